@@ -1,0 +1,1 @@
+"""Ranks, devices, process groups and the control messages between them."""

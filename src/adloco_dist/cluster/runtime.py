@@ -1,0 +1,129 @@
+"""Start and end of a rank: its device, its threads, its place among the others."""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from adloco_dist.cluster.control import ControlPlane
+from adloco_dist.config import Backend, ClusterSettings, Device, SettingsError
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process stands, as torchrun tells it (or a test)."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node: int
+    init_method: str = "env://"
+
+    @classmethod
+    def from_torchrun(cls) -> "Place":
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+        return cls(*(int(os.environ[name]) for name in names))
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """One rank of a started run."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+    backend: Backend
+    """Of the groups that carry tensors."""
+    nodes: tuple[int, ...]
+    """The node of every rank."""
+    hosts: tuple[str, ...]
+    """The host name of every rank."""
+    threads: int
+    """CPU threads of this rank."""
+    control: ControlPlane
+
+
+@contextmanager
+def started(cluster: ClusterSettings, place: Place) -> Iterator[Runtime]:
+    """Join the control plane, settle on devices and backend, and leave in order.
+
+    The default process group is the control plane (gloo); tensors travel in groups of their own.
+
+    Raises:
+        SettingsError: on every rank, when the device or backend that was asked for cannot be had on one.
+    """
+    threads = cluster.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // place.local_world_size)
+    torch.set_num_threads(threads)
+    dist.init_process_group(
+        "gloo",
+        init_method=place.init_method,
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=timedelta(seconds=cluster.control_seconds),
+    )
+    assert dist.group.WORLD is not None
+    control = ControlPlane(dist.group.WORLD)
+    device, error = _choose_device(cluster.device, place.local_rank)
+    control.agree(error)
+    census = control.exchange({"node": place.node, "host": socket.gethostname(), "device": _identity(device)})
+    yield Runtime(
+        rank=place.rank,
+        world_size=place.world_size,
+        device=device,
+        backend=_choose_backend(cluster.backend, [member["device"] for member in census]),
+        nodes=tuple(member["node"] for member in census),
+        hosts=tuple(member["host"] for member in census),
+        threads=threads,
+        control=control,
+    )
+    # Not in a `finally`: after an error no more collectives; the process ends and torchrun ends the rest.
+    dist.destroy_process_group()
+
+
+def _choose_device(wanted: Device, local_rank: int) -> tuple[torch.device, SettingsError | None]:
+    """The rank's device; ranks beyond the number of GPUs share them (only gloo allows that)."""
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wanted is Device.cpu or (wanted is Device.auto and not num_gpus):
+        return torch.device("cpu"), None
+    if not num_gpus:
+        where = socket.gethostname()
+        line = f"cluster.device=cuda: {where} has no GPU that torch {torch.__version__} can use; set cluster.device=cpu"
+        return torch.device("cpu"), SettingsError(line)
+    device = torch.device("cuda", local_rank % num_gpus)
+    torch.cuda.set_device(device)
+    return device, None
+
+
+def _identity(device: torch.device) -> str | None:
+    """What tells two GPUs apart, across nodes too; None for a CPU."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+
+
+def _choose_backend(wanted: Backend, devices: list[str | None]) -> Backend:
+    """The same on every rank, for it depends on all devices.
+
+    Args:
+        devices: every rank's GPU, None where it has none.
+    """
+    gpus = [device for device in devices if device is not None]
+    shared = len(set(gpus)) < len(gpus)
+    if wanted is not Backend.nccl:
+        all_alone = len(gpus) == len(devices) and not shared
+        return Backend.nccl if wanted is Backend.auto and all_alone else Backend.gloo
+    if len(gpus) < len(devices):
+        without = ", ".join(str(rank) for rank, device in enumerate(devices) if device is None)
+        raise SettingsError(f"cluster.backend=nccl: rank {without} has no GPU; set cluster.backend=gloo")
+    if shared:
+        twice = next(gpu for gpu in gpus if gpus.count(gpu) > 1)
+        ranks = ", ".join(str(rank) for rank, device in enumerate(devices) if device == twice)
+        raise SettingsError(
+            f"cluster.backend=nccl: ranks {ranks} share one GPU, which NCCL cannot do; start one rank per GPU, "
+            "or set cluster.backend=gloo"
+        )
+    return Backend.nccl

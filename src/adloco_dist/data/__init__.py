@@ -1,0 +1,1 @@
+"""Text to token store to sequences by cursor."""

@@ -1,0 +1,1 @@
+"""The policy: pure functions of plain values, testable without a process."""

@@ -1,0 +1,143 @@
+"""What ranks tell rank 0 at the end of a round, and how it adds up to one record for each trainer."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from adloco_dist.config import Settings
+from adloco_dist.decisions.plan import PoolReport, RoundPlan
+
+Record = dict[str, Any]
+
+
+@dataclass
+class TrainerReport:
+    """One rank's share of a trainer's round. Sums, so that shares of several ranks add up."""
+
+    checksum: list[int] = field(default_factory=list)
+    """Of the anchor after the outer step; equal on all ranks of the trainer."""
+    cursor: int = 0
+    """Sequences that the trainer has taken from its shard."""
+    train_loss_sum: float = 0.0
+    """Sum over the rank's workers of their mean loss over the round, in nats per token."""
+    num_workers: int = 0
+    """Workers of the trainer on this rank."""
+    num_finite: int = 0
+    """Workers of the whole trainer that contributed to the outer step."""
+    pseudo_gradient_norm: float = 0.0
+    validation_loss_sum: float = 0.0
+    """Sum over the tokens that this rank evaluated, in nats."""
+    validation_tokens: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    """By phase."""
+    bytes_sent: dict[str, int] = field(default_factory=dict)
+    """By kind of collective, to other ranks."""
+
+
+@dataclass
+class RankReport:
+    rank: int
+    stop_requested: bool = False
+    control_seconds: float = 0.0
+    """Time in the last exchange of report and plan, waiting for slower ranks included."""
+    control_bytes_sent: int = 0
+    """In that exchange."""
+    trainers: dict[int, TrainerReport] = field(default_factory=dict)
+
+    def to_message(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_message(cls, message: dict[str, Any]) -> "RankReport":
+        trainers = {int(id): TrainerReport(**share) for id, share in message["trainers"].items()}
+        return cls(**{**message, "trainers": trainers})
+
+
+def pool_report(reports: Sequence[RankReport], seconds: float) -> PoolReport:
+    """What the next plan needs to know.
+
+    Args:
+        seconds: rank 0's clock since the first round began.
+    """
+    differing = []
+    for trainer in sorted({id for report in reports for id in report.trainers}):
+        held: dict[tuple[int, ...], list[int]] = {}
+        for report in reports:
+            if trainer in report.trainers:
+                held.setdefault(tuple(report.trainers[trainer].checksum), []).append(report.rank)
+        if len(held) > 1:
+            camps = " and ".join(f"rank {', '.join(map(str, ranks))}" for ranks in held.values())
+            differing.append(f"the anchor of trainer {trainer} differs between {camps}")
+    return PoolReport(any(report.stop_requested for report in reports), seconds, differing)
+
+
+def round_records(settings: Settings, plan: RoundPlan | None, reports: Sequence[RankReport]) -> list[Record]:
+    """One record for each trainer: the rows of metrics.jsonl.
+
+    Args:
+        plan: of the round that the reports are about; None for the state before training.
+    """
+    shares: dict[int, list[tuple[RankReport, TrainerReport]]] = {}
+    for report in reports:
+        for trainer, share in report.trainers.items():
+            shares.setdefault(trainer, []).append((report, share))
+    return [_record(settings, plan, trainer, shares[trainer]) for trainer in sorted(shares)]
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss), without overflow."""
+    return math.exp(loss) if loss < 700 else math.inf
+
+
+def _record(
+    settings: Settings, plan: RoundPlan | None, trainer: int, shares: list[tuple[RankReport, TrainerReport]]
+) -> Record:
+    reports = [share for _, share in shares]
+    record: Record = {
+        "round": plan.round + 1 if plan else 0,
+        "trainer": trainer,
+        "ranks": [rank.rank for rank, _ in shares],
+        "workers": sum(share.num_workers for share in reports),
+        "cursor": reports[0].cursor,
+    }
+    if plan:
+        updates = settings.algorithm.updates_per_round
+        sequences = updates * plan.total_batch(trainer)
+        record |= {
+            "updates": updates,
+            "local_batch": plan.local_batches[trainer],
+            "total_batch": plan.total_batch(trainer),
+            "sequences": sequences,
+            "tokens": sequences * settings.data.sequence_length,
+            "pool_tokens": plan.pool_tokens + updates * plan.progress.tokens_per_update,
+            "train_loss": sum(share.train_loss_sum for share in reports) / record["workers"],
+            "finite_workers": reports[0].num_finite,
+            "pseudo_gradient_norm": reports[0].pseudo_gradient_norm,
+        }
+    validation_tokens = sum(share.validation_tokens for share in reports)
+    if validation_tokens:
+        loss = sum(share.validation_loss_sum for share in reports) / validation_tokens
+        record |= {"validation_loss": loss, "validation_perplexity": perplexity(loss)}
+    record["seconds"] = _slowest([share.seconds for share in reports])
+    record["seconds"]["control"] = max(rank.control_seconds for rank, _ in shares)
+    record["bytes_sent"] = _total([share.bytes_sent for share in reports])
+    record["bytes_sent"]["control"] = sum(_control_share(rank, trainer) for rank, _ in shares)
+    return record
+
+
+def _slowest(seconds: list[dict[str, float]]) -> dict[str, float]:
+    phases = {phase for rank in seconds for phase in rank}
+    return {phase: max(rank.get(phase, 0.0) for rank in seconds) for phase in sorted(phases)}
+
+
+def _total(bytes_sent: list[dict[str, int]]) -> dict[str, int]:
+    kinds = {kind for rank in bytes_sent for kind in rank}
+    return {kind: sum(rank.get(kind, 0) for rank in bytes_sent) for kind in sorted(kinds)}
+
+
+def _control_share(report: RankReport, trainer: int) -> int:
+    """A rank's control bytes, dealt evenly to the trainers that it hosts; the shares add up exactly."""
+    hosted = sorted(report.trainers)
+    place, bytes_sent = hosted.index(trainer), report.control_bytes_sent
+    return bytes_sent * (place + 1) // len(hosted) - bytes_sent * place // len(hosted)

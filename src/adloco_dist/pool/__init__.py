@@ -1,0 +1,1 @@
+"""Model instances and the share of every trainer that lives on this rank."""

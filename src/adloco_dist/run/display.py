@@ -1,0 +1,97 @@
+"""What the user sees: a live table and a bar on a terminal, one line per round elsewhere."""
+
+import time
+from collections.abc import Sequence
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from adloco_dist.config import BudgetSettings
+from adloco_dist.decisions.report import Record
+
+class Display:
+    """A sink for people."""
+
+    def __init__(self, console: Console, budget: BudgetSettings) -> None:
+        self._console = console
+        (self._unit, limit), *_ = ((unit, limit) for unit, limit in vars(budget).items() if limit is not None)
+        self._start = time.monotonic()
+        self._latest: dict[int, Record] = {}
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f} % of {task.fields[budget]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(elapsed_when_finished=False),
+            console=console,
+        )
+        self._task = self._progress.add_task("training", total=float(limit), budget=f"{limit:,} {self._unit}")
+        self._live = Live(self._render(), console=console, refresh_per_second=4, transient=False)
+        if console.is_terminal:
+            self._live.start()
+
+    def write(self, records: Sequence[Record]) -> None:
+        for record in records:
+            # An evaluation stays on show until the next one.
+            kept = {key: value for key, value in self._latest.get(record["trainer"], {}).items() if "validation" in key}
+            self._latest[record["trainer"]] = {**kept, **record}
+        done = {
+            "rounds": records[0]["round"],
+            "tokens": records[0].get("pool_tokens", 0),
+            "seconds": time.monotonic() - self._start,
+        }
+        self._progress.update(self._task, completed=done[self._unit], description=f"round {records[0]['round']}")
+        if self._console.is_terminal:
+            self._live.update(self._render())
+        else:
+            self._console.print(_line(records), soft_wrap=True)
+
+    def close(self, result: Record | None) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+        if result is not None:
+            self._console.print(_result_table(result))
+
+    def _render(self) -> Group:
+        table = Table(box=None, pad_edge=False)
+        for title in ("trainer", "ranks", "workers", "batch", "tokens/s", "train loss", "validation perplexity"):
+            table.add_column(title, justify="right")
+        for _, record in sorted(self._latest.items()):
+            seconds = sum(record["seconds"].values())
+            table.add_row(
+                str(record["trainer"]),
+                ",".join(map(str, record["ranks"])),
+                str(record["workers"]),
+                str(record.get("total_batch", "")),
+                f"{record['tokens'] / seconds:,.0f}" if "tokens" in record else "",
+                f"{record['train_loss']:.3f}" if "train_loss" in record else "",
+                f"{record['validation_perplexity']:.3f}" if "validation_perplexity" in record else "",
+            )
+        return Group(table, self._progress)
+
+
+def _line(records: Sequence[Record]) -> str:
+    parts = [f"round {records[0]['round']}"]
+    for record in records:
+        part = f"trainer {record['trainer']}:"
+        if "train_loss" in record:
+            part += f" batch {record['total_batch']} loss {record['train_loss']:.3f}"
+        if "validation_perplexity" in record:
+            part += f" perplexity {record['validation_perplexity']:.3f}"
+        parts.append(part)
+    return "  ".join(parts)
+
+
+def _result_table(result: Record) -> Table:
+    """The evaluation at the end: every trainer, the average of their anchors, and which one was saved."""
+    table = Table(title=f"validation on {result['validation_tokens']:,} tokens")
+    for title in ("weights", "loss", "perplexity", ""):
+        table.add_column(title, justify="left" if title in ("weights", "") else "right")
+    for candidate in result["candidates"]:
+        saved = "saved" if candidate["name"] == result["saved"] else ""
+        loss, ppl = candidate["validation_loss"], candidate["validation_perplexity"]
+        table.add_row(candidate["name"], f"{loss:.4f}", f"{ppl:.3f}", saved)
+    return table

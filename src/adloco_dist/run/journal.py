@@ -1,0 +1,79 @@
+"""What rank 0 writes down and shows: the sinks of a run's records."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from adloco_dist.decisions.report import Record
+from adloco_dist.run.directory import METRICS_FILE, RUN_FILE
+
+
+class Sink(Protocol):
+    """Something that takes a run's records: a file, a terminal, a tracking service."""
+
+    def write(self, records: Sequence[Record]) -> None:
+        """Take one round's records, one for each trainer."""
+
+    def close(self, result: Record | None) -> None:
+        """End with the run's result, or with None if there is none."""
+
+
+class MetricsFile:
+    """metrics.jsonl: one JSON object per round and trainer, written out at once."""
+
+    def __init__(self, directory: Path) -> None:
+        self._file = (directory / METRICS_FILE).open("w", encoding="utf-8")
+
+    def write(self, records: Sequence[Record]) -> None:
+        for record in records:
+            self._file.write(json.dumps(strict_json(record)) + "\n")
+        self._file.flush()
+
+    def close(self, result: Record | None) -> None:
+        self._file.close()
+
+
+class RunFile:
+    """run.json: what ran and where (known at the start), and the result (known at the end)."""
+
+    def __init__(self, directory: Path, facts: Record) -> None:
+        self._path = directory / RUN_FILE
+        self._facts = facts
+        self._save({**facts, "result": None})
+
+    def write(self, records: Sequence[Record]) -> None:
+        pass
+
+    def close(self, result: Record | None) -> None:
+        self._save({**self._facts, "result": result})
+
+    def _save(self, content: Record) -> None:
+        temporary = self._path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(strict_json(content), indent=2) + "\n", encoding="utf-8")
+        temporary.replace(self._path)
+
+
+class Journal:
+    """Hands records to all sinks; one without sinks, on ranks other than 0, hands them to nobody."""
+
+    def __init__(self, sinks: Sequence[Sink] = ()) -> None:
+        self._sinks = sinks
+
+    def write(self, records: Sequence[Record]) -> None:
+        for sink in self._sinks:
+            sink.write(records)
+
+    def close(self, result: Record | None = None) -> None:
+        for sink in self._sinks:
+            sink.close(result)
+
+
+def strict_json(value: Any) -> Any:
+    """`value` with null for numbers that JSON does not know (NaN, infinities)."""
+    if isinstance(value, dict):
+        return {key: strict_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict_json(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

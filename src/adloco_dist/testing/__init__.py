@@ -1,0 +1,1 @@
+"""Real processes and real hosts on one machine, for tests and benchmarks."""

@@ -1,0 +1,1 @@
+"""What people look at before and after a run."""

@@ -1,0 +1,77 @@
+"""What a run will do, before it does: layout, memory, bytes and tokens (`--dry-run`)."""
+
+from collections.abc import Sequence
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModelForCausalLM
+
+from adloco_dist.config import Algorithm, InnerOptimizer, Settings
+from adloco_dist.data.corpora import load_corpus
+from adloco_dist.decisions.layout import Layout, experiment_layout
+from adloco_dist.models import model_config
+from adloco_dist.pool.flat_model import FlatModel
+
+MEGA = 1e6
+
+
+def print_dry_run(settings: Settings, nodes: Sequence[int]) -> None:
+    """Print what every rank would host, hold and send.
+
+    Args:
+        nodes: the node of every rank.
+    """
+    layout = experiment_layout(settings, nodes)
+    splits = load_corpus(settings.data)
+    config = model_config(settings.model, splits.vocab_size, settings.data.sequence_length)
+    with torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    flat_model = FlatModel(module, torch.device("meta"), settings.precision)
+    vector_bytes = flat_model.gradient.nbytes
+    console = Console(soft_wrap=True)
+    console.print(f"model: {flat_model.num_parameters:,} parameters; one flat vector is {vector_bytes / MEGA:,.1f} MB")
+    console.print(
+        f"data: {splits.source}: {splits.train.num_sequences:,} training and {splits.validation.num_sequences:,} "
+        f"validation sequences of {settings.data.sequence_length} tokens"
+    )
+    console.print(_trainer_table(settings, layout, nodes, flat_model.payload.nbytes))
+    console.print(_rank_table(settings, layout, nodes, vector_bytes))
+    tokens = settings.data.sequence_length * settings.batching.local_batch * settings.algorithm.updates_per_round
+    workers = sum(layout.num_workers(trainer) for trainer in layout.trainers)
+    console.print(f"tokens per round: {tokens:,} per worker, {tokens * workers:,} in the pool; nothing was trained")
+
+
+def _trainer_table(settings: Settings, layout: Layout, nodes: Sequence[int], payload_bytes: int) -> Table:
+    is_ddp = settings.algorithm.name is Algorithm.ddp
+    table = Table(title="trainers")
+    for title in ("trainer", "ranks of its workers", "nodes", "group", "total batch", "MB sent per rank and round"):
+        table.add_column(title, justify="right")
+    for trainer in layout.trainers:
+        ranks = layout.ranks(trainer)
+        times = settings.algorithm.updates_per_round if is_ddp else 1
+        sent = times * 2 * (len(ranks) - 1) / len(ranks) * payload_bytes
+        table.add_row(
+            str(trainer),
+            " ".join(map(str, layout.hosts[trainer])),
+            str(layout.num_nodes(trainer, nodes)),
+            "{" + ",".join(map(str, ranks)) + "}",
+            str(layout.num_workers(trainer) * settings.batching.local_batch),
+            f"{sent / MEGA:,.2f}",
+        )
+    return table
+
+
+def _rank_table(settings: Settings, layout: Layout, nodes: Sequence[int], vector_bytes: int) -> Table:
+    moments = 2 if settings.inner.optimizer is InnerOptimizer.adamw else 1 if settings.inner.momentum else 0
+    outer_vectors = 1 + (settings.outer.momentum > 0)
+    table = Table(title="memory per rank in MB, activations not counted")
+    for title in ("rank", "node", "workers", "weights", "inner moments", "anchors, momentum", "gradient", "sum"):
+        table.add_column(title, justify="right")
+    for rank, node in enumerate(nodes):
+        hosted = {trainer: len(layout.workers_on(rank, trainer)) for trainer in layout.trainers_on(rank)}
+        workers = sum(hosted.values())
+        parts = [workers, workers * moments, len(hosted) * outer_vectors, 1]
+        row = [f"{part * vector_bytes / MEGA:,.1f}" for part in (*parts, sum(parts))]
+        table.add_row(str(rank), str(node), str(workers), *row)
+    return table

@@ -1,0 +1,171 @@
+"""The round loop (design, section 3): report and plan, then inner, outer and evaluate, until a plan says stop."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from adloco_dist.cluster.groups import Groups
+from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.cluster.signals import StopRequest
+from adloco_dist.config import Algorithm, Settings
+from adloco_dist.data.corpora import Splits
+from adloco_dist.data.shards import Shard, deal
+from adloco_dist.decisions.layout import Layout
+from adloco_dist.decisions.plan import RoundPlan, plan_round
+from adloco_dist.decisions.report import RankReport, TrainerReport, pool_report, round_records
+from adloco_dist.pool.flat_model import FlatModel
+from adloco_dist.pool.trainer import Trainer
+from adloco_dist.round.coordinate import coordinate
+from adloco_dist.round.evaluate import Part, evaluate
+from adloco_dist.round.finish import finish
+from adloco_dist.round.inner import data_parallel, inner
+from adloco_dist.round.outer import adopt, outer, ring_bytes_sent
+from adloco_dist.round.phases import timed
+from adloco_dist.run.journal import Journal
+
+
+class AnchorsDifferError(RuntimeError):
+    """Ranks of one trainer hold different anchors: the run must not go on."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What training leaves behind."""
+
+    stop: str
+    """Why it ended."""
+    result: dict[str, Any]
+    """The evaluation of all candidates and which one was chosen; the same on every rank."""
+    weights: torch.Tensor
+    """The flat weights that were chosen, on every rank."""
+    flat_model: FlatModel
+    trainers: Sequence[Trainer]
+    """This rank's shares."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What this rank works with."""
+
+    settings: Settings
+    runtime: Runtime
+    splits: Splits
+    groups: Groups
+    flat_model: FlatModel
+    trainers: Sequence[Trainer]
+
+
+def train(
+    settings: Settings,
+    runtime: Runtime,
+    splits: Splits,
+    module: nn.Module,
+    layout: Layout,
+    journal: Journal,
+    stop: StopRequest,
+) -> Outcome:
+    """Train the pool until its budget is spent or a rank was asked to stop.
+
+    Collective: every rank calls it with equal settings, corpus and module.
+
+    Raises:
+        AnchorsDifferError: on every rank, when the ranks of a trainer disagree about its anchor.
+    """
+    rank = host(settings, runtime, splits, module, layout)
+    plan: RoundPlan | None = None
+    report = opening_report(rank, layout)
+    start = time.monotonic()
+
+    def decide(reports: Sequence[RankReport]) -> RoundPlan:
+        return plan_round(settings, layout, plan, pool_report(reports, time.monotonic() - start))
+
+    while True:
+        last_plan = plan
+        plan, reports, report = coordinate(runtime.control, report, decide)
+        if reports:  # rank 0 alone
+            journal.write(round_records(settings, last_plan, reports))
+        if plan.error:
+            raise AnchorsDifferError(f"after round {plan.round}: {plan.error}")
+        if plan.stop:
+            break
+        rank.groups.form(plan.layout.ranks(trainer) for trainer in plan.layout.trainers)
+        report.trainers = run_round(rank, plan)
+        report.stop_requested = stop.requested
+
+    everyone = tuple(range(runtime.world_size))
+    world = Groups(runtime.backend, settings.cluster.merge_seconds)
+    world.form([everyone])
+    result, weights = finish(
+        rank.trainers, plan.layout, rank.flat_model, world.of(everyone), runtime.control, splits.validation,
+        settings.evaluation,
+    )  # fmt: skip
+    return Outcome(plan.stop, result, weights, rank.flat_model, rank.trainers)
+
+
+def run_round(rank: Rank, plan: RoundPlan) -> dict[int, TrainerReport]:
+    """One round of every trainer on this rank, trainers in ascending order: the order of all their collectives."""
+    settings, layout, device = rank.settings, plan.layout, rank.runtime.device
+    is_ddp = settings.algorithm.name is Algorithm.ddp
+    shares = {trainer.id: TrainerReport(num_workers=len(trainer.workers)) for trainer in rank.trainers}
+    for trainer in rank.trainers:
+        share, group = shares[trainer.id], rank.groups.of(layout.ranks(trainer.id))
+        with timed(share.seconds, "inner", device):
+            module = data_parallel(rank.flat_model, trainer.workers[0], group) if is_ddp else rank.flat_model.module
+            share.train_loss_sum = inner(trainer, module, rank.splits.train, plan, settings)
+        if is_ddp:
+            share.bytes_sent["gradients"] = settings.algorithm.updates_per_round * ring_bytes_sent(
+                rank.flat_model.gradient, group
+            )
+    for trainer in rank.trainers:
+        share, group = shares[trainer.id], rank.groups.of(layout.ranks(trainer.id))
+        with timed(share.seconds, "outer", device):
+            step = adopt(trainer) if is_ddp else outer(trainer, group)
+        share.num_finite, share.pseudo_gradient_norm = step.num_finite, step.pseudo_gradient_norm
+        share.bytes_sent["outer"] = step.bytes_sent
+    for trainer in rank.trainers:
+        share = shares[trainer.id]
+        share.checksum, share.cursor = trainer.checksum(), trainer.shard.cursor
+        if plan.evaluate:
+            with timed(share.seconds, "evaluate", device):
+                assess(rank, trainer, layout, share)
+    return shares
+
+
+def assess(rank: Rank, trainer: Trainer, layout: Layout, share: TrainerReport) -> None:
+    """Evaluate the trainer's anchor on this rank's part of the validation sequences."""
+    ranks, limits = layout.ranks(trainer.id), rank.settings.evaluation
+    part = Part(ranks.index(rank.runtime.rank), len(ranks))
+    share.validation_loss_sum, share.validation_tokens = evaluate(
+        rank.flat_model, trainer.anchor, rank.splits.validation, limits.sequences, limits.batch, part
+    )
+
+
+def opening_report(rank: Rank, layout: Layout) -> RankReport:
+    """The state before training: all ranks must hold the same anchors, whose loss is where the curves start."""
+    report = RankReport(rank.runtime.rank)
+    for trainer in rank.trainers:
+        share = TrainerReport(num_workers=len(trainer.workers), checksum=trainer.checksum())
+        if rank.settings.evaluation.every_rounds is not None:
+            with timed(share.seconds, "evaluate", rank.runtime.device):
+                assess(rank, trainer, layout, share)
+        report.trainers[trainer.id] = share
+    return report
+
+
+def host(settings: Settings, runtime: Runtime, splits: Splits, module: nn.Module, layout: Layout) -> Rank:
+    """Set up this rank's share of the pool: every trainer that has a worker here, all from the same weights."""
+    flat_model = FlatModel(module, runtime.device, settings.precision)
+    initial_weights = flat_model.initial_weights()
+    shards = deal(splits.train.num_sequences, len(layout.trainers), settings.seed)
+    trainers = [
+        Trainer(
+            id, layout.workers_on(runtime.rank, id), initial_weights, flat_model, Shard(shards[id], settings.seed, id),
+            settings,
+        )
+        for id in layout.trainers_on(runtime.rank)
+    ]  # fmt: skip
+    return Rank(settings, runtime, splits, Groups(runtime.backend, settings.cluster.outer_seconds), flat_model, trainers)
