@@ -58,4 +58,4 @@ class TrackingMode(Enum):
     auto = "auto"
     online = "online"
     offline = "offline"
-    off = "off"
+    disabled = "disabled"

@@ -233,7 +233,7 @@ class ClusterSettings:
 @dataclass
 class TrackingSettings:
     mode: TrackingMode = TrackingMode.auto
-    """Weights & Biases. auto: online when the user is logged in, else offline; off: not used."""
+    """Weights & Biases. auto: online when the user is logged in, else offline; disabled: not used."""
     project: str = "adloco_dist"
 
 

@@ -145,7 +145,7 @@ def open_journal(settings: Settings, runtime: Runtime, layout: Layout, splits: S
         return Journal()
     plain = to_plain(settings)
     sinks: list[Sink] = [RunFile(directory, _facts(runtime, layout, splits, plain)), MetricsFile(directory)]
-    if settings.tracking.mode is not TrackingMode.off:
+    if settings.tracking.mode is not TrackingMode.disabled:
         sinks.append(WandbSink(settings.tracking, directory, plain))
     sinks.append(Display(Console(), settings.budget))
     return Journal(sinks)

@@ -1,0 +1,97 @@
+"""Hosts on one Linux machine: network namespaces with their own address, host name and shaped link.
+
+Needs root, and iproute2's `ip` and `tc`.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+NETWORK = "10.79.{network}.{host}"
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host: commands started through `command` see its name, its address and its link alone."""
+
+    name: str
+    address: str
+
+    def command(self, arguments: Sequence[str]) -> list[str]:
+        """`arguments` as they are run on this host. gloo is told which interface is its own."""
+        rename = 'hostname "$0" && exec env GLOO_SOCKET_IFNAME=eth0 "$@"'
+        return ["ip", "netns", "exec", self.name, "unshare", "--uts", "sh", "-c", rename, self.name, *arguments]
+
+    def start(self, arguments: Sequence[str], **options: object) -> "subprocess.Popen[str]":
+        """Start a process on this host, in a session of its own, with its output in one pipe."""
+        return subprocess.Popen(
+            self.command(arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            start_new_session=True, **options,
+        )  # fmt: skip  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+    def bytes_sent(self) -> int:
+        """What left the host's link so far, by the kernel's own counter, all headers included."""
+        path = "/sys/class/net/eth0/statistics/tx_bytes"
+        return int(subprocess.run(self.command(["cat", path]), check=True, capture_output=True, text=True).stdout)
+
+
+def why_unavailable() -> str | None:
+    """Why this machine cannot have such hosts; None if it can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    missing = [tool for tool in ("ip", "tc", "unshare") if shutil.which(tool) is None]
+    return f"{', '.join(missing)} not found (Debian packages iproute2 and util-linux)" if missing else None
+
+
+@contextmanager
+def hosts(count: int, rate: str | None = None) -> Iterator[list[Host]]:
+    """`count` hosts on one bridge, removed at the end with every process on them.
+
+    Args:
+        rate: of each host's link, as tc takes it ("100mbit"); None: unshaped.
+    """
+    network = os.getpid() % 250
+    prefix = f"ad{os.getpid() % 100000}"
+    bridge = f"{prefix}br"
+    made = [Host(f"{prefix}n{i}", NETWORK.format(network=network, host=i)) for i in range(1, count + 1)]
+    names = "".join(f"{host.address} {host.name}\n" for host in made)
+    with ExitStack() as cleanup:
+        _run("ip", "link", "add", bridge, "type", "bridge")
+        cleanup.callback(_run, "ip", "link", "del", bridge)
+        _run("ip", "link", "set", bridge, "up")
+        for host in made:
+            _add(host, bridge, names, rate)
+            cleanup.callback(_remove, host)
+        yield made
+
+
+def _add(host: Host, bridge: str, names: str, rate: str | None) -> None:
+    _run("ip", "netns", "add", host.name)
+    files = Path("/etc/netns") / host.name
+    files.mkdir(parents=True)
+    (files / "hosts").write_text("127.0.0.1 localhost\n" + names)
+    outer_end = f"{host.name}v"
+    _run("ip", "link", "add", outer_end, "type", "veth", "peer", "name", "eth0", "netns", host.name)
+    _run("ip", "link", "set", outer_end, "master", bridge, "up")
+    _run("ip", "-n", host.name, "addr", "add", f"{host.address}/24", "dev", "eth0")
+    _run("ip", "-n", host.name, "link", "set", "eth0", "up")
+    _run("ip", "-n", host.name, "link", "set", "lo", "up")
+    if rate:
+        shape = ["tbf", "rate", rate, "burst", "64kbit", "latency", "100ms"]
+        _run("ip", "netns", "exec", host.name, "tc", "qdisc", "replace", "dev", "eth0", "root", *shape)
+
+
+def _remove(host: Host) -> None:
+    processes = subprocess.run(["ip", "netns", "pids", host.name], capture_output=True, text=True, check=False).stdout
+    for pid in processes.split():
+        subprocess.run(["kill", "-9", pid], check=False, capture_output=True)
+    _run("ip", "netns", "del", host.name)
+    shutil.rmtree(Path("/etc/netns") / host.name, ignore_errors=True)
+
+
+def _run(*arguments: str) -> None:
+    subprocess.run(arguments, check=True, capture_output=True)

@@ -1,0 +1,88 @@
+"""A small pool on made-up text, for tests that train in this process or on forked ranks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.cluster.signals import StopRequest
+from adloco_dist.config import Settings
+from adloco_dist.data.corpora import Splits
+from adloco_dist.data.tokens import TokenStore
+from adloco_dist.decisions.layout import experiment_layout
+from adloco_dist.decisions.report import Record
+from adloco_dist.launch.compose import compose
+from adloco_dist.models import build_model, model_config
+from adloco_dist.run.journal import Journal
+from adloco_dist.train import train
+
+VOCAB_SIZE, SEQUENCE_LENGTH = 23, 12
+SMALL = (
+    "precision=fp64",
+    "model.overrides={hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, num_attention_heads: 2, "
+    "num_key_value_heads: 1, tie_word_embeddings: true}",
+    f"data.sequence_length={SEQUENCE_LENGTH}",
+    "algorithm.updates_per_round=3",
+    "batching.local_batch=2",
+    "budget=rounds",
+    "budget.rounds=4",
+    "evaluation.every_rounds=2",
+)
+
+
+@dataclass
+class Sink:
+    """Keeps the records that rank 0 would write."""
+
+    records: list[Record]
+
+    def write(self, records: Sequence[Record]) -> None:
+        self.records.extend(records)
+
+    def close(self, result: Record | None) -> None:
+        pass
+
+
+def small_settings(*overrides: str) -> Settings:
+    return compose([*SMALL, *overrides])
+
+
+def small_splits(num_sequences: int = 120) -> Splits:
+    """Text of a Markov chain, so that there is something to learn."""
+    rng = np.random.default_rng(0)
+    steps = rng.choice([1, 2, 5], size=num_sequences * SEQUENCE_LENGTH + 1, p=[0.7, 0.2, 0.1])
+    tokens = (np.cumsum(steps) % VOCAB_SIZE).astype(np.uint16)
+    train, validation = TokenStore(tokens, SEQUENCE_LENGTH), TokenStore(tokens[: 20 * SEQUENCE_LENGTH], SEQUENCE_LENGTH)
+    return Splits(train, validation, VOCAB_SIZE, is_bytes=False, source="a Markov chain", digest="")
+
+
+def small_module(settings: Settings) -> PreTrainedModel:
+    config = model_config(settings.model, VOCAB_SIZE, SEQUENCE_LENGTH)
+    return build_model(settings.model, config, settings.seed)
+
+
+def train_small_pool(runtime: Runtime, *overrides: str, module: torch.nn.Module | None = None) -> dict[str, Any]:
+    """Train and return this rank's anchors (by trainer), cursors, the result, and on rank 0 the records."""
+    settings = small_settings(*overrides)
+    sink = Sink([])
+    outcome = train(
+        settings,
+        runtime,
+        small_splits(),
+        module or small_module(settings),
+        experiment_layout(settings, runtime.nodes),
+        Journal([sink] if runtime.rank == 0 else []),
+        StopRequest(),
+    )
+    return {
+        "anchors": {trainer.id: trainer.anchor.numpy().copy() for trainer in outcome.trainers},
+        "cursors": {trainer.id: trainer.shard.cursor for trainer in outcome.trainers},
+        "chosen": outcome.weights.numpy().copy(),
+        "result": outcome.result,
+        "stop": outcome.stop,
+        "records": sink.records,
+    }
