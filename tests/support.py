@@ -15,7 +15,7 @@ from adloco_dist.data.corpora import Splits
 from adloco_dist.data.tokens import TokenStore
 from adloco_dist.decisions.layout import experiment_layout
 from adloco_dist.decisions.report import Record
-from adloco_dist.launch.compose import compose
+from adloco_dist.config.compose import compose
 from adloco_dist.models import build_model, model_config
 from adloco_dist.run.journal import Journal
 from adloco_dist.train import train

@@ -168,4 +168,6 @@ def host(settings: Settings, runtime: Runtime, splits: Splits, module: nn.Module
         )
         for id in layout.trainers_on(runtime.rank)
     ]  # fmt: skip
-    return Rank(settings, runtime, splits, Groups(runtime.backend, settings.cluster.outer_seconds), flat_model, trainers)
+    return Rank(
+        settings, runtime, splits, Groups(runtime.backend, settings.cluster.outer_seconds), flat_model, trainers
+    )

@@ -55,7 +55,12 @@ def test_pack_keeps_trainers_inside_nodes_and_spread_does_not() -> None:
 
 
 def test_pack_crosses_as_few_nodes_as_any_balanced_layout_of_small_clusters() -> None:
-    for nodes, k, m in (([0, 0, 1, 1], 3, 2), ([0, 0, 0, 1, 1, 1], 4, 2), ([0, 0, 0, 1, 1, 1], 2, 3), ([0, 0, 1], 3, 2)):
+    for nodes, k, m in (
+        ([0, 0, 1, 1], 3, 2),
+        ([0, 0, 0, 1, 1, 1], 4, 2),
+        ([0, 0, 0, 1, 1, 1], 2, 3),
+        ([0, 0, 1], 3, 2),
+    ):
         packed = place(k, m, nodes, Placement.pack)
         crossings = sum(packed.num_nodes(trainer, nodes) for trainer in range(k))
         choices = list(itertools.combinations(range(len(nodes)), m))

@@ -10,7 +10,7 @@ import uuid
 from types import FrameType
 
 from adloco_dist.config import Settings, SettingsError, require
-from adloco_dist.launch.compose import compose, to_yaml
+from adloco_dist.config.compose import compose, to_yaml
 
 EXIT_FAILURE, EXIT_USER_ERROR = 1, 2
 DESCRIPTION = """\

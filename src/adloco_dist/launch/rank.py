@@ -21,7 +21,7 @@ from adloco_dist.cluster.signals import stop_on_signals
 from adloco_dist.config import Settings, SettingsError, TrackingMode
 from adloco_dist.data.corpora import Splits, load_corpus
 from adloco_dist.decisions.layout import Layout, experiment_layout
-from adloco_dist.launch.compose import compose, flatten, to_plain
+from adloco_dist.config.compose import compose, flatten, to_plain
 from adloco_dist.models import build_model, model_config
 from adloco_dist.run.directory import choose_directory
 from adloco_dist.run.display import Display
@@ -38,6 +38,7 @@ def run_rank(overrides: Sequence[str], dry_run: bool) -> None:
     Raises:
         SettingsError: on all ranks, when one of them finds a mistake; nothing was written then.
     """
+    transformers.utils.logging.disable_progress_bar()  # rank 0 shows the run's own
     settings, error = _compose(overrides)
     with started(settings.cluster, Place.from_torchrun()) as runtime:
         control = runtime.control

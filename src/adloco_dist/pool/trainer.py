@@ -8,6 +8,9 @@ from adloco_dist.pool.flat_model import FlatModel, new_outer_vector
 from adloco_dist.pool.worker import Worker
 
 
+CHECKSUM_ROW_WORDS = 2048
+
+
 class Trainer:
     """Trainer `id`: its anchor, outer optimizer and shard (equal on all its ranks), and the workers hosted here.
 
@@ -32,19 +35,16 @@ class Trainer:
     def checksum(self) -> list[int]:
         """Two integer checksums over the bits of the anchor; equal on all ranks of the trainer (invariant 3).
 
-        The first is their sum, the second weighs every 32-bit word by its place in a row and by its row, so that
-        exchanged words are seen too. Taken where the anchor lives; both wrap modulo 2^64.
+        The first is the sum of its 64-bit words, the second weighs every word by its row and by its place in the
+        row, so that exchanged words are seen too. Taken where the anchor lives, without widening a word (a sum
+        that converts is 30 times slower); both wrap modulo 2^64.
         """
-        row_words = 4096
-        bits = self.anchor.view(torch.int32)
-        whole = bits[: len(bits) // row_words * row_words].view(-1, row_words)
-        rest = bits[whole.numel() :]
-        row_sums, column_sums = whole.sum(1, dtype=torch.int64), whole.sum(0, dtype=torch.int64)
-        total = row_sums.sum() + rest.sum(dtype=torch.int64)
-        weighted = (row_sums * _places(row_sums)).sum() + 31 * (column_sums * _places(column_sums)).sum()
-        weighted += 61 * (rest.to(torch.int64) * _places(rest)).sum()
-        return [int(total), int(weighted)]
-
-
-def _places(like: torch.Tensor) -> torch.Tensor:
-    return torch.arange(1, len(like) + 1, device=like.device)
+        words = self.anchor.view(torch.int64)
+        whole = words[: len(words) // CHECKSUM_ROW_WORDS * CHECKSUM_ROW_WORDS].view(-1, CHECKSUM_ROW_WORDS)
+        rest = words[whole.numel() :]
+        row_sums = torch.cat([whole.sum(1), rest.sum(0, keepdim=True)])
+        place_sums = whole.sum(0)
+        place_sums[: len(rest)] += rest
+        places = torch.arange(1, max(len(row_sums), CHECKSUM_ROW_WORDS) + 1, device=words.device)
+        weighted = (row_sums * places[: len(row_sums)]).sum() + (place_sums * places[:CHECKSUM_ROW_WORDS]).sum() * 31
+        return torch.stack([row_sums.sum(), weighted]).tolist()

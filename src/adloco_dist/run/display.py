@@ -11,6 +11,7 @@ from rich.table import Table
 from adloco_dist.config import BudgetSettings
 from adloco_dist.decisions.report import Record
 
+
 class Display:
     """A sink for people."""
 

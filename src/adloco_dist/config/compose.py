@@ -1,17 +1,15 @@
 """Settings from Hydra's config groups and the command line; DictConfig ends here."""
 
 import difflib
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass
-from enum import Enum
 from typing import Any
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_module
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -31,14 +29,16 @@ def compose(overrides: Sequence[str]) -> Settings:
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
         for override in parsed:
-            _check_key(override.key_or_group, str(override.input_line))
+            _check_key(override.key_or_group, override.input_line or "")
             if override.is_sweep_override():
                 raise SettingsError(f"{override.input_line}: names several values; give one")
+            if override.is_delete():
+                raise SettingsError(f"{override.input_line}: a setting cannot be removed; set it to another value")
         with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
             config = hydra_compose("train", list(overrides))
         settings = OmegaConf.to_object(config)
     except (HydraException, OmegaConfBaseException) as error:
-        raise SettingsError(_one_line(error)) from error
+        raise SettingsError(_explain(error)) from error
     assert isinstance(settings, Settings)
     return settings
 
@@ -79,7 +79,9 @@ def _check_key(key: str, line: str) -> None:
     if key in keys | set(GROUPS) or key.startswith("model.overrides.") or key.startswith("hydra."):
         return
     if key in sections:
-        raise SettingsError(f"{line}: {key} is a section; set one of its keys, for example {_example(key, keys)}")
+        raise SettingsError(
+            f"{line}: {key} is a section; set {' or '.join(sorted(k for k in keys if k.startswith(key + '.')))}"
+        )
     near = difflib.get_close_matches(key, [*keys, *GROUPS], n=3) or _same_name(key, keys)
     hint = f"did you mean {' or '.join(near)}?" if near else "--print-config lists all settings"
     raise SettingsError(f"{line}: no such setting; {hint}")
@@ -100,21 +102,13 @@ def _same_name(key: str, keys: set[str]) -> list[str]:
     return sorted(known for known in keys if known.split(".")[-1] == name)
 
 
-def _example(section: str, keys: set[str]) -> str:
-    return min(key for key in keys if key.startswith(section + "."))
-
-
-def _one_line(error: Exception) -> str:
-    """What Hydra or OmegaConf say in several lines, as "key: message"; a choice lists what is allowed."""
-    text = str(error)
-    while error.__cause__ is not None and "\n" not in text:
-        error = error.__cause__  # pyright: ignore[reportAssignmentType]
-        text = str(error)
-    found = re.search(r"full_key: (\S+)", text)
-    message = " ".join(line.strip() for line in text.splitlines() if ":" not in line[:20] or line[0] != " ")
-    message = re.sub(r"\s*full_key: \S+.*", "", message)
-    return f"{found[1]}: {message}" if found and found[1] not in message else message
-
-
-def enum_choices(enum: type[Enum]) -> str:
-    return ", ".join(member.name for member in enum)
+def _explain(error: Exception) -> str:
+    """What Hydra or OmegaConf say in several lines and exceptions, as "what was typed: what is wrong"."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
+        group, _, choice = error.missing_cfg_file.rpartition("/")
+        return f"{group}={choice}: no such choice; {group} is one of {', '.join(error.options)}"
+    first_line = str(error).splitlines()[0]
+    if isinstance(error, OverrideParseException):
+        return f"{error.override}: cannot be read ({first_line}); quote it if the shell takes it apart"
+    typed = first_line.removeprefix("Error merging override ").rstrip(".")
+    return f"{typed}: {str(error.__cause__).splitlines()[0]}" if error.__cause__ else typed

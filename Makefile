@@ -1,0 +1,36 @@
+# make setup | train | test | check | bench
+PYTHON ?= python3
+BIN := .venv/bin
+# An accelerated torch may be wanted on machines with GPUs: make setup TORCH="torch==2.13.0 --index-url ..."
+CONSTRAINTS := constraints.txt
+
+.PHONY: setup train test check bench clean
+
+setup: .venv/ready
+
+.venv/ready: pyproject.toml $(CONSTRAINTS)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: PYTHON=$(PYTHON) is older than 3.11: make setup PYTHON=/path/to/python3.11" >&2; exit 2; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev,bench]'
+	@touch $@
+
+train: setup
+	$(BIN)/python launch/train.py $(ARGS)
+
+test: setup
+	$(BIN)/python -m pytest $(ARGS)
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+bench: setup
+	$(BIN)/python bench/inner_loop.py $(ARGS)
+	$(BIN)/python bench/outer_step.py $(ARGS)
+	$(BIN)/python bench/memory.py $(ARGS)
+
+clean:
+	rm -rf .venv build dist src/*.egg-info

@@ -1,0 +1,85 @@
+"""Tokens per second of one worker in the inner phase, against a plain hand-written PyTorch loop.
+
+Same model, optimizer (fused AdamW), clipping, batch, data and threads; pairs are interleaved.
+"""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from common import interleave, median_ratio, parse, report, spread
+
+from adloco_dist.config.compose import compose
+from adloco_dist.data.corpora import load_corpus
+from adloco_dist.data.shards import Shard, deal
+from adloco_dist.decisions.layout import experiment_layout
+from adloco_dist.decisions.plan import PoolReport, plan_round
+from adloco_dist.models import build_model, model_config
+from adloco_dist.pool.flat_model import FlatModel
+from adloco_dist.pool.trainer import Trainer
+from adloco_dist.round.inner import inner
+
+UPDATES = 20
+
+
+def main() -> None:
+    parser = parse(__doc__ or "")
+    parser.add_argument("--model", default="tiny", help="a config of conf/model (%(default)s)")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    updates = UPDATES // 2 if options.quick else UPDATES
+    settings = compose(
+        [
+            f"model={options.model}",
+            "pool.trainers=1",
+            f"algorithm.updates_per_round={updates}",
+            "inner.schedule=constant",
+        ]
+    )
+    splits = load_corpus(settings.data)
+    config = model_config(settings.model, splits.vocab_size, settings.data.sequence_length)
+    batch, length, store = settings.batching.local_batch, settings.data.sequence_length, splits.train
+
+    flat_model = FlatModel(build_model(settings.model, config, 0), torch.device("cpu"), settings.precision)
+    shard = Shard(deal(store.num_sequences, 1, 0)[0], 0, 0)
+    trainer = Trainer(0, [0], flat_model.initial_weights(), flat_model, shard, settings)
+    plan = plan_round(settings, experiment_layout(settings, [0]), None, PoolReport())
+
+    def ours() -> None:
+        inner(trainer, flat_model.module, store, plan, settings)
+
+    model = build_model(settings.model, config, 0)
+    adam = settings.inner
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=adam.lr, betas=(adam.beta1, adam.beta2), weight_decay=adam.weight_decay, fused=True
+    )
+    tokens = torch.from_numpy(store.tokens.astype(np.int64))
+    rng = np.random.default_rng(0)
+
+    def plain() -> None:
+        for _ in range(updates):
+            starts = rng.integers(0, len(tokens) - length - 1, size=batch)
+            rows = torch.stack([tokens[start : start + length + 1] for start in starts])
+            logits = model(input_ids=rows[:, :-1], use_cache=False).logits
+            loss = F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+
+    ours_seconds, plain_seconds = interleave([ours, plain], rounds=12 if options.quick else 24)
+    processed = updates * batch * length
+    rows = [
+        [name, *spread([processed / second for second in seconds])]
+        for name, seconds in (("adloco_dist", ours_seconds), ("plain loop", plain_seconds))
+    ]
+    report(
+        f"inner phase, {options.model}, {batch} x {length} tokens, 1 thread: tokens per second",
+        ["", "min", "median", "max"],
+        rows,
+        {"inner_loop_ratio": median_ratio(plain_seconds, ours_seconds)},
+        options.json,
+    )
+
+
+if __name__ == "__main__":
+    main()

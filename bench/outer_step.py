@@ -1,0 +1,219 @@
+"""The whole outer step for a 20 MB payload, two ranks.
+
+Between two hosts at 100 Mbit/s (network namespaces, links shaped with tc): against a bare all-reduce of the same
+bytes. On loopback: against a plain flat DiLoCo step and against torchft's DiLoCo. All sides are interleaved.
+"""
+
+import argparse
+import json
+import logging
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from common import interleave, median_ratio, parse, report, spread
+from torch import nn
+
+from adloco_dist.config.compose import compose
+from adloco_dist.data.shards import Shard, permutation
+from adloco_dist.models import build_model, model_config
+from adloco_dist.pool.flat_model import FlatModel
+from adloco_dist.pool.trainer import Trainer
+from adloco_dist.round.outer import outer
+from adloco_dist.testing.hosts import hosts, why_unavailable
+
+# 5.0M parameters: 20 MB in fp32.
+MODEL = (
+    "model.overrides={hidden_size: 256, intermediate_size: 688, num_hidden_layers: 6, num_attention_heads: 4, "
+    "num_key_value_heads: 4, tie_word_embeddings: true}"
+)
+VOCAB_SIZE, LINK_RATE = 1024, "100mbit"
+Side = Callable[[], None]
+
+
+def new_model() -> nn.Module:
+    settings = compose([MODEL])
+    return build_model(settings.model, model_config(settings.model, VOCAB_SIZE, 64), seed=0)
+
+
+def adloco_side(group: dist.ProcessGroup | None, rank: int) -> tuple[Side, int]:
+    """One outer step of a trainer with one worker per rank, with the checksum that every round takes."""
+    settings = compose([MODEL])
+    flat_model = FlatModel(new_model(), torch.device("cpu"), settings.precision)
+    trainer = Trainer(0, [rank], flat_model.initial_weights(), flat_model, Shard(permutation(4), 0, 0), settings)
+
+    def step() -> None:
+        outer(trainer, group)
+        trainer.checksum()
+
+    return step, flat_model.payload.nbytes
+
+
+def plain_side() -> Side:
+    """DiLoCo's outer step as one would write it by hand: one flat all-reduce, torch's SGD with Nesterov momentum."""
+    model = new_model()
+    anchor = [parameter.detach().clone() for parameter in model.parameters()]
+    sizes = [parameter.numel() for parameter in anchor]
+    optimizer = torch.optim.SGD(anchor, lr=0.7, momentum=0.9, nesterov=True)
+
+    def step() -> None:
+        delta = torch.cat([(x - w.data).flatten() for x, w in zip(anchor, model.parameters(), strict=True)])
+        dist.all_reduce(delta, op=dist.ReduceOp.AVG)
+        for x, part in zip(anchor, delta.split(sizes), strict=True):
+            x.grad = part.view_as(x)
+        optimizer.step()
+        for x, w in zip(anchor, model.parameters(), strict=True):
+            w.data.copy_(x)
+
+    return step
+
+
+def torchft_side(rank: int, cleanup: ExitStack) -> Side:
+    """torchft's DiLoCo in its per-tensor mode, synchronising at every step of an inner optimizer that does nothing."""
+    from torchft import Manager, ProcessGroupGloo
+    from torchft.coordination import LighthouseServer
+    from torchft.local_sgd import DiLoCo
+
+    logging.disable(logging.WARNING)
+    address: list[str | None] = [None]
+    if rank == 0:
+        lighthouse = LighthouseServer(bind="127.0.0.1:0", min_replicas=2, join_timeout_ms=1000)
+        cleanup.callback(lighthouse.shutdown)
+        address = [f"http://127.0.0.1:{lighthouse.address().rsplit(':', 1)[1]}"]
+    dist.broadcast_object_list(address)
+    model = new_model()
+    inner_optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    outer_optimizer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    manager = Manager(
+        ProcessGroupGloo(timeout=timedelta(seconds=60)),
+        load_state_dict=lambda state: None,
+        state_dict=dict,
+        min_replica_size=2,
+        use_async_quorum=False,
+        init_sync=False,
+        rank=0,
+        world_size=1,
+        store_addr="127.0.0.1",
+        store_port=store.port,
+        lighthouse_addr=address[0],
+        replica_id=f"replica{rank}",
+        hostname="127.0.0.1",
+    )
+    cleanup.callback(manager.shutdown)
+    cleanup.enter_context(DiLoCo(manager, [model], inner_optimizer, [outer_optimizer], sync_every=1))
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+
+    def step() -> None:
+        assert store.port
+        inner_optimizer.step()
+
+    return step
+
+
+def on_hosts(rank: int, rounds: int) -> dict[str, Any]:
+    ours, payload_bytes = adloco_side(dist.group.WORLD, rank)
+    buffer = torch.zeros(payload_bytes // 4)
+
+    def bare() -> None:
+        dist.all_reduce(buffer)
+
+    seconds = interleave([_aligned(ours), _aligned(bare)], rounds, warmup=1)
+    return {"names": ["adloco_dist", "bare all-reduce"], "seconds": seconds, "payload_bytes": payload_bytes}
+
+
+def on_loopback(rank: int, rounds: int) -> dict[str, Any]:
+    with ExitStack() as cleanup:
+        ours, payload_bytes = adloco_side(dist.group.WORLD, rank)
+        sides = [ours, plain_side(), torchft_side(rank, cleanup)]
+        seconds = interleave([_aligned(side) for side in sides], rounds, warmup=3)
+    names = ["adloco_dist", "plain flat DiLoCo", "torchft DiLoCo"]
+    return {"names": names, "seconds": seconds, "payload_bytes": payload_bytes}
+
+
+def run_rank(options: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://{options.store}", rank=options.rank, world_size=2)
+    compare = on_loopback if options.where == "loopback" else on_hosts
+    result = compare(options.rank, options.rounds)
+    if options.rank == 0:
+        print("RESULT " + json.dumps(result))
+    dist.barrier()
+
+
+def _aligned(side: Side) -> Side:
+    """Both ranks begin together, so that a side pays for its own work alone. The barrier counts for all sides."""
+
+    def step() -> None:
+        dist.barrier()
+        side()
+
+    return step
+
+
+def _command(rank: int, store: str, rounds: int, where: str) -> list[str]:
+    arguments = ["--rank", str(rank), "--store", store, "--rounds", str(rounds), "--where", where]
+    return [sys.executable, __file__, *arguments]
+
+
+def _result(processes: list["subprocess.Popen[str]"]) -> dict[str, Any]:
+    outputs = [process.communicate()[0] for process in processes]
+    lines = [line for output in outputs for line in output.splitlines() if line.startswith("RESULT ")]
+    if not lines:
+        sys.exit("error: a rank failed:\n" + "\n".join(outputs))
+    return json.loads(lines[0].removeprefix("RESULT "))
+
+
+def compare_on_hosts(rounds: int) -> dict[str, Any]:
+    with hosts(2, rate=LINK_RATE) as (first, second):
+        store = f"{first.address}:29400"
+        commands = [_command(rank, store, rounds, "hosts") for rank in range(2)]
+        return _result([host.start(command) for host, command in zip((first, second), commands, strict=True)])
+
+
+def compare_on_loopback(rounds: int) -> dict[str, Any]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        store = f"127.0.0.1:{probe.getsockname()[1]}"
+    commands = [_command(rank, store, rounds, "loopback") for rank in range(2)]
+    return _result([subprocess.Popen(c, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for c in commands])
+
+
+def main() -> None:
+    parser = parse(__doc__ or "")
+    for name, kind in (("--rank", int), ("--store", str), ("--rounds", int), ("--where", str)):
+        parser.add_argument(name, type=kind, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank is not None:
+        run_rank(options)
+        return
+    rows, figures = [], {}
+    local = compare_on_loopback(20 if options.quick else 40)
+    ours, plain, torchft = local["seconds"]
+    figures["outer_step_over_plain"] = median_ratio(ours, plain)
+    figures["outer_step_over_torchft"] = median_ratio(ours, torchft)
+    rows += [[f"loopback: {name}", *spread(s, 1e-3)] for name, s in zip(local["names"], local["seconds"], strict=True)]
+    reason = why_unavailable()
+    if reason is None:
+        remote = compare_on_hosts(4 if options.quick else 20)
+        ours, bare = remote["seconds"]
+        figures["outer_step_over_bare_allreduce"] = median_ratio(ours, bare)
+        rows += [
+            [f"{LINK_RATE}: {name}", *spread(s, 1e-3)]
+            for name, s in zip(remote["names"], remote["seconds"], strict=True)
+        ]
+    else:
+        print(f"the comparison between hosts is left out: {reason}", file=sys.stderr)
+    title = f"outer step, {local['payload_bytes'] / 1e6:.1f} MB, 2 ranks: milliseconds"
+    report(title, ["", "min", "median", "max"], rows, figures, options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Validation loss of a finished run's model: `launch/evaluate.py RUN`."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+
+from adloco_dist.config import SettingsError, require
+from adloco_dist.data.corpora import load_corpus
+from adloco_dist.decisions.report import perplexity
+from adloco_dist.config.compose import from_plain
+from adloco_dist.pool.flat_model import FlatModel
+from adloco_dist.round.evaluate import Part, evaluate
+from adloco_dist.run.finished import load_model, read_run
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of launch/evaluate.py."""
+    parser = argparse.ArgumentParser(description="Evaluate a run's model on the validation split of its corpus.")
+    parser.add_argument("run", type=Path, help="run directory")
+    parser.add_argument("--sequences", type=int, help="validation sequences (default: the whole split)")
+    options = parser.parse_args(arguments)
+    try:
+        print(evaluate_run(options.run, options.sequences))
+    except SettingsError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def evaluate_run(directory: Path, max_sequences: int | None) -> str:
+    """One line: loss in nats per token, perplexity, tokens.
+
+    Raises:
+        SettingsError: no such run, no model, or another corpus than the run's on this machine.
+    """
+    require(max_sequences is None or max_sequences >= 1, "--sequences", max_sequences, "must be >= 1")
+    facts = read_run(directory)
+    module = load_model(directory)
+    settings = from_plain(facts["settings"])
+    splits = load_corpus(settings.data)
+    if splits.digest != facts["corpus"]["digest"]:
+        raise SettingsError(
+            f"RUN={directory}: was trained on {facts['corpus']['source']}; this machine has {splits.source}, which differs"
+        )
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    flat_model = FlatModel(module, device, settings.precision)
+    loss_sum, num_tokens = evaluate(
+        flat_model,
+        flat_model.initial_weights(),
+        splits.validation,
+        max_sequences,
+        settings.evaluation.batch,
+        Part(0, 1),
+    )
+    loss = loss_sum / num_tokens
+    return f"validation loss {loss:.4f}, perplexity {perplexity(loss):.3f}, on {num_tokens:,} tokens"

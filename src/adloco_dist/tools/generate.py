@@ -1,0 +1,48 @@
+"""Text from a finished run's model: `launch/generate.py RUN "text"`."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer
+
+from adloco_dist.config import SettingsError, require
+from adloco_dist.run.directory import MODEL_DIRECTORY
+from adloco_dist.run.finished import load_model
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of launch/generate.py."""
+    parser = argparse.ArgumentParser(description="Continue a text with a run's model.")
+    parser.add_argument("run", type=Path, help="run directory")
+    parser.add_argument("text", help="how it begins")
+    parser.add_argument("--tokens", type=int, default=200, help="tokens to add (%(default)s)")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0: always the likeliest (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    try:
+        print(continue_text(options.run, options.text, options.tokens, options.temperature, options.seed))
+    except SettingsError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def continue_text(directory: Path, text: str, num_tokens: int, temperature: float, seed: int) -> str:
+    """`text` and what the model writes after it; the same for the same seed.
+
+    Raises:
+        SettingsError: no such run, or a model without a tokenizer (trained on token files).
+    """
+    require(num_tokens >= 1, "--tokens", num_tokens, "must be >= 1")
+    require(temperature >= 0, "--temperature", temperature, "must be >= 0")
+    require(bool(text), "text", text, "must not be empty")
+    model = load_model(directory)
+    if not (directory / MODEL_DIRECTORY / "tokenizer_config.json").is_file():
+        raise SettingsError(f"RUN={directory}: its model has no tokenizer; copy the one of its token files to model/")
+    tokenizer = AutoTokenizer.from_pretrained(directory / MODEL_DIRECTORY, local_files_only=True)
+    torch.manual_seed(seed)
+    chosen = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+    prompt = tokenizer(text, return_tensors="pt")
+    output = model.generate(**prompt, max_new_tokens=num_tokens, pad_token_id=tokenizer.eos_token_id, **chosen)
+    return tokenizer.decode(output[0], skip_special_tokens=True)

@@ -1,0 +1,103 @@
+"""Settings: what the groups compose to, and one clear line for everything that cannot work."""
+
+import pytest
+
+from adloco_dist.config import Algorithm, Placement, Settings, SettingsError
+from adloco_dist.config.compose import compose, flatten, from_plain, to_plain
+
+
+def test_defaults_are_the_demonstration() -> None:
+    settings = compose([])
+    assert (settings.pool.trainers, settings.pool.workers_per_trainer) == (4, 1)
+    assert settings.pool.placement is Placement.pack
+    assert settings.budget.tokens is not None
+    assert settings.budget.rounds is None
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "outer"),
+    [("diloco", (0.7, 0.9, True)), ("adloco", (0.5, 0.0, False)), ("localsgd", (1.0, 0.0, False))],
+)
+def test_an_algorithm_brings_its_outer_optimizer(algorithm: str, outer: tuple[float, float, bool]) -> None:
+    settings = compose([f"algorithm={algorithm}"])
+    assert settings.algorithm.name is Algorithm[algorithm]
+    assert (settings.outer.lr, settings.outer.momentum, settings.outer.nesterov) == outer
+
+
+def test_a_named_outer_optimizer_wins_over_the_algorithms_own() -> None:
+    assert compose(["algorithm=localsgd", "outer=nesterov"]).outer.momentum == 0.9
+    assert compose(["outer=nesterov", "algorithm=localsgd"]).outer.momentum == 0.9
+    assert compose(["algorithm=localsgd", "outer.lr=0.3"]).outer.lr == 0.3
+
+
+def test_settings_survive_json() -> None:
+    settings = compose(["model.overrides.hidden_size=64", "algorithm=ddp", "data=text", "data.train=[a.txt]"])
+    assert from_plain(to_plain(settings)) == settings
+
+
+def test_the_list_of_settings_changes_only_on_purpose() -> None:
+    names = flatten(to_plain(Settings()))
+    assert sorted(names) == sorted(
+        """algorithm.name algorithm.updates_per_round batching.capacity batching.local_batch budget.rounds
+        budget.seconds budget.tokens cluster.backend cluster.control_seconds cluster.device cluster.merge_seconds
+        cluster.outer_seconds cluster.threads_per_rank data.corpus data.sequence_length data.train data.validation
+        data.validation_fraction data.vocab_size evaluation.batch evaluation.every_rounds
+        evaluation.final_sequences evaluation.sequences inner.beta1 inner.beta2 inner.clip_norm inner.eps
+        inner.final_lr_fraction inner.lr inner.momentum inner.optimizer inner.reset_each_round inner.schedule
+        inner.warmup_tokens inner.weight_decay model.architecture model.overrides model.warm_start outer.lr
+        outer.momentum outer.nesterov pool.outer_state pool.placement pool.trainers pool.workers_per_trainer
+        precision run.directory run.root seed tracking.mode tracking.project""".split()
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("inner.lrr=0.1", ["inner.lrr=0.1", "no such setting", "inner.lr"]),
+        ("lr=0.1", ["lr=0.1", "inner.lr", "outer.lr"]),
+        ("+inner.foo=1", ["inner.foo", "no such setting"]),
+        ("bogus=1", ["bogus=1", "no such setting"]),
+        ("algoritm=diloco", ["did you mean algorithm"]),
+        ("algorithm=dilco", ["algorithm=dilco", "diloco, localsgd"]),
+        ("algorithm.name=foo", ["algorithm.name=foo", "[diloco, adloco"]),
+        ("inner.lr=fast", ["inner.lr=fast", "Float"]),
+        ("inner.lr=1,2", ["inner.lr=1,2", "several values"]),
+        ("batching.local_batch=2.5", ["batching.local_batch=2.5", "Integer"]),
+        ("inner=[1", ["inner=[1"]),
+        ("pool=3", ["pool=3", "section", "pool.trainers"]),
+        ("inner.lr=-1", ["inner.lr=-1", "> 0"]),
+        ("inner.lr=nan", ["inner.lr=nan", "> 0"]),
+        ("inner.beta2=1", ["inner.beta2=1", "[0, 1)"]),
+        ("outer.momentum=0", ["outer.nesterov=True", "outer.momentum > 0"]),
+        ("pool.trainers=0", ["pool.trainers=0", ">= 1"]),
+        ("batching.local_batch=0", ["batching.local_batch=0", ">= 1"]),
+        ("batching.capacity=0", ["batching.capacity=0", ">= 1"]),
+        ("budget.tokens=0", ["budget.tokens=0", "> 0"]),
+        ("budget.rounds=3", ["budget.rounds=3", "budget.tokens", "exactly one"]),
+        ("cluster.outer_seconds=0", ["cluster.outer_seconds=0", "> 0 seconds"]),
+        ("data.train=[x.txt]", ["data.train", "data=text"]),
+        ("data=text", ["data.train"]),
+        ("model=causal", ["model.architecture=null"]),
+        ("model=pretrained", ["model.architecture=null", "warm_start"]),
+        ("~inner", ["~inner", "cannot be removed"]),
+        ("seed=-1", ["seed=-1", ">= 0"]),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(override: str, words: list[str]) -> None:
+    with pytest.raises(SettingsError) as caught:
+        compose([override])
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message, message
+
+
+def test_combinations_that_cannot_work() -> None:
+    for overrides, word in (
+        (["algorithm=ddp", "pool.trainers=2"], "pool.trainers=2"),
+        (["cluster.device=cpu", "cluster.backend=nccl"], "cluster.backend=nccl"),
+        (["model.architecture=null"], "model.architecture=null"),
+        (["budget.tokens=null"], "exactly one"),
+    ):
+        with pytest.raises(SettingsError, match=word):
+            compose(overrides)
