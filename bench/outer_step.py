@@ -90,7 +90,7 @@ def torchft_side(rank: int, cleanup: ExitStack) -> Side:
     model = new_model()
     inner_optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     outer_optimizer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
     manager = Manager(
         ProcessGroupGloo(timeout=timedelta(seconds=60)),
         load_state_dict=lambda state: None,

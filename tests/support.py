@@ -11,11 +11,11 @@ from transformers import PreTrainedModel
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import Settings
+from adloco_dist.config.compose import compose
 from adloco_dist.data.corpora import Splits
 from adloco_dist.data.tokens import TokenStore
 from adloco_dist.decisions.layout import experiment_layout
 from adloco_dist.decisions.report import Record
-from adloco_dist.config.compose import compose
 from adloco_dist.models import build_model, model_config
 from adloco_dist.run.journal import Journal
 from adloco_dist.train import train

@@ -54,7 +54,8 @@ def build_model(model: ModelSettings, config: PretrainedConfig, seed: int) -> Pr
             )
         except (OSError, ValueError, RuntimeError) as error:
             raise SettingsError(
-                f"model.warm_start={model.warm_start}: its model.safetensors cannot be read; save it with save_pretrained"
+                f"model.warm_start={model.warm_start}: its model.safetensors cannot be read; save it with "
+                "save_pretrained"
             ) from error
     torch.manual_seed(seed)
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -74,7 +75,7 @@ def token_losses(module: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 
 def _fresh_config(model: ModelSettings, vocab_size: int, sequence_length: int) -> PretrainedConfig:
     known = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-    if model.architecture not in known:
+    if model.architecture is None or model.architecture not in known:
         near = difflib.get_close_matches(str(model.architecture), known, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else "for example llama or gpt2"
         raise SettingsError(f"model.architecture={model.architecture}: no causal model of transformers; {hint}")

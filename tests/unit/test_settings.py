@@ -38,15 +38,59 @@ def test_settings_survive_json() -> None:
 def test_the_list_of_settings_changes_only_on_purpose() -> None:
     names = flatten(to_plain(Settings()))
     assert sorted(names) == sorted(
-        """algorithm.name algorithm.updates_per_round batching.capacity batching.local_batch budget.rounds
-        budget.seconds budget.tokens cluster.backend cluster.control_seconds cluster.device cluster.merge_seconds
-        cluster.outer_seconds cluster.threads_per_rank data.corpus data.sequence_length data.train data.validation
-        data.validation_fraction data.vocab_size evaluation.batch evaluation.every_rounds
-        evaluation.final_sequences evaluation.sequences inner.beta1 inner.beta2 inner.clip_norm inner.eps
-        inner.final_lr_fraction inner.lr inner.momentum inner.optimizer inner.reset_each_round inner.schedule
-        inner.warmup_tokens inner.weight_decay model.architecture model.overrides model.warm_start outer.lr
-        outer.momentum outer.nesterov pool.outer_state pool.placement pool.trainers pool.workers_per_trainer
-        precision run.directory run.root seed tracking.mode tracking.project""".split()
+        [
+            "algorithm.name",
+            "algorithm.updates_per_round",
+            "batching.capacity",
+            "batching.local_batch",
+            "budget.rounds",
+            "budget.seconds",
+            "budget.tokens",
+            "cluster.backend",
+            "cluster.control_seconds",
+            "cluster.device",
+            "cluster.merge_seconds",
+            "cluster.outer_seconds",
+            "cluster.threads_per_rank",
+            "data.corpus",
+            "data.sequence_length",
+            "data.train",
+            "data.validation",
+            "data.validation_fraction",
+            "data.vocab_size",
+            "evaluation.batch",
+            "evaluation.every_rounds",
+            "evaluation.final_sequences",
+            "evaluation.sequences",
+            "inner.beta1",
+            "inner.beta2",
+            "inner.clip_norm",
+            "inner.eps",
+            "inner.final_lr_fraction",
+            "inner.lr",
+            "inner.momentum",
+            "inner.optimizer",
+            "inner.reset_each_round",
+            "inner.schedule",
+            "inner.warmup_tokens",
+            "inner.weight_decay",
+            "model.architecture",
+            "model.overrides",
+            "model.warm_start",
+            "outer.lr",
+            "outer.momentum",
+            "outer.nesterov",
+            "pool.outer_state",
+            "pool.placement",
+            "pool.trainers",
+            "pool.workers_per_trainer",
+            "precision",
+            "run.directory",
+            "run.root",
+            "seed",
+            "tracking.mode",
+            "tracking.project",
+        ]
     )
 
 

@@ -26,7 +26,7 @@ class Groups:
         for ranks in rank_sets:
             if len(ranks) > 1 and ranks not in self._groups:
                 group = dist.new_group(list(ranks), timeout=self._timeout, backend=self._backend)
-                assert group is not None
+                assert isinstance(group, dist.ProcessGroup)
                 self._groups[ranks] = group
 
     def of(self, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:

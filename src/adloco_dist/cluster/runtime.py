@@ -27,8 +27,11 @@ class Place:
 
     @classmethod
     def from_torchrun(cls) -> "Place":
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
-        return cls(*(int(os.environ[name]) for name in names))
+        """What torchrun wrote into the environment of this process."""
+        rank, world_size, local_rank, local_world_size, node = (
+            int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+        )
+        return cls(rank, world_size, local_rank, local_world_size, node)
 
 
 @dataclass(frozen=True)

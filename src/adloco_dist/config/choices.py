@@ -4,22 +4,30 @@ from enum import Enum
 
 
 class Precision(Enum):
+    """Of weights and arithmetic."""
+
     fp32 = "fp32"
     bf16 = "bf16"
     fp64 = "fp64"
 
 
 class Placement(Enum):
+    """How a trainer's workers are dealt to nodes."""
+
     pack = "pack"
     spread = "spread"
 
 
 class OuterState(Enum):
+    """Where anchors and outer momentum live."""
+
     device = "device"
     cpu = "cpu"
 
 
 class Algorithm(Enum):
+    """What is averaged, and when."""
+
     diloco = "diloco"
     adloco = "adloco"
     localsgd = "localsgd"
@@ -27,34 +35,46 @@ class Algorithm(Enum):
 
 
 class InnerOptimizer(Enum):
+    """Of every worker."""
+
     adamw = "adamw"
     sgd = "sgd"
 
 
 class Schedule(Enum):
+    """Of the inner rate."""
+
     constant = "constant"
     cosine = "cosine"
 
 
 class Corpus(Enum):
+    """Where the text comes from."""
+
     python_stdlib = "python_stdlib"
     text = "text"
     tokens = "tokens"
 
 
 class Device(Enum):
+    """Of every rank."""
+
     auto = "auto"
     cpu = "cpu"
     cuda = "cuda"
 
 
 class Backend(Enum):
+    """Of the process groups that carry tensors."""
+
     auto = "auto"
     gloo = "gloo"
     nccl = "nccl"
 
 
 class TrackingMode(Enum):
+    """Of Weights & Biases."""
+
     auto = "auto"
     online = "online"
     offline = "offline"

@@ -58,6 +58,7 @@ def from_plain(plain: dict[str, Any]) -> Settings:
 
 
 def to_yaml(settings: Settings) -> str:
+    """All settings, as --print-config shows them."""
     return OmegaConf.to_yaml(DictConfig(to_plain(settings)))
 
 

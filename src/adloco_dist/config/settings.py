@@ -26,6 +26,8 @@ from adloco_dist.config.errors import SettingsError, require
 
 @dataclass
 class PoolSettings:
+    """Trainers, their workers, and where both live."""
+
     trainers: int = 4
     """k: trainers that run side by side, each with an anchor and a shard of its own."""
     workers_per_trainer: int | None = 1
@@ -43,6 +45,8 @@ class PoolSettings:
 
 @dataclass
 class ModelSettings:
+    """What is trained."""
+
     architecture: str | None = "llama"
     """A causal model type of transformers (llama, gpt2, ...). null: take it from `warm_start`."""
     overrides: dict[str, Any] = field(default_factory=dict)
@@ -61,6 +65,8 @@ class ModelSettings:
 
 @dataclass
 class DataSettings:
+    """What it is trained on."""
+
     corpus: Corpus = Corpus.python_stdlib
     """python_stdlib: the sources of the running Python. text: files as bytes. tokens: .npy files of token ids."""
     train: list[str] = field(default_factory=list)
@@ -93,6 +99,8 @@ class DataSettings:
 
 @dataclass
 class AlgorithmSettings:
+    """How updates and averaging alternate."""
+
     name: Algorithm = Algorithm.diloco
     """diloco, adloco and localsgd average pseudo-gradients once a round (they differ in `outer`); ddp averages
     gradients at every update with DistributedDataParallel, one worker per rank."""
@@ -106,6 +114,8 @@ class AlgorithmSettings:
 
 @dataclass
 class InnerSettings:
+    """Every worker's optimizer."""
+
     optimizer: InnerOptimizer = InnerOptimizer.adamw
     lr: float = 2e-3
     """Peak learning rate."""
@@ -141,6 +151,8 @@ class InnerSettings:
 
 @dataclass
 class OuterSettings:
+    """Every trainer's optimizer on its anchor."""
+
     lr: float = 0.7
     """Rate of the outer SGD on the anchor, whose gradient is the pseudo-gradient (DiLoCo, 2311.08105)."""
     momentum: float = 0.9
@@ -155,6 +167,8 @@ class OuterSettings:
 
 @dataclass
 class BatchingSettings:
+    """Sequences per update and per pass."""
+
     local_batch: int = 4
     """b: sequences per update of each worker."""
     capacity: int | None = None
@@ -187,6 +201,8 @@ class BudgetSettings:
 
 @dataclass
 class EvaluationSettings:
+    """When and on how much the anchors are evaluated."""
+
     every_rounds: int | None = 5
     """Rounds between two evaluations of the anchors; null: only at the end."""
     sequences: int = 64
@@ -207,6 +223,8 @@ class EvaluationSettings:
 
 @dataclass
 class ClusterSettings:
+    """Devices, backend and timeouts."""
+
     device: Device = Device.auto
     """auto: a GPU where the rank has one, else the CPU."""
     backend: Backend = Backend.auto
@@ -232,6 +250,8 @@ class ClusterSettings:
 
 @dataclass
 class TrackingSettings:
+    """Where records go beside the run directory."""
+
     mode: TrackingMode = TrackingMode.auto
     """Weights & Biases. auto: online when the user is logged in, else offline; disabled: not used."""
     project: str = "adloco_dist"
@@ -239,6 +259,8 @@ class TrackingSettings:
 
 @dataclass
 class RunSettings:
+    """Where the run directory is."""
+
     directory: str | None = None
     """The run directory; null: a new one under `root`, named by date and time."""
     root: str = "runs"
@@ -246,6 +268,8 @@ class RunSettings:
 
 @dataclass
 class Settings:
+    """A run."""
+
     seed: int = 0
     """Seeds the initial weights, the shards' order and every random number of training."""
     precision: Precision = Precision.fp32

@@ -108,7 +108,7 @@ def _expand(setting: str, patterns: Sequence[str]) -> list[Path]:
     """The files that paths and globs name, each once, sorted."""
     found: set[Path] = set()
     for pattern in patterns:
-        matches = [Path(match) for match in glob.glob(pattern, recursive=True)]
+        matches = [Path(match) for match in glob.glob(pattern, recursive=True)]  # noqa: PTH207 (Path.glob refuses absolute patterns)
         files = [match for match in matches if match.is_file()]
         if not files:
             reason = "is not a file; name files or a glob" if matches else "no such file"

@@ -1,5 +1,6 @@
 """Which rank hosts which workers: plain integers (design: Layout)."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -82,20 +83,23 @@ def _choose_ranks(
     must be chosen now; the others follow the placement, fuller nodes and lower ranks first.
     """
     chosen = [rank for rank, vacant in enumerate(vacancies) if vacant == trainers_left]
+    vacant_on: Counter[int] = Counter()
+    for node, vacant in zip(nodes, vacancies, strict=True):
+        vacant_on[node] += vacant
     while len(chosen) < width:
         open_ranks = [rank for rank, vacant in enumerate(vacancies) if vacant and rank not in chosen]
+        used = Counter(nodes[rank] for rank in chosen)
+        offered = Counter(nodes[rank] for rank in open_ranks)
         wanted = width - len(chosen)
-
-        def preference(rank: int) -> tuple[int, ...]:
+        keys = {}
+        for rank in open_ranks:
             node = nodes[rank]
-            used = sum(nodes[other] == node for other in chosen)
-            offered = min(wanted, sum(nodes[other] == node for other in open_ranks))
-            vacant_on_node = sum(vacant for other, vacant in enumerate(vacancies) if nodes[other] == node)
+            fullest_first = (-vacant_on[node], -vacancies[rank], rank)
             if placement is Placement.pack:
-                return (-min(used, 1), -offered, -vacant_on_node, -vacancies[rank], rank)
-            return (used, -vacant_on_node, -vacancies[rank], rank)
-
-        chosen.append(min(open_ranks, key=preference))
+                keys[rank] = (-min(used[node], 1), -min(wanted, offered[node]), *fullest_first)
+            else:
+                keys[rank] = (used[node], *fullest_first)
+        chosen.append(min(open_ranks, key=keys.__getitem__))
     return chosen
 
 
@@ -109,12 +113,12 @@ def experiment_layout(settings: Settings, nodes: Sequence[int]) -> Layout:
     workers = pool.workers_per_trainer or max(1, num_ranks // pool.trainers)
     if pool.trainers * workers < num_ranks:
         raise SettingsError(
-            f"pool.trainers={pool.trainers}, pool.workers_per_trainer={workers}: {pool.trainers * workers} workers leave "
-            f"ranks idle, there are {num_ranks}; every rank must host one: start fewer ranks or raise either"
+            f"pool.trainers={pool.trainers}, pool.workers_per_trainer={workers}: {pool.trainers * workers} "
+            f"workers leave some of {num_ranks} ranks idle; start fewer ranks, or raise either"
         )
     if settings.algorithm.name is Algorithm.ddp and workers != num_ranks:
         raise SettingsError(
-            f"pool.workers_per_trainer={workers}: algorithm=ddp has one worker per rank, and there are {num_ranks} ranks; "
-            "set it to null, or to the number of ranks"
+            f"pool.workers_per_trainer={workers}: algorithm=ddp has one worker per rank, and there are {num_ranks} "
+            "ranks; set it to null, or to the number of ranks"
         )
     return place(pool.trainers, workers, nodes, pool.placement)

@@ -37,6 +37,8 @@ class TrainerReport:
 
 @dataclass
 class RankReport:
+    """What one rank tells rank 0 at the end of a round."""
+
     rank: int
     stop_requested: bool = False
     control_seconds: float = 0.0

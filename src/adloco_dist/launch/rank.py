@@ -4,7 +4,7 @@ import platform
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ from adloco_dist.cluster.control import ControlPlane
 from adloco_dist.cluster.runtime import Place, Runtime, started
 from adloco_dist.cluster.signals import stop_on_signals
 from adloco_dist.config import Settings, SettingsError, TrackingMode
+from adloco_dist.config.compose import compose, flatten, to_plain
 from adloco_dist.data.corpora import Splits, load_corpus
 from adloco_dist.decisions.layout import Layout, experiment_layout
-from adloco_dist.config.compose import compose, flatten, to_plain
 from adloco_dist.models import build_model, model_config
 from adloco_dist.run.directory import choose_directory
 from adloco_dist.run.display import Display
@@ -111,6 +111,7 @@ def prepare(settings: Settings, runtime: Runtime) -> tuple[Layout, Splits, Pretr
 
 
 def check_shards(settings: Settings, layout: Layout, splits: Splits) -> None:
+    """Every trainer's shard must hold at least one update."""
     smallest = splits.train.num_sequences // len(layout.trainers)
     total_batch = layout.num_workers(0) * settings.batching.local_batch
     if smallest < total_batch:
@@ -154,7 +155,7 @@ def open_journal(settings: Settings, runtime: Runtime, layout: Layout, splits: S
 
 def _facts(runtime: Runtime, layout: Layout, splits: Splits, plain: dict[str, Any]) -> dict[str, Any]:
     return {
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {
             "adloco_dist": adloco_dist.__version__,
             "python": platform.python_version(),

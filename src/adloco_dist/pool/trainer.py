@@ -7,7 +7,6 @@ from adloco_dist.data.shards import Shard
 from adloco_dist.pool.flat_model import FlatModel, new_outer_vector
 from adloco_dist.pool.worker import Worker
 
-
 CHECKSUM_ROW_WORDS = 2048
 
 

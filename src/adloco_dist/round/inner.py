@@ -3,8 +3,7 @@
 Shape suffixes: B sequences, L tokens of a sequence that are predicted.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from adloco_dist.config import Settings
 from adloco_dist.data.tokens import TokenStore
 from adloco_dist.decisions.plan import RoundPlan
 from adloco_dist.decisions.schedule import learning_rate
+from adloco_dist.decisions.switch import pass_size
 from adloco_dist.models import token_losses
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.trainer import Trainer
@@ -86,10 +86,9 @@ def accumulate_gradient(
     flat_model.gradient.zero_()
     num_targets = tokens.shape[0] * (tokens.shape[1] - 1)
     mean_loss = torch.zeros((), device=tokens.device, dtype=flat_model.dtype)
-    for part, is_last in _with_last(tokens.split(split_passes(tokens.shape[0], capacity))):
-        # DistributedDataParallel averages in the last pass only; the others add up locally.
-        local = isinstance(module, DistributedDataParallel) and not is_last
-        with module.no_sync() if local else nullcontext():
+    parts = tokens.split(pass_size(tokens.shape[0], capacity))
+    for part in parts:
+        with _averaging(module, is_last=part is parts[-1]):
             with flat_model.autocast():
                 loss = token_losses(module, part).sum() / num_targets
             loss.backward()
@@ -97,19 +96,11 @@ def accumulate_gradient(
     return mean_loss
 
 
-def split_passes(batch: int, capacity: int | None) -> list[int]:
-    """Sizes of the passes of one batch: the fewest that `capacity` allows, of equal size but the last.
-
-    Examples:
-        10 sequences with capacity 4 take passes of 4, 4 and 2.
-    """
-    num_passes = -(-batch // capacity) if capacity else 1
-    size = -(-batch // num_passes)
-    return [min(size, batch - start) for start in range(0, batch, size)]
-
-
-def _with_last(parts: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, bool]]:
-    return ((part, index == len(parts) - 1) for index, part in enumerate(parts))
+def _averaging(module: nn.Module, is_last: bool) -> AbstractContextManager[object]:
+    """DistributedDataParallel averages in the last pass of an update only; in the others gradients add up locally."""
+    if isinstance(module, DistributedDataParallel) and not is_last:
+        return module.no_sync()
+    return nullcontext()
 
 
 def _seed(*key: int) -> None:

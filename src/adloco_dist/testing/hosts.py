@@ -26,12 +26,16 @@ class Host:
         rename = 'hostname "$0" && exec env GLOO_SOCKET_IFNAME=eth0 "$@"'
         return ["ip", "netns", "exec", self.name, "unshare", "--uts", "sh", "-c", rename, self.name, *arguments]
 
-    def start(self, arguments: Sequence[str], **options: object) -> "subprocess.Popen[str]":
+    def start(self, arguments: Sequence[str], cwd: Path | None = None) -> "subprocess.Popen[str]":
         """Start a process on this host, in a session of its own, with its output in one pipe."""
         return subprocess.Popen(
-            self.command(arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            start_new_session=True, **options,
-        )  # fmt: skip  # pyright: ignore[reportCallIssue, reportArgumentType]
+            self.command(arguments),
+            cwd=cwd,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
 
     def bytes_sent(self) -> int:
         """What left the host's link so far, by the kernel's own counter, all headers included."""

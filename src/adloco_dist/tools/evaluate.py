@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from adloco_dist.config import SettingsError, require
+from adloco_dist.config.compose import from_plain
 from adloco_dist.data.corpora import load_corpus
 from adloco_dist.decisions.report import perplexity
-from adloco_dist.config.compose import from_plain
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.round.evaluate import Part, evaluate
 from adloco_dist.run.finished import load_model, read_run
@@ -41,7 +41,7 @@ def evaluate_run(directory: Path, max_sequences: int | None) -> str:
     splits = load_corpus(settings.data)
     if splits.digest != facts["corpus"]["digest"]:
         raise SettingsError(
-            f"RUN={directory}: was trained on {facts['corpus']['source']}; this machine has {splits.source}, which differs"
+            f"RUN={directory}: was trained on {facts['corpus']['source']}; {splits.source} on this machine differ"
         )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     flat_model = FlatModel(module, device, settings.precision)

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, GenerationMixin
 
 from adloco_dist.config import SettingsError, require
 from adloco_dist.run.directory import MODEL_DIRECTORY
@@ -38,6 +38,7 @@ def continue_text(directory: Path, text: str, num_tokens: int, temperature: floa
     require(temperature >= 0, "--temperature", temperature, "must be >= 0")
     require(bool(text), "text", text, "must not be empty")
     model = load_model(directory)
+    assert isinstance(model, GenerationMixin)
     if not (directory / MODEL_DIRECTORY / "tokenizer_config.json").is_file():
         raise SettingsError(f"RUN={directory}: its model has no tokenizer; copy the one of its token files to model/")
     tokenizer = AutoTokenizer.from_pretrained(directory / MODEL_DIRECTORY, local_files_only=True)
