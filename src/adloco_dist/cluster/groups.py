@@ -19,16 +19,16 @@ class Groups:
     def __init__(self, backend: Backend, timeout_seconds: float) -> None:
         self._backend = backend.name
         self._timeout = timedelta(seconds=timeout_seconds)
-        self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
 
     def form(self, rank_sets: Iterable[tuple[int, ...]]) -> None:
         """Make the groups that do not exist yet. A single rank needs none."""
         for ranks in rank_sets:
             if len(ranks) > 1 and ranks not in self._groups:
                 group = dist.new_group(list(ranks), timeout=self._timeout, backend=self._backend)
-                assert isinstance(group, dist.ProcessGroup)
-                self._groups[ranks] = group
+                # Ranks outside get a number instead of a group.
+                self._groups[ranks] = group if isinstance(group, dist.ProcessGroup) else None
 
     def of(self, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
-        """The group of these ranks; None where one rank is alone and nothing needs to travel."""
+        """The group of these ranks, for one of them; None where a rank is alone and nothing needs to travel."""
         return self._groups[ranks] if len(ranks) > 1 else None

@@ -4,7 +4,7 @@ import multiprocessing
 import tempfile
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -31,32 +31,39 @@ def run_ranks(function: Callable[..., Any], nodes: list[int], *arguments: Any) -
     """
     with tempfile.TemporaryDirectory() as directory:
         store = f"file://{Path(directory) / 'rendezvous'}"
-        pipes, ranks = [], []
+        pipes: dict[Connection, int] = {}
+        processes = []
         for rank, node in enumerate(nodes):
             receiver, sender = _processes.Pipe(duplex=False)
             place = Place(rank, len(nodes), rank, len(nodes), node, init_method=store)
             process = _processes.Process(target=_run_rank, args=(sender, place, function, arguments), daemon=True)
             process.start()
             sender.close()
-            pipes.append(receiver)
-            ranks.append(process)
+            pipes[receiver] = rank
+            processes.append(process)
         try:
-            results = [_receive(rank, pipe) for rank, pipe in enumerate(pipes)]
+            return _collect(pipes)
         finally:
-            for process in ranks:
+            for process in processes:
                 process.kill()
                 process.join()
-    failures = [error for _, error in results if error]
-    assert not failures, failures[0]
-    return [result for result, _ in results]
 
 
-def _receive(rank: int, pipe: Connection) -> tuple[Any, str | None]:
-    assert pipe.poll(TIMEOUT_SECONDS), f"rank {rank} did not end within {TIMEOUT_SECONDS} s"
-    try:
-        return pipe.recv()
-    except EOFError:
-        return None, f"rank {rank} died"
+def _collect(pipes: dict[Connection, int]) -> list[Any]:
+    """The results by rank; the first failure ends the wait for the others, which may hang without that rank."""
+    results: dict[int, Any] = {}
+    while len(results) < len(pipes):
+        waiting = [pipe for pipe, rank in pipes.items() if rank not in results]
+        ready = wait(waiting, timeout=TIMEOUT_SECONDS)
+        assert ready, f"ranks {[pipes[pipe] for pipe in waiting]} did not end within {TIMEOUT_SECONDS} s"
+        for pipe in ready:
+            assert isinstance(pipe, Connection)
+            try:
+                results[pipes[pipe]], failure = pipe.recv()
+            except EOFError:
+                failure = f"rank {pipes[pipe]} died"
+            assert failure is None, failure
+    return [results[rank] for rank in sorted(results)]
 
 
 def _run_rank(pipe: Connection, place: Place, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

@@ -1,0 +1,117 @@
+"""The control plane and process groups on real ranks."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support import small_settings, train_small_pool
+
+from adloco_dist.cluster.groups import Groups
+from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.config import Backend, SettingsError
+from adloco_dist.launch.rank import compare_settings
+from adloco_dist.pool.trainer import Trainer
+from adloco_dist.testing.processes import run_ranks
+from adloco_dist.train import AnchorsDifferError
+
+
+def talk(runtime: Runtime) -> dict[str, Any]:
+    control, rank = runtime.control, runtime.rank
+    gathered = control.gather({"rank": rank, "text": "ä" * (10 ** (rank + 1))})
+    sent = control.bytes_sent
+    return {
+        "gathered": [(m["rank"], len(m["text"])) for m in gathered],
+        "broadcast": control.broadcast({"plan": [1.5, None, "x"]} if rank == 0 else None),
+        "all": [m["rank"] for m in control.exchange({"rank": rank})],
+        "sent": sent,
+    }
+
+
+def test_messages_of_any_length_arrive() -> None:
+    first, second, third = run_ranks(talk, [0, 0, 1])
+    assert first["gathered"] == [(0, 10), (1, 100), (2, 1000)]
+    assert second["gathered"] == third["gathered"] == []
+    for rank in (first, second, third):
+        assert rank["broadcast"] == {"plan": [1.5, None, "x"]}
+        assert rank["all"] == [0, 1, 2]
+    assert second["sent"] > 1000, "padded to the longest"
+
+
+def agree(runtime: Runtime, failing: list[int]) -> str:
+    error = SettingsError("x=1: no") if runtime.rank in failing else None
+    try:
+        runtime.control.agree(error)
+    except SettingsError as raised:
+        return str(raised)
+    return "agreed"
+
+
+@pytest.mark.parametrize(("failing", "told"), [([], "agreed"), ([0, 1, 2], "x=1: no"), ([2], "x=1: no (on rank 2)")])
+def test_all_ranks_raise_what_one_finds(failing: list[int], told: str) -> None:
+    assert run_ranks(agree, [0, 0, 0], failing) == [told] * 3
+
+
+def compare(runtime: Runtime) -> str:
+    try:
+        compare_settings(runtime.control, small_settings("inner.lr=0.5" if runtime.rank == 1 else "inner.lr=0.25"))
+    except SettingsError as raised:
+        return str(raised)
+    return "equal"
+
+
+def test_settings_that_differ_are_named_with_their_ranks() -> None:
+    for told in run_ranks(compare, [0, 1, 1]):
+        assert "inner.lr differs between ranks: 0.25 on rank 0, 2, 0.5 on rank 1" in told
+
+
+def sums(runtime: Runtime) -> list[float]:
+    """Overlapping groups, formed twice, used in ascending order."""
+    groups = Groups(Backend.gloo, timeout_seconds=60)
+    sets = [(0, 1), (1, 2, 3), (0, 1, 2, 3), (2,)]
+    for _ in range(2):
+        groups.form(sets)
+    results = []
+    for ranks in sets:
+        value = torch.tensor([float(runtime.rank)])
+        group = groups.of(ranks)
+        if runtime.rank in ranks and group is not None:
+            dist.all_reduce(value, group=group)
+        results.append(value.item())
+    return results
+
+
+def test_groups_of_any_rank_set() -> None:
+    assert run_ranks(sums, [0, 0, 1, 1]) == [[1, 0, 6, 0], [1, 6, 6, 1], [2, 6, 6, 2], [3, 6, 6, 3]]
+
+
+def train_with_a_torn_anchor(runtime: Runtime) -> str:
+    if runtime.rank == 1:
+        exact = Trainer.checksum
+        Trainer.checksum = lambda self: [exact(self)[0], 0]  # this rank's memory, say, lost a bit
+    try:
+        train_small_pool(runtime, "pool.trainers=2", "pool.workers_per_trainer=2")
+    except AnchorsDifferError as raised:
+        return str(raised)
+    return "went on"
+
+
+def test_ranks_that_disagree_about_an_anchor_stop_the_run() -> None:
+    for told in run_ranks(train_with_a_torn_anchor, [0, 0]):
+        assert "the anchor of trainer 0 differs between rank 0 and rank 1" in told
+
+
+def poisoned(runtime: Runtime) -> dict[str, Any]:
+    """A trainer whose data are fine but whose rate is absurd loses its workers, and the others do not notice."""
+    return train_small_pool(
+        runtime, "inner=sgd", "inner.lr=1e300", "inner.clip_norm=null", "budget.rounds=2",
+        "pool.workers_per_trainer=2", "pool.trainers=1", "inner.schedule=constant",
+    )  # fmt: skip
+
+
+def test_a_run_without_finite_workers_ends_with_the_anchor_it_began_with() -> None:
+    first, second = run_ranks(poisoned, [0, 0])
+    assert [record.get("finite_workers") for record in first["records"]] == [None, 0, 0]
+    assert (first["anchors"][0] == second["anchors"][0]).all()
+    losses = [record["validation_loss"] for record in first["records"] if "validation_loss" in record]
+    assert losses[0] == losses[-1]

@@ -1,0 +1,171 @@
+"""Model instances on flat vectors, passes (invariant 6), the outer step and its checksum, in one process."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from support import SEQUENCE_LENGTH, VOCAB_SIZE, small_module, small_settings, small_splits
+
+from adloco_dist.config import Precision, Settings
+from adloco_dist.data.shards import Shard, permutation
+from adloco_dist.models import token_losses
+from adloco_dist.pool.flat_model import FlatModel
+from adloco_dist.pool.trainer import Trainer
+from adloco_dist.round.inner import accumulate_gradient
+from adloco_dist.round.outer import outer
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def new_trainer(settings: Settings, num_workers: int) -> Trainer:
+    flat_model = FlatModel(small_module(settings), CPU, settings.precision)
+    shard = Shard(permutation(20), 0, 0)
+    return Trainer(0, list(range(num_workers)), flat_model.initial_weights(), flat_model, shard, settings)
+
+
+def test_instances_share_one_module_and_one_gradient() -> None:
+    settings = small_settings()
+    module = small_module(settings)
+    before = {name: value.double() for name, value in module.state_dict().items()}
+    flat_model = FlatModel(module, CPU, settings.precision)
+    first = flat_model.initial_weights()
+    second = first * 2
+    for name, value in flat_model.module.state_dict().items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+    flat_model.point_at(second)
+    for name, value in flat_model.module.state_dict().items():
+        torch.testing.assert_close(value, 2 * before[name])
+    tokens = small_splits().train.sequences(permutation(4))
+    accumulate_gradient(flat_model, flat_model.module, tokens, None)
+    assert flat_model.gradient.abs().sum() > 0
+    assert all(p.grad is not None and p.grad.untyped_storage().data_ptr() == flat_model.payload.data_ptr()
+               for p in flat_model.module.parameters())  # fmt: skip
+    torch.testing.assert_close(second, first * 2, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 3, 4, 5, 6, 7, 100])
+def test_any_number_of_passes_is_one_batch(capacity: int) -> None:
+    """Invariant 6."""
+    settings = small_settings()
+    flat_model = FlatModel(small_module(settings), CPU, Precision.fp64)
+    weights = flat_model.initial_weights()
+    tokens = small_splits().train.sequences(permutation(7))
+    whole_loss = accumulate_gradient(flat_model, flat_model.module, tokens, None)
+    whole = flat_model.gradient.clone()
+    loss = accumulate_gradient(flat_model, flat_model.module, tokens, capacity)
+    torch.testing.assert_close(flat_model.gradient, whole, rtol=0, atol=1e-12)
+    torch.testing.assert_close(loss, whole_loss, rtol=0, atol=1e-12)
+    # And the gradient is that of autograd on a module of its own.
+    module = small_module(settings).double()
+    token_losses(module, tokens).mean().backward()
+    flat_model.point_at(weights)
+    for mine, theirs in zip(flat_model.module.parameters(), module.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-12)
+
+
+def test_weight_decay_spares_vectors() -> None:
+    settings = small_settings("inner=sgd", "inner.momentum=0", "inner.weight_decay=0.5", "inner.lr=1.0")
+    trainer = new_trainer(settings, 1)
+    (worker,) = trainer.workers
+    trainer.flat_model.gradient.zero_()
+    before = worker.weights.clone()
+    worker.set_learning_rate(1.0)
+    worker.optimizer.step()
+    boundary = trainer.flat_model.decay_boundary
+    torch.testing.assert_close(worker.weights[:boundary], before[:boundary] * 0.5)
+    torch.testing.assert_close(worker.weights[boundary:], before[boundary:], rtol=0, atol=0)
+    assert before[boundary:].abs().sum() > 0
+
+
+def test_a_worker_that_is_not_finite_is_left_out_and_starts_afresh() -> None:
+    trainer = new_trainer(small_settings("outer=average"), 3)
+    good, bad, other = trainer.workers
+    for worker in trainer.workers:
+        trainer.flat_model.gradient.fill_(0.1)
+        worker.optimizer.step()
+    good.weights.add_(1.0)
+    other.weights.add_(3.0)
+    expected = (good.weights + other.weights) / 2
+    bad.weights[5] = float("nan")
+    kept_moments = good.optimizer
+    step = outer(trainer, None)
+    assert step.num_finite == 2
+    torch.testing.assert_close(trainer.anchor, expected)
+    for worker in trainer.workers:
+        torch.testing.assert_close(worker.weights, trainer.anchor, rtol=0, atol=0)
+    assert good.optimizer is kept_moments
+    assert good.optimizer.state
+    assert not bad.optimizer.state
+
+
+def test_without_any_finite_worker_the_anchor_stays() -> None:
+    trainer = new_trainer(small_settings(), 2)
+    before = trainer.anchor.clone()
+    for worker in trainer.workers:
+        worker.weights.fill_(float("inf"))
+    assert outer(trainer, None).num_finite == 0
+    torch.testing.assert_close(trainer.anchor, before, rtol=0, atol=0)
+    torch.testing.assert_close(trainer.workers[1].weights, before, rtol=0, atol=0)
+
+
+def test_outer_state_in_cpu_memory_gives_the_same_step() -> None:
+    anchors = []
+    for place in ("device", "cpu"):
+        trainer = new_trainer(small_settings(f"pool.outer_state={place}"), 2)
+        for _ in range(3):
+            for number, worker in enumerate(trainer.workers):
+                worker.weights.mul_(1.01 + 0.01 * number)
+            outer(trainer, None)
+        anchors.append(trainer.anchor)
+    torch.testing.assert_close(*anchors, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+def test_the_checksum_sees_every_change(precision: str) -> None:
+    trainer = new_trainer(small_settings(f"precision={precision}"), 1)
+    before = trainer.checksum()
+    assert new_trainer(small_settings(f"precision={precision}"), 1).checksum() == before
+    for index in (0, 1, 7, len(trainer.anchor) // 2, len(trainer.anchor) - 1):
+        kept = trainer.anchor[index].clone()
+        trainer.anchor[index] += 1e-3
+        assert trainer.checksum() != before
+        trainer.anchor[index] = kept
+    assert trainer.checksum() == before
+    for first, second in ((0, 2), (0, 4000), (3000, 4100)):
+        swapped = trainer.anchor.clone()
+        assert swapped[first] != swapped[second]
+        trainer.anchor[[first, second]] = trainer.anchor[[second, first]]
+        assert trainer.checksum() != before, "exchanged elements"
+        trainer.anchor.copy_(swapped)
+
+
+def test_bf16_autocast_keeps_fp32_weights() -> None:
+    settings = small_settings("precision=bf16")
+    flat_model = FlatModel(small_module(settings), CPU, settings.precision)
+    weights = flat_model.initial_weights()
+    tokens = small_splits().train.sequences(permutation(4))
+    loss = accumulate_gradient(flat_model, flat_model.module, tokens, None)
+    exact = FlatModel(small_module(settings), CPU, Precision.fp32)
+    exact.initial_weights()
+    full = accumulate_gradient(exact, exact.module, tokens, None)
+    assert weights.dtype == flat_model.gradient.dtype == torch.float32
+    assert loss != full, "bf16 rounds"
+    torch.testing.assert_close(loss, full, rtol=2e-2, atol=0)
+    torch.testing.assert_close(flat_model.gradient, exact.gradient, rtol=0, atol=0.05)
+
+
+def test_an_untrained_model_is_as_good_as_chance() -> None:
+    module = small_module(small_settings())
+    for parameter in module.parameters():
+        parameter.data.zero_()
+    losses = token_losses(module, small_splits().train.sequences(permutation(4)))
+    assert losses.shape == (4, SEQUENCE_LENGTH)
+    torch.testing.assert_close(losses, torch.full_like(losses, float(torch.tensor(VOCAB_SIZE).log())))

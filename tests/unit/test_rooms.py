@@ -1,0 +1,60 @@
+"""The house: lower floors never import higher ones (design, section 5), and files stay readable in one sitting."""
+
+import ast
+from pathlib import Path
+
+import adloco_dist
+
+PACKAGE = Path(adloco_dist.__file__).parent
+FLOORS = {
+    "config": 1,
+    "decisions": 2,
+    "data": 2,
+    "models": 2,
+    "cluster": 3,
+    "pool": 3,
+    "round": 4,
+    "run": 4,
+    "train": 5,
+    "tools": 6,
+    "testing": 6,
+    "launch": 7,
+}
+
+
+def room(path: Path) -> str:
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def imported_rooms(path: Path) -> set[str]:
+    rooms = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        rooms |= {name.split(".")[1] for name in names if name.startswith("adloco_dist.")}
+    return rooms
+
+
+def test_arrows_point_down() -> None:
+    upward = [
+        f"{path.relative_to(PACKAGE)} imports {other}"
+        for path in PACKAGE.rglob("*.py")
+        if path.name != "__init__.py" or path.parent != PACKAGE
+        for other in imported_rooms(path)
+        if other != room(path) and FLOORS[other] >= FLOORS[room(path)]
+    ]
+    # Two rooms of one floor that may look at each other's plain values, in one direction only.
+    allowed = {"run/"}
+    assert [line for line in upward if not any(line.startswith(prefix) for prefix in allowed)] == []
+
+
+def test_settings_and_decisions_need_no_torch() -> None:
+    for wing in ("config", "decisions"):
+        for path in (PACKAGE / wing).glob("*.py"):
+            assert "import torch" not in path.read_text(encoding="utf-8"), path
+
+
+def test_files_stay_under_300_lines() -> None:
+    root = PACKAGE.parent.parent
+    files = [*PACKAGE.rglob("*.py"), *(root / "tests").rglob("*.py"), *(root / "bench").rglob("*.py")]
+    assert {str(path): length for path in files if (length := len(path.read_text().splitlines())) > 300} == {}
