@@ -79,7 +79,7 @@ def started(cluster: ClusterSettings, place: Place) -> Iterator[Runtime]:
         rank=place.rank,
         world_size=place.world_size,
         device=device,
-        backend=_choose_backend(cluster.backend, [member["device"] for member in census]),
+        backend=choose_backend(cluster.backend, [member["device"] for member in census]),
         nodes=tuple(member["node"] for member in census),
         hosts=tuple(member["host"] for member in census),
         threads=threads,
@@ -108,11 +108,14 @@ def _identity(device: torch.device) -> str | None:
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
 
 
-def _choose_backend(wanted: Backend, devices: list[str | None]) -> Backend:
-    """The same on every rank, for it depends on all devices.
+def choose_backend(wanted: Backend, devices: list[str | None]) -> Backend:
+    """The backend for tensors; the same on every rank, for it depends on all devices.
 
     Args:
         devices: every rank's GPU, None where it has none.
+
+    Raises:
+        SettingsError: NCCL was asked for, and a rank has no GPU of its own.
     """
     gpus = [device for device in devices if device is not None]
     shared = len(set(gpus)) < len(gpus)

@@ -77,7 +77,7 @@ class DataSettings:
     """Share of the files (of the tail, where there is one file) that is held out, in (0, 1)."""
     vocab_size: int | None = None
     """Vocabulary of token files. null: largest id + 1. Text needs none: it is bytes."""
-    sequence_length: int = 256
+    sequence_length: int = 128
     """Tokens per sequence that are predicted; a stored sequence is one longer."""
 
     def __post_init__(self) -> None:
@@ -117,7 +117,7 @@ class InnerSettings:
     """Every worker's optimizer."""
 
     optimizer: InnerOptimizer = InnerOptimizer.adamw
-    lr: float = 2e-3
+    lr: float = 3e-4
     """Peak learning rate."""
     beta1: float = 0.9
     beta2: float = 0.95

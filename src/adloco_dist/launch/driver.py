@@ -7,7 +7,10 @@ import signal
 import socket
 import sys
 import uuid
+from contextlib import suppress
 from types import FrameType
+
+import psutil
 
 from adloco_dist.config import Settings, SettingsError, require
 from adloco_dist.config.compose import compose, to_yaml
@@ -23,7 +26,7 @@ experiment), for example: algorithm=localsgd inner.lr=1e-3 pool.trainers=2
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of launch/train.py and adloco-train; ends the process: 0 done, 2 a mistake of the user, 1 others."""
-    options = _parser().parse_args(arguments)
+    options = _parser().parse_intermixed_args(arguments)  # settings and options in any order
     try:
         if "TORCHELASTIC_RUN_ID" in os.environ:
             # Here, because a rank needs torch, and a wrong setting should be refused before that is loaded.
@@ -37,7 +40,7 @@ def main(arguments: list[str] | None = None) -> None:
         elif options.dry_run:
             from adloco_dist.tools.planner import print_dry_run
 
-            num_ranks = options.nproc_per_node or _default_ranks(settings)
+            num_ranks = _num_ranks(settings, options)
             print_dry_run(settings, [node for node in range(options.nnodes) for _ in range(num_ranks)])
         else:
             sys.exit(_start_torchrun(settings, options))
@@ -65,14 +68,14 @@ def _start_torchrun(settings: Settings, options: argparse.Namespace) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    num_ranks = options.nproc_per_node or _default_ranks(settings)
-    require(num_ranks >= 1, "--nproc-per-node", num_ranks, "must be >= 1")
+    num_ranks = _num_ranks(settings, options)
     port = options.master_port or 0
     _check_port(port)
     # The ranks say themselves what failed; the agent's summary of it would only bury the line.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    # The terminal sends Ctrl-C to the ranks too, which end their round; the agent must outlive them.
-    signal.signal(signal.SIGINT, _announce_stop)
+    # Ranks are in sessions of their own, out of the terminal's reach; the agent passes nothing on, for it would give
+    # them 30 seconds and then kill them in the middle of their round.
+    signal.signal(signal.SIGINT, _pass_on_stop)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // num_ranks)))
     config = LaunchConfig(
         min_nodes=1,
@@ -93,8 +96,12 @@ def _start_torchrun(settings: Settings, options: argparse.Namespace) -> int:
     return 0
 
 
-def _default_ranks(settings: Settings) -> int:
-    """One rank per GPU; without GPUs two, so that there is something to distribute; never more than workers."""
+def _num_ranks(settings: Settings, options: argparse.Namespace) -> int:
+    """As asked; else one rank per GPU; without GPUs two, so that there is something to distribute; no idle ones."""
+    require(options.nnodes >= 1, "--nnodes", options.nnodes, "must be >= 1")
+    if options.nproc_per_node is not None:
+        require(options.nproc_per_node >= 1, "--nproc-per-node", options.nproc_per_node, "must be >= 1")
+        return options.nproc_per_node
     import torch
 
     workers_per_trainer = settings.pool.workers_per_trainer
@@ -113,5 +120,18 @@ def _check_port(port: int) -> None:
             ) from error
 
 
-def _announce_stop(signum: int, frame: FrameType | None) -> None:
-    print("\nstopping: the round ends, then records and model are written", file=sys.stderr, flush=True)
+def _pass_on_stop(signum: int, frame: FrameType | None) -> None:
+    message = "stopping: the round ends, then records and model are written (again: stop at once, without)"
+    print(f"\n{message}", file=sys.stderr, flush=True)
+    signal.signal(signal.SIGINT, _kill_ranks)
+    _signal_ranks(signal.SIGINT)
+
+
+def _kill_ranks(signum: int, frame: FrameType | None) -> None:
+    _signal_ranks(signal.SIGKILL)
+
+
+def _signal_ranks(number: signal.Signals) -> None:
+    for rank in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            rank.send_signal(number)

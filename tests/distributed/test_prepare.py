@@ -1,0 +1,70 @@
+"""What ranks refuse before a run exists: all raise the same line, whoever found the mistake."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adloco_dist.cluster.runtime import Runtime, choose_backend
+from adloco_dist.config import Backend, SettingsError
+from adloco_dist.config.compose import compose
+from adloco_dist.launch.rank import prepare
+from adloco_dist.testing.processes import run_ranks
+
+NANO = ("model=nano", "data.sequence_length=32", "pool.trainers=2")
+
+
+def refused(runtime: Runtime, directory: str, settings: list[str]) -> str:
+    try:
+        prepare(compose([*NANO, *(setting.replace("DIR", directory) for setting in settings)]), runtime)
+    except SettingsError as error:
+        return str(error)
+    return "accepted"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("files")
+    (directory / "short.txt").write_text("too short")
+    (directory / "medium.txt").write_text("some text, but not much of it. " * 100)
+    np.save(directory / "ids.npy", np.arange(10_000, dtype=np.uint16) % 500)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ([], ["accepted"]),
+        (["pool.trainers=1"], ["workers_per_trainer=1", "2 ranks idle"]),
+        (["algorithm=ddp", "pool.trainers=1", "pool.workers_per_trainer=3"], ["pool.workers_per_trainer=3", "2 ranks"]),
+        (["data=text", "data.train=[DIR/none*.txt]"], ["none*.txt", "no such file"]),
+        (["data=text", "data.train=[DIR/short.txt]"], ["train split", "less than one sequence"]),
+        (["data=text", "data.train=[DIR/medium.txt]", "batching.local_batch=99"], ["local_batch=99", "shard has 46"]),
+        (["data=tokens", "data.train=[DIR/ids.npy]", "+model.overrides.vocab_size=100"], ["=100", "up to 499"]),
+        (["data=tokens", "data.train=[DIR/ids.npy]"], ["accepted"]),
+        (["model.architecture=lama"], ["model.architecture=lama", "llama"]),
+        (["+model.overrides.hidden_sise=8"], ["hidden_sise", "hidden_size"]),
+        (["model.overrides.num_attention_heads=7"], ["model.overrides", "7"]),
+        (["model.warm_start=DIR"], ["model.warm_start", "no config.json"]),
+        (["data.sequence_length=2000", "+model.overrides.max_position_embeddings=1000"], ["2000", "context is 1000"]),
+    ],
+)
+def test_all_ranks_refuse_with_one_line(files: Path, settings: list[str], words: list[str]) -> None:
+    first, second = run_ranks(refused, [0, 0], str(files), settings)
+    assert first == second
+    assert "\n" not in first
+    for word in words:
+        assert word in first, first
+
+
+def test_the_backend_follows_the_devices_of_all_ranks() -> None:
+    """Two GPUs a and b; None is a rank without one."""
+    assert choose_backend(Backend.auto, ["a", "b"]) is Backend.nccl
+    assert choose_backend(Backend.auto, ["a", "a"]) is Backend.gloo
+    assert choose_backend(Backend.auto, ["a", None]) is Backend.gloo
+    assert choose_backend(Backend.gloo, ["a", "b"]) is Backend.gloo
+    assert choose_backend(Backend.nccl, ["a", "b"]) is Backend.nccl
+    with pytest.raises(SettingsError, match=r"cluster\.backend=nccl: ranks 0, 2 share one GPU"):
+        choose_backend(Backend.nccl, ["a", "b", "a"])
+    with pytest.raises(SettingsError, match=r"cluster\.backend=nccl: rank 1 has no GPU"):
+        choose_backend(Backend.nccl, ["a", None])

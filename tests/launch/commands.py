@@ -1,0 +1,60 @@
+"""The commands as users type them, in processes of their own."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent.parent
+SMALL = (
+    "model=nano",
+    "data.sequence_length=32",
+    "algorithm.updates_per_round=4",
+    "batching.local_batch=2",
+    "budget=rounds",
+    "budget.rounds=3",
+    "evaluation.every_rounds=1",
+    "evaluation.sequences=8",
+    "evaluation.final_sequences=8",
+    "tracking=none",
+)
+
+
+@dataclass(frozen=True)
+class Finished:
+    code: int
+    output: str
+    """Standard output and standard error together."""
+
+
+def environment() -> dict[str, str]:
+    """This process' own, without what a surrounding torchrun or terminal would change."""
+    dropped = ("TORCHELASTIC_RUN_ID", "RANK", "COLUMNS", "WANDB_API_KEY", "OMP_NUM_THREADS")
+    return {name: value for name, value in os.environ.items() if name not in dropped}
+
+
+def train_command(*arguments: str) -> list[str]:
+    return [sys.executable, str(ROOT / "launch" / "train.py"), *arguments]
+
+
+def torchrun_command(*arguments: str, torchrun: tuple[str, ...]) -> list[str]:
+    return [sys.executable, "-m", "torch.distributed.run", *torchrun, str(ROOT / "launch" / "train.py"), *arguments]
+
+
+def run(command: list[str], cwd: Path, timeout_seconds: float = 180) -> Finished:
+    done = subprocess.run(
+        command, cwd=cwd, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        stdin=subprocess.DEVNULL, timeout=timeout_seconds, check=False,
+    )  # fmt: skip
+    return Finished(done.returncode, done.stdout)
+
+
+def metrics(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def facts(directory: Path) -> dict[str, Any]:
+    return json.loads((directory / "run.json").read_text())

@@ -1,0 +1,88 @@
+"""Mistakes of the user: one clear line, exit code 2, before any training, and nothing left behind."""
+
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+from commands import SMALL, Finished, run, torchrun_command, train_command
+
+
+def assert_refused(done: Finished, cwd: Path, *words: str) -> None:
+    errors = [line for line in done.output.splitlines() if line.startswith("error: ")]
+    assert done.code == 2, done.output
+    assert len(errors) == 1, done.output
+    for word in words:
+        assert word in errors[0]
+    assert "Traceback" not in done.output
+    assert not (cwd / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["inner.lrr=1"], ["no such setting", "inner.lr"]),
+        (["--nnodes", "2"], ["--nnodes=2", "torchrun"]),
+        (["--nproc-per-node", "0"], ["--nproc-per-node=0"]),
+        (["--master-port", "99999"], ["--master-port=99999"]),
+    ],
+)
+def test_mistakes_that_the_driver_sees_before_it_starts_anything(
+    tmp_path: Path, arguments: list[str], words: list[str]
+) -> None:
+    assert_refused(run(train_command(*arguments), tmp_path), tmp_path, *words)
+
+
+def test_a_port_in_use(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("localhost", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = run(train_command("--master-port", port), tmp_path)
+    assert_refused(done, tmp_path, f"--master-port={port}", "in use", "another port")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--nproc-per-node", "2", "pool.trainers=1"], ["workers_per_trainer=1", "2 ranks idle"]),
+        (["data=text", "data.train=[nowhere/*.txt]"], ["data.train=nowhere/*.txt", "no such file"]),
+        (["run.directory=file/run"], ["run.directory=file/run", "not a directory"]),
+    ],
+)
+def test_mistakes_that_the_ranks_see(tmp_path: Path, arguments: list[str], words: list[str]) -> None:
+    """Told once, whatever the number of ranks (tests/distributed/test_prepare.py has the others)."""
+    (tmp_path / "file").write_text("no directory")
+    assert_refused(run(train_command(*SMALL, *arguments), tmp_path), tmp_path, *words)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_gpu_asked_for_where_there_is_none(tmp_path: Path) -> None:
+    assert_refused(run(train_command(*SMALL, "cluster.device=cuda"), tmp_path), tmp_path, "cluster.device=cuda", "GPU")
+
+
+def test_torchrun_tells_a_mistake_once_and_does_not_hang(tmp_path: Path) -> None:
+    done = run(torchrun_command("inner.lrr=1", torchrun=("--standalone", "--nproc-per-node", "2")), tmp_path)
+    assert done.code != 0
+    assert done.output.count("error: inner.lrr=1: no such setting") == 1
+
+
+def test_a_corpus_that_differs_between_ranks(tmp_path: Path) -> None:
+    """Each rank starts in a folder of its own, as on nodes without a shared file system."""
+    for rank, text in enumerate(("the same text " * 500, "another text  " * 500)):
+        (tmp_path / str(rank)).mkdir()
+        (tmp_path / str(rank) / "x.txt").write_text(text)
+    script = f"import os; os.chdir(os.environ['RANK']); import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})"
+    (tmp_path / "apart.py").write_text(script + "\nfrom adloco_dist.launch.driver import main\nmain()\n")
+    command = torchrun_command(
+        *SMALL, "data=text", "data.train=[x.txt]", torchrun=("--standalone", "--nproc-per-node", "2")
+    )
+    command[command.index(next(word for word in command if word.endswith("train.py")))] = str(tmp_path / "apart.py")
+    done = run(command, tmp_path)
+    assert done.code != 0
+    (line,) = [line for line in done.output.splitlines() if line.startswith("error: ")]
+    assert "data.corpus=text differs between ranks" in line
+    assert "rank 0" in line
+    assert "rank 1" in line
+    assert not (tmp_path / "0" / "runs").exists()

@@ -1,0 +1,183 @@
+"""Training from the command line, end to end: the driver, torchrun, the run directory, the model it leaves."""
+
+import os
+import pty
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from commands import SMALL, environment, facts, metrics, run, torchrun_command, train_command
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`make train`'s command at reduced length, under a terminal, with tracking as it is by default."""
+    cwd = tmp_path_factory.mktemp("train")
+    overrides = [override for override in SMALL if not override.startswith(("tracking", "model"))]
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        train_command("run.directory=first", *overrides), cwd=cwd, env=environment() | {"COLUMNS": "120"},
+        stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+    )  # fmt: skip
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            seen += os.read(ours, 65536)
+        except OSError:  # the terminal closes with its last process
+            break
+    os.close(ours)
+    (cwd / "terminal").write_bytes(seen)
+    assert process.wait() == 0, seen.decode()
+    return cwd / "first"
+
+
+def test_the_display_is_live(finished_run: Path) -> None:
+    terminal = (finished_run.parent / "terminal").read_text()
+    assert "\x1b[" in terminal, "redrawn in place"
+    for word in ("tokens/s", "train loss", "validation perplexity", "trainer 3", "average of all trainers", "saved"):
+        assert word in terminal
+    assert "run directory: first" in terminal
+    assert "Traceback" not in terminal
+
+
+def test_the_run_directory(finished_run: Path) -> None:
+    names = {path.name for path in finished_run.iterdir()}
+    assert names == {"run.json", "metrics.jsonl", "model", "wandb"}
+    record = facts(finished_run)
+    assert record["layout"]["hosts"] == {"0": [0], "1": [1], "2": [0], "3": [1]}
+    assert record["settings"]["algorithm"]["name"] == "diloco"
+    assert record["cluster"]["world_size"] == 2
+    assert record["cluster"]["backend"] == "gloo" or torch.cuda.is_available()
+    assert record["versions"]["torch"] == torch.__version__
+    assert record["result"]["stop"] == "budget.rounds=3 reached"
+    assert list((finished_run / "wandb").glob("offline-run-*")), "W&B is offline for who is not logged in"
+
+
+def test_one_record_per_round_and_trainer(finished_run: Path) -> None:
+    rows = metrics(finished_run)
+    assert [(row["round"], row["trainer"]) for row in rows] == [(r, t) for r in range(4) for t in range(4)]
+    for row in rows[4:]:
+        assert row["tokens"] == 4 * 2 * 32
+        assert row["pool_tokens"] == row["round"] * 4 * row["tokens"]
+        assert row["seconds"]["inner"] > 0
+        assert row["bytes_sent"]["outer"] == 0, "a trainer of one rank sends nothing"
+        assert row["bytes_sent"]["control"] > 0
+
+
+def test_transformers_loads_the_model(finished_run: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(finished_run / "model")
+    tokenizer = AutoTokenizer.from_pretrained(finished_run / "model")
+    assert model.num_parameters() == 824_576
+    text = tokenizer("import os\n", return_tensors="pt")
+    loss = model(**text, labels=text["input_ids"]).loss
+    assert loss < 5.6, "no worse than uniform over the vocabulary"
+    weights = dict(model.named_parameters())
+    assert all(torch.isfinite(weight).all() and weight.abs().sum() > 0 for weight in weights.values())
+
+
+def test_evaluate_agrees_with_the_run_and_generate_continues_a_text(finished_run: Path) -> None:
+    launch = Path(train_command()[1]).parent
+    cwd = finished_run.parent
+    evaluated = run([train_command()[0], str(launch / "evaluate.py"), "first", "--sequences", "8"], cwd)
+    result = facts(finished_run)["result"]
+    saved = next(candidate for candidate in result["candidates"] if candidate["name"] == result["saved"])
+    assert f"validation loss {saved['validation_loss']:.4f}" in evaluated.output
+    texts = [
+        run([train_command()[0], str(launch / "generate.py"), "first", "def f(", "--tokens", "9", *more], cwd).output
+        for more in ([], [], ["--seed", "1"])
+    ]
+    assert texts[0].startswith("def f(")
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_a_second_run_needs_another_directory_and_may_start_warm(finished_run: Path) -> None:
+    cwd = finished_run.parent
+    before = (finished_run / "run.json").read_bytes()
+    refused = run(train_command("run.directory=first", *SMALL), cwd)
+    assert refused.code == 2
+    assert refused.output.splitlines()[-1].startswith("error: run.directory=first: already holds a run")
+    assert (finished_run / "run.json").read_bytes() == before
+    warm = [override for override in SMALL if not override.startswith("model")]
+    again = run(
+        train_command("run.directory=second", *warm, "model=pretrained", "model.warm_start=first", "budget.rounds=1"),
+        cwd,
+    )
+    assert again.code == 0, again.output
+    result = facts(finished_run)["result"]
+    saved = next(candidate for candidate in result["candidates"] if candidate["name"] == result["saved"])
+    start = metrics(cwd / "second")[0]["validation_loss"]
+    assert start == pytest.approx(saved["validation_loss"], abs=1e-5), "it begins where the other ended"
+
+
+def test_torchrun_and_every_placement_of_ranks_do_the_same(tmp_path: Path) -> None:
+    """torchrun starts the same job: two trainers of two workers on two ranks, hence groups over both."""
+    more = ("experiment=two_by_two", "run.directory=run", "run.root=unused")
+    standalone = ("--standalone", "--nproc-per-node", "2")
+    done = run(torchrun_command(*SMALL, *more, torchrun=standalone), tmp_path)
+    assert done.code == 0, done.output
+    rows = metrics(tmp_path / "run")
+    payload_bytes = 4 * (facts_num_elements(tmp_path / "run") + 1)
+    assert {row["bytes_sent"]["outer"] for row in rows[2:]} == {2 * payload_bytes}, "each of two ranks sends it once"
+    assert rows[-1]["validation_perplexity"] < rows[0]["validation_perplexity"]
+    assert "round 3" in done.output
+
+
+def facts_num_elements(directory: Path) -> int:
+    """Elements of the flat vector of the model that the run saved."""
+    from adloco_dist.config import Precision
+    from adloco_dist.pool.flat_model import FlatModel
+
+    model = AutoModelForCausalLM.from_pretrained(directory / "model")
+    return FlatModel(model, torch.device("cpu"), Precision.fp32).num_elements
+
+
+@pytest.mark.parametrize("algorithm", ["adloco", "ddp"])
+def test_other_algorithms(tmp_path: Path, algorithm: str) -> None:
+    done = run(train_command(*SMALL, f"algorithm={algorithm}", "run.directory=run", "inner.lr=5e-3"), tmp_path)
+    assert done.code == 0, done.output
+    rows = metrics(tmp_path / "run")
+    assert rows[-1]["validation_perplexity"] < rows[0]["validation_perplexity"]
+    assert ("gradients" in rows[-1]["bytes_sent"]) == (algorithm == "ddp")
+
+
+def test_ctrl_c_ends_the_round_and_keeps_the_model(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        train_command(*SMALL, "run.directory=run", "budget.rounds=100000"), cwd=tmp_path, env=environment(),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    output = ""
+    for line in process.stdout:
+        output += line
+        if line.startswith("round 2 "):
+            break
+    os.killpg(process.pid, signal.SIGINT)  # what a terminal does
+    output += process.communicate(timeout=120)[0]
+    assert process.returncode == 0, output
+    assert "Traceback" not in output
+    assert facts(tmp_path / "run")["result"]["stop"] == "interrupted"
+    AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
+    rows = metrics(tmp_path / "run")
+    assert len(rows) % 4 == 0, "whole rounds only"
+    assert rows[-1]["round"] >= 2
+
+
+def test_dry_run_plans_and_trains_nothing(tmp_path: Path) -> None:
+    done = run(
+        train_command("--dry-run", "--nnodes", "2", "--nproc-per-node", "4", "pool.workers_per_trainer=4", *SMALL),
+        tmp_path,
+    )
+    assert done.code == 0, done.output
+    for words in ("117,120 parameters", "{0,1,2,3}", "{4,5,6,7}", "nothing was trained"):
+        assert words in done.output
+    assert list(tmp_path.iterdir()) == []
+    under_torchrun = run(
+        torchrun_command("--dry-run", *SMALL, torchrun=("--standalone", "--nproc-per-node", "2")), tmp_path
+    )
+    assert under_torchrun.code == 0, under_torchrun.output
+    assert under_torchrun.output.count("nothing was trained") == 1
+    assert list(tmp_path.iterdir()) == []
