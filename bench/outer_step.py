@@ -7,13 +7,17 @@ bytes. On loopback: against a plain flat DiLoCo step and against torchft's DiLoC
 import argparse
 import json
 import logging
+import os
 import socket
 import subprocess
 import sys
+import tempfile
+import time
+import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
-from typing import Any
+from typing import IO, Any
 
 import torch
 import torch.distributed as dist
@@ -142,7 +146,11 @@ def run_rank(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://{options.store}", rank=options.rank, world_size=2)
     compare = on_loopback if options.where == "loopback" else on_hosts
-    result = compare(options.rank, options.rounds)
+    try:
+        result = compare(options.rank, options.rounds)
+    except Exception:
+        traceback.print_exc()
+        os._exit(1)  # torchft's threads would keep the process
     if options.rank == 0:
         print("RESULT " + json.dumps(result))
     dist.barrier()
@@ -163,8 +171,20 @@ def _command(rank: int, store: str, rounds: int, where: str) -> list[str]:
     return [sys.executable, __file__, *arguments]
 
 
-def _result(processes: list["subprocess.Popen[str]"]) -> dict[str, Any]:
-    outputs = [process.communicate()[0] for process in processes]
+def _result(start: Callable[[int, IO[str]], "subprocess.Popen[str]"]) -> dict[str, Any]:
+    """What rank 0 found. Output goes to files: a full pipe would stop a rank in the middle of a measurement."""
+    with ExitStack() as cleanup:
+        files = [cleanup.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2)]
+        processes = [start(rank, file) for rank, file in enumerate(files)]
+        while any(process.poll() is None for process in processes) and not any(process.poll() for process in processes):
+            time.sleep(0.1)
+        for process in processes:
+            process.kill()
+            process.wait()
+        outputs = []
+        for file in files:
+            file.seek(0)
+            outputs.append(file.read())
     lines = [line for output in outputs for line in output.splitlines() if line.startswith("RESULT ")]
     if not lines:
         sys.exit("error: a rank failed:\n" + "\n".join(outputs))
@@ -172,18 +192,21 @@ def _result(processes: list["subprocess.Popen[str]"]) -> dict[str, Any]:
 
 
 def compare_on_hosts(rounds: int) -> dict[str, Any]:
-    with hosts(2, rate=LINK_RATE) as (first, second):
-        store = f"{first.address}:29400"
-        commands = [_command(rank, store, rounds, "hosts") for rank in range(2)]
-        return _result([host.start(command) for host, command in zip((first, second), commands, strict=True)])
+    with hosts(2, rate=LINK_RATE) as nodes:
+        store = f"{nodes[0].address}:29400"
+        return _result(lambda rank, file: nodes[rank].start(_command(rank, store, rounds, "hosts"), output=file))
 
 
 def compare_on_loopback(rounds: int) -> dict[str, Any]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         store = f"127.0.0.1:{probe.getsockname()[1]}"
-    commands = [_command(rank, store, rounds, "loopback") for rank in range(2)]
-    return _result([subprocess.Popen(c, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for c in commands])
+
+    def start(rank: int, file: IO[str]) -> "subprocess.Popen[str]":
+        command = _command(rank, store, rounds, "loopback")
+        return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, text=True)
+
+    return _result(start)
 
 
 def main() -> None:

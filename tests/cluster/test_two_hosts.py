@@ -38,9 +38,12 @@ def test_two_hosts_train_to_the_end(tmp_path: Path) -> None:
                 "--local-addr", host.name,
             ]  # fmt: skip
             command = [*torchrun, str(ROOT / "launch" / "train.py"), *SETTINGS, "run.directory=run"]
-            processes.append(host.start(command, cwd=tmp_path / host.name))
-        outputs = [process.communicate(timeout=180)[0] for process in processes]
+            with (tmp_path / host.name / "output").open("w") as output:
+                processes.append(host.start(command, output, cwd=tmp_path / host.name))
+        for process in processes:
+            process.wait(timeout=180)
         on_the_wire = [host.bytes_sent() for host in nodes]
+    outputs = [(tmp_path / host.name / "output").read_text() for host in nodes]
     assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
 
     directories = [path for path in tmp_path.glob("*/run") if (path / "run.json").exists()]

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 NETWORK = "10.79.{network}.{host}"
 
@@ -26,12 +27,12 @@ class Host:
         rename = 'hostname "$0" && exec env GLOO_SOCKET_IFNAME=eth0 "$@"'
         return ["ip", "netns", "exec", self.name, "unshare", "--uts", "sh", "-c", rename, self.name, *arguments]
 
-    def start(self, arguments: Sequence[str], cwd: Path | None = None) -> "subprocess.Popen[str]":
-        """Start a process on this host, in a session of its own, with its output in one pipe."""
+    def start(self, arguments: Sequence[str], output: IO[str], cwd: Path | None = None) -> "subprocess.Popen[str]":
+        """Start a process on this host, in a session of its own; both its streams go to `output`, a file."""
         return subprocess.Popen(
             self.command(arguments),
             cwd=cwd,
-            stdout=subprocess.PIPE,
+            stdout=output,
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
