@@ -81,7 +81,7 @@ def train_small_pool(runtime: Runtime, *overrides: str, module: torch.nn.Module 
     return {
         "anchors": {trainer.id: trainer.anchor.numpy().copy() for trainer in outcome.trainers},
         "cursors": {trainer.id: trainer.shard.cursor for trainer in outcome.trainers},
-        "chosen": outcome.weights.numpy().copy(),
+        "chosen": None if outcome.weights is None else outcome.weights.numpy().copy(),
         "result": outcome.result,
         "stop": outcome.stop,
         "records": sink.records,

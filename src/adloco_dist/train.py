@@ -40,8 +40,8 @@ class Outcome:
     """Why it ended."""
     result: dict[str, Any]
     """The evaluation of all candidates and which one was chosen; the same on every rank."""
-    weights: torch.Tensor
-    """The flat weights that were chosen, on every rank."""
+    weights: torch.Tensor | None
+    """The flat weights that were chosen, on rank 0."""
     flat_model: FlatModel
     trainers: Sequence[Trainer]
     """This rank's shares."""
@@ -56,6 +56,8 @@ class Rank:
     splits: Splits
     groups: Groups
     flat_model: FlatModel
+    module: nn.Module
+    """What computes the logits: the flat model's module, for algorithm=ddp in DistributedDataParallel."""
     trainers: Sequence[Trainer]
 
 
@@ -114,8 +116,7 @@ def run_round(rank: Rank, plan: RoundPlan) -> dict[int, TrainerReport]:
     for trainer in rank.trainers:
         share, group = shares[trainer.id], rank.groups.of(layout.ranks(trainer.id))
         with timed(share.seconds, "inner", device):
-            module = data_parallel(rank.flat_model, trainer.workers[0], group) if is_ddp else rank.flat_model.module
-            share.train_loss_sum = inner(trainer, module, rank.splits.train, plan, settings)
+            share.train_loss_sum = inner(trainer, rank.module, rank.splits.train, plan, settings)
         if is_ddp:
             share.bytes_sent["gradients"] = settings.algorithm.updates_per_round * ring_bytes_sent(
                 rank.flat_model.gradient, group
@@ -168,6 +169,10 @@ def host(settings: Settings, runtime: Runtime, splits: Splits, module: nn.Module
         )
         for id in layout.trainers_on(runtime.rank)
     ]  # fmt: skip
-    return Rank(
-        settings, runtime, splits, Groups(runtime.backend, settings.cluster.outer_seconds), flat_model, trainers
-    )
+    groups = Groups(runtime.backend, settings.cluster.outer_seconds)
+    groups.form(layout.ranks(id) for id in layout.trainers)
+    forward = flat_model.module
+    if settings.algorithm.name is Algorithm.ddp:
+        (trainer,) = trainers
+        forward = data_parallel(flat_model, trainer.workers[0], groups.of(layout.ranks(trainer.id)))
+    return Rank(settings, runtime, splits, groups, flat_model, forward, trainers)

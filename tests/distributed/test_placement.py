@@ -73,10 +73,9 @@ def test_ddp_with_any_capacity_is_the_same_run() -> None:
     np.testing.assert_allclose(anchors(whole)[0], anchors(parts)[0], rtol=0, atol=1e-9)
 
 
-def test_training_learns_and_the_chosen_weights_are_on_every_rank() -> None:
-    ranks = run([0, 0], "budget.rounds=15", "inner.lr=1e-2")
+def test_training_learns_and_the_chosen_weights_reach_rank_0() -> None:
+    ranks = run([0, 0, 0, 0], "budget.rounds=15", "inner.lr=1e-2")
     first, last = ranks[0]["records"][0], ranks[0]["result"]["candidates"]
     assert min(candidate["validation_loss"] for candidate in last) < 0.8 * first["validation_loss"]
     best = ranks[0]["result"]["trainer"]
-    for rank in ranks:
-        np.testing.assert_array_equal(rank["chosen"], anchors(ranks)[best])
+    np.testing.assert_array_equal(ranks[0]["chosen"], anchors(ranks)[best])

@@ -43,9 +43,7 @@ def test_arrows_point_down() -> None:
         for other in imported_rooms(path)
         if other != room(path) and FLOORS[other] >= FLOORS[room(path)]
     ]
-    # Two rooms of one floor that may look at each other's plain values, in one direction only.
-    allowed = {"run/"}
-    assert [line for line in upward if not any(line.startswith(prefix) for prefix in allowed)] == []
+    assert upward == []
 
 
 def test_settings_and_decisions_need_no_torch() -> None:

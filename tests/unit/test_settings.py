@@ -121,6 +121,7 @@ def test_the_list_of_settings_changes_only_on_purpose() -> None:
         ("cluster.outer_seconds=0", ["cluster.outer_seconds=0", "> 0 seconds"]),
         ("data.train=[x.txt]", ["data.train", "data=text"]),
         ("data=text", ["data.train"]),
+        ("data.train=a.txt", ["data.train=a.txt", "must be a list"]),
         ("model=causal", ["model.architecture=null"]),
         ("model=pretrained", ["model.architecture=null", "warm_start"]),
         ("~inner", ["~inner", "cannot be removed"]),

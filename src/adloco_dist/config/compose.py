@@ -111,5 +111,7 @@ def _explain(error: Exception) -> str:
     first_line = str(error).splitlines()[0]
     if isinstance(error, OverrideParseException):
         return f"{error.override}: cannot be read ({first_line}); quote it if the shell takes it apart"
+    if "is not a ListConfig" in str(error.__cause__):
+        return f"{first_line.removeprefix('Error merging override ')}: must be a list; write it as [first,second]"
     typed = first_line.removeprefix("Error merging override ").rstrip(".")
     return f"{typed}: {str(error.__cause__).splitlines()[0]}" if error.__cause__ else typed

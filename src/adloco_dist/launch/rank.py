@@ -60,7 +60,7 @@ def run_rank(overrides: Sequence[str], dry_run: bool) -> None:
                 if runtime.rank == 0:
                     print(f"error: {difference}", file=sys.stderr)
                 sys.exit(1)
-            if runtime.rank == 0:
+            if outcome.weights is not None and runtime.rank == 0:
                 path = save_model(directory, outcome.flat_model, outcome.weights, splits)
                 journal.close({"stop": outcome.stop, **outcome.result})
                 print(f"ended: {outcome.stop}\nrun directory: {directory}\nmodel: {path}")
@@ -134,7 +134,10 @@ def agree_on_directory(control: ControlPlane, settings: Settings) -> Path:
         except SettingsError as mistake:
             error = mistake
         except OSError as mistake:
-            error = SettingsError(f"run.directory={settings.run.directory}: cannot be made ({mistake.strerror})")
+            name, value = (
+                ("root", settings.run.root) if settings.run.directory is None else ("directory", settings.run.directory)
+            )
+            error = SettingsError(f"run.{name}={value}: cannot be made ({mistake.strerror}); name another directory")
     message = control.broadcast({"path": path, "error": str(error) if error else None} if control.rank == 0 else None)
     if message["error"]:
         raise SettingsError(message["error"])

@@ -27,12 +27,11 @@ def finish(
     control: ControlPlane,
     validation: TokenStore,
     evaluation: EvaluationSettings,
-) -> tuple[dict[str, Any], torch.Tensor]:
+) -> tuple[dict[str, Any], torch.Tensor | None]:
     """Evaluate all candidates and choose the trainer with the smallest validation loss.
 
     Returns:
-        The result as rank 0 wrote it (the same on all ranks), and on every rank the weights that were chosen, in
-        the flat model's gradient.
+        The result as rank 0 wrote it (the same on all ranks), and on rank 0 the weights that were chosen.
     """
     limit, batch = evaluation.final_sequences, evaluation.batch
     sums: dict[str, tuple[float, int]] = {}
@@ -47,8 +46,16 @@ def finish(
         sums[AVERAGE] = evaluate(flat_model, average, validation, limit, batch, part)
     replies = control.gather({"sums": sums})
     result = control.broadcast(_result([reply["sums"] for reply in replies], layout) if replies else None)
-    chosen = combine(trainers, {result["trainer"]: 1.0}, layout, flat_model, world)
-    return result, chosen
+    return result, _bring_to_rank_0(result["trainer"], trainers, layout, flat_model, world)
+
+
+def _bring_to_rank_0(
+    chosen: int, trainers: Sequence[Trainer], layout: Layout, flat_model: FlatModel, world: dist.ProcessGroup | None
+) -> torch.Tensor | None:
+    """The anchor of trainer `chosen`; it travels only if rank 0 does not hold it already."""
+    if 0 in layout.ranks(chosen):
+        return next((trainer.anchor for trainer in trainers if trainer.id == chosen), None)
+    return combine(trainers, {chosen: 1.0}, layout, flat_model, world)
 
 
 def _name(trainer: int) -> str:

@@ -46,8 +46,14 @@ def data_parallel(flat_model: FlatModel, worker: Worker, group: dist.ProcessGrou
     flat_model.point_at(worker.weights)
     if group is None:
         return flat_model.module
-    device_ids = [flat_model.device.index] if flat_model.device.type == "cuda" else None
-    return DistributedDataParallel(flat_model.module, device_ids=device_ids, process_group=group)
+    return DistributedDataParallel(
+        flat_model.module,
+        device_ids=[flat_model.device.index] if flat_model.device.type == "cuda" else None,
+        process_group=group,
+        # All ranks built the same module, and its buffers are constants: nothing but gradients needs to travel.
+        init_sync=False,
+        broadcast_buffers=False,
+    )
 
 
 def _take_updates(
