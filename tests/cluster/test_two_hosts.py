@@ -58,6 +58,11 @@ def test_two_hosts_train_to_the_end(tmp_path: Path) -> None:
     assert end < 0.8 * start
     assert facts["result"]["stop"] == "budget.rounds=6 reached"
 
+    best = min(candidate["validation_perplexity"] for candidate in facts["result"]["candidates"])
+    other = next(host.name for host in nodes if not (tmp_path / host.name / "run").exists())
+    told = f"ended: budget.rounds=6 reached; best perplexity {best:.3f}; run directory on "
+    assert told in (tmp_path / other / "output").read_text(), "both hosts tell the same"
+
     # Anchors were equal on both hosts in every round, or the run would have ended; and the bytes that the records
     # count are those that left the links, but for headers, acknowledgements and the rendezvous.
     counted = sum(sum(row["bytes_sent"].values()) for row in rows)

@@ -64,6 +64,12 @@ def run_rank(overrides: Sequence[str], dry_run: bool) -> None:
                 path = save_model(directory, outcome.flat_model, outcome.weights, splits)
                 journal.close({"stop": outcome.stop, **outcome.result})
                 print(f"ended: {outcome.stop}\nrun directory: {directory}\nmodel: {path}")
+            elif runtime.rank == runtime.nodes.index(runtime.nodes[runtime.rank]):
+                # Every node's terminal tells how it went; files are on rank 0's node.
+                best = min(candidate["validation_perplexity"] for candidate in outcome.result["candidates"])
+                print(
+                    f"ended: {outcome.stop}; best perplexity {best:.3f}; run directory on {runtime.hosts[0]}: {directory}"
+                )
 
 
 def compare_settings(control: ControlPlane, settings: Settings) -> None:
