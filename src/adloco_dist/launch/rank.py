@@ -67,9 +67,8 @@ def run_rank(overrides: Sequence[str], dry_run: bool) -> None:
             elif runtime.rank == runtime.nodes.index(runtime.nodes[runtime.rank]):
                 # Every node's terminal tells how it went; files are on rank 0's node.
                 best = min(candidate["validation_perplexity"] for candidate in outcome.result["candidates"])
-                print(
-                    f"ended: {outcome.stop}; best perplexity {best:.3f}; run directory on {runtime.hosts[0]}: {directory}"
-                )
+                where = f"run directory on {runtime.hosts[0]}: {directory}"
+                print(f"ended: {outcome.stop}; best perplexity {best:.3f}; {where}")
 
 
 def compare_settings(control: ControlPlane, settings: Settings) -> None:
