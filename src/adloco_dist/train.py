@@ -20,7 +20,7 @@ from adloco_dist.decisions.report import RankReport, TrainerReport, pool_report,
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.round.coordinate import coordinate
-from adloco_dist.round.evaluate import Part, evaluate
+from adloco_dist.round.evaluate import evaluate, part_of
 from adloco_dist.round.finish import finish
 from adloco_dist.round.inner import data_parallel, inner
 from adloco_dist.round.outer import adopt, outer, ring_bytes_sent
@@ -94,7 +94,6 @@ def train(
             raise AnchorsDifferError(f"after round {plan.round}: {plan.error}")
         if plan.stop:
             break
-        rank.groups.form(plan.layout.ranks(trainer) for trainer in plan.layout.trainers)
         report.trainers = run_round(rank, plan)
         report.stop_requested = stop.requested
 
@@ -138,8 +137,7 @@ def run_round(rank: Rank, plan: RoundPlan) -> dict[int, TrainerReport]:
 
 def assess(rank: Rank, trainer: Trainer, layout: Layout, share: TrainerReport) -> None:
     """Evaluate the trainer's anchor on this rank's part of the validation sequences."""
-    ranks, limits = layout.ranks(trainer.id), rank.settings.evaluation
-    part = Part(ranks.index(rank.runtime.rank), len(ranks))
+    limits, part = rank.settings.evaluation, part_of(rank.runtime.rank, trainer.id, layout)
     share.validation_loss_sum, share.validation_tokens = evaluate(
         rank.flat_model, trainer.anchor, rank.splits.validation, limits.sequences, limits.batch, part
     )

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from adloco_dist.data.tokens import TokenStore
+from adloco_dist.decisions.layout import Layout
 from adloco_dist.models import token_losses
 from adloco_dist.pool.flat_model import FlatModel
 
@@ -16,6 +17,12 @@ class Part:
 
     index: int
     count: int
+
+
+def part_of(rank: int, trainer: int, layout: Layout) -> Part:
+    """The part of one of the trainer's ranks, which share its evaluation."""
+    ranks = layout.ranks(trainer)
+    return Part(ranks.index(rank), len(ranks))
 
 
 def evaluate(

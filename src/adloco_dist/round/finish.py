@@ -13,7 +13,7 @@ from adloco_dist.decisions.layout import Layout
 from adloco_dist.decisions.report import perplexity
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.trainer import Trainer
-from adloco_dist.round.evaluate import Part, evaluate
+from adloco_dist.round.evaluate import Part, evaluate, part_of
 from adloco_dist.round.merge import combine
 
 AVERAGE = "average of all trainers"
@@ -36,8 +36,7 @@ def finish(
     limit, batch = evaluation.final_sequences, evaluation.batch
     sums: dict[str, tuple[float, int]] = {}
     for trainer in trainers:
-        ranks = layout.ranks(trainer.id)
-        part = Part(ranks.index(control.rank), len(ranks))
+        part = part_of(control.rank, trainer.id, layout)
         sums[_name(trainer.id)] = evaluate(flat_model, trainer.anchor, validation, limit, batch, part)
     if len(layout.trainers) > 1:
         equal_shares = dict.fromkeys(layout.trainers, 1 / len(layout.trainers))

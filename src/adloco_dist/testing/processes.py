@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from adloco_dist.cluster.runtime import Place, Runtime, started
+from adloco_dist.cluster.runtime import Place, started
 from adloco_dist.config import ClusterSettings, Device
 
 TIMEOUT_SECONDS = 120.0
@@ -74,6 +74,3 @@ def _run_rank(pipe: Connection, place: Place, function: Callable[..., Any], argu
         pipe.send((result, None))
     except Exception:  # reported to the test, whatever it is
         pipe.send((None, f"rank {place.rank}:\n{traceback.format_exc()}"))
-
-
-__all__ = ["Runtime", "run_ranks"]
