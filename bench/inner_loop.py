@@ -12,7 +12,7 @@ from adloco_dist.config.compose import compose
 from adloco_dist.data.corpora import load_corpus
 from adloco_dist.data.shards import Shard, deal
 from adloco_dist.decisions.layout import experiment_layout
-from adloco_dist.decisions.plan import PoolReport, plan_round
+from adloco_dist.decisions.plan import PoolReport, Premises, plan_round
 from adloco_dist.models import build_model, model_config
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.trainer import Trainer
@@ -33,6 +33,7 @@ def main() -> None:
             "pool.trainers=1",
             f"algorithm.updates_per_round={updates}",
             "inner.schedule=constant",
+            "batching.request=none",
         ]
     )
     splits = load_corpus(settings.data)
@@ -42,7 +43,7 @@ def main() -> None:
     flat_model = FlatModel(build_model(settings.model, config, 0), torch.device("cpu"), settings.precision)
     shard = Shard(deal(store.num_sequences, 1, 0)[0], 0, 0)
     trainer = Trainer(0, [0], flat_model.initial_weights(), flat_model, shard, settings)
-    plan = plan_round(settings, experiment_layout(settings, [0]), None, PoolReport())
+    plan = plan_round(settings, Premises(experiment_layout(settings, [0])), None, PoolReport())
 
     def ours() -> None:
         inner(trainer, flat_model.module, store, plan, settings)

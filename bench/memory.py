@@ -17,7 +17,7 @@ from adloco_dist.config.compose import compose
 from adloco_dist.data.shards import Shard
 from adloco_dist.data.tokens import TokenStore
 from adloco_dist.decisions.layout import experiment_layout
-from adloco_dist.decisions.plan import PoolReport, plan_round
+from adloco_dist.decisions.plan import PoolReport, Premises, plan_round
 from adloco_dist.models import build_model, model_config
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.trainer import Trainer
@@ -34,14 +34,14 @@ def measure(num_workers: int) -> None:
     torch.set_num_threads(1)
     settings = compose(
         ["model=small", "pool.trainers=1", f"pool.workers_per_trainer={num_workers}", "algorithm.updates_per_round=2",
-         "batching.local_batch=2", f"data.sequence_length={LENGTH}"]
+         "batching.local_batch=2", "batching.request=none", f"data.sequence_length={LENGTH}"]
     )  # fmt: skip
     config = model_config(settings.model, VOCAB_SIZE, LENGTH)
     flat_model = FlatModel(build_model(settings.model, config, 0), torch.device("cpu"), settings.precision)
     store = TokenStore(np.random.default_rng(0).integers(0, 256, 64_000).astype(np.uint16), LENGTH)
     shard = Shard(np.arange(store.num_sequences), 0, 0)
     trainer = Trainer(0, list(range(num_workers)), flat_model.initial_weights(), flat_model, shard, settings)
-    plan = plan_round(settings, experiment_layout(settings, [0]), None, PoolReport())
+    plan = plan_round(settings, Premises(experiment_layout(settings, [0])), None, PoolReport())
     for _ in range(2):
         inner(trainer, flat_model.module, store, plan, settings)
         outer(trainer, None)

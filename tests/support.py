@@ -15,6 +15,7 @@ from adloco_dist.config.compose import compose
 from adloco_dist.data.corpora import Splits
 from adloco_dist.data.tokens import TokenStore
 from adloco_dist.decisions.layout import experiment_layout
+from adloco_dist.decisions.replay import Trajectory
 from adloco_dist.decisions.report import Record
 from adloco_dist.models import build_model, model_config
 from adloco_dist.run.journal import Journal
@@ -28,6 +29,7 @@ SMALL = (
     f"data.sequence_length={SEQUENCE_LENGTH}",
     "algorithm.updates_per_round=3",
     "batching.local_batch=2",
+    "batching.request=none",
     "budget=rounds",
     "budget.rounds=4",
     "evaluation.every_rounds=2",
@@ -65,7 +67,9 @@ def small_module(settings: Settings) -> PreTrainedModel:
     return build_model(settings.model, config, settings.seed)
 
 
-def train_small_pool(runtime: Runtime, *overrides: str, module: torch.nn.Module | None = None) -> dict[str, Any]:
+def train_small_pool(
+    runtime: Runtime, *overrides: str, module: torch.nn.Module | None = None, trajectory: Trajectory | None = None
+) -> dict[str, Any]:
     """Train and return this rank's anchors (by trainer), cursors, the result, and on rank 0 the records."""
     settings = small_settings(*overrides)
     sink = Sink([])
@@ -75,6 +79,7 @@ def train_small_pool(runtime: Runtime, *overrides: str, module: torch.nn.Module 
         small_splits(),
         module or small_module(settings),
         experiment_layout(settings, runtime.nodes),
+        trajectory or {},
         Journal([sink] if runtime.rank == 0 else []),
         StopRequest(),
     )

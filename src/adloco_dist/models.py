@@ -4,11 +4,12 @@ Shape suffixes: B sequences, L tokens of a sequence that are predicted, V vocabu
 """
 
 import difflib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -61,10 +62,11 @@ def build_model(model: ModelSettings, config: PretrainedConfig, seed: int) -> Pr
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
-def token_losses(module: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+def token_losses(module: Callable[..., Any], tokens: torch.Tensor) -> torch.Tensor:
     """Cross-entropy in nats of every predicted token, shape (B, L), in at least fp32.
 
     Args:
+        module: a causal model of transformers, or a function that is called like one.
         tokens: (B, L + 1) ids; position t predicts t + 1. The one place where labels are shifted.
     """
     logits = module(input_ids=tokens[:, :-1], use_cache=False).logits

@@ -13,16 +13,17 @@ from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import Algorithm, Settings
 from adloco_dist.data.corpora import Splits
-from adloco_dist.data.shards import Shard, deal
 from adloco_dist.decisions.layout import Layout
 from adloco_dist.decisions.plan import RoundPlan, plan_round
+from adloco_dist.decisions.replay import Trajectory
 from adloco_dist.decisions.report import RankReport, TrainerReport, pool_report, round_records
+from adloco_dist.hosting import Rank, find_premises, host
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.round.coordinate import coordinate
 from adloco_dist.round.evaluate import evaluate, part_of
 from adloco_dist.round.finish import finish
-from adloco_dist.round.inner import data_parallel, inner
+from adloco_dist.round.inner import inner
 from adloco_dist.round.outer import adopt, outer, ring_bytes_sent
 from adloco_dist.round.phases import timed
 from adloco_dist.run.journal import Journal
@@ -47,26 +48,13 @@ class Outcome:
     """This rank's shares."""
 
 
-@dataclass(frozen=True)
-class Rank:
-    """What this rank works with."""
-
-    settings: Settings
-    runtime: Runtime
-    splits: Splits
-    groups: Groups
-    flat_model: FlatModel
-    module: nn.Module
-    """What computes the logits: the flat model's module, for algorithm=ddp in DistributedDataParallel."""
-    trainers: Sequence[Trainer]
-
-
 def train(
     settings: Settings,
     runtime: Runtime,
     splits: Splits,
     module: nn.Module,
     layout: Layout,
+    trajectory: Trajectory,
     journal: Journal,
     stop: StopRequest,
 ) -> Outcome:
@@ -74,27 +62,32 @@ def train(
 
     Collective: every rank calls it with equal settings, corpus and module.
 
+    Args:
+        trajectory: the batches to repeat, on rank 0; empty without batching.request=replay.
+
     Raises:
         AnchorsDifferError: on every rank, when the ranks of a trainer disagree about its anchor.
+        SettingsError: on every rank, when the device of one has no room for a pass of one sequence.
     """
     rank = host(settings, runtime, splits, module, layout)
+    premises = find_premises(rank, layout, trajectory)
     plan: RoundPlan | None = None
     report = opening_report(rank, layout)
     start = time.monotonic()
 
     def decide(reports: Sequence[RankReport]) -> RoundPlan:
-        return plan_round(settings, layout, plan, pool_report(reports, time.monotonic() - start))
+        return plan_round(settings, premises, plan, pool_report(reports, plan, time.monotonic() - start))
 
     while True:
         last_plan = plan
         plan, reports, report = coordinate(runtime.control, report, decide)
         if reports:  # rank 0 alone
-            journal.write(round_records(settings, last_plan, reports))
+            journal.write(round_records(settings, last_plan, plan, reports))
         if plan.error:
             raise AnchorsDifferError(f"after round {plan.round}: {plan.error}")
         if plan.stop:
             break
-        report.trainers = run_round(rank, plan)
+        run_round(rank, plan, report)
         report.stop_requested = stop.requested
 
     everyone = tuple(range(runtime.world_size))
@@ -107,21 +100,28 @@ def train(
     return Outcome(plan.stop, result, weights, rank.flat_model, rank.trainers)
 
 
-def run_round(rank: Rank, plan: RoundPlan) -> dict[int, TrainerReport]:
+def run_round(rank: Rank, plan: RoundPlan, report: RankReport) -> None:
     """One round of every trainer on this rank, trainers in ascending order: the order of all their collectives."""
     settings, layout, device = rank.settings, plan.layout, rank.runtime.device
     is_ddp = settings.algorithm.name is Algorithm.ddp
     shares = {trainer.id: TrainerReport(num_workers=len(trainer.workers)) for trainer in rank.trainers}
+    if rank.estimators:
+        rank.sketch.renew(settings.seed, plan.round)
     for trainer in rank.trainers:
-        share, group = shares[trainer.id], rank.groups.of(layout.ranks(trainer.id))
+        share, estimator = shares[trainer.id], rank.estimators.get(trainer.id)
         with timed(share.seconds, "inner", device):
-            share.train_loss_sum = inner(trainer, rank.module, rank.splits.train, plan, settings)
+            done = inner(trainer, rank.module, rank.splits.train, plan, settings, estimator)
+        share.train_loss_sum, share.pass_seconds_per_sequence = done.loss_sum, done.pass_seconds_per_sequence
+        report.notes += done.notes
         if is_ddp:
-            share.bytes_sent["gradients"] = settings.algorithm.updates_per_round * ring_bytes_sent(
-                rank.flat_model.gradient, group
-            )
+            group = rank.groups.of(layout.ranks(trainer.id))
+            share.bytes_sent["gradients"] = plan.updates * ring_bytes_sent(rank.flat_model.gradient, group)
     for trainer in rank.trainers:
         share, group = shares[trainer.id], rank.groups.of(layout.ranks(trainer.id))
+        if estimator := rank.estimators.get(trainer.id):
+            with timed(share.seconds, "measure", device):
+                measured = estimator.measure(trainer, layout, group)
+            share.statistics, share.bytes_sent["statistics"] = measured.statistics, measured.bytes_sent
         with timed(share.seconds, "outer", device):
             step = adopt(trainer) if is_ddp else outer(trainer, group)
         share.num_finite, share.pseudo_gradient_norm = step.num_finite, step.pseudo_gradient_norm
@@ -132,7 +132,7 @@ def run_round(rank: Rank, plan: RoundPlan) -> dict[int, TrainerReport]:
         if plan.evaluate:
             with timed(share.seconds, "evaluate", device):
                 assess(rank, trainer, layout, share)
-    return shares
+    report.trainers, report.capacity = shares, rank.flat_model.capacity
 
 
 def assess(rank: Rank, trainer: Trainer, layout: Layout, share: TrainerReport) -> None:
@@ -153,24 +153,3 @@ def opening_report(rank: Rank, layout: Layout) -> RankReport:
                 assess(rank, trainer, layout, share)
         report.trainers[trainer.id] = share
     return report
-
-
-def host(settings: Settings, runtime: Runtime, splits: Splits, module: nn.Module, layout: Layout) -> Rank:
-    """Set up this rank's share of the pool: every trainer that has a worker here, all from the same weights."""
-    flat_model = FlatModel(module, runtime.device, settings.precision)
-    initial_weights = flat_model.initial_weights()
-    shards = deal(splits.train.num_sequences, len(layout.trainers), settings.seed)
-    trainers = [
-        Trainer(
-            id, layout.workers_on(runtime.rank, id), initial_weights, flat_model, Shard(shards[id], settings.seed, id),
-            settings,
-        )
-        for id in layout.trainers_on(runtime.rank)
-    ]  # fmt: skip
-    groups = Groups(runtime.backend, settings.cluster.outer_seconds)
-    groups.form(layout.ranks(id) for id in layout.trainers)
-    forward = flat_model.module
-    if settings.algorithm.name is Algorithm.ddp:
-        (trainer,) = trainers
-        forward = data_parallel(flat_model, trainer.workers[0], groups.of(layout.ranks(trainer.id)))
-    return Rank(settings, runtime, splits, groups, flat_model, forward, trainers)

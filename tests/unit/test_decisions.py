@@ -8,32 +8,33 @@ import pytest
 from adloco_dist.config import BudgetSettings, InnerSettings, Schedule, Settings
 from adloco_dist.config.compose import compose
 from adloco_dist.decisions.layout import Layout
-from adloco_dist.decisions.plan import PoolReport, RoundPlan, plan_round
+from adloco_dist.decisions.plan import PoolReport, Premises, RoundPlan, plan_round
 from adloco_dist.decisions.report import RankReport, TrainerReport, pool_report, round_records
 from adloco_dist.decisions.schedule import Progress, learning_rate
 from adloco_dist.decisions.switch import pass_size
 
-LAYOUT = Layout({0: (0, 1), 1: (1,)})
+PREMISES = Premises(Layout({0: (0, 1), 1: (1,)}))
 
 
 def settings(*overrides: str) -> Settings:
     """3 workers in all, 2 sequences of 10 tokens each, 5 updates a round: 60 tokens per update, 300 per round."""
     return compose(
-        ["batching.local_batch=2", "data.sequence_length=10", "algorithm.updates_per_round=5", "budget.tokens=null",
-         *overrides]
+        ["batching.local_batch=2", "batching.request=none", "data.sequence_length=10",
+         "algorithm.updates_per_round=5", "budget.tokens=null", *overrides]
     )  # fmt: skip
 
 
 def plans(settings: Settings, count: int, seconds: float = 0.0) -> list[RoundPlan]:
     made: list[RoundPlan] = []
     for number in range(count):
-        made.append(plan_round(settings, LAYOUT, made[-1] if made else None, PoolReport(seconds=seconds * number)))
+        made.append(plan_round(settings, PREMISES, made[-1] if made else None, PoolReport(seconds=seconds * number)))
     return made
 
 
-def test_a_budget_in_tokens_ends_with_the_round_that_reaches_it() -> None:
+def test_a_budget_in_tokens_ends_with_the_update_that_spends_it() -> None:
     made = plans(settings("budget.tokens=700"), 4)
-    assert [plan.pool_tokens for plan in made] == [0, 300, 600, 900]
+    assert [plan.pool_tokens for plan in made] == [0, 300, 600, 720]
+    assert [plan.updates for plan in made[:3]] == [5, 5, 2]
     assert [plan.stop for plan in made] == [None, None, None, "budget.tokens=700 reached"]
     assert made[1].progress == Progress(300, 60, 300 / 700, 60 / 700)
 
@@ -46,9 +47,9 @@ def test_budgets_in_rounds_and_seconds() -> None:
 
 
 def test_anybody_can_stop_the_run_and_differing_anchors_end_it() -> None:
-    asked = plan_round(settings("budget.rounds=9"), LAYOUT, None, PoolReport(stop_requested=True))
+    asked = plan_round(settings("budget.rounds=9"), PREMISES, None, PoolReport(stop_requested=True))
     assert (asked.stop, asked.error) == ("interrupted", None)
-    broken = plan_round(settings("budget.rounds=9"), LAYOUT, None, PoolReport(differing_anchors=["a", "b"]))
+    broken = plan_round(settings("budget.rounds=9"), PREMISES, None, PoolReport(differing_anchors=["a", "b"]))
     assert broken.stop
     assert broken.error == "a; b"
 
@@ -70,13 +71,15 @@ def test_the_ranks_that_differ_are_named() -> None:
         return RankReport(rank, trainers={trainer: TrainerReport(checksum=sums) for trainer, sums in checksums})
 
     agreed = [report(0, (0, [1, 2])), report(1, (0, [1, 2]), (1, [7, 7]))]
-    assert pool_report(agreed, 0.0).differing_anchors == []
+    assert pool_report(agreed, None, 0.0).differing_anchors == []
     torn = [report(0, (0, [1, 2])), report(1, (0, [1, 3])), report(2, (0, [1, 2]))]
-    assert pool_report(torn, 0.0).differing_anchors == ["the anchor of trainer 0 differs between rank 0, 2 and rank 1"]
+    assert pool_report(torn, None, 0.0).differing_anchors == [
+        "the anchor of trainer 0 differs between rank 0, 2 and rank 1"
+    ]
 
 
 def test_shares_of_several_ranks_add_up_to_one_record_per_trainer() -> None:
-    (plan,) = plans(settings("budget.rounds=2"), 1)
+    plan, next_plan = plans(settings("budget.rounds=2"), 2)
     first = TrainerReport(
         train_loss_sum=2.0, num_workers=1, num_finite=2, cursor=20, validation_loss_sum=30.0, validation_tokens=10,
         seconds={"inner": 1.0, "outer": 0.5}, bytes_sent={"outer": 100},
@@ -90,7 +93,7 @@ def test_shares_of_several_ranks_add_up_to_one_record_per_trainer() -> None:
         RankReport(0, control_seconds=0.25, control_bytes_sent=10, trainers={0: first}),
         RankReport(1, control_seconds=0.75, control_bytes_sent=11, trainers={0: second, 1: alone}),
     ]
-    trainer0, trainer1 = round_records(settings("budget.rounds=2"), plan, reports)
+    trainer0, trainer1 = round_records(settings("budget.rounds=2"), plan, next_plan, reports)
     assert (trainer0["round"], trainer0["trainer"], trainer0["ranks"], trainer0["workers"]) == (1, 0, [0, 1], 2)
     assert (trainer0["updates"], trainer0["total_batch"], trainer0["sequences"], trainer0["tokens"]) == (5, 4, 20, 200)
     assert trainer0["train_loss"] == 3.0

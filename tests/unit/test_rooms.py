@@ -15,10 +15,11 @@ FLOORS = {
     "pool": 3,
     "round": 4,
     "run": 4,
-    "train": 5,
-    "tools": 6,
-    "testing": 6,
-    "launch": 7,
+    "hosting": 5,
+    "train": 6,
+    "tools": 7,
+    "testing": 7,
+    "launch": 8,
 }
 
 

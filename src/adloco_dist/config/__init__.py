@@ -1,48 +1,68 @@
 """Typed settings, their checks, and the error that tells a user what is wrong."""
 
+from adloco_dist.config.batching import (
+    MEASURED_REQUESTS,
+    BatchingSettings,
+    SwitchSettings,
+)
 from adloco_dist.config.choices import (
     Algorithm,
     Backend,
+    BatchRequest,
     Corpus,
     Device,
+    Estimator,
+    GradientNorm,
     InnerOptimizer,
     OuterState,
     Placement,
     Precision,
+    RateScaling,
     Schedule,
+    SwitchMode,
     TrackingMode,
+    Unmeasured,
 )
 from adloco_dist.config.errors import (
     SettingsError,
     require,
 )
-from adloco_dist.config.settings import (
+from adloco_dist.config.experiment import (
+    DataSettings,
+    ModelSettings,
+    PoolSettings,
+)
+from adloco_dist.config.optimization import (
     AlgorithmSettings,
-    BatchingSettings,
+    InnerSettings,
+    OuterSettings,
+)
+from adloco_dist.config.running import (
     BudgetSettings,
     ClusterSettings,
-    DataSettings,
     EvaluationSettings,
-    InnerSettings,
-    ModelSettings,
-    OuterSettings,
-    PoolSettings,
     RunSettings,
-    Settings,
     TrackingSettings,
+)
+from adloco_dist.config.settings import (
+    Settings,
 )
 
 __all__ = [
+    "MEASURED_REQUESTS",
     "Algorithm",
     "AlgorithmSettings",
     "Backend",
+    "BatchRequest",
     "BatchingSettings",
     "BudgetSettings",
     "ClusterSettings",
     "Corpus",
     "DataSettings",
     "Device",
+    "Estimator",
     "EvaluationSettings",
+    "GradientNorm",
     "InnerOptimizer",
     "InnerSettings",
     "ModelSettings",
@@ -51,11 +71,15 @@ __all__ = [
     "Placement",
     "PoolSettings",
     "Precision",
+    "RateScaling",
     "RunSettings",
     "Schedule",
     "Settings",
     "SettingsError",
+    "SwitchMode",
+    "SwitchSettings",
     "TrackingMode",
     "TrackingSettings",
+    "Unmeasured",
     "require",
 ]

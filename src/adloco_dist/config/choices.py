@@ -79,3 +79,53 @@ class TrackingMode(Enum):
     online = "online"
     offline = "offline"
     disabled = "disabled"
+
+
+class BatchRequest(Enum):
+    """What asks for a batch."""
+
+    norm_test = "norm_test"
+    inner_product_test = "inner_product_test"
+    augmented_inner_product_test = "augmented_inner_product_test"
+    none = "none"
+    ramp = "ramp"
+    staged = "staged"
+    replay = "replay"
+
+
+class GradientNorm(Enum):
+    """What the tests take for the squared norm of the gradient."""
+
+    unbiased = "unbiased"
+    plugin = "plugin"
+
+
+class Estimator(Enum):
+    """How gradient statistics are measured."""
+
+    sketch = "sketch"
+    workers = "workers"
+    per_sequence = "per_sequence"
+
+
+class Unmeasured(Enum):
+    """What a test does where there is nothing to measure."""
+
+    keep = "keep"
+    grow = "grow"
+
+
+class SwitchMode(Enum):
+    """How a batch above the batch limit is taken."""
+
+    threshold = "threshold"
+    accumulate = "accumulate"
+    clip = "clip"
+
+
+class RateScaling(Enum):
+    """How the inner rate follows the batch."""
+
+    none = "none"
+    sqrt = "sqrt"
+    linear = "linear"

@@ -15,6 +15,11 @@ def permutation(count: int, *key: int) -> npt.NDArray[np.int64]:
     return np.argsort(draws, kind="stable")
 
 
+def shard_sizes(num_sequences: int, num_trainers: int) -> list[int]:
+    """Sequences of the shards that `deal` makes."""
+    return [len(range(trainer, num_sequences, num_trainers)) for trainer in range(num_trainers)]
+
+
 def deal(num_sequences: int, num_trainers: int, seed: int) -> list[SequenceIds]:
     """Split range(num_sequences) into disjoint random shards, equal to within one sequence."""
     order = permutation(num_sequences, seed)

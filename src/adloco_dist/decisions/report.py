@@ -6,7 +6,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from adloco_dist.config import Settings
+from adloco_dist.decisions.batch import BatchPlan, BatchReport
 from adloco_dist.decisions.plan import PoolReport, RoundPlan
+from adloco_dist.decisions.statistics import GradientStatistics
+from adloco_dist.decisions.switch import least, pass_size
 
 Record = dict[str, Any]
 
@@ -26,6 +29,10 @@ class TrainerReport:
     num_finite: int = 0
     """Workers of the whole trainer that contributed to the outer step."""
     pseudo_gradient_norm: float = 0.0
+    statistics: GradientStatistics | None = None
+    """Of the round's first gradients, on the trainer's lowest rank; None elsewhere, and where nothing was measured."""
+    pass_seconds_per_sequence: float = 0.0
+    """Forward and backward passes of all the trainer's workers on this rank; measured for switch.n=auto only."""
     validation_loss_sum: float = 0.0
     """Sum over the tokens that this rank evaluated, in nats."""
     validation_tokens: int = 0
@@ -45,6 +52,10 @@ class RankReport:
     """Time in the last exchange of report and plan, waiting for slower ranks included."""
     control_bytes_sent: int = 0
     """In that exchange."""
+    capacity: int | None = None
+    """Sequences that the rank's device takes in one pass; None: any number."""
+    notes: list[str] = field(default_factory=list)
+    """What a user should know about the rank's round."""
     trainers: dict[int, TrainerReport] = field(default_factory=dict)
 
     def to_message(self) -> dict[str, Any]:
@@ -52,14 +63,18 @@ class RankReport:
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> "RankReport":
-        trainers = {int(id): TrainerReport(**share) for id, share in message["trainers"].items()}
+        trainers = {}
+        for id, share in message["trainers"].items():
+            statistics = share["statistics"] and GradientStatistics(**share["statistics"])
+            trainers[int(id)] = TrainerReport(**{**share, "statistics": statistics})
         return cls(**{**message, "trainers": trainers})
 
 
-def pool_report(reports: Sequence[RankReport], seconds: float) -> PoolReport:
+def pool_report(reports: Sequence[RankReport], last: RoundPlan | None, seconds: float) -> PoolReport:
     """What the next plan needs to know.
 
     Args:
+        last: the plan of the round that the reports are about; None for the state before training.
         seconds: rank 0's clock since the first round began.
     """
     differing = []
@@ -71,20 +86,43 @@ def pool_report(reports: Sequence[RankReport], seconds: float) -> PoolReport:
         if len(held) > 1:
             camps = " and ".join(f"rank {', '.join(map(str, ranks))}" for ranks in held.values())
             differing.append(f"the anchor of trainer {trainer} differs between {camps}")
-    return PoolReport(any(report.stop_requested for report in reports), seconds, differing)
+    batches = {trainer: _batch_report(reports, last, trainer) for trainer in last.layout.trainers} if last else {}
+    return PoolReport(any(report.stop_requested for report in reports), seconds, differing, batches)
 
 
-def round_records(settings: Settings, plan: RoundPlan | None, reports: Sequence[RankReport]) -> list[Record]:
+def _batch_report(reports: Sequence[RankReport], last: RoundPlan, trainer: int) -> BatchReport:
+    shares = [report.trainers[trainer] for report in reports if trainer in report.trainers]
+    round_seconds = [
+        report.control_seconds + sum(sum(share.seconds.values()) for share in report.trainers.values())
+        for report in reports
+    ]
+    return BatchReport(
+        statistics=next((share.statistics for share in shares if share.statistics), None),
+        pass_seconds_per_sequence=max(share.pass_seconds_per_sequence for share in shares),
+        seconds_per_update=max(round_seconds) / last.updates,
+    )
+
+
+def round_records(
+    settings: Settings, plan: RoundPlan | None, next_plan: RoundPlan, reports: Sequence[RankReport]
+) -> list[Record]:
     """One record for each trainer: the rows of metrics.jsonl.
 
     Args:
         plan: of the round that the reports are about; None for the state before training.
+        next_plan: what was decided from the reports: it holds the statistics smoothed over this round.
     """
     shares: dict[int, list[tuple[RankReport, TrainerReport]]] = {}
     for report in reports:
         for trainer, share in report.trainers.items():
             shares.setdefault(trainer, []).append((report, share))
-    return [_record(settings, plan, trainer, shares[trainer]) for trainer in sorted(shares)]
+    records = [_record(settings, plan, trainer, shares[trainer]) for trainer in sorted(shares)]
+    for record in records:
+        trainer = record["trainer"]
+        if plan and settings.measures_gradients and trainer in next_plan.batches:
+            measured = next((share.statistics for _, share in shares[trainer] if share.statistics), None)
+            record |= _statistics(measured, next_plan.batches[trainer])
+    return records
 
 
 def perplexity(loss: float) -> float:
@@ -104,15 +142,14 @@ def _record(
         "cursor": reports[0].cursor,
     }
     if plan:
-        updates = settings.algorithm.updates_per_round
-        sequences = updates * plan.total_batch(trainer)
+        sequences = plan.updates * plan.total_batch(trainer)
         record |= {
-            "updates": updates,
-            "local_batch": plan.local_batches[trainer],
-            "total_batch": plan.total_batch(trainer),
+            "updates": plan.updates,
             "sequences": sequences,
             "tokens": sequences * settings.data.sequence_length,
-            "pool_tokens": plan.pool_tokens + updates * plan.progress.tokens_per_update,
+            "pool_tokens": plan.pool_tokens + plan.updates * plan.progress.tokens_per_update,
+            "total_batch": plan.total_batch(trainer),
+            **_batch(plan.batches[trainer], [rank for rank, _ in shares]),
             "train_loss": sum(share.train_loss_sum for share in reports) / record["workers"],
             "finite_workers": reports[0].num_finite,
             "pseudo_gradient_norm": reports[0].pseudo_gradient_norm,
@@ -126,6 +163,33 @@ def _record(
     record["bytes_sent"] = _total([share.bytes_sent for share in reports])
     record["bytes_sent"]["control"] = sum(_control_share(rank, trainer) for rank, _ in shares)
     return record
+
+
+def _batch(batch: BatchPlan, ranks: Sequence[RankReport]) -> Record:
+    """Why the batch was what it was, and how the trainer's tightest rank took it."""
+    micro_batch = pass_size(batch.local_batch, least(batch.batch_limit, *(rank.capacity for rank in ranks)))
+    return {
+        "local_batch": batch.local_batch,
+        "request": batch.request,
+        "bounded_request": batch.bounded,
+        "bound": batch.bound,
+        "mode": batch.mode,
+        "batch_limit": batch.batch_limit,
+        "switch_n": batch.switch_n,
+        "micro_batch": micro_batch,
+        "passes": -(-batch.local_batch // micro_batch),
+        "notes": [*([batch.note] if batch.note else []), *(note for rank in ranks for note in rank.notes)],
+    }
+
+
+def _statistics(measured: GradientStatistics | None, next_batch: BatchPlan) -> Record:
+    """What was measured in the round, and the averages on which the next round's request stands."""
+    smoothed = next_batch.smoothed.statistics
+    return {
+        "statistics": asdict(measured) if measured else None,
+        "smoothed": asdict(smoothed) if smoothed else None,
+        "noise_scale": smoothed.noise_scale if smoothed else None,
+    }
 
 
 def _slowest(seconds: list[dict[str, float]]) -> dict[str, float]:

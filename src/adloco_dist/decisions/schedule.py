@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from adloco_dist.config import InnerSettings, Schedule
+from adloco_dist.config import InnerSettings, RateScaling, Schedule, Settings
 
 
 @dataclass(frozen=True)
@@ -32,3 +32,15 @@ def learning_rate(inner: InnerSettings, progress: Progress, update: int) -> floa
     fraction = min(1.0, progress.fraction + update * progress.fraction_per_update)
     floor = inner.final_lr_fraction
     return inner.lr * warmup * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * fraction)))
+
+
+def batch_scale(settings: Settings, local_batch: int) -> float:
+    """The factor by which the rate follows the local batch in use (sqrt for Adam: Malladi et al. 2022)."""
+    multiple = local_batch / (settings.inner.reference_batch or settings.batching.local_batch)
+    match settings.inner.batch_scaling:
+        case RateScaling.none:
+            return 1.0
+        case RateScaling.sqrt:
+            return math.sqrt(multiple)
+        case RateScaling.linear:
+            return multiple

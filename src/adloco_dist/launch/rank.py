@@ -22,14 +22,19 @@ from adloco_dist.config import Settings, SettingsError, TrackingMode
 from adloco_dist.config.compose import compose, flatten, to_plain
 from adloco_dist.data.corpora import Splits, load_corpus
 from adloco_dist.decisions.layout import Layout, experiment_layout
+from adloco_dist.decisions.replay import Trajectory, check_trajectory
 from adloco_dist.models import build_model, model_config
 from adloco_dist.run.directory import choose_directory
 from adloco_dist.run.display import Display
+from adloco_dist.run.finished import read_batches
 from adloco_dist.run.journal import Journal, MetricsFile, RunFile, Sink
 from adloco_dist.run.model import save_model
 from adloco_dist.run.tracking import WandbSink
 from adloco_dist.tools.planner import print_dry_run
 from adloco_dist.train import AnchorsDifferError, train
+
+OF_THE_NODE = {"batching.capacity", "cluster.memory_bytes", "cluster.threads_per_rank"}
+"""Settings that may differ between nodes: they say how a device does its work, not what the run computes."""
 
 
 def run_rank(overrides: Sequence[str], dry_run: bool) -> None:
@@ -48,13 +53,13 @@ def run_rank(overrides: Sequence[str], dry_run: bool) -> None:
             if runtime.rank == 0:
                 print_dry_run(settings, runtime.nodes)
             return
-        layout, splits, config = prepare(settings, runtime)
+        layout, splits, config, trajectory = prepare(settings, runtime)
         directory = agree_on_directory(control, settings)
         with stop_on_signals() as stop:
             module = build_model(settings.model, config, settings.seed)
             journal = open_journal(settings, runtime, layout, splits, directory)
             try:
-                outcome = train(settings, runtime, splits, module, layout, journal, stop)
+                outcome = train(settings, runtime, splits, module, layout, trajectory, journal, stop)
             except AnchorsDifferError as difference:
                 journal.close()
                 if runtime.rank == 0:
@@ -77,7 +82,8 @@ def compare_settings(control: ControlPlane, settings: Settings) -> None:
     Raises:
         SettingsError: on all ranks, with the keys and ranks that differ.
     """
-    mine = {**flatten(to_plain(settings)), "adloco_dist version": adloco_dist.__version__, "torch": torch.__version__}
+    plain = {key: value for key, value in flatten(to_plain(settings)).items() if key not in OF_THE_NODE}
+    mine = {**plain, "adloco_dist version": adloco_dist.__version__, "torch": torch.__version__}
     everyone = control.exchange(mine)
     for key in sorted({key for other in everyone for key in other}):
         values: dict[str, list[int]] = {}
@@ -88,19 +94,25 @@ def compare_settings(control: ControlPlane, settings: Settings) -> None:
             raise SettingsError(f"{key} differs between ranks: {told}; start every node with the same command and code")
 
 
-def prepare(settings: Settings, runtime: Runtime) -> tuple[Layout, Splits, PretrainedConfig]:
-    """Everything that can be refused before a run exists: layout, corpus and the model's shape.
+def prepare(settings: Settings, runtime: Runtime) -> tuple[Layout, Splits, PretrainedConfig, Trajectory]:
+    """Everything that can be refused before a run exists: layout, corpus, the model's shape, batches to replay.
+
+    The batches are known on rank 0 alone, which plans with them.
 
     Raises:
         SettingsError: on all ranks, when one of them finds a mistake.
     """
     layout = experiment_layout(settings, runtime.nodes)
     prepared: tuple[Splits, PretrainedConfig] | None = None
+    trajectory: Trajectory = {}
     error: SettingsError | None = None
     try:
         splits = load_corpus(settings.data)
-        check_shards(settings, layout, splits)
+        check_shards(layout, splits)
         prepared = splits, model_config(settings.model, splits.vocab_size, settings.data.sequence_length)
+        if settings.batching.replay is not None and runtime.rank == 0:
+            trajectory = read_batches(settings.batching.replay)
+            check_trajectory(settings, layout, trajectory)
     except SettingsError as mistake:
         error = mistake
     runtime.control.agree(error)
@@ -112,18 +124,17 @@ def prepare(settings: Settings, runtime: Runtime) -> tuple[Layout, Splits, Pretr
             for rank, (host, corpus) in enumerate(zip(runtime.hosts, corpora, strict=True))
         )
         raise SettingsError(f"data.corpus={settings.data.corpus.name} differs between ranks: {told}; give all the same")
-    return layout, *prepared
+    return layout, *prepared, trajectory
 
 
-def check_shards(settings: Settings, layout: Layout, splits: Splits) -> None:
-    """Every trainer's shard must hold at least one update."""
-    smallest = splits.train.num_sequences // len(layout.trainers)
-    total_batch = layout.num_workers(0) * settings.batching.local_batch
-    if smallest < total_batch:
+def check_shards(layout: Layout, splits: Splits) -> None:
+    """Every trainer's shard must hold a sequence for each of its workers; larger batches are capped at the shard."""
+    smallest, workers = splits.train.num_sequences // len(layout.trainers), layout.num_workers(0)
+    if smallest < workers:
         raise SettingsError(
-            f"batching.local_batch={settings.batching.local_batch}: one update of a trainer takes {total_batch} "
-            f"sequences, its shard has {smallest} ({splits.train.num_sequences} over {len(layout.trainers)} trainers); "
-            "use more text, shorter sequences, fewer trainers or a smaller batch"
+            f"pool.workers_per_trainer={workers}: a trainer's shard has {smallest} sequences "
+            f"({splits.train.num_sequences} over {len(layout.trainers)} trainers), less than one for each worker; "
+            "use more text, shorter sequences, fewer trainers or workers"
         )
 
 

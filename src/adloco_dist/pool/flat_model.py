@@ -25,6 +25,8 @@ class FlatModel:
 
     Attributes:
         payload: num_elements + 1 elements; the last is a count that travels with an averaged vector.
+        weights: the vector that the module points at.
+        capacity: sequences that the device takes in one pass; None: any number. Decides passes, never a batch.
         gradient: `payload` without that count. Free outside the inner phase: the outer step keeps the
             pseudo-gradient in it, an evaluation the weights that are to be evaluated.
     """
@@ -32,21 +34,23 @@ class FlatModel:
     def __init__(self, module: nn.Module, device: torch.device, precision: Precision) -> None:
         self.dtype = torch.float64 if precision is Precision.fp64 else torch.float32
         self.device = device
+        self.capacity: int | None = None
         self.module = module.to(device=device, dtype=self.dtype)
         self._autocast = precision is Precision.bf16
-        parameters = sorted(module.parameters(), key=lambda parameter: parameter.ndim < 2)  # stable: order is kept
-        self._views: list[tuple[nn.Parameter, int]] = []
+        named = sorted(module.named_parameters(), key=lambda item: item[1].ndim < 2)  # stable: order is kept
+        self._views: list[tuple[str, nn.Parameter, int]] = []
         self.decay_boundary = 0
         end = 0
-        for parameter in parameters:
-            self._views.append((parameter, end))
+        for name, parameter in named:
+            self._views.append((name, parameter, end))
             end += -(-parameter.numel() // ALIGNMENT) * ALIGNMENT
             if parameter.ndim >= 2:
                 self.decay_boundary = end
         self.num_elements = end
-        self.num_parameters = sum(parameter.numel() for parameter in parameters)
+        self.num_parameters = sum(parameter.numel() for _, parameter in named)
         self.payload = torch.zeros(self.num_elements + 1, dtype=self.dtype, device=device)
         self.gradient = self.payload[:-1]
+        self.weights = self.gradient  # until it is pointed at something
         for parameter, view in self._split(self.gradient):
             parameter.grad = view
 
@@ -60,6 +64,7 @@ class FlatModel:
 
     def point_at(self, weights: torch.Tensor) -> None:
         """Make `weights` the module's parameters; nothing is copied."""
+        self.weights = weights
         for parameter, view in self._split(weights):
             parameter.data = view
 
@@ -78,9 +83,21 @@ class FlatModel:
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast)
 
+    def named_views(self, vectors: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The parameters that flat vectors hold, by name.
+
+        Args:
+            vectors: (..., num_elements); the leading dimensions lead in every view.
+        """
+        return {
+            name: vectors[..., offset : offset + parameter.numel()].view(*vectors.shape[:-1], *parameter.shape)
+            for name, parameter, offset in self._views
+        }
+
     def _split(self, vector: torch.Tensor) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
-        for parameter, offset in self._views:
-            yield parameter, vector[offset : offset + parameter.numel()].view(parameter.shape)
+        views = self.named_views(vector)
+        for name, parameter, _ in self._views:
+            yield parameter, views[name]
 
 
 def new_outer_vector(like: torch.Tensor, on_cpu: bool) -> torch.Tensor:

@@ -11,6 +11,10 @@ from rich.table import Table
 from adloco_dist.config import BudgetSettings
 from adloco_dist.decisions.report import Record
 
+TITLES = (
+    "trainer", "ranks", "workers", "batch", "passes", "noise scale", "tokens/s", "train loss", "validation perplexity",
+)  # fmt: skip
+
 
 class Display:
     """A sink for people."""
@@ -20,6 +24,7 @@ class Display:
         (self._unit, limit), *_ = ((unit, limit) for unit, limit in vars(budget).items() if limit is not None)
         self._start = time.monotonic()
         self._latest: dict[int, Record] = {}
+        self._told: set[tuple[int, str]] = set()
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -35,6 +40,7 @@ class Display:
             self._live.start()
 
     def write(self, records: Sequence[Record]) -> None:
+        self._tell_notes(records)
         for record in records:
             # An evaluation stays on show until the next one.
             kept = {key: value for key, value in self._latest.get(record["trainer"], {}).items() if "validation" in key}
@@ -56,9 +62,16 @@ class Display:
         if result is not None:
             self._console.print(_result_table(result))
 
+    def _tell_notes(self, records: Sequence[Record]) -> None:
+        """Print what is new in this round; what goes on from round to round was told when it began."""
+        notes = {(record["trainer"], note) for record in records for note in record.get("notes", [])}
+        for trainer, note in sorted(notes - self._told):
+            self._console.print(f"round {records[0]['round']}, trainer {trainer}: {note}", soft_wrap=True)
+        self._told = notes
+
     def _render(self) -> Group:
         table = Table(box=None, pad_edge=False)
-        for title in ("trainer", "ranks", "workers", "batch", "tokens/s", "train loss", "validation perplexity"):
+        for title in TITLES:
             table.add_column(title, justify="right")
         for _, record in sorted(self._latest.items()):
             seconds = sum(record["seconds"].values())
@@ -66,12 +79,20 @@ class Display:
                 str(record["trainer"]),
                 ",".join(map(str, record["ranks"])),
                 str(record["workers"]),
-                str(record.get("total_batch", "")),
+                _shown(record, "total_batch", ","),
+                _shown(record, "passes", ","),
+                _shown(record, "noise_scale", ",.1f"),
                 f"{record['tokens'] / seconds:,.0f}" if "tokens" in record else "",
-                f"{record['train_loss']:.3f}" if "train_loss" in record else "",
-                f"{record['validation_perplexity']:.3f}" if "validation_perplexity" in record else "",
+                _shown(record, "train_loss", ".3f"),
+                _shown(record, "validation_perplexity", ".3f"),
             )
         return Group(table, self._progress)
+
+
+def _shown(record: Record, key: str, spec: str) -> str:
+    """The value, or nothing where the record has none."""
+    value = record.get(key)
+    return "" if value is None else format(value, spec)
 
 
 def _line(records: Sequence[Record]) -> str:
@@ -79,7 +100,8 @@ def _line(records: Sequence[Record]) -> str:
     for record in records:
         part = f"trainer {record['trainer']}:"
         if "train_loss" in record:
-            part += f" batch {record['total_batch']} loss {record['train_loss']:.3f}"
+            passes = f" in {record['passes']} passes" if record["passes"] > 1 else ""
+            part += f" batch {record['total_batch']}{passes} loss {record['train_loss']:.3f}"
         if "validation_perplexity" in record:
             part += f" perplexity {record['validation_perplexity']:.3f}"
         parts.append(part)

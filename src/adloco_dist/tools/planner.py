@@ -7,10 +7,11 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM
 
-from adloco_dist.config import Algorithm, InnerOptimizer, Settings
+from adloco_dist.config import Algorithm, Settings
 from adloco_dist.data.corpora import load_corpus
 from adloco_dist.decisions.layout import Layout, experiment_layout
 from adloco_dist.models import model_config
+from adloco_dist.pool.capacity import state_vectors
 from adloco_dist.pool.flat_model import FlatModel
 
 MEGA = 1e6
@@ -63,15 +64,14 @@ def _trainer_table(settings: Settings, layout: Layout, nodes: Sequence[int], pay
 
 
 def _rank_table(settings: Settings, layout: Layout, nodes: Sequence[int], vector_bytes: int) -> Table:
-    moments = 2 if settings.inner.optimizer is InnerOptimizer.adamw else 1 if settings.inner.momentum else 0
-    outer_vectors = 1 + (settings.outer.momentum > 0)
     table = Table(title="memory per rank in MB, activations not counted")
-    for title in ("rank", "node", "workers", "weights", "inner moments", "anchors, momentum", "gradient", "sum"):
+    kinds = list(state_vectors(settings, 0, 0))
+    for title in ("rank", "node", "workers", *kinds, "sum"):
         table.add_column(title, justify="right")
     for rank, node in enumerate(nodes):
         hosted = {trainer: len(layout.workers_on(rank, trainer)) for trainer in layout.trainers_on(rank)}
-        workers = sum(hosted.values())
-        parts = [workers, workers * moments, len(hosted) * outer_vectors, 1]
-        row = [f"{part * vector_bytes / MEGA:,.1f}" for part in (*parts, sum(parts))]
-        table.add_row(str(rank), str(node), str(workers), *row)
+        vectors = state_vectors(settings, len(hosted), sum(hosted.values()))
+        counts = [*vectors.values(), sum(vectors.values())]
+        row = [f"{count * vector_bytes / MEGA:,.1f}" for count in counts]
+        table.add_row(str(rank), str(node), str(vectors["weights"]), *row)
     return table

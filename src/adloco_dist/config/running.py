@@ -1,0 +1,97 @@
+"""How long, where and with what records: budget, evaluation, cluster, tracking, run directory."""
+
+from dataclasses import dataclass
+
+from adloco_dist.config.choices import Backend, Device, TrackingMode
+from adloco_dist.config.errors import SettingsError, require
+
+
+@dataclass
+class BudgetSettings:
+    """When training ends: exactly one is set."""
+
+    rounds: int | None = None
+    tokens: int | None = None
+    """Tokens of the whole pool; the round in which they are reached is finished."""
+    seconds: float | None = None
+    """Of rank 0's clock, from the first round on."""
+
+    def __post_init__(self) -> None:
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        if len(given) != 1:
+            shown = ", ".join(f"budget.{name}={value}" for name, value in given.items()) or "budget.*=null"
+            raise SettingsError(f"{shown}: set exactly one of budget.rounds, budget.tokens, budget.seconds")
+        for name, value in given.items():
+            require(value > 0, f"budget.{name}", value, "must be > 0")
+
+
+@dataclass
+class EvaluationSettings:
+    """When and on how much the anchors are evaluated."""
+
+    every_rounds: int | None = 5
+    """Rounds between two evaluations of the anchors; null: only at the end."""
+    sequences: int = 64
+    """Validation sequences of an evaluation while training, at most what the split holds."""
+    final_sequences: int | None = 512
+    """The same for the evaluation at the end; null: the whole split."""
+    batch: int = 16
+    """Sequences per forward pass of an evaluation."""
+
+    def __post_init__(self) -> None:
+        every = self.every_rounds
+        require(every is None or every >= 1, "evaluation.every_rounds", every, "must be >= 1, or null")
+        require(self.sequences >= 1, "evaluation.sequences", self.sequences, "must be >= 1")
+        final = self.final_sequences
+        require(final is None or final >= 1, "evaluation.final_sequences", final, "must be >= 1, or null for all")
+        require(self.batch >= 1, "evaluation.batch", self.batch, "must be >= 1")
+
+
+@dataclass
+class ClusterSettings:
+    """Devices, backend and timeouts."""
+
+    device: Device = Device.auto
+    """auto: a GPU where the rank has one, else the CPU."""
+    backend: Backend = Backend.auto
+    """For tensors. auto: nccl on GPUs of their own, else gloo. Control messages always travel over gloo."""
+    threads_per_rank: int | None = None
+    """CPU threads of a rank; null: the node's cores divided by its ranks."""
+    memory_bytes: int | None = None
+    """On a CPU: memory of a rank for the pool and its passes, may differ between nodes; null: what is available when
+    the run starts, divided by the node's ranks."""
+    control_seconds: float = 1800.0
+    """Timeout of control messages; must outlast the difference between the fastest and slowest rank's round."""
+    outer_seconds: float = 600.0
+    """Timeout of the outer step's traffic."""
+    merge_seconds: float = 600.0
+    """Timeout of traffic that combines anchors of several trainers."""
+
+    def __post_init__(self) -> None:
+        for name in ("control_seconds", "outer_seconds", "merge_seconds"):
+            value = getattr(self, name)
+            require(value > 0, f"cluster.{name}", value, "must be > 0 seconds")
+        threads = self.threads_per_rank
+        require(threads is None or threads >= 1, "cluster.threads_per_rank", threads, "must be >= 1, or null")
+        memory = self.memory_bytes
+        require(memory is None or memory >= 1, "cluster.memory_bytes", memory, "must be >= 1 byte, or null")
+        impossible = self.device is Device.cpu and self.backend is Backend.nccl
+        require(not impossible, "cluster.backend", self.backend, "needs GPUs, but cluster.device=cpu; use gloo")
+
+
+@dataclass
+class TrackingSettings:
+    """Where records go beside the run directory."""
+
+    mode: TrackingMode = TrackingMode.auto
+    """Weights & Biases. auto: online when the user is logged in, else offline; disabled: not used."""
+    project: str = "adloco_dist"
+
+
+@dataclass
+class RunSettings:
+    """Where the run directory is."""
+
+    directory: str | None = None
+    """The run directory; null: a new one under `root`, named by date and time."""
+    root: str = "runs"

@@ -1,0 +1,183 @@
+"""The batch of one trainer for one round, and why it is what it is (design, sections 3.2 and 3.3)."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from adloco_dist.config import BatchingSettings, BatchRequest, Settings, Unmeasured
+from adloco_dist.decisions.request import Request, bound_change, bound_size, staged_request, tested_request
+from adloco_dist.decisions.statistics import GradientStatistics, Smoothed
+from adloco_dist.decisions.switch import automatic_n, switch
+
+PAPER_N = 2.0
+"""The n of AdLoCo's switch mode, which switch.n=auto starts with."""
+
+
+@dataclass(frozen=True)
+class BatchReport:
+    """What a trainer measured in a round."""
+
+    statistics: GradientStatistics | None = None
+    """None: there was nothing to measure."""
+    pass_seconds_per_sequence: float = 0.0
+    """Of the slowest of its ranks, for all its workers there; 0: not measured."""
+    seconds_per_update: float = 0.0
+    """The round's wall time, everything included, divided by its updates."""
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """One trainer's batch in one round."""
+
+    request: float | None
+    """Total batch that was asked for, before bounds; infinite if only noise was measured; None: nobody asked."""
+    bounded: float
+    """Total batch after the bounds; the next round's growth counts from it."""
+    bound: str | None
+    """The setting that the request met, or `shard`."""
+    local_batch: int
+    """b: sequences per update of each worker, as the updates take them."""
+    mode: str
+    """whole, clipped or accumulated."""
+    batch_limit: int | None
+    """b_max; None: any batch is taken in one pass."""
+    switch_n: float
+    note: str | None
+    """What a user should know about this batch."""
+    smoothed: Smoothed
+    """The statistics that the request stands on."""
+
+    @classmethod
+    def from_message(cls, message: dict[str, Any]) -> "BatchPlan":
+        smoothed = message["smoothed"]
+        statistics = smoothed["statistics"] and GradientStatistics(**smoothed["statistics"])
+        return cls(**{**message, "smoothed": Smoothed(statistics, smoothed["weight"])})
+
+    def to_message(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class BatchPremises:
+    """What stands fast about a trainer when its batch is planned."""
+
+    num_workers: int
+    shard_sequences: int | None = None
+    """Sequences in its shard; None: not bounded by it."""
+    batch_limit: int | None = None
+    trajectory: Sequence[int] = ()
+    """Of replay: total batch of every round."""
+
+
+def first_batch(settings: Settings, premises: BatchPremises) -> BatchPlan:
+    """The batch of the first round, before anything was measured."""
+    batching = settings.batching
+    request = float(premises.num_workers * batching.local_batch)
+    if batching.request is BatchRequest.staged:
+        request = staged_request(batching, 0.0)
+    elif batching.request is BatchRequest.replay:
+        request = float(premises.trajectory[0])
+    bounded, bound = bound_size(batching, request, premises.shard_sequences)
+    return _taken(settings, premises, Request(request), bounded, bound, Smoothed(), _n(settings, None))
+
+
+def next_batch(
+    settings: Settings, premises: BatchPremises, last: BatchPlan, report: BatchReport, round_: int, fraction: float
+) -> BatchPlan:
+    """The batch of round `round_`, from the last one and what was measured in it.
+
+    Args:
+        fraction: share of the budget that is spent.
+    """
+    batching, smoothed, change_bound = settings.batching, last.smoothed, None
+    match batching.request:
+        case BatchRequest.none:
+            request = Request(last.bounded)
+        case BatchRequest.ramp:
+            request = Request(batching.ramp_factor * last.bounded)
+        case BatchRequest.staged:
+            request = Request(staged_request(batching, fraction))
+        case BatchRequest.replay:
+            # The plan that stops the run stands one round after the last.
+            request = Request(float(premises.trajectory[min(round_, len(premises.trajectory) - 1)]))
+        case _:
+            request, smoothed = _tested(settings, last, report)
+    wanted = request.sequences
+    if settings.measures_gradients:
+        wanted, change_bound = bound_change(batching, wanted, last.bounded)
+    bounded, size_bound = bound_size(batching, wanted, premises.shard_sequences)
+    n = _n(settings, _automatic_n(settings, premises, bounded, smoothed, last, report))
+    return _taken(settings, premises, request, bounded, size_bound or change_bound, smoothed, n)
+
+
+def _tested(settings: Settings, last: BatchPlan, report: BatchReport) -> tuple[Request, Smoothed]:
+    """The variance test's request, on averages that include this round; the last batch where nothing is known."""
+    batching, measured, smoothed = settings.batching, report.statistics, last.smoothed
+    if measured is None:
+        if batching.unmeasured is Unmeasured.grow:
+            return Request(math.inf, "nothing to measure with one gradient: the batch grows by its bound"), smoothed
+        return Request(last.bounded, "nothing to measure with one gradient: the batch stays"), smoothed
+    if not measured.is_finite:
+        return Request(last.bounded, "statistics are not finite: the batch stays"), smoothed
+    smoothed = smoothed.after(measured, batching.smoothing)
+    assert smoothed.statistics is not None
+    return tested_request(batching, smoothed.statistics), smoothed
+
+
+def _taken(
+    settings: Settings, premises: BatchPremises, request: Request, bounded: float, bound: str | None,
+    smoothed: Smoothed, n: float,
+) -> BatchPlan:  # fmt: skip
+    """Divide the total batch among the workers and let switch mode decide how it is taken."""
+    wanted = _local(settings.batching, premises, bounded)
+    switched = switch(wanted, premises.batch_limit, settings.switch.mode, n)
+    note = request.note
+    if bound == "shard":
+        note = f"the batch is capped at {bounded:.0f} sequences, one epoch of the trainer's shard"
+    return BatchPlan(
+        request=request.sequences,
+        bounded=bounded,
+        bound=bound,
+        local_batch=switched.batch,
+        mode=switched.mode,
+        batch_limit=premises.batch_limit,
+        switch_n=n,
+        note=note,
+        smoothed=smoothed,
+    )
+
+
+def largest_local_batch(batching: BatchingSettings, num_workers: int, shard_sequences: int) -> int:
+    """The largest b that a trainer can come to: no update takes a sequence of its shard twice."""
+    largest = shard_sequences // num_workers
+    if batching.largest_batch is not None:
+        largest = min(largest, -(-batching.largest_batch // num_workers))
+    return max(1, largest)
+
+
+def _local(batching: BatchingSettings, premises: BatchPremises, total: float) -> int:
+    """b = ceil(B / M), within `largest_local_batch`."""
+    local_batch = max(1, math.ceil(total / premises.num_workers))
+    if premises.shard_sequences is None:
+        return local_batch
+    return min(local_batch, largest_local_batch(batching, premises.num_workers, premises.shard_sequences))
+
+
+def _n(settings: Settings, automatic: float | None) -> float:
+    if isinstance(settings.switch.n, str):
+        return PAPER_N if automatic is None else automatic
+    return float(settings.switch.n)
+
+
+def _automatic_n(
+    settings: Settings, premises: BatchPremises, bounded: float, smoothed: Smoothed, last: BatchPlan,
+    report: BatchReport,
+) -> float | None:  # fmt: skip
+    """The n of switch.n=auto; None where it has no effect or its measurements are missing."""
+    batch, limit = _local(settings.batching, premises, bounded), premises.batch_limit
+    if limit is None or batch <= limit or smoothed.statistics is None or report.pass_seconds_per_sequence <= 0:
+        return None
+    fixed_seconds = max(0.0, report.seconds_per_update - last.local_batch * report.pass_seconds_per_sequence)
+    noise_scale = smoothed.statistics.noise_scale / premises.num_workers
+    return automatic_n(batch, limit, noise_scale, limit * report.pass_seconds_per_sequence, fixed_seconds)

@@ -1,0 +1,83 @@
+"""Memory of a device: what the pool holds there, what a pass adds, and whether it ran out."""
+
+import gc
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from adloco_dist.config import InnerOptimizer, Settings
+
+
+def state_vectors(settings: Settings, num_trainers: int, num_workers: int) -> dict[str, int]:
+    """Flat vectors that a rank holds for its share of the pool, by kind; the moments appear with the first step."""
+    inner, has_outer_momentum = settings.inner, settings.outer.momentum > 0
+    moments = 2 if inner.optimizer is InnerOptimizer.adamw else 1 if inner.momentum else 0
+    return {
+        "weights": num_workers,
+        "inner moments": num_workers * moments,
+        "anchors": num_trainers,
+        "outer momentum": num_trainers * has_outer_momentum,
+        "gradient": 1,
+    }
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether a device, or the CPU's allocator, had no memory left."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+def free_device_memory() -> None:
+    """Give back what a failed pass left in the caches, so that a smaller one finds it whole."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def largest_fitting(fits: Callable[[int], bool], most: int) -> int:
+    """The largest count up to `most` that fits, by doubling and bisection; 0 if not even one does.
+
+    Args:
+        fits: true up to some count, false above it.
+    """
+    lower, upper = 0, 1
+    while upper <= most and fits(upper):
+        lower, upper = upper, 2 * upper
+    upper = min(upper, most + 1)
+    while upper - lower > 1:
+        middle = (lower + upper) // 2
+        lower, upper = (middle, upper) if fits(middle) else (lower, middle)
+    return lower
+
+
+class PeakBytes(TorchDispatchMode):
+    """Counts the bytes of tensors that come into being inside of it, on any device: `peak` is the most at one time."""
+
+    def __init__(self, existing: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self.peak = 0
+        self._live = 0
+        self._counted = {tensor.untyped_storage()._cdata for tensor in existing}
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self._count(leaf.untyped_storage())
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        if storage._cdata not in self._counted:
+            self._counted.add(storage._cdata)
+            self._live += storage.nbytes()
+            self.peak = max(self.peak, self._live)
+            weakref.finalize(storage, self._release, storage._cdata, storage.nbytes())
+
+    def _release(self, key: int, num_bytes: int) -> None:
+        self._counted.discard(key)
+        self._live -= num_bytes

@@ -1,0 +1,82 @@
+"""The gradient of one update, in as many passes as the device needs.
+
+Shape suffixes: B sequences, L tokens of a sequence that are predicted.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from adloco_dist.decisions.switch import pass_size
+from adloco_dist.models import token_losses
+from adloco_dist.pool.flat_model import FlatModel
+from adloco_dist.pool.worker import Worker
+
+
+class GradientWatcher(Protocol):
+    """Sees a gradient grow."""
+
+    def chunks(self, tokens: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The pieces of the batch, cut by sequence index, after each of which it wants to see the gradient."""
+        ...
+
+    def observe(self, chunk: torch.Tensor) -> None:
+        """The flat model's gradient, of the mean loss over the whole batch, now includes `chunk`."""
+
+
+def accumulate_gradient(
+    flat_model: FlatModel, module: nn.Module, tokens: torch.Tensor, capacity: int | None,
+    watcher: GradientWatcher | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Fill the flat model's gradient with that of the mean loss of `tokens`, in as few passes as `capacity` allows.
+
+    Args:
+        module: what computes the logits: the flat model's module, or DistributedDataParallel around it.
+        tokens: (B, L + 1) ids; every sequence has the same weight, whatever the passes.
+        capacity: sequences per pass; None: one pass.
+        watcher: its chunks are taken one after the other, each in passes of its own.
+
+    Returns:
+        The mean loss in nats per token, a scalar on the device.
+    """
+    flat_model.gradient.zero_()
+    num_targets = tokens.shape[0] * (tokens.shape[1] - 1)
+    mean_loss = torch.zeros((), device=tokens.device, dtype=flat_model.dtype)
+    for chunk in watcher.chunks(tokens) if watcher else [tokens]:
+        parts = chunk.split(pass_size(len(chunk), capacity))
+        for part in parts:
+            with _averaging(module, is_last=part is parts[-1]):
+                with flat_model.autocast():
+                    loss = token_losses(module, part).sum() / num_targets
+                loss.backward()
+            mean_loss += loss.detach()
+        if watcher:
+            watcher.observe(chunk)
+    return mean_loss
+
+
+def data_parallel(flat_model: FlatModel, worker: Worker, group: dist.ProcessGroup | None) -> nn.Module:
+    """The module of algorithm=ddp: gradients are averaged over `group` in every backward pass."""
+    flat_model.point_at(worker.weights)
+    if group is None:
+        return flat_model.module
+    return DistributedDataParallel(
+        flat_model.module,
+        device_ids=[flat_model.device.index] if flat_model.device.type == "cuda" else None,
+        process_group=group,
+        # All ranks built the same module, and its buffers are constants: nothing but gradients needs to travel.
+        init_sync=False,
+        broadcast_buffers=False,
+    )
+
+
+def _averaging(module: nn.Module, is_last: bool) -> AbstractContextManager[object]:
+    """DistributedDataParallel averages in the last pass of an update only; in the others gradients add up locally."""
+    if isinstance(module, DistributedDataParallel) and not is_last:
+        return module.no_sync()
+    return nullcontext()
