@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
@@ -17,10 +18,11 @@ from adloco_dist.data.tokens import TokenStore
 from adloco_dist.decisions.layout import experiment_layout
 from adloco_dist.decisions.replay import Trajectory
 from adloco_dist.decisions.report import Record
-from adloco_dist.models import build_model, model_config
+from adloco_dist.models import build_model, model_config, token_losses
 from adloco_dist.run.journal import Journal
 from adloco_dist.train import train
 
+Matrix = npt.NDArray[np.float64]
 VOCAB_SIZE, SEQUENCE_LENGTH = 23, 12
 SMALL = (
     "precision=fp64",
@@ -65,6 +67,17 @@ def small_splits(num_sequences: int = 120) -> Splits:
 def small_module(settings: Settings) -> PreTrainedModel:
     config = model_config(settings.model, VOCAB_SIZE, SEQUENCE_LENGTH)
     return build_model(settings.model, config, settings.seed)
+
+
+def sequence_gradients(count: int) -> Matrix:
+    """The gradients of the first `count` sequences, one backward pass each: (count, parameters)."""
+    module = small_module(small_settings()).double()
+    rows = []
+    for sequence in small_splits().train.sequences(np.arange(count)):
+        module.zero_grad()
+        token_losses(module, sequence[None]).mean().backward()
+        rows.append(torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None]).numpy())
+    return np.stack(rows)
 
 
 def train_small_pool(

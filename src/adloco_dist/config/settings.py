@@ -59,6 +59,8 @@ class Settings:
         if self.measures_gradients and self.batching.estimator is Estimator.workers:
             rule = "compares the gradients of several workers; set pool.workers_per_trainer >= 2, or use sketch"
             require(self.pool.workers_per_trainer != 1, "batching.estimator", self.batching.estimator, rule)
+        rule = "weighs passes against the measured noise scale; needs batching.request to be a variance test"
+        require(self.switch.n != "auto" or self.measures_gradients, "switch.n", self.switch.n, rule)
         if request is BatchRequest.replay:
             rule = "a budget in seconds does not say how many rounds are replayed; use budget.rounds or budget.tokens"
             require(self.budget.seconds is None, "batching.request", request, rule)

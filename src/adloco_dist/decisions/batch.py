@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from adloco_dist.config import BatchingSettings, BatchRequest, Settings, Unmeasured
-from adloco_dist.decisions.request import Request, bound_change, bound_size, staged_request, tested_request
+from adloco_dist.decisions.request import Request, bound_change, bound_size, staged_request, variance_test_request
 from adloco_dist.decisions.statistics import GradientStatistics, Smoothed
 from adloco_dist.decisions.switch import automatic_n, switch
 
@@ -122,7 +122,7 @@ def _tested(settings: Settings, last: BatchPlan, report: BatchReport) -> tuple[R
         return Request(last.bounded, "statistics are not finite: the batch stays"), smoothed
     smoothed = smoothed.after(measured, batching.smoothing)
     assert smoothed.statistics is not None
-    return tested_request(batching, smoothed.statistics), smoothed
+    return variance_test_request(batching, smoothed.statistics), smoothed
 
 
 def _taken(

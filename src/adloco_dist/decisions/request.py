@@ -14,7 +14,7 @@ class Request:
     note: str | None = None
 
 
-def tested_request(batching: BatchingSettings, measured: GradientStatistics) -> Request:
+def variance_test_request(batching: BatchingSettings, measured: GradientStatistics) -> Request:
     """The total batch at which the averaged gradient passes the variance test.
 
     An averaged gradient of B sequences has variance tr(Sigma) / B. Norm test: Byrd et al. 2012; inner-product and

@@ -1,0 +1,141 @@
+"""Switch mode, exhaustively for small numbers: how a batch is taken, and in which passes."""
+
+import math
+from collections.abc import Iterator
+from itertools import product
+
+import pytest
+import torch
+from support import small_module, small_settings, small_splits
+from torch import nn
+
+from adloco_dist.config import Settings, SwitchMode
+from adloco_dist.config.compose import compose
+from adloco_dist.data.shards import permutation
+from adloco_dist.decisions.batch import BatchPlan, BatchPremises, BatchReport, first_batch, next_batch
+from adloco_dist.decisions.statistics import GradientStatistics
+from adloco_dist.decisions.switch import automatic_n, least, pass_size, switch
+from adloco_dist.pool.flat_model import FlatModel
+from adloco_dist.round.gradient import accumulate_gradient
+
+LIMITS, BATCHES, FACTORS = range(1, 7), range(1, 30), (1.0, 1.5, 2.0, 3.0)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_threshold_clips_up_to_n_limits_and_accumulates_above() -> None:
+    for limit, batch, n in product(LIMITS, BATCHES, FACTORS):
+        taken = switch(batch, limit, SwitchMode.threshold, n)
+        if batch <= limit:
+            assert (taken.batch, taken.mode) == (batch, "whole")
+        elif batch <= n * limit:
+            assert (taken.batch, taken.mode) == (limit, "clipped")
+        else:
+            assert (taken.batch, taken.mode) == (batch, "accumulated")
+
+
+def test_accumulation_only_and_clipping_only() -> None:
+    for limit, batch, n in product(LIMITS, BATCHES, FACTORS):
+        accumulated, clipped = (switch(batch, limit, mode, n) for mode in (SwitchMode.accumulate, SwitchMode.clip))
+        assert accumulated.batch == batch
+        assert clipped.batch == min(batch, limit)
+        assert (accumulated.mode, clipped.mode) == (
+            ("whole", "whole") if batch <= limit else ("accumulated", "clipped")
+        )
+
+
+def test_without_a_limit_every_batch_is_taken_whole() -> None:
+    for batch, mode in product(BATCHES, SwitchMode):
+        assert switch(batch, None, mode, 1.0).batch == batch
+        assert switch(batch, None, mode, 1.0).mode == "whole"
+
+
+class Recorder(nn.Module):
+    """Remembers the sequences of each pass."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.passes: list[torch.Tensor] = []
+
+    def forward(self, input_ids: torch.Tensor, use_cache: bool) -> nn.Module:
+        self.passes.append(input_ids)
+        return self.module(input_ids=input_ids, use_cache=use_cache)
+
+
+def test_an_update_sees_exactly_the_planned_sequences_with_equal_weights() -> None:
+    settings = small_settings()
+    flat_model = FlatModel(small_module(settings), torch.device("cpu"), settings.precision)
+    flat_model.initial_weights()
+    store = small_splits().train
+    own = torch.stack([gradient_of(flat_model, store.sequences(permutation(14))[i : i + 1]) for i in range(14)])
+    for limit, batch in product(range(1, 6), range(1, 15)):
+        taken = switch(batch, limit, SwitchMode.threshold, 2.0)
+        tokens = store.sequences(permutation(14))[: taken.batch]
+        recorder = Recorder(flat_model.module)
+        accumulate_gradient(flat_model, recorder, tokens, limit)
+        assert torch.equal(torch.cat(recorder.passes), tokens[:, :-1])
+        sizes = [len(part) for part in recorder.passes]
+        assert len(sizes) == math.ceil(taken.batch / limit)
+        assert len(set(sizes[:-1])) <= 1, "equal but the last"
+        assert sizes[-1] <= sizes[0] <= limit
+        # Llama's norms compute in fp32 whatever the model's type, and sum differently for other shapes.
+        torch.testing.assert_close(flat_model.gradient, own[: taken.batch].mean(0), rtol=0, atol=1e-7)
+
+
+def gradient_of(flat_model: FlatModel, tokens: torch.Tensor) -> torch.Tensor:
+    accumulate_gradient(flat_model, flat_model.module, tokens, None)
+    return flat_model.gradient.clone()
+
+
+def test_passes_are_as_few_as_capacity_allows() -> None:
+    for batch in range(1, 40):
+        assert pass_size(batch, None) == batch
+        for capacity in range(1, 45):
+            size = pass_size(batch, capacity)
+            assert size <= capacity
+            assert math.ceil(batch / size) == math.ceil(batch / capacity)
+    assert least(None, 3, None, 5) == 3
+    assert least(None, None) is None
+
+
+def test_automatic_n_accumulates_exactly_where_progress_per_second_rises() -> None:
+    """Against the model itself: x / (x + phi) progress in x t_pass + t_fixed seconds."""
+    limit, pass_seconds = 8, 2.0
+    for batch, noise_scale, fixed in product((9, 16, 40, 200), (1.0, 30.0, 400.0, math.inf), (0.0, 0.5, 3.0, 50.0)):
+        phi, multiple = noise_scale / limit, batch / limit
+
+        def progress_per_second(x: float, phi: float = phi, fixed: float = fixed) -> float:
+            # Divided by phi's share, so that pure noise (phi infinite) has a limit: progress grows with x.
+            gain = x if math.isinf(phi) else x / (x + phi)
+            return gain / (x * pass_seconds + fixed)
+
+        n = automatic_n(batch, limit, noise_scale, pass_seconds, fixed)
+        taken = switch(batch, limit, SwitchMode.threshold, n)
+        better = progress_per_second(multiple) >= progress_per_second(1.0) * (1 - 1e-12)
+        assert (taken.mode == "accumulated") == better, (batch, noise_scale, fixed)
+
+
+def test_automatic_n_is_planned_from_what_was_measured() -> None:
+    """8 sequences wanted above a limit of 2, noise scale 32: accumulating pays from 1/4 of 16 passes on."""
+    settings: Settings = compose(["batching.local_batch=8", "switch.n=auto", "batching.eta=2", "batching.smoothing=0"])
+    statistics = GradientStatistics(32.0, 1.0, 2.0, 1.0, 1.0, 0.0, 30.0)
+    premises = BatchPremises(num_workers=1, batch_limit=2)
+
+    def planned(pass_seconds_per_sequence: float, seconds_per_update: float) -> BatchPlan:
+        first = first_batch(settings, premises)
+        assert (first.switch_n, first.mode, first.local_batch) == (2.0, "accumulated", 8)
+        report = BatchReport(statistics, pass_seconds_per_sequence, seconds_per_update)
+        return next_batch(settings, premises, first, report, 1, 0.1)
+
+    # A pass of 2 takes 2 s and everything else 0.5 s: x = 4 against phi t_fixed / t_pass = 16 * 0.25 = 4.
+    assert planned(1.0, 8.5).mode == "accumulated"
+    assert planned(1.0, 8.4).mode == "clipped"
+    assert planned(1.0, 8.4).local_batch == 2
+    assert planned(0.0, 0.0).switch_n == 2.0, "not measured"
