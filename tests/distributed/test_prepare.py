@@ -1,5 +1,6 @@
 """What ranks refuse before a run exists: all raise the same line, whoever found the mistake."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from adloco_dist.config.compose import compose
 from adloco_dist.launch.rank import prepare
 from adloco_dist.testing.processes import run_ranks
 
+REPLAY = ("batching.request=replay", "budget=rounds", "budget.rounds=3")
 NANO = ("model=nano", "data.sequence_length=32", "pool.trainers=2")
 
 
@@ -28,6 +30,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / "short.txt").write_text("too short")
     (directory / "medium.txt").write_text("some text, but not much of it. " * 100)
     np.save(directory / "ids.npy", np.arange(10_000, dtype=np.uint16) % 500)
+    run = directory / "run"
+    run.mkdir()
+    rows = [{"round": round_, "trainer": trainer, "total_batch": 4} for round_ in (1, 2, 3) for trainer in (0, 1)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [{"round": 0, "trainer": 0}, *rows]))
+    (directory / "gap.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (rows[0], rows[4])))
+    (directory / "one.jsonl").write_text(json.dumps(rows[0]))
     return directory
 
 
@@ -39,13 +47,29 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["algorithm=ddp", "pool.trainers=1", "pool.workers_per_trainer=3"], ["pool.workers_per_trainer=3", "2 ranks"]),
         (["data=text", "data.train=[DIR/none*.txt]"], ["none*.txt", "no such file"]),
         (["data=text", "data.train=[DIR/short.txt]"], ["train split", "less than one sequence"]),
-        (["data=text", "data.train=[DIR/medium.txt]", "batching.local_batch=99"], ["local_batch=99", "shard has 46"]),
+        (["data=text", "data.train=[DIR/medium.txt]", "batching.local_batch=99"], ["accepted"]),
+        (
+            ["data=text", "data.train=[DIR/medium.txt]", "pool.workers_per_trainer=50"],
+            ["workers_per_trainer=50", "shard has 46 sequences"],
+        ),
         (["data=tokens", "data.train=[DIR/ids.npy]", "+model.overrides.vocab_size=100"], ["=100", "up to 499"]),
         (["data=tokens", "data.train=[DIR/ids.npy]"], ["accepted"]),
         (["model.architecture=lama"], ["model.architecture=lama", "llama"]),
         (["+model.overrides.hidden_sise=8"], ["hidden_sise", "hidden_size"]),
         (["model.overrides.num_attention_heads=7"], ["model.overrides", "7"]),
         (["model.warm_start=DIR"], ["model.warm_start", "no config.json"]),
+        ([*REPLAY, "batching.replay=DIR/run"], ["accepted"]),
+        ([*REPLAY, "batching.replay=DIR/run/metrics.jsonl"], ["accepted"]),
+        ([*REPLAY, "batching.replay=DIR/run", "budget.rounds=4"], ["batching.replay=", "holds 3 rounds", "=4"]),
+        (
+            [*REPLAY, "batching.replay=DIR/run", "budget=tokens", "budget.rounds=null", "budget.tokens=20000"],
+            ["batching.replay=", "19200 tokens", "budget.tokens=20000"],
+        ),
+        ([*REPLAY, "batching.replay=DIR/run", "pool.trainers=3"], ["holds trainers 0, 1", "run has 3"]),
+        ([*REPLAY, "batching.replay=DIR/none.jsonl"], ["none.jsonl", "cannot be read"]),
+        ([*REPLAY, "batching.replay=DIR/short.txt"], ["line 1 is not the record"]),
+        ([*REPLAY, "batching.replay=DIR/gap.jsonl"], ["line 2 is not the record of a next round"]),
+        ([*REPLAY, "batching.replay=DIR/one.jsonl"], ["holds trainers 0, the run has 2"]),
         (["data.sequence_length=2000", "+model.overrides.max_position_embeddings=1000"], ["2000", "context is 1000"]),
     ],
 )

@@ -1,5 +1,6 @@
 """Training from the command line, end to end: the driver, torchrun, the run directory, the model it leaves."""
 
+import math
 import os
 import pty
 import signal
@@ -38,7 +39,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_display_is_live(finished_run: Path) -> None:
     terminal = (finished_run.parent / "terminal").read_text()
     assert "\x1b[" in terminal, "redrawn in place"
-    for word in ("tokens/s", "train loss", "validation perplexity", "trainer 3", "average of all trainers", "saved"):
+    for word in ("tokens/s", "passes", "noise scale", "train loss", "trainer 3", "average of all trainers", "saved"):
         assert word in terminal
     assert "run directory: first" in terminal
     assert "Traceback" not in terminal
@@ -61,11 +62,39 @@ def test_one_record_per_round_and_trainer(finished_run: Path) -> None:
     rows = metrics(finished_run)
     assert [(row["round"], row["trainer"]) for row in rows] == [(r, t) for r in range(4) for t in range(4)]
     for row in rows[4:]:
-        assert row["tokens"] == 4 * 2 * 32
-        assert row["pool_tokens"] == row["round"] * 4 * row["tokens"]
+        assert row["tokens"] == 4 * row["total_batch"] * 32
+        assert row["pool_tokens"] == sum(
+            earlier.get("tokens", 0) for earlier in rows if earlier["round"] <= row["round"]
+        )
         assert row["seconds"]["inner"] > 0
         assert row["bytes_sent"]["outer"] == 0, "a trainer of one rank sends nothing"
         assert row["bytes_sent"]["control"] > 0
+
+
+def test_the_records_say_why_a_batch_is_what_it_is(finished_run: Path) -> None:
+    """Every batch can be worked out from the row before: the test's request, then its bounds."""
+    rows = {(row["round"], row["trainer"]): row for row in metrics(finished_run)}
+    settings = facts(finished_run)["settings"]["batching"]
+    assert settings["request"] == "norm_test"
+    for trainer in range(4):
+        assert rows[1, trainer]["total_batch"] == 2
+        for round_ in (2, 3):
+            row, before = rows[round_, trainer], rows[round_ - 1, trainer]
+            smoothed = before["smoothed"]
+            noise_only = smoothed["squared_norm"] <= 0
+            request = None if noise_only else smoothed["trace"] / (settings["eta"] ** 2 * smoothed["squared_norm"])
+            assert row["request"] == (None if request is None else pytest.approx(request))
+            limit = settings["growth_limit"] * before["bounded_request"]
+            if request is None or request > limit:
+                assert (row["bounded_request"], row["bound"]) == (limit, "growth_limit")
+            elif request < 1:
+                assert (row["bounded_request"], row["bound"]) == (1, "least_batch")
+            else:
+                assert (row["bounded_request"], row["bound"]) == (row["request"], None)
+            assert row["total_batch"] == math.ceil(row["bounded_request"])
+            assert row["passes"] == math.ceil(row["local_batch"] / row["micro_batch"])
+            assert row["mode"] == "whole"
+            assert row["statistics"]["trace"] > 0
 
 
 def test_transformers_loads_the_model(finished_run: Path) -> None:

@@ -102,7 +102,8 @@ class SwitchSettings:
     """How a worker's batch above the batch limit b_max is taken (AdLoCo, section 4.2)."""
 
     mode: SwitchMode = SwitchMode.threshold
-    """threshold: clip up to n b_max, accumulate above. accumulate: never clip. clip: never accumulate."""
+    """threshold: clip what a variance test asks for up to n b_max, accumulate above; batches that are given (none,
+    ramp, staged, replay) are always accumulated. accumulate: never clip. clip: never accumulate."""
     n: int | float | str = 2.0
     """Of threshold: batches up to n b_max are clipped to b_max. auto: chosen by the measured progress per second."""
     batch_limit: int | None = None

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from adloco_dist.config import BatchingSettings, BatchRequest, Settings, Unmeasured
+from adloco_dist.config import BatchingSettings, BatchRequest, Settings, SwitchMode, Unmeasured
 from adloco_dist.decisions.request import Request, bound_change, bound_size, staged_request, variance_test_request
 from adloco_dist.decisions.statistics import GradientStatistics, Smoothed
 from adloco_dist.decisions.switch import automatic_n, switch
@@ -131,7 +131,10 @@ def _taken(
 ) -> BatchPlan:  # fmt: skip
     """Divide the total batch among the workers and let switch mode decide how it is taken."""
     wanted = _local(settings.batching, premises, bounded)
-    switched = switch(wanted, premises.batch_limit, settings.switch.mode, n)
+    mode = settings.switch.mode
+    if mode is SwitchMode.threshold and not settings.measures_gradients:
+        mode = SwitchMode.accumulate  # a batch that was given, not estimated, is taken as it is
+    switched = switch(wanted, premises.batch_limit, mode, n)
     note = request.note
     if bound == "shard":
         note = f"the batch is capped at {bounded:.0f} sequences, one epoch of the trainer's shard"

@@ -1,0 +1,195 @@
+"""Batches that follow the gradients, on real ranks: hosting and capacity change nothing, estimators agree."""
+
+import resource
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import SEQUENCE_LENGTH, small_module, small_settings, small_splits, train_small_pool
+
+from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.config import Settings
+from adloco_dist.data.shards import Shard, permutation
+from adloco_dist.decisions.layout import Layout
+from adloco_dist.decisions.plan import PoolReport, Premises, plan_round
+from adloco_dist.hosting import host
+from adloco_dist.pool.flat_model import FlatModel
+from adloco_dist.pool.sketch import Sketch
+from adloco_dist.pool.trainer import Trainer
+from adloco_dist.round.estimate import new_estimator
+from adloco_dist.round.inner import inner
+from adloco_dist.testing.processes import run_ranks
+
+ADAPTIVE = (
+    "batching.request=norm_test", "batching.eta=0.7", "batching.smoothing=0.5", "inner.lr=5e-3", "budget.rounds=6",
+    "switch.batch_limit=5",
+)  # fmt: skip
+BATCH_COLUMNS = ("round", "trainer", "total_batch", "mode", "bound", "cursor", "tokens", "pool_tokens")
+
+
+def batches(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: record.get(key) for key in BATCH_COLUMNS} for record in ranks[0]["records"]]
+
+
+def assert_same_run(mine: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
+    assert batches(mine) == batches(theirs)
+    anchors = [{id: anchor for rank in run for id, anchor in rank["anchors"].items()} for run in (mine, theirs)]
+    for trainer, anchor in anchors[0].items():
+        np.testing.assert_allclose(anchor, anchors[1][trainer], rtol=0, atol=1e-9)
+    for own, other in zip(mine[0]["records"], theirs[0]["records"], strict=True):
+        for name, value in (own.get("statistics") or {}).items():
+            assert value == pytest.approx(other["statistics"][name], rel=1e-6, abs=1e-6), name
+
+
+@pytest.mark.parametrize("estimator", ["sketch", "workers", "per_sequence"])
+def test_adaptive_batches_do_not_depend_on_hosting(estimator: str) -> None:
+    overrides = (
+        *ADAPTIVE, "pool.trainers=2", "pool.workers_per_trainer=3", f"batching.estimator={estimator}",
+        "batching.request=augmented_inner_product_test", "batching.theta=0.6", "batching.nu=0.8",
+    )  # fmt: skip
+    alone = run_ranks(train_small_pool, [0], *overrides)
+    assert len({batch["total_batch"] for batch in batches(alone)}) > 2, "batches that never change prove nothing"
+    for nodes in ([0, 0], [0, 1, 1, 1]):
+        assert_same_run(alone, run_ranks(train_small_pool, nodes, *overrides, "pool.placement=spread"))
+
+
+def train_with_own_capacity(runtime: Runtime, capacities: list[int], *overrides: str) -> dict[str, Any]:
+    return train_small_pool(runtime, *overrides, f"batching.capacity={capacities[runtime.rank]}")
+
+
+@pytest.mark.parametrize("mode", ["threshold", "accumulate"])
+def test_ranks_of_unlike_capacity_do_the_same_as_alike_ones(mode: str) -> None:
+    overrides = (
+        *ADAPTIVE, "pool.trainers=1", "pool.workers_per_trainer=2", f"switch.mode={mode}", "switch.batch_limit=3",
+        "batching.eta=0.4",
+    )  # fmt: skip
+    alike, unlike = (
+        run_ranks(train_with_own_capacity, [0, 0], capacities, *overrides) for capacities in ([8, 8], [2, 3])
+    )
+    assert_same_run(alike, unlike)
+    modes = {record.get("mode") for record in unlike[0]["records"]}
+    assert "accumulated" in modes
+    assert ("clipped" in modes) == (mode == "threshold")
+    assert alike[0]["records"][-1]["passes"] < unlike[0]["records"][-1]["passes"]
+
+
+def test_the_batch_limit_is_the_least_capacity_of_a_trainers_ranks() -> None:
+    overrides = (*ADAPTIVE, "switch.batch_limit=null", "pool.trainers=2", "pool.workers_per_trainer=2")
+    ranks = run_ranks(train_with_own_capacity, [0, 0, 1, 1], [7, 4, 9, 3], *overrides)
+    limits = {(record["trainer"], record["batch_limit"]) for record in ranks[0]["records"] if record["round"]}
+    assert limits == {(0, 4), (1, 3)}
+
+
+def test_a_replay_takes_the_recorded_batches() -> None:
+    overrides = (*ADAPTIVE, "pool.trainers=2", "pool.workers_per_trainer=1")
+    recorded = run_ranks(train_small_pool, [0], *overrides)
+    trajectory: dict[int, list[int]] = {0: [], 1: []}
+    for record in recorded[0]["records"]:
+        if record["round"]:
+            trajectory[record["trainer"]].append(record["total_batch"])
+    replayed = run_ranks(replay, [0, 0], trajectory, *overrides)
+    for mine, theirs in zip(recorded[0]["records"], replayed[0]["records"], strict=True):
+        assert mine.get("total_batch") == theirs.get("total_batch")
+        assert mine.get("train_loss") == pytest.approx(theirs.get("train_loss"), abs=1e-9)
+
+
+def replay(runtime: Runtime, trajectory: dict[int, list[int]], *overrides: str) -> dict[str, Any]:
+    return train_small_pool(
+        runtime, *overrides, "batching.request=replay", "batching.replay=x",
+        trajectory=trajectory if runtime.rank == 0 else None,
+    )  # fmt: skip
+
+
+def measured(runtime: Runtime, estimator: str, batch: int) -> dict[str, Any]:
+    """Statistics of one round of a trainer with 4 workers, and the largest number of bytes a rank sent for them."""
+    settings = small_settings(
+        "pool.trainers=1", "pool.workers_per_trainer=4", f"batching.local_batch={batch}",
+        "batching.request=inner_product_test", f"batching.estimator={estimator}", "algorithm.updates_per_round=1",
+    )  # fmt: skip
+    layout = Layout({0: (0, 0, 1, 1)})
+    rank = host(settings, runtime, small_splits(), small_module(settings), layout)
+    (trainer,), estimator_ = rank.trainers, rank.estimators[0]
+    rank.sketch.renew(0)
+    inner(trainer, rank.module, rank.splits.train, plan_round(settings, Premises(layout), None, PoolReport()),
+          settings, estimator_)  # fmt: skip
+    done = estimator_.measure(trainer, layout, rank.groups.of(layout.ranks(0)))
+    statistics = None if done.statistics is None else vars(done.statistics)
+    return {"statistics": statistics, "bytes": done.bytes_sent, "vector_bytes": rank.flat_model.gradient.nbytes}
+
+
+def test_estimators_agree_on_what_they_can_all_see() -> None:
+    """With one sequence per worker, every estimator sees the same four gradients."""
+    sketch, workers, per_sequence = (
+        run_ranks(measured, [0, 0], estimator, 1) for estimator in ("sketch", "workers", "per_sequence")
+    )
+    exact = per_sequence[0]["statistics"]
+    for name, value in workers[0]["statistics"].items():
+        if name in ("trace", "squared_norm", "mean_squared_norm"):
+            assert value == pytest.approx(exact[name], rel=1e-6)
+    # Full vectors are only averaged: the noise of the mean stays in the variance of inner products.
+    assert workers[0]["statistics"]["ip_squared_norm"] == pytest.approx(exact["mean_squared_norm"], rel=1e-6)
+    assert sketch[0]["statistics"]["trace"] == pytest.approx(exact["trace"], rel=0.1)
+    assert sketch[0]["statistics"]["mean_squared_norm"] == pytest.approx(exact["mean_squared_norm"], rel=0.1)
+    for run in (sketch, workers, per_sequence):
+        assert run[1]["statistics"] is None, "only the lowest rank knows"
+    rows, width = 2 * 1, 8 * 4093
+    assert sketch[1]["bytes"] == rows * width
+    assert sketch[0]["bytes"] == 0, "the lowest rank receives"
+    assert per_sequence[1]["bytes"] == 2 * per_sequence[1]["vector_bytes"]
+
+
+def test_statistics_are_those_of_chunks_cut_by_sequence_index() -> None:
+    """7 sequences per worker in chunks of 2, 2, 2 and 1, whatever the passes; against their gradients one by one."""
+    (first, _) = run_ranks(measured, [0, 0], "sketch", 7)
+    (exact, _) = run_ranks(measured, [0, 0], "per_sequence", 7)
+    for name in ("trace", "mean_squared_norm"):
+        # Chunks and single sequences estimate the same trace from 16 and 28 gradients of the same batch.
+        assert first["statistics"][name] == pytest.approx(exact["statistics"][name], rel=0.4)
+    assert first["statistics"]["mean_squared_norm"] == pytest.approx(exact["statistics"]["mean_squared_norm"], rel=0.1)
+
+
+def out_of_memory(runtime: Runtime, local_batch: int, allowed_bytes: int | None) -> dict[str, Any]:
+    """A round whose updates need more memory in one pass than the process may have."""
+    settings: Settings = small_settings(
+        "pool.trainers=1", f"batching.local_batch={local_batch}", "algorithm.updates_per_round=2",
+        "batching.request=norm_test",
+    )  # fmt: skip
+    flat_model = FlatModel(small_module(settings), torch.device("cpu"), settings.precision)
+    store = small_splits(2 * local_batch).train
+    trainer = Trainer(0, [0], flat_model.initial_weights(), flat_model, Shard(permutation(2 * local_batch), 0, 0),
+                      settings)  # fmt: skip
+    sketch = Sketch(flat_model.num_elements, flat_model.dtype, flat_model.device)
+    sketch.renew(0)
+    estimator = new_estimator(flat_model, sketch, settings)
+    plan = plan_round(settings, Premises(Layout({0: (0,)})), None, PoolReport())
+    if allowed_bytes is not None:
+        with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123
+            used = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + allowed_bytes, resource.RLIM_INFINITY))
+    done = inner(trainer, flat_model.module, store, plan, settings, estimator)
+    statistics = estimator.measure(trainer, plan.layout, None).statistics
+    return {
+        "weights": trainer.workers[0].weights.numpy().copy(),
+        "capacity": flat_model.capacity,
+        "notes": done.notes,
+        "loss": done.loss_sum,
+        "cursor": trainer.shard.cursor,
+        "trace": statistics.trace if statistics else None,
+    }
+
+
+def test_out_of_memory_repeats_the_update_in_smaller_passes() -> None:
+    """Real memory: the process may take a tenth of what one pass needs."""
+    batch = 8192
+    (free,) = run_ranks(out_of_memory, [0], batch, None)
+    (tight,) = run_ranks(out_of_memory, [0], batch, SEQUENCE_LENGTH * batch * 800)
+    assert free["capacity"] is None
+    assert free["notes"] == []
+    assert tight["capacity"] is not None
+    assert tight["capacity"] < batch
+    assert "out of memory" in tight["notes"][0]
+    assert tight["cursor"] == free["cursor"] == 2 * batch
+    np.testing.assert_allclose(tight["weights"], free["weights"], rtol=0, atol=1e-9)
+    assert tight["loss"] == pytest.approx(free["loss"], abs=1e-12)
+    assert tight["trace"] == pytest.approx(free["trace"], rel=1e-9)
