@@ -65,7 +65,7 @@ def machine() -> str:
 def report(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], figures: dict[str, float],
            file: Path | None) -> None:  # fmt: skip
     """Print the table, the figures and the machine; write the figures to `file`."""
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 160)
     table = Table(title=title)
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index else "left", no_wrap=True)
@@ -76,9 +76,14 @@ def report(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], fi
         console.print(f"{name} = {value:.4g}")
     console.print(f"machine: {machine()}")
     if file is not None:
-        command = " ".join(["python", *sys.argv])
-        content = {"command": command, "machine": machine(), "figures": figures}
-        file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        save(figures, file)
+
+
+def save(figures: dict[str, float], file: Path) -> None:
+    """Write the figures with the command and the machine."""
+    command = " ".join(["python", *sys.argv])
+    content = {"command": command, "machine": machine(), "figures": figures}
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _lines(path: str) -> list[str]:

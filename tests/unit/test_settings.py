@@ -161,7 +161,7 @@ def test_the_list_of_settings_changes_only_on_purpose() -> None:
         ("batching.growth_limit=1", ["batching.growth_limit=1", "> 1"]),
         ("batching.ramp_factor=0.9", ["batching.ramp_factor=0.9", "> 1"]),
         ("batching.largest_batch=0", ["batching.largest_batch=0", "batching.least_batch=1"]),
-        ("batching.chunks=0", ["batching.chunks=0", ">= 1"]),
+        ("batching.chunks=1", ["batching.chunks=1", ">= 2"]),
         ("batching.smoothing=1", ["batching.smoothing=1", "[0, 1)"]),
         ("batching.padding_fraction=1.1", ["batching.padding_fraction=1.1", "(0, 1]"]),
         ("batching.request=staged", ["batching.stage_fractions=[]", "rise from 0"]),

@@ -9,13 +9,14 @@ from support import Matrix, sequence_gradients
 from adloco_dist.decisions.statistics import (
     GradientStatistics,
     Smoothed,
+    num_chunks,
     ratio,
     statistics_from_gram,
     statistics_from_moments,
 )
 
 SIZES = np.array([2, 2, 2, 1, 2, 2, 2, 1], dtype=np.float64)
-"""Two workers of 7 sequences in 4 chunks each."""
+"""Eight chunks that are not all alike."""
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +125,11 @@ def test_smoothing_is_a_bias_corrected_average_of_each_number() -> None:
     assert Smoothed().after(made(3.0), 0.9).statistics == made(3.0), "the first value counts in full"
     forgetful = Smoothed().after(made(1.0), 0.0).after(made(5.0), 0.0)
     assert forgetful.statistics == made(5.0)
+
+
+def test_chunks_hold_two_sequences_or_more_where_that_leaves_two() -> None:
+    assert [num_chunks(batch, most=4) for batch in range(1, 12)] == [1, 2, 2, 2, 2, 3, 3, 4, 4, 4, 4]
+    assert num_chunks(100, most=2) == 2
 
 
 def test_ratios() -> None:

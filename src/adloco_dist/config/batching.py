@@ -36,7 +36,7 @@ class BatchingSettings:
     """sketch: random projections of chunks, 66 kB per worker and round. workers: full gradients averaged over the
     workers. per_sequence: every sequence's own gradient (exact; memory and traffic of one gradient per sequence)."""
     chunks: int = 4
-    """Pieces that a worker's first batch of a round is cut into for the sketch."""
+    """Most pieces that a worker's first batch of a round is cut into for the sketch (each of two sequences or more)."""
     smoothing: float = 0.9
     """Decay per round of the running averages of the statistics, in [0, 1)."""
     least_batch: int = 1
@@ -64,7 +64,8 @@ class BatchingSettings:
     """Share of the free memory that passes may fill, in (0, 1]."""
 
     def __post_init__(self) -> None:
-        at_least_one = ("local_batch", "chunks", "least_batch")
+        require(self.chunks >= 2, "batching.chunks", self.chunks, "must be >= 2: pieces are compared with each other")
+        at_least_one = ("local_batch", "least_batch")
         for name in at_least_one:
             require(getattr(self, name) >= 1, f"batching.{name}", getattr(self, name), "must be >= 1")
         capacity = self.capacity

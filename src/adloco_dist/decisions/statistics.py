@@ -65,6 +65,15 @@ class Smoothed:
         return Smoothed(GradientStatistics(**values), weight)
 
 
+def num_chunks(batch: int, most: int) -> int:
+    """Pieces that a worker's first batch is cut into: at most `most`, and of two sequences or more.
+
+    A pass of its own for every sequence of a small batch would cost more than a percent of a round, and tell hardly
+    more (docs/lab-notes.md). Two pieces it must be to measure anything, so a batch of two or three makes two.
+    """
+    return min(batch, max(2, min(most, batch // 2)))
+
+
 def ratio(noise: float, signal: float) -> float:
     """noise / signal: 0 without noise, infinite where there is noise but no signal."""
     if noise <= 0:

@@ -16,7 +16,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from adloco_dist.config import BatchRequest, Estimator, GradientNorm, Settings
 from adloco_dist.decisions.layout import Layout
-from adloco_dist.decisions.statistics import GradientStatistics, statistics_from_gram, statistics_from_moments
+from adloco_dist.decisions.statistics import (
+    GradientStatistics,
+    num_chunks,
+    statistics_from_gram,
+    statistics_from_moments,
+)
 from adloco_dist.models import token_losses
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.sketch import BUCKETS, Sketch
@@ -71,7 +76,7 @@ class SketchEstimator:
         self._sums[worker], self._sizes = [], []
 
     def chunks(self, tokens: torch.Tensor) -> Sequence[torch.Tensor]:
-        return tokens.tensor_split(min(len(tokens), self._settings.batching.chunks))
+        return tokens.tensor_split(num_chunks(len(tokens), self._settings.batching.chunks))
 
     def observe(self, chunk: torch.Tensor) -> None:
         self._sums[self._worker].append(self._sketch(self._flat_model.gradient))

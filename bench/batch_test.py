@@ -1,0 +1,295 @@
+"""What measuring a batch costs, how accurate it is, and what the rules for a batch give on real text.
+
+overhead: a round of 20 updates with and without each estimator, one worker on one rank and four on two, in time and
+bytes. accuracy: sketched against full statistics of the same chunks of real gradients. text: the rules side by side
+at the same number of tokens.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from common import parse, report, save
+
+from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.cluster.signals import StopRequest
+from adloco_dist.config import Estimator, Settings
+from adloco_dist.config.compose import compose
+from adloco_dist.data.corpora import Splits, load_corpus
+from adloco_dist.decisions.layout import experiment_layout
+from adloco_dist.decisions.plan import PoolReport, Premises, plan_round
+from adloco_dist.decisions.report import Record
+from adloco_dist.decisions.statistics import GradientStatistics, statistics_from_gram
+from adloco_dist.hosting import Rank, host
+from adloco_dist.models import build_model, model_config
+from adloco_dist.pool.sketch import BUCKETS, Sketch
+from adloco_dist.round.estimate import new_estimator, per_sequence_gradients
+from adloco_dist.round.inner import inner
+from adloco_dist.round.outer import outer
+from adloco_dist.run.journal import Journal
+from adloco_dist.testing.processes import run_ranks
+from adloco_dist.train import train
+
+UPDATES = 20
+RULES: dict[str, tuple[str, ...]] = {
+    "constant 8": ("batching.request=none",),
+    "constant 64": ("batching.request=none", "batching.local_batch=32", "inner.reference_batch=4"),
+    "ramp": ("batching.request=ramp", "batching.ramp_factor=1.15"),
+    "staged": ("batching.request=staged", "batching.stage_fractions=[0,0.3,0.6]", "batching.stage_batches=[8,24,64]"),
+    "norm test, unbiased": ("batching.request=norm_test",),
+    "norm test, plug-in": ("batching.request=norm_test", "batching.gradient_norm=plugin"),
+    "augmented test": ("batching.request=augmented_inner_product_test",),
+}
+
+
+def new_rank(settings: Settings, runtime: Runtime) -> tuple[Rank, Premises]:
+    splits = load_corpus(settings.data)
+    config = model_config(settings.model, splits.vocab_size, settings.data.sequence_length)
+    layout = experiment_layout(settings, runtime.nodes)
+    module = build_model(settings.model, config, settings.seed)
+    return host(settings, runtime, splits, module, layout), Premises(layout)
+
+
+# --- overhead
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one estimator in one setting, on rank 0 between barriers."""
+
+    extra_seconds: list[float]
+    """What the first update of a round takes more than without it, its exchange included, pair by pair."""
+    bytes_per_worker: float
+
+
+def measure_costs(runtime: Runtime, model: str, batch: int, workers: int, estimators: Sequence[str], pairs: int) -> Any:
+    """Seconds of whole rounds without measuring, and the cost of each estimator."""
+    settings = compose(
+        [f"model={model}", "pool.trainers=1", f"pool.workers_per_trainer={workers}",
+         f"algorithm.updates_per_round={UPDATES}", f"batching.local_batch={batch}", "inner.schedule=constant"]
+    )  # fmt: skip
+    rank, premises = new_rank(settings, runtime)
+    layout, (trainer,) = premises.layout, rank.trainers
+    group, store = rank.groups.of(layout.ranks(0)), rank.splits.train
+    plan = plan_round(settings, premises, None, PoolReport())
+    first_update, numbers = replace(plan, updates=1), iter(range(1 << 30))
+    costs = {}
+    for name in estimators:
+        chosen = replace(settings, batching=replace(settings.batching, estimator=Estimator[name]))
+        estimator = new_estimator(rank.flat_model, rank.sketch, chosen)
+        sent = [0]
+
+        def with_estimator(estimator: Any = estimator, sent: list[int] = sent) -> None:
+            rank.sketch.renew(next(numbers))
+            inner(trainer, rank.module, store, first_update, settings, estimator)
+            sent[0] = estimator.measure(trainer, layout, group).bytes_sent
+
+        def without() -> None:
+            inner(trainer, rank.module, store, first_update, settings)
+
+        seconds = _between_barriers([with_estimator, without], pairs)
+        extra = [mine - other for mine, other in zip(*seconds, strict=True)]
+        most_sent = max(message["sent"] for message in runtime.control.exchange({"sent": sent[0]}))
+        costs[name] = Cost(extra, most_sent / len(trainer.workers))
+
+    def whole_round() -> None:
+        inner(trainer, rank.module, store, plan, settings)
+        outer(trainer, group)
+
+    (rounds,) = _between_barriers([whole_round], max(2, pairs // 8))
+    return rounds, costs
+
+
+def _between_barriers(sides: Sequence[Callable[[], None]], rounds: int) -> list[list[float]]:
+    """As common.interleave, on several ranks: every turn begins and ends with all of them."""
+    seconds: list[list[float]] = [[] for _ in sides]
+    for number in range(rounds + 1):
+        for side in range(len(sides)) if number % 2 else reversed(range(len(sides))):
+            dist.barrier()
+            start = time.perf_counter()
+            sides[side]()
+            dist.barrier()
+            if number:  # the first warms up
+                seconds[side].append(time.perf_counter() - start)
+    return seconds
+
+
+def overhead(quick: bool) -> tuple[list[list[str]], dict[str, float]]:
+    """The figures are the worst of one and four workers at the smallest batch, where measuring costs most."""
+    rows, figures = [], {"sketch_overhead_tiny": 0.0, "sketch_overhead_10m": 0.0, "sketch_bytes": 0.0}
+    cases = [("tiny", 4, 60), ("small", 4, 16)] if quick else [("tiny", 4, 120), ("tiny", 16, 40), ("small", 4, 24)]
+    for model, batch, pairs in cases:
+        for workers, nodes in ((1, [0]), (4, [0, 0])):
+            names = ["sketch", "workers", "per_sequence"] if workers > 1 else ["sketch", "per_sequence"]
+            names, pairs_taken = (names[:1], pairs // 4) if quick else (names, pairs // workers)
+            rounds, costs = run_ranks(measure_costs, nodes, model, batch, workers, names, pairs_taken)[0]
+            whole = statistics.median(rounds)
+            for name, cost in costs.items():
+                shares = [extra / whole for extra in cost.extra_seconds]
+                quartiles = [f"{100 * value:.2f}" for value in statistics.quantiles(shares, n=4)]
+                rows.append([f"{model}, batch {batch}, {workers} worker(s): {name}", f"{whole:.2f}",
+                             f"{1e3 * statistics.median(cost.extra_seconds):,.1f}", *quartiles,
+                             f"{cost.bytes_per_worker / 1e3:,.1f}"])  # fmt: skip
+                if name == "sketch":
+                    figure = "sketch_overhead_tiny" if model == "tiny" else "sketch_overhead_10m"
+                    figures[figure] = max(figures[figure], statistics.median(shares))
+                    figures["sketch_bytes"] = max(figures["sketch_bytes"], cost.bytes_per_worker)
+    return rows, figures
+
+
+# --- accuracy
+
+
+def accuracy_of_sketches(runtime: Runtime, updates: int, draws: int) -> Any:
+    """Statistics of the same chunks from full vectors and from sketches, at the start and after some training.
+
+    Returns:
+        For each case: its name, noise scale, batch, and the errors of trace and squared norm in units of trace and
+        |gbar|^2.
+    """
+    settings = compose(["model=tiny", "pool.trainers=1", f"algorithm.updates_per_round={updates}",
+                        "inner.schedule=constant", "batching.local_batch=8"])  # fmt: skip
+    rank, premises = new_rank(settings, runtime)
+    (trainer,) = rank.trainers
+    plan = plan_round(settings, premises, None, PoolReport())
+    cases = []
+    for name in ("start", f"after {updates} updates"):
+        if cases:
+            inner(trainer, rank.module, rank.splits.train, plan, settings)
+        cases += [(f"{name}: {batch}", *errors) for batch, errors in _errors(rank, draws)]
+    return cases
+
+
+def _errors(rank: Rank, draws: int) -> list[tuple[str, Any]]:
+    (trainer,), store = rank.trainers, rank.splits.train
+    rank.flat_model.point_at(trainer.workers[0].weights)
+    sample = per_sequence_gradients(rank.flat_model, store.sequences(trainer.shard.peek(0, 128)))
+    exact = _statistics(sample, np.ones(len(sample)), None)
+    noise_scale = exact.noise_scale
+    found = []
+    for label, batch in (("8 sequences", 8), ("a tenth of the noise scale", max(2, round(noise_scale / 10)))):
+        chunks, sizes = _chunks(sample[:batch])
+        full = _statistics(chunks, sizes, None)
+        sketch = Sketch(rank.flat_model.num_elements, sample.dtype, sample.device)
+        trace_errors, norm_errors = [], []
+        for key in range(draws):
+            sketch.renew(key)
+            sketched = _statistics(torch.stack([sketch(chunk) for chunk in chunks]), sizes, BUCKETS)
+            trace_errors.append((sketched.trace - full.trace) / full.trace)
+            norm_errors.append((sketched.squared_norm - full.squared_norm) / full.mean_squared_norm)
+        errors = [float(np.sqrt(np.mean(np.square(errors)))) for errors in (trace_errors, norm_errors)]
+        found.append((label, (noise_scale, batch, *errors)))
+    return found
+
+
+def _chunks(rows: torch.Tensor) -> tuple[torch.Tensor, np.ndarray]:
+    parts = rows.tensor_split(min(4, len(rows)))
+    return torch.stack([part.mean(0) for part in parts]), np.array([float(len(part)) for part in parts])
+
+
+def _statistics(rows: torch.Tensor, sizes: np.ndarray, sketch_size: int | None) -> GradientStatistics:
+    wide = rows.double()
+    return statistics_from_gram((wide @ wide.T).numpy(), sizes, plugin=False, sketch_size=sketch_size)
+
+
+# --- text
+
+
+@dataclass
+class Records:
+    """Keeps what rank 0 would write."""
+
+    rows: list[Record]
+
+    def write(self, records: Sequence[Record]) -> None:
+        self.rows.extend(records)
+
+    def close(self, result: Record | None) -> None:
+        pass
+
+
+def train_with(runtime: Runtime, rule: str, tokens: int, seed: int) -> dict[str, Any] | None:
+    """One trainer with two workers, one on each rank."""
+    settings = compose(
+        ["model=nano", "pool.trainers=1", "pool.workers_per_trainer=2", f"budget.tokens={tokens}", f"seed={seed}",
+         "evaluation=final_only", *RULES[rule]]
+    )  # fmt: skip
+    splits: Splits = load_corpus(settings.data)
+    config = model_config(settings.model, splits.vocab_size, settings.data.sequence_length)
+    records = Records([])
+    start = time.perf_counter()
+    outcome = train(
+        settings, runtime, splits, build_model(settings.model, config, settings.seed),
+        experiment_layout(settings, runtime.nodes), {}, Journal([records] if runtime.rank == 0 else []), StopRequest(),
+    )  # fmt: skip
+    rows = [row for row in records.rows if row["round"]]
+    if not rows:
+        return None
+    return {
+        "loss": outcome.result["candidates"][0]["validation_loss"],
+        "tokens": rows[-1]["pool_tokens"],
+        "updates": sum(row["updates"] for row in rows),
+        "rounds": len(rows),
+        "last_batch": rows[-1]["total_batch"],
+        "bytes": sum(sum(row["bytes_sent"].values()) for row in rows),
+        "seconds": time.perf_counter() - start,
+    }
+
+
+def text(tokens: int, seeds: int) -> list[list[str]]:
+    runs: dict[str, list[dict[str, Any]]] = {rule: [] for rule in RULES}
+    for seed in range(seeds):
+        for rule in RULES:
+            done = run_ranks(train_with, [0, 0], rule, tokens, seed)[0]
+            assert done is not None
+            runs[rule].append(done)
+    rows = []
+    for rule, found in runs.items():
+        losses = [run["loss"] for run in found]
+        middle = {key: statistics.median(run[key] for run in found) for key in found[0]}
+        rows.append(
+            [rule, f"{min(losses):.3f}", f"{middle['loss']:.3f}", f"{max(losses):.3f}", f"{middle['tokens'] / 1e6:.2f}",
+             f"{middle['updates']:,.0f}", f"{middle['rounds']:,.0f}",
+             f"{middle['last_batch']:,.0f}", f"{middle['bytes'] / 1e6:,.1f}", f"{middle['seconds']:.1f}"],
+        )  # fmt: skip
+    return rows
+
+
+def main() -> None:
+    parser = parse(__doc__ or "")
+    parser.add_argument("--only", choices=["overhead", "accuracy", "text"], help="one of the three parts")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    figures: dict[str, float] = {}
+    if options.only in (None, "overhead"):
+        rows, found = overhead(options.quick)
+        figures |= found
+        columns = ["", "round s", "extra ms", "% of a round: quartile", "median", "quartile", "kB sent per worker"]
+        report(
+            f"measuring the gradients once in {UPDATES} updates, sequences of 128 tokens", columns, rows, found, None
+        )
+    if options.only in (None, "accuracy"):
+        cases = run_ranks(accuracy_of_sketches, [0], 60 if options.quick else 300, 20 if options.quick else 100)[0]
+        found = {"sketch_trace_error": max(case[3] for case in cases), "sketch_norm_error": max(c[4] for c in cases)}
+        figures |= found
+        rows = [[name, f"{scale:,.1f}", str(batch), f"{trace:.2%}", f"{norm:.2%}"]
+                for name, scale, batch, trace, norm in cases]  # fmt: skip
+        columns = ["tiny, root mean square over random signs", "noise scale", "batch", "tr(Sigma)", "|G|^2"]
+        report("error of sketched statistics, r = 4093", columns, rows, found, None)
+    if options.only in (None, "text"):
+        tokens, seeds = (300_000, 1) if options.quick else (3_000_000, 3)
+        columns = ["rule", "loss: min", "median", "max", "tokens, M", "updates", "rounds", "last batch", "MB sent",
+                   "seconds"]  # fmt: skip
+        report(f"nano, two workers, {tokens / 1e6:.1f}M tokens of Python sources, {seeds} seed(s)", columns,
+               text(tokens, seeds), {}, None)  # fmt: skip
+    if options.json:
+        save(figures, options.json)
+
+
+if __name__ == "__main__":
+    main()
