@@ -41,7 +41,13 @@ class Rank:
 
 
 def host(settings: Settings, runtime: Runtime, splits: Splits, module: nn.Module, layout: Layout) -> Rank:
-    """Set up this rank's share of the pool: every trainer that has a worker here, all from the same weights."""
+    """Set up this rank's share of the pool: every trainer that has a worker here, all from the same weights.
+
+    Collective.
+
+    Raises:
+        SettingsError: on all ranks, when not even one sequence fits on one of them.
+    """
     flat_model = FlatModel(module, runtime.device, settings.precision)
     initial_weights = flat_model.initial_weights()
     shards = deal(splits.train.num_sequences, len(layout.trainers), settings.seed)
@@ -52,6 +58,7 @@ def host(settings: Settings, runtime: Runtime, splits: Splits, module: nn.Module
         )
         for id in layout.trainers_on(runtime.rank)
     ]  # fmt: skip
+    _find_capacity(flat_model, trainers, layout, settings, runtime)  # before passes do more than compute (ddp)
     groups = Groups(runtime.backend, settings.cluster.outer_seconds)
     groups.form(layout.ranks(id) for id in layout.trainers)
     forward = flat_model.module
@@ -70,25 +77,29 @@ def host(settings: Settings, runtime: Runtime, splits: Splits, module: nn.Module
 def find_premises(rank: Rank, layout: Layout, trajectory: Trajectory) -> Premises:
     """What the plans will stand on: the shards' sizes, and every trainer's batch limit from its ranks' capacities.
 
-    Raises:
-        SettingsError: on all ranks, when not even one sequence fits on one of them.
+    Collective.
     """
-    settings, runtime = rank.settings, rank.runtime
-    shard_sequences = dict(enumerate(shard_sizes(rank.splits.train.num_sequences, len(layout.trainers))))
+    settings = rank.settings
+    replies = rank.runtime.control.exchange({"capacity": rank.flat_model.capacity})
+    limits = {
+        trainer: settings.switch.batch_limit or least(*(replies[rank]["capacity"] for rank in layout.ranks(trainer)))
+        for trainer in layout.trainers
+    }
+    sizes = dict(enumerate(shard_sizes(rank.splits.train.num_sequences, len(layout.trainers))))
+    return Premises(layout, sizes, limits, trajectory)
+
+
+def _find_capacity(
+    flat_model: FlatModel, trainers: Sequence[Trainer], layout: Layout, settings: Settings, runtime: Runtime
+) -> None:
     most = max(
         largest_local_batch(settings.batching, layout.num_workers(trainer.id), len(trainer.shard))
-        for trainer in rank.trainers
+        for trainer in trainers
     )
     error = None
     try:
         ranks_on_node = runtime.nodes.count(runtime.nodes[runtime.rank])
-        rank.flat_model.capacity = probe_capacity(rank.flat_model, rank.trainers, settings, most, ranks_on_node)
+        flat_model.capacity = probe_capacity(flat_model, trainers, settings, most, ranks_on_node)
     except SettingsError as mistake:
         error = mistake
     runtime.control.agree(error)
-    capacities = [reply["capacity"] for reply in runtime.control.exchange({"capacity": rank.flat_model.capacity})]
-    limits = {
-        trainer: settings.switch.batch_limit or least(*(capacities[rank] for rank in layout.ranks(trainer)))
-        for trainer in layout.trainers
-    }
-    return Premises(layout, shard_sequences, limits, trajectory)

@@ -24,8 +24,10 @@ from adloco_dist.config.choices import (
     Unmeasured,
 )
 from adloco_dist.config.errors import (
+    EXIT_USER_ERROR,
     SettingsError,
     require,
+    told_in_one_line,
 )
 from adloco_dist.config.experiment import (
     DataSettings,
@@ -49,6 +51,7 @@ from adloco_dist.config.settings import (
 )
 
 __all__ = [
+    "EXIT_USER_ERROR",
     "MEASURED_REQUESTS",
     "Algorithm",
     "AlgorithmSettings",
@@ -82,4 +85,5 @@ __all__ = [
     "TrackingSettings",
     "Unmeasured",
     "require",
+    "told_in_one_line",
 ]

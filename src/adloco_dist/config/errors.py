@@ -1,6 +1,11 @@
 """How a mistake of the user is told: one line."""
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
+
+EXIT_USER_ERROR = 2
 
 
 class SettingsError(ValueError):
@@ -12,3 +17,18 @@ def require(condition: bool, setting: str, value: object, rule: str) -> None:
     if not condition:
         shown = value.name if isinstance(value, Enum) else "null" if value is None else value
         raise SettingsError(f"{setting}={shown}: {rule}")
+
+
+@contextmanager
+def told_in_one_line(speaks: bool = True) -> Iterator[None]:
+    """End the process with the line of a `SettingsError` instead of its traceback.
+
+    Args:
+        speaks: whether this process prints the line; of several that raise the same, one does.
+    """
+    try:
+        yield
+    except SettingsError as error:
+        if speaks:
+            print(f"error: {error}", file=sys.stderr)
+        sys.exit(EXIT_USER_ERROR)

@@ -92,8 +92,10 @@ def pool_report(reports: Sequence[RankReport], last: RoundPlan | None, seconds: 
 
 def _batch_report(reports: Sequence[RankReport], last: RoundPlan, trainer: int) -> BatchReport:
     shares = [report.trainers[trainer] for report in reports if trainer in report.trainers]
+    # An evaluation belongs to no update.
     round_seconds = [
-        report.control_seconds + sum(sum(share.seconds.values()) for share in report.trainers.values())
+        report.control_seconds
+        + sum(sum(share.seconds.values()) - share.seconds.get("evaluate", 0.0) for share in report.trainers.values())
         for report in reports
     ]
     return BatchReport(

@@ -12,10 +12,10 @@ from types import FrameType
 
 import psutil
 
-from adloco_dist.config import Settings, SettingsError, require
+from adloco_dist.config import EXIT_USER_ERROR, Settings, SettingsError, require, told_in_one_line
 from adloco_dist.config.compose import compose, to_yaml
 
-EXIT_FAILURE, EXIT_USER_ERROR = 1, 2
+EXIT_FAILURE = 1
 DESCRIPTION = """\
 Train a pool of DiLoCo trainers. Started alone, it runs on this machine; under torchrun, on all its nodes:
   torchrun --nnodes N --nproc-per-node G ... launch/train.py key=value ...
@@ -27,7 +27,8 @@ experiment), for example: algorithm=localsgd inner.lr=1e-3 pool.trainers=2
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of launch/train.py and adloco-train; ends the process: 0 done, 2 a mistake of the user, 1 others."""
     options = _parser().parse_intermixed_args(arguments)  # settings and options in any order
-    try:
+    # All ranks raise what one of them found, so rank 0 speaks for all.
+    with told_in_one_line(speaks=os.environ.get("RANK", "0") == "0"):
         if "TORCHELASTIC_RUN_ID" in os.environ:
             # Here, because a rank needs torch, and a wrong setting should be refused before that is loaded.
             from adloco_dist.launch.rank import run_rank
@@ -44,11 +45,6 @@ def main(arguments: list[str] | None = None) -> None:
             print_dry_run(settings, [node for node in range(options.nnodes) for _ in range(num_ranks)])
         else:
             sys.exit(_start_torchrun(settings, options))
-    except SettingsError as error:
-        # All ranks raise what one of them found, so rank 0 speaks for all.
-        if os.environ.get("RANK", "0") == "0":
-            print(f"error: {error}", file=sys.stderr)
-        sys.exit(EXIT_USER_ERROR)
 
 
 def _parser() -> argparse.ArgumentParser:

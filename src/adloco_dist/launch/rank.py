@@ -26,9 +26,9 @@ from adloco_dist.decisions.replay import Trajectory, check_trajectory
 from adloco_dist.models import build_model, model_config
 from adloco_dist.run.directory import choose_directory
 from adloco_dist.run.display import Display
-from adloco_dist.run.finished import read_batches
 from adloco_dist.run.journal import Journal, MetricsFile, RunFile, Sink
 from adloco_dist.run.model import save_model
+from adloco_dist.run.records import read_batches
 from adloco_dist.run.tracking import WandbSink
 from adloco_dist.tools.planner import print_dry_run
 from adloco_dist.train import AnchorsDifferError, train
@@ -111,7 +111,7 @@ def prepare(settings: Settings, runtime: Runtime) -> tuple[Layout, Splits, Pretr
         check_shards(layout, splits)
         prepared = splits, model_config(settings.model, splits.vocab_size, settings.data.sequence_length)
         if settings.batching.replay is not None and runtime.rank == 0:
-            trajectory = read_batches(settings.batching.replay)
+            trajectory = read_batches("batching.replay", settings.batching.replay)
             check_trajectory(settings, layout, trajectory)
     except SettingsError as mistake:
         error = mistake

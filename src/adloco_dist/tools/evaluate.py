@@ -1,12 +1,11 @@
 """Validation loss of a finished run's model: `launch/evaluate.py RUN`."""
 
 import argparse
-import sys
 from pathlib import Path
 
 import torch
 
-from adloco_dist.config import SettingsError, require
+from adloco_dist.config import SettingsError, require, told_in_one_line
 from adloco_dist.config.compose import from_plain
 from adloco_dist.data.corpora import load_corpus
 from adloco_dist.decisions.report import perplexity
@@ -21,11 +20,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("run", type=Path, help="run directory")
     parser.add_argument("--sequences", type=int, help="validation sequences (default: the whole split)")
     options = parser.parse_args(arguments)
-    try:
+    with told_in_one_line():
         print(evaluate_run(options.run, options.sequences))
-    except SettingsError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 def evaluate_run(directory: Path, max_sequences: int | None) -> str:

@@ -1,14 +1,13 @@
 """Text from a finished run's model: `launch/generate.py RUN "text"`."""
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoTokenizer
 
-from adloco_dist.config import SettingsError, require
+from adloco_dist.config import SettingsError, require, told_in_one_line
 from adloco_dist.run.directory import MODEL_DIRECTORY
 from adloco_dist.run.finished import load_model
 
@@ -22,11 +21,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--temperature", type=float, default=0.8, help="0: always the likeliest (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
-    try:
+    with told_in_one_line():
         print(continue_text(options.run, options.text, options.tokens, options.temperature, options.seed))
-    except SettingsError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 def continue_text(directory: Path, text: str, num_tokens: int, temperature: float, seed: int) -> str:

@@ -15,6 +15,7 @@ from adloco_dist.pool.capacity import state_vectors
 from adloco_dist.pool.flat_model import FlatModel
 
 MEGA = 1e6
+WIDTH_WITHOUT_TERMINAL = 120
 
 
 def print_dry_run(settings: Settings, nodes: Sequence[int]) -> None:
@@ -31,6 +32,8 @@ def print_dry_run(settings: Settings, nodes: Sequence[int]) -> None:
     flat_model = FlatModel(module, torch.device("meta"), settings.precision)
     vector_bytes = flat_model.gradient.nbytes
     console = Console(soft_wrap=True)
+    if not console.is_terminal:
+        console.width = WIDTH_WITHOUT_TERMINAL
     console.print(f"model: {flat_model.num_parameters:,} parameters; one flat vector is {vector_bytes / MEGA:,.1f} MB")
     console.print(
         f"data: {splits.source}: {splits.train.num_sequences:,} training and {splits.validation.num_sequences:,} "
@@ -40,13 +43,22 @@ def print_dry_run(settings: Settings, nodes: Sequence[int]) -> None:
     console.print(_rank_table(settings, layout, nodes, vector_bytes))
     tokens = settings.data.sequence_length * settings.batching.local_batch * settings.algorithm.updates_per_round
     workers = sum(layout.num_workers(trainer) for trainer in layout.trainers)
-    console.print(f"tokens per round: {tokens:,} per worker, {tokens * workers:,} in the pool; nothing was trained")
+    console.print(
+        f"tokens of the first round: {tokens:,} per worker, {tokens * workers:,} in the pool; nothing was trained"
+    )
 
 
 def _trainer_table(settings: Settings, layout: Layout, nodes: Sequence[int], payload_bytes: int) -> Table:
     is_ddp = settings.algorithm.name is Algorithm.ddp
     table = Table(title="trainers")
-    for title in ("trainer", "ranks of its workers", "nodes", "group", "total batch", "MB sent per rank and round"):
+    for title in (
+        "trainer",
+        "ranks of its workers",
+        "nodes",
+        "group",
+        "first total batch",
+        "MB sent per rank and round",
+    ):
         table.add_column(title, justify="right")
     for trainer in layout.trainers:
         ranks = layout.ranks(trainer)

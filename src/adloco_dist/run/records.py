@@ -1,0 +1,59 @@
+"""Reading the records of a run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from adloco_dist.config import SettingsError
+from adloco_dist.decisions.replay import Trajectory
+from adloco_dist.run.directory import METRICS_FILE
+
+
+def read_records(setting: str, source: str) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl.
+
+    Args:
+        setting: what named `source`, for the error.
+        source: a run directory, or its metrics.jsonl.
+
+    Raises:
+        SettingsError: it is missing, or holds something else.
+    """
+    path = Path(source) / METRICS_FILE if Path(source).is_dir() else Path(source)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        remedy = f"name a run directory, or its {METRICS_FILE}"
+        raise SettingsError(f"{setting}={source}: {path} cannot be read; {remedy}") from error
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+            records.append({**record, "round": int(record["round"]), "trainer": int(record["trainer"])})
+        except (ValueError, KeyError, TypeError) as error:
+            remedy = f"name a run's own {METRICS_FILE}"
+            raise SettingsError(f"{setting}={source}: line {number} is not the record of a round; {remedy}") from error
+    return records
+
+
+def read_batches(setting: str, source: str) -> Trajectory:
+    """The total batches that a run took, by trainer and round.
+
+    Raises:
+        SettingsError: as `read_records`, or rounds are missing.
+    """
+    batches: dict[int, list[int]] = {}
+    for record in read_records(setting, source):
+        trainer, round_, batch = record["trainer"], record["round"], record.get("total_batch")
+        if round_ == 0:  # before training
+            continue
+        next_round = len(batches.setdefault(trainer, [])) + 1
+        if round_ != next_round or not isinstance(batch, int) or batch < 1:
+            raise SettingsError(
+                f"{setting}={source}: trainer {trainer} has no total_batch in round {next_round}; name the records of "
+                "a whole run"
+            )
+        batches[trainer].append(batch)
+    if not batches:
+        raise SettingsError(f"{setting}={source}: holds no round; name a run that has trained")
+    return batches

@@ -1,0 +1,75 @@
+"""Why the batches of a run were what they were: `launch/batches.py RUN`."""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from adloco_dist.config import SettingsError, told_in_one_line
+from adloco_dist.run.records import read_records
+
+WIDTH_WITHOUT_TERMINAL = 160
+COLUMNS = {
+    "round": "round",
+    "total_batch": "batch",
+    "mode": "mode",
+    "passes": "passes",
+    "request": "asked for",
+    "bound": "bound",
+    "trace": "tr(Sigma)",
+    "squared_norm": "|G|^2",
+    "noise_scale": "noise scale",
+    "notes": "notes",
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of launch/batches.py."""
+    parser = argparse.ArgumentParser(
+        description="Show why a run's batches were what they were, round by round. The statistics of a row are the "
+        "running averages that its request stands on, measured in the rounds before.",
+    )
+    parser.add_argument("run", help="run directory, or its metrics.jsonl")
+    parser.add_argument("--trainer", type=int, help="one trainer alone")
+    options = parser.parse_args(arguments)
+    console = Console()
+    if not console.is_terminal:
+        console.width = WIDTH_WITHOUT_TERMINAL
+    with told_in_one_line():
+        for table in batch_tables(options.run, options.trainer):
+            console.print(table)
+
+
+def batch_tables(source: str, trainer: int | None) -> list[Table]:
+    """One table for each trainer.
+
+    Raises:
+        SettingsError: no records there, or no such trainer.
+    """
+    records = read_records("RUN", source)
+    trainers = sorted({record["trainer"] for record in records})
+    if trainer is not None and trainer not in trainers:
+        raise SettingsError(f"--trainer={trainer}: the run has trainers {', '.join(map(str, trainers))}")
+    chosen = trainers if trainer is None else [trainer]
+    return [_table(id, [record for record in records if record["trainer"] == id]) for id in chosen]
+
+
+def _table(trainer: int, records: Sequence[dict[str, Any]]) -> Table:
+    table = Table(title=f"trainer {trainer}")
+    for title in COLUMNS.values():
+        table.add_column(title, justify="left" if title in ("mode", "bound", "notes") else "right")
+    known: dict[str, Any] = {}
+    for record in records:
+        if record["round"]:
+            row = {**record, **(known.get("smoothed") or {}), "noise_scale": known.get("noise_scale")}
+            table.add_row(*(_shown(row.get(key)) for key in COLUMNS))
+        known = record
+    return table
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return "; ".join(value)
+    return "" if value is None else f"{value:,.4g}" if isinstance(value, float) else str(value)
