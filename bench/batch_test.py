@@ -20,12 +20,12 @@ from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import Estimator, Settings
 from adloco_dist.config.compose import compose
-from adloco_dist.data.corpora import Splits, load_corpus
+from adloco_dist.data.corpora import load_corpus
 from adloco_dist.decisions.layout import experiment_layout
 from adloco_dist.decisions.plan import PoolReport, Premises, plan_round
 from adloco_dist.decisions.report import Record
 from adloco_dist.decisions.statistics import GradientStatistics, statistics_from_gram
-from adloco_dist.hosting import Rank, host
+from adloco_dist.hosting import Rank, find_premises, host
 from adloco_dist.models import build_model, model_config
 from adloco_dist.pool.sketch import BUCKETS, Sketch
 from adloco_dist.round.estimate import new_estimator, per_sequence_gradients
@@ -48,11 +48,13 @@ RULES: dict[str, tuple[str, ...]] = {
 
 
 def new_rank(settings: Settings, runtime: Runtime) -> tuple[Rank, Premises]:
+    """One rank's share of the pool on the built-in corpus."""
     splits = load_corpus(settings.data)
     config = model_config(settings.model, splits.vocab_size, settings.data.sequence_length)
     layout = experiment_layout(settings, runtime.nodes)
     module = build_model(settings.model, config, settings.seed)
-    return host(settings, runtime, splits, module, layout), Premises(layout)
+    rank = host(settings, runtime, splits, module, layout)
+    return rank, find_premises(rank, layout, {})
 
 
 # --- overhead
@@ -101,20 +103,20 @@ def measure_costs(runtime: Runtime, model: str, batch: int, workers: int, estima
         inner(trainer, rank.module, store, plan, settings)
         outer(trainer, group)
 
-    (rounds,) = _between_barriers([whole_round], max(2, pairs // 8))
+    (rounds,) = _between_barriers([whole_round], max(1, pairs // 8), warmup=0)
     return rounds, costs
 
 
-def _between_barriers(sides: Sequence[Callable[[], None]], rounds: int) -> list[list[float]]:
+def _between_barriers(sides: Sequence[Callable[[], None]], rounds: int, warmup: int = 1) -> list[list[float]]:
     """As common.interleave, on several ranks: every turn begins and ends with all of them."""
     seconds: list[list[float]] = [[] for _ in sides]
-    for number in range(rounds + 1):
+    for number in range(warmup + rounds):
         for side in range(len(sides)) if number % 2 else reversed(range(len(sides))):
             dist.barrier()
             start = time.perf_counter()
             sides[side]()
             dist.barrier()
-            if number:  # the first warms up
+            if number >= warmup:
                 seconds[side].append(time.perf_counter() - start)
     return seconds
 
@@ -219,14 +221,10 @@ def train_with(runtime: Runtime, rule: str, tokens: int, seed: int) -> dict[str,
         ["model=nano", "pool.trainers=1", "pool.workers_per_trainer=2", f"budget.tokens={tokens}", f"seed={seed}",
          "evaluation=final_only", *RULES[rule]]
     )  # fmt: skip
-    splits: Splits = load_corpus(settings.data)
-    config = model_config(settings.model, splits.vocab_size, settings.data.sequence_length)
+    rank, premises = new_rank(settings, runtime)
     records = Records([])
     start = time.perf_counter()
-    outcome = train(
-        settings, runtime, splits, build_model(settings.model, config, settings.seed),
-        experiment_layout(settings, runtime.nodes), {}, Journal([records] if runtime.rank == 0 else []), StopRequest(),
-    )  # fmt: skip
+    outcome = train(rank, premises, Journal([records] if runtime.rank == 0 else []), StopRequest())
     rows = [row for row in records.rows if row["round"]]
     if not rows:
         return None

@@ -18,6 +18,7 @@ from adloco_dist.data.tokens import TokenStore
 from adloco_dist.decisions.layout import experiment_layout
 from adloco_dist.decisions.replay import Trajectory
 from adloco_dist.decisions.report import Record
+from adloco_dist.hosting import find_premises, host
 from adloco_dist.models import build_model, model_config, token_losses
 from adloco_dist.run.journal import Journal
 from adloco_dist.train import train
@@ -90,16 +91,10 @@ def train_small_pool(
     """Train and return this rank's anchors (by trainer), cursors, the result, and on rank 0 the records."""
     settings = small_settings(*overrides)
     sink = Sink([])
-    outcome = train(
-        settings,
-        runtime,
-        small_splits(),
-        module or small_module(settings),
-        experiment_layout(settings, runtime.nodes),
-        trajectory or {},
-        Journal([sink] if runtime.rank == 0 else []),
-        StopRequest(),
-    )
+    layout = experiment_layout(settings, runtime.nodes)
+    rank = host(settings, runtime, small_splits(), module or small_module(settings), layout)
+    premises = find_premises(rank, layout, trajectory or {})
+    outcome = train(rank, premises, Journal([sink] if runtime.rank == 0 else []), StopRequest())
     return {
         "anchors": {trainer.id: trainer.anchor.numpy().copy() for trainer in outcome.trainers},
         "cursors": {trainer.id: trainer.shard.cursor for trainer in outcome.trainers},

@@ -6,18 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from adloco_dist.cluster.groups import Groups
-from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.cluster.signals import StopRequest
-from adloco_dist.config import Algorithm, Settings
-from adloco_dist.data.corpora import Splits
+from adloco_dist.config import Algorithm
 from adloco_dist.decisions.layout import Layout
-from adloco_dist.decisions.plan import RoundPlan, plan_round
-from adloco_dist.decisions.replay import Trajectory
+from adloco_dist.decisions.plan import Premises, RoundPlan, plan_round
 from adloco_dist.decisions.report import RankReport, TrainerReport, pool_report, round_records
-from adloco_dist.hosting import Rank, find_premises, host
+from adloco_dist.hosting import Rank
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.round.coordinate import coordinate
@@ -48,31 +44,17 @@ class Outcome:
     """This rank's shares."""
 
 
-def train(
-    settings: Settings,
-    runtime: Runtime,
-    splits: Splits,
-    module: nn.Module,
-    layout: Layout,
-    trajectory: Trajectory,
-    journal: Journal,
-    stop: StopRequest,
-) -> Outcome:
+def train(rank: Rank, premises: Premises, journal: Journal, stop: StopRequest) -> Outcome:
     """Train the pool until its budget is spent or a rank was asked to stop.
 
     Collective: every rank calls it with equal settings, corpus and module.
 
-    Args:
-        trajectory: the batches to repeat, on rank 0; empty without batching.request=replay.
-
     Raises:
         AnchorsDifferError: on every rank, when the ranks of a trainer disagree about its anchor.
-        SettingsError: on every rank, when the device of one has no room for a pass of one sequence.
     """
-    rank = host(settings, runtime, splits, module, layout)
-    premises = find_premises(rank, layout, trajectory)
+    settings, runtime = rank.settings, rank.runtime
     plan: RoundPlan | None = None
-    report = opening_report(rank, layout)
+    report = opening_report(rank, premises.layout)
     start = time.monotonic()
 
     def decide(reports: Sequence[RankReport]) -> RoundPlan:
@@ -94,7 +76,7 @@ def train(
     world = Groups(runtime.backend, settings.cluster.merge_seconds)
     world.form([everyone])
     result, weights = finish(
-        rank.trainers, plan.layout, rank.flat_model, world.of(everyone), runtime.control, splits.validation,
+        rank.trainers, plan.layout, rank.flat_model, world.of(everyone), runtime.control, rank.splits.validation,
         settings.evaluation,
     )  # fmt: skip
     return Outcome(plan.stop, result, weights, rank.flat_model, rank.trainers)

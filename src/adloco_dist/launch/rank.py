@@ -22,7 +22,9 @@ from adloco_dist.config import Settings, SettingsError, TrackingMode
 from adloco_dist.config.compose import compose, flatten, to_plain
 from adloco_dist.data.corpora import Splits, load_corpus
 from adloco_dist.decisions.layout import Layout, experiment_layout
+from adloco_dist.decisions.plan import Premises
 from adloco_dist.decisions.replay import Trajectory, check_trajectory
+from adloco_dist.hosting import Rank, find_premises, host
 from adloco_dist.models import build_model, model_config
 from adloco_dist.run.directory import choose_directory
 from adloco_dist.run.display import Display
@@ -54,12 +56,13 @@ def run_rank(overrides: Sequence[str], dry_run: bool) -> None:
                 print_dry_run(settings, runtime.nodes)
             return
         layout, splits, config, trajectory = prepare(settings, runtime)
+        rank = host(settings, runtime, splits, build_model(settings.model, config, settings.seed), layout)
+        premises = find_premises(rank, layout, trajectory)
         directory = agree_on_directory(control, settings)
         with stop_on_signals() as stop:
-            module = build_model(settings.model, config, settings.seed)
-            journal = open_journal(settings, runtime, layout, splits, directory)
+            journal = open_journal(rank, premises, directory)
             try:
-                outcome = train(settings, runtime, splits, module, layout, trajectory, journal, stop)
+                outcome = train(rank, premises, journal, stop)
             except AnchorsDifferError as difference:
                 journal.close()
                 if runtime.rank == 0:
@@ -160,19 +163,21 @@ def agree_on_directory(control: ControlPlane, settings: Settings) -> Path:
     return Path(message["path"])
 
 
-def open_journal(settings: Settings, runtime: Runtime, layout: Layout, splits: Splits, directory: Path) -> Journal:
+def open_journal(rank: Rank, premises: Premises, directory: Path) -> Journal:
     """Rank 0's files, tracking and display; a journal without sinks elsewhere."""
-    if runtime.rank:
+    if rank.runtime.rank:
         return Journal()
+    settings = rank.settings
     plain = to_plain(settings)
-    sinks: list[Sink] = [RunFile(directory, _facts(runtime, layout, splits, plain)), MetricsFile(directory)]
+    sinks: list[Sink] = [RunFile(directory, _facts(rank, premises, plain)), MetricsFile(directory)]
     if settings.tracking.mode is not TrackingMode.disabled:
         sinks.append(WandbSink(settings.tracking, directory, plain))
     sinks.append(Display(Console(), settings.budget))
     return Journal(sinks)
 
 
-def _facts(runtime: Runtime, layout: Layout, splits: Splits, plain: dict[str, Any]) -> dict[str, Any]:
+def _facts(rank: Rank, premises: Premises, plain: dict[str, Any]) -> dict[str, Any]:
+    runtime, splits = rank.runtime, rank.splits
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {
@@ -183,7 +188,8 @@ def _facts(runtime: Runtime, layout: Layout, splits: Splits, plain: dict[str, An
             "hydra": hydra.__version__,
         },
         "settings": plain,
-        "layout": asdict(layout),
+        "layout": asdict(premises.layout),
+        "batch_limits": premises.batch_limits,
         "cluster": {
             "world_size": runtime.world_size,
             "nodes": runtime.nodes,
