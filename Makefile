@@ -31,6 +31,7 @@ bench: setup
 	$(BIN)/python bench/inner_loop.py $(ARGS)
 	$(BIN)/python bench/outer_step.py $(ARGS)
 	$(BIN)/python bench/memory.py $(ARGS)
+	$(BIN)/python bench/batch_test.py $(ARGS)
 
 clean:
 	rm -rf .venv build dist src/*.egg-info

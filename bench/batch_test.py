@@ -36,15 +36,21 @@ from adloco_dist.testing.processes import run_ranks
 from adloco_dist.train import train
 
 UPDATES = 20
+# Given in total batches of two workers. Constant 16 and the slow ramp take about as many rounds as the norm test, so
+# that all three differ in when the sequences are spent, not in how many updates or bytes they get.
 RULES: dict[str, tuple[str, ...]] = {
     "constant 8": ("batching.request=none",),
+    "constant 16": ("batching.request=none", "batching.local_batch=8", "inner.reference_batch=4"),
     "constant 64": ("batching.request=none", "batching.local_batch=32", "inner.reference_batch=4"),
-    "ramp": ("batching.request=ramp", "batching.ramp_factor=1.15"),
-    "staged": ("batching.request=staged", "batching.stage_fractions=[0,0.3,0.6]", "batching.stage_batches=[8,24,64]"),
+    "ramp 1.15": ("batching.request=ramp", "batching.ramp_factor=1.15"),
+    "ramp 1.022": ("batching.request=ramp", "batching.ramp_factor=1.022"),
+    "staged 8, 24, 64": (
+        "batching.request=staged", "batching.stage_fractions=[0,0.3,0.6]", "batching.stage_batches=[8,24,64]",
+    ),
     "norm test, unbiased": ("batching.request=norm_test",),
     "norm test, plug-in": ("batching.request=norm_test", "batching.gradient_norm=plugin"),
     "augmented test": ("batching.request=augmented_inner_product_test",),
-}
+}  # fmt: skip
 
 
 def new_rank(settings: Settings, runtime: Runtime) -> tuple[Rank, Premises]:

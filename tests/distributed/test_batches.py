@@ -1,5 +1,6 @@
 """Batches that follow the gradients, on real ranks: hosting and capacity change nothing, estimators agree."""
 
+import math
 import resource
 from typing import Any
 
@@ -79,6 +80,18 @@ def test_the_batch_limit_is_the_least_capacity_of_a_trainers_ranks() -> None:
     ranks = run_ranks(train_with_own_capacity, [0, 0, 1, 1], [7, 4, 9, 3], *overrides)
     limits = {(record["trainer"], record["batch_limit"]) for record in ranks[0]["records"] if record["round"]}
     assert limits == {(0, 4), (1, 3)}
+
+
+def test_automatic_n_is_measured_and_recorded() -> None:
+    overrides = (*ADAPTIVE, "pool.trainers=1", "pool.workers_per_trainer=2", "switch.n=auto", "switch.batch_limit=2",
+                 "batching.eta=0.4")  # fmt: skip
+    for record in run_ranks(train_small_pool, [0, 0], *overrides)[0]["records"][1:]:
+        wanted = math.ceil(record["bounded_request"] / 2)
+        if wanted <= 2:
+            assert record["mode"] == "whole"
+        elif record["round"] > 1:  # before, nothing was measured and n is the paper's
+            assert record["switch_n"] in (1.0, wanted / 2)
+            assert record["mode"] == ("accumulated" if record["switch_n"] == 1.0 else "clipped")
 
 
 def test_a_replay_takes_the_recorded_batches() -> None:

@@ -9,7 +9,7 @@ import pytest
 from adloco_dist.cluster.runtime import Runtime, choose_backend
 from adloco_dist.config import Backend, SettingsError
 from adloco_dist.config.compose import compose
-from adloco_dist.launch.rank import prepare
+from adloco_dist.launch.rank import compare_settings, prepare
 from adloco_dist.testing.processes import run_ranks
 
 REPLAY = ("batching.request=replay", "budget=rounds", "budget.rounds=3")
@@ -79,6 +79,22 @@ def test_all_ranks_refuse_with_one_line(files: Path, settings: list[str], words:
     assert "\n" not in first
     for word in words:
         assert word in first, first
+
+
+def compared(runtime: Runtime, setting: str) -> str:
+    try:
+        compare_settings(runtime.control, compose([setting.replace("RANK", str(runtime.rank + 1))]))
+    except SettingsError as error:
+        return str(error)
+    return "accepted"
+
+
+def test_only_what_belongs_to_a_node_may_differ_between_ranks() -> None:
+    assert run_ranks(compared, [0, 1], "batching.capacity=RANK") == ["accepted"] * 2
+    assert run_ranks(compared, [0, 1], "cluster.memory_bytes=RANK") == ["accepted"] * 2
+    first, second = run_ranks(compared, [0, 1], "batching.eta=0.RANK")
+    assert first == second
+    assert "batching.eta differs between ranks: 0.1 on rank 0, 0.2 on rank 1" in first
 
 
 def test_the_backend_follows_the_devices_of_all_ranks() -> None:

@@ -5,11 +5,12 @@ import os
 import pty
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-from commands import SMALL, environment, facts, metrics, run, torchrun_command, train_command
+from commands import ROOT, SMALL, environment, facts, metrics, run, torchrun_command, train_command
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
@@ -95,6 +96,20 @@ def test_the_records_say_why_a_batch_is_what_it_is(finished_run: Path) -> None:
             assert row["passes"] == math.ceil(row["local_batch"] / row["micro_batch"])
             assert row["mode"] == "whole"
             assert row["statistics"]["trace"] > 0
+
+
+def test_a_table_shows_why_batches_grew(finished_run: Path) -> None:
+    command = [sys.executable, str(ROOT / "launch" / "batches.py")]
+    shown = run([*command, str(finished_run), "--trainer", "2"], finished_run.parent)
+    assert shown.code == 0, shown.output
+    lines = [line.split("│") for line in shown.output.splitlines() if line.startswith("│")]
+    rows = [row for row in metrics(finished_run) if row["trainer"] == 2 and row["round"]]
+    assert [(line[1].strip(), line[2].strip()) for line in lines] == [
+        (str(row["round"]), str(row["total_batch"])) for row in rows
+    ]
+    assert lines[1][7].strip() == f"{rows[0]['smoothed']['trace']:,.4g}", "what its request stands on"
+    wrong = run([*command, str(finished_run), "--trainer", "9"], finished_run.parent)
+    assert (wrong.code, wrong.output) == (2, "error: --trainer=9: the run has trainers 0, 1, 2, 3\n")
 
 
 def test_transformers_loads_the_model(finished_run: Path) -> None:

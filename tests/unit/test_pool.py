@@ -1,7 +1,5 @@
 """Model instances on flat vectors, passes (invariant 6), the outer step and its checksum, in one process."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from support import SEQUENCE_LENGTH, VOCAB_SIZE, small_module, small_settings, small_splits
@@ -15,14 +13,6 @@ from adloco_dist.round.inner import accumulate_gradient
 from adloco_dist.round.outer import outer
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def new_trainer(settings: Settings, num_workers: int) -> Trainer:

@@ -1,10 +1,8 @@
 """Switch mode, exhaustively for small numbers: how a batch is taken, and in which passes."""
 
 import math
-from collections.abc import Iterator
 from itertools import product
 
-import pytest
 import torch
 from support import small_module, small_settings, small_splits
 from torch import nn
@@ -19,14 +17,6 @@ from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.round.gradient import accumulate_gradient
 
 LIMITS, BATCHES, FACTORS = range(1, 7), range(1, 30), (1.0, 1.5, 2.0, 3.0)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_threshold_clips_up_to_n_limits_and_accumulates_above() -> None:

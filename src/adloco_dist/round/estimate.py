@@ -88,15 +88,15 @@ class SketchEstimator:
         for worker, sums in self._sums.items():
             ends = torch.stack(sums)
             rows[worker] = ends.diff(dim=0, prepend=torch.zeros_like(ends[:1])) * (sizes.sum() / sizes)
+        self._sums.clear()
         return _measure_rows(rows, self._sizes, trainer, layout, group, self._settings, BUCKETS)
 
 
-class PerSequenceEstimator:
-    """Every sequence's own gradient, exactly: memory and traffic of one gradient per sequence."""
+class _WholeBatch:
+    """What the two estimators share that see a worker's batch in one piece."""
 
     def __init__(self, flat_model: FlatModel, settings: Settings) -> None:
         self._flat_model, self._settings = flat_model, settings
-        self._rows: dict[int, torch.Tensor] = {}
         self._worker = 0
 
     def start(self, worker: int) -> None:
@@ -104,6 +104,14 @@ class PerSequenceEstimator:
 
     def chunks(self, tokens: torch.Tensor) -> Sequence[torch.Tensor]:
         return [tokens]
+
+
+class PerSequenceEstimator(_WholeBatch):
+    """Every sequence's own gradient, exactly: memory and traffic of one gradient per sequence."""
+
+    def __init__(self, flat_model: FlatModel, settings: Settings) -> None:
+        super().__init__(flat_model, settings)
+        self._rows: dict[int, torch.Tensor] = {}
 
     def observe(self, chunk: torch.Tensor) -> None:
         self._rows[self._worker] = per_sequence_gradients(self._flat_model, chunk)
@@ -115,25 +123,23 @@ class PerSequenceEstimator:
         return measured
 
 
-class WorkersEstimator:
+class WorkersEstimator(_WholeBatch):
     """Every worker's whole first gradient, averaged over the workers: what AdLoCo's authors do.
 
     Keeps the sum over this rank's workers, one vector. The inner-product tests need every gradient again once the
-    mean is known; it is computed a second time rather than kept.
+    mean is known; it is computed a second time rather than kept. (Without such a test, V_ip stays 0.)
     """
 
     def __init__(self, flat_model: FlatModel, settings: Settings) -> None:
-        self._flat_model, self._settings = flat_model, settings
+        super().__init__(flat_model, settings)
         self._sum = torch.zeros_like(flat_model.gradient)
         self._squared_norms: dict[int, torch.Tensor] = {}
         self._batches: dict[int, torch.Tensor] = {}
-        self._worker = 0
+        self._seeds: dict[int, int] = {}
 
     def start(self, worker: int) -> None:
-        self._worker = worker
-
-    def chunks(self, tokens: torch.Tensor) -> Sequence[torch.Tensor]:
-        return [tokens]
+        super().start(worker)
+        self._seeds[worker] = torch.initial_seed()
 
     def observe(self, chunk: torch.Tensor) -> None:
         gradient = self._flat_model.gradient
@@ -142,10 +148,14 @@ class WorkersEstimator:
         self._batches[self._worker] = chunk
 
     def measure(self, trainer: Trainer, layout: Layout, group: dist.ProcessGroup | None) -> Measured:
+        measured = self._exchange(trainer, layout, group) if layout.num_workers(trainer.id) >= 2 else Measured()
+        self._sum.zero_()
+        for seen in (self._squared_norms, self._batches, self._seeds):
+            seen.clear()
+        return measured
+
+    def _exchange(self, trainer: Trainer, layout: Layout, group: dist.ProcessGroup | None) -> Measured:
         num_workers = layout.num_workers(trainer.id)
-        if num_workers < 2:
-            self._sum.zero_()
-            return Measured()
         if group is not None:
             dist.all_reduce(self._sum, group=group)
         mean = self._sum.div_(num_workers)
@@ -156,12 +166,10 @@ class WorkersEstimator:
         }
         moments, gathered_bytes = _gather(rows, trainer, layout, group)
         bytes_sent = ring_bytes_sent(mean, group) + gathered_bytes
-        batch = float(len(next(iter(self._batches.values()))))
-        self._sum.zero_()
         if moments is None:
             return Measured(None, bytes_sent)
         norms, products = moments.double().cpu().numpy().T
-        sizes = np.full(num_workers, batch)
+        sizes = np.full(num_workers, float(len(next(iter(self._batches.values())))))
         return Measured(statistics_from_moments(norms, products, float(mean_squared_norm), sizes), bytes_sent)
 
     def _product(self, worker: int, trainer: Trainer, mean: torch.Tensor) -> torch.Tensor:
@@ -169,6 +177,7 @@ class WorkersEstimator:
         if self._settings.batching.request is BatchRequest.norm_test:
             return mean @ mean
         flat_model, tokens = self._flat_model, self._batches[worker]
+        torch.manual_seed(self._seeds[worker])  # the same dropout
         flat_model.point_at(trainer.anchor.to(flat_model.device))
         accumulate_gradient(flat_model, flat_model.module, tokens, flat_model.capacity)
         return flat_model.gradient @ mean
