@@ -94,7 +94,7 @@ def run_round(rank: Rank, plan: RoundPlan, report: RankReport) -> None:
         with timed(share.seconds, "inner", device):
             done = inner(trainer, rank.module, rank.splits.train, plan, settings, estimator)
         share.train_loss_sum, share.pass_seconds_per_sequence = done.loss_sum, done.pass_seconds_per_sequence
-        report.notes += done.notes
+        share.notes = done.notes
         if is_ddp:
             group = rank.groups.of(layout.ranks(trainer.id))
             share.bytes_sent["gradients"] = plan.updates * ring_bytes_sent(rank.flat_model.gradient, group)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from adloco_dist.config import Algorithm, Placement, Settings, SettingsError
+from adloco_dist.config import Algorithm, BatchRequest, GradientNorm, Placement, Settings, SettingsError
 from adloco_dist.config.compose import compose, flatten, from_plain, to_plain
 
 
@@ -28,6 +28,23 @@ def test_a_named_outer_optimizer_wins_over_the_algorithms_own() -> None:
     assert compose(["algorithm=localsgd", "outer=nesterov"]).outer.momentum == 0.9
     assert compose(["outer=nesterov", "algorithm=localsgd"]).outer.momentum == 0.9
     assert compose(["algorithm=localsgd", "outer.lr=0.3"]).outer.lr == 0.3
+
+
+def test_presets_hold_the_settings_of_their_sources() -> None:
+    paper = compose(["experiment=paper"])
+    assert (paper.pool.trainers, paper.pool.workers_per_trainer) == (4, 1)
+    assert (paper.budget.rounds, paper.algorithm.updates_per_round, paper.inner.lr) == (20, 200, 2e-5)
+    assert (paper.outer.lr, paper.outer.momentum, paper.switch.n) == (0.5, 0.0, 2)
+    batching = paper.batching
+    assert (batching.request, batching.gradient_norm) == (BatchRequest.norm_test, GradientNorm.plugin)
+    assert (batching.eta, batching.local_batch, batching.may_shrink, batching.padding_fraction) == (0.8, 1, False, 0.9)
+    assert (paper.data.sequence_length, paper.model.overrides["hidden_size"]) == (512, 1024)
+    readme = compose(["experiment=readme"])
+    assert (readme.algorithm.name, readme.algorithm.updates_per_round) == (Algorithm.localsgd, 5)
+    assert (readme.outer.lr, readme.outer.momentum, readme.outer.nesterov) == (1e-4, 0.0, False)
+    batching = readme.batching
+    assert (batching.eta, batching.local_batch, batching.padding_fraction) == (0.1, 3, 0.85)
+    assert compose(["experiment=paper", "model=tiny", "batching.eta=0.5"]).model.overrides["hidden_size"] == 128
 
 
 def test_settings_survive_json() -> None:

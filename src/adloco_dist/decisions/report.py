@@ -40,6 +40,8 @@ class TrainerReport:
     """By phase."""
     bytes_sent: dict[str, int] = field(default_factory=dict)
     """By kind of collective, to other ranks."""
+    notes: list[str] = field(default_factory=list)
+    """What a user should know about this share of the round."""
 
 
 @dataclass
@@ -54,8 +56,6 @@ class RankReport:
     """In that exchange."""
     capacity: int | None = None
     """Sequences that the rank's device takes in one pass; None: any number."""
-    notes: list[str] = field(default_factory=list)
-    """What a user should know about the rank's round."""
     trainers: dict[int, TrainerReport] = field(default_factory=dict)
 
     def to_message(self) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def _record(
             "tokens": sequences * settings.data.sequence_length,
             "pool_tokens": plan.pool_tokens + plan.updates * plan.progress.tokens_per_update,
             "total_batch": plan.total_batch(trainer),
-            **_batch(plan.batches[trainer], [rank for rank, _ in shares]),
+            **_batch(plan.batches[trainer], shares),
             "train_loss": sum(share.train_loss_sum for share in reports) / record["workers"],
             "finite_workers": reports[0].num_finite,
             "pseudo_gradient_norm": reports[0].pseudo_gradient_norm,
@@ -167,9 +167,10 @@ def _record(
     return record
 
 
-def _batch(batch: BatchPlan, ranks: Sequence[RankReport]) -> Record:
+def _batch(batch: BatchPlan, shares: list[tuple[RankReport, TrainerReport]]) -> Record:
     """Why the batch was what it was, and how the trainer's tightest rank took it."""
-    micro_batch = pass_size(batch.local_batch, least(batch.batch_limit, *(rank.capacity for rank in ranks)))
+    micro_batch = pass_size(batch.local_batch, least(batch.batch_limit, *(rank.capacity for rank, _ in shares)))
+    notes = [f"rank {rank.rank}: {note}" for rank, share in shares for note in share.notes]
     return {
         "local_batch": batch.local_batch,
         "request": batch.request,
@@ -180,7 +181,7 @@ def _batch(batch: BatchPlan, ranks: Sequence[RankReport]) -> Record:
         "switch_n": batch.switch_n,
         "micro_batch": micro_batch,
         "passes": -(-batch.local_batch // micro_batch),
-        "notes": [*([batch.note] if batch.note else []), *(note for rank in ranks for note in rank.notes)],
+        "notes": [batch.note, *notes] if batch.note else notes,
     }
 
 

@@ -25,10 +25,10 @@ class FlatModel:
 
     Attributes:
         payload: num_elements + 1 elements; the last is a count that travels with an averaged vector.
-        weights: the vector that the module points at.
-        capacity: sequences that the device takes in one pass; None: any number. Decides passes, never a batch.
         gradient: `payload` without that count. Free outside the inner phase: the outer step keeps the
             pseudo-gradient in it, an evaluation the weights that are to be evaluated.
+        weights: the vector that the module points at.
+        capacity: sequences that the device takes in one pass; None: any number. Decides passes, never a batch.
     """
 
     def __init__(self, module: nn.Module, device: torch.device, precision: Precision) -> None:

@@ -63,11 +63,11 @@ class Display:
             self._console.print(_result_table(result))
 
     def _tell_notes(self, records: Sequence[Record]) -> None:
-        """Print what is new in this round; what goes on from round to round was told when it began."""
+        """Print every note once; the records hold it for each round that it is about."""
         notes = {(record["trainer"], note) for record in records for note in record.get("notes", [])}
         for trainer, note in sorted(notes - self._told):
             self._console.print(f"round {records[0]['round']}, trainer {trainer}: {note}", soft_wrap=True)
-        self._told = notes
+        self._told |= notes
 
     def _render(self) -> Group:
         table = Table(box=None, pad_edge=False)
