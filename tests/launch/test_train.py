@@ -88,8 +88,8 @@ def test_the_records_say_why_a_batch_is_what_it_is(finished_run: Path) -> None:
             limit = settings["growth_limit"] * before["bounded_request"]
             if request is None or request > limit:
                 assert (row["bounded_request"], row["bound"]) == (limit, "growth_limit")
-            elif request < 1:
-                assert (row["bounded_request"], row["bound"]) == (1, "least_batch")
+            elif request < 2:
+                assert (row["bounded_request"], row["bound"]) == (2, "measurable")
             else:
                 assert (row["bounded_request"], row["bound"]) == (row["request"], None)
             assert row["total_batch"] == math.ceil(row["bounded_request"])

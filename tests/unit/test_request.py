@@ -141,6 +141,15 @@ def test_least_and_largest_batches() -> None:
     assert [plan.local_batch for plan in plans] == [4, 3, 5, 5], "b = ceil(B / M)"
 
 
+def test_a_test_never_shrinks_a_batch_to_where_it_could_not_measure() -> None:
+    """One worker with one sequence would keep that batch for ever."""
+    small = dataclasses.replace(MEASURED, trace=0.1)
+    one_worker = BatchPremises(num_workers=1)
+    plans = rounds(settings("batching.smoothing=0"), [small, small, MEASURED], one_worker)
+    assert totals(plans) == [4, 2, 2, 4]
+    assert [plan.bound for plan in plans] == [None, "measurable", "measurable", "growth_limit"]
+
+
 def test_a_shard_smaller_than_the_batch_caps_it_with_a_warning() -> None:
     premises = BatchPremises(num_workers=3, shard_sequences=20)
     large = dataclasses.replace(MEASURED, trace=1e6)

@@ -35,7 +35,7 @@ class BatchPlan:
     bounded: float
     """Total batch after the bounds; the next round's growth counts from it."""
     bound: str | None
-    """The setting that the request met, or `shard`."""
+    """The setting that the request met, or `shard`, or `measurable`."""
     local_batch: int
     """b: sequences per update of each worker, as the updates take them."""
     mode: str

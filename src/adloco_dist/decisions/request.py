@@ -42,19 +42,27 @@ def staged_request(batching: BatchingSettings, fraction: float) -> float:
     return float([batch for begin, batch in stages if begin <= fraction][-1])
 
 
+LEAST_MEASURABLE = 2.0
+"""Sequences without which a trainer has no two gradients to compare."""
+
+
 def bound_change(batching: BatchingSettings, request: float, last: float) -> tuple[float, str | None]:
     """What a test may change in one round: at most `growth_limit` upwards, downwards only if it may shrink.
+
+    It never shrinks a batch to where nothing can be measured: nothing would let it grow again.
 
     Args:
         last: the last round's request, after its bounds.
 
     Returns:
-        The total batch, and the setting that changed it.
+        The total batch, and the setting that changed it, or `measurable`.
     """
     if request > batching.growth_limit * last:
         return batching.growth_limit * last, "growth_limit"
     if request < last and not batching.may_shrink:
         return last, "may_shrink"
+    if request < LEAST_MEASURABLE <= last:
+        return LEAST_MEASURABLE, "measurable"
     return request, None
 
 
