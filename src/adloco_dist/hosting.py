@@ -58,19 +58,20 @@ def host(settings: Settings, runtime: Runtime, splits: Splits, module: nn.Module
         )
         for id in layout.trainers_on(runtime.rank)
     ]  # fmt: skip
-    _find_capacity(flat_model, trainers, layout, settings, runtime)  # before passes do more than compute (ddp)
-    groups = Groups(runtime.backend, settings.cluster.outer_seconds)
-    groups.form(layout.ranks(id) for id in layout.trainers)
-    forward = flat_model.module
-    if settings.algorithm.name is Algorithm.ddp:
-        (trainer,) = trainers
-        forward = data_parallel(flat_model, trainer.workers[0], groups.of(layout.ranks(trainer.id)))
     sketch = Sketch(flat_model.num_elements, flat_model.dtype, flat_model.device)
     estimators = (
         {trainer.id: new_estimator(flat_model, sketch, settings) for trainer in trainers}
         if settings.measures_gradients
         else {}
     )
+    # Once everything that takes memory is there, and before a backward pass does more than compute (ddp).
+    _find_capacity(flat_model, trainers, layout, settings, runtime)
+    groups = Groups(runtime.backend, settings.cluster.outer_seconds)
+    groups.form(layout.ranks(id) for id in layout.trainers)
+    forward = flat_model.module
+    if settings.algorithm.name is Algorithm.ddp:
+        (trainer,) = trainers
+        forward = data_parallel(flat_model, trainer.workers[0], groups.of(layout.ranks(trainer.id)))
     return Rank(settings, runtime, splits, groups, flat_model, forward, trainers, sketch, estimators)
 
 
@@ -98,8 +99,7 @@ def _find_capacity(
     )
     error = None
     try:
-        ranks_on_node = runtime.nodes.count(runtime.nodes[runtime.rank])
-        flat_model.capacity = probe_capacity(flat_model, trainers, settings, most, ranks_on_node)
+        flat_model.capacity = probe_capacity(flat_model, trainers, settings, most, runtime.ranks_on_device)
     except SettingsError as mistake:
         error = mistake
     runtime.control.agree(error)

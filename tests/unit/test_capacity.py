@@ -20,7 +20,7 @@ def probed(settings: Settings, most: int = MANY, num_workers: int = 2) -> int | 
     shard = Shard(permutation(20), 0, 0)
     trainer = Trainer(0, list(range(num_workers)), flat_model.initial_weights(), flat_model, shard, settings)
     before = trainer.anchor.clone()
-    capacity = probe_capacity(flat_model, [trainer], settings, most, ranks_on_node=1)
+    capacity = probe_capacity(flat_model, [trainer], settings, most, sharers=1)
     for worker in trainer.workers:
         assert torch.equal(worker.weights, before)
         assert not worker.optimizer.state

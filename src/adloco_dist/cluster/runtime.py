@@ -47,6 +47,8 @@ class Runtime:
     """The node of every rank."""
     hosts: tuple[str, ...]
     """The host name of every rank."""
+    ranks_on_device: int
+    """Ranks that share this one's GPU, or its node where it computes on the CPU, itself included."""
     threads: int
     """CPU threads of this rank."""
     control: ControlPlane
@@ -74,7 +76,8 @@ def started(cluster: ClusterSettings, place: Place) -> Iterator[Runtime]:
     control = ControlPlane(dist.group.WORLD)
     device, error = _choose_device(cluster.device, place.local_rank)
     control.agree(error)
-    census = control.exchange({"node": place.node, "host": socket.gethostname(), "device": _identity(device)})
+    place_of_work = {"node": place.node, "host": socket.gethostname(), "device": _identity(device)}
+    census = control.exchange(place_of_work)
     yield Runtime(
         rank=place.rank,
         world_size=place.world_size,
@@ -82,6 +85,7 @@ def started(cluster: ClusterSettings, place: Place) -> Iterator[Runtime]:
         backend=choose_backend(cluster.backend, [member["device"] for member in census]),
         nodes=tuple(member["node"] for member in census),
         hosts=tuple(member["host"] for member in census),
+        ranks_on_device=census.count(place_of_work),
         threads=threads,
         control=control,
     )

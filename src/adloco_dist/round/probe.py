@@ -13,7 +13,7 @@ from adloco_dist.round.gradient import accumulate_gradient
 
 
 def probe_capacity(
-    flat_model: FlatModel, trainers: Sequence[Trainer], settings: Settings, most: int, ranks_on_node: int
+    flat_model: FlatModel, trainers: Sequence[Trainer], settings: Settings, most: int, sharers: int
 ) -> int | None:
     """Sequences per pass that fit beside the rank's share of the pool; None: any batch up to `most` does.
 
@@ -22,6 +22,7 @@ def probe_capacity(
 
     Args:
         most: the largest local batch that any of the trainers can ask for.
+        sharers: ranks between which the device's free memory is divided.
 
     Raises:
         SettingsError: not even one sequence fits.
@@ -31,9 +32,9 @@ def probe_capacity(
     is_cuda = flat_model.device.type == "cuda"
     flat_model.point_at(trainers[0].workers[0].weights)
     if is_cuda:
-        capacity = _by_trying(flat_model, trainers, settings, most)
+        capacity = _by_trying(flat_model, trainers, settings, most, sharers)
     else:
-        capacity = _by_counting(flat_model, trainers, settings, ranks_on_node)
+        capacity = _by_counting(flat_model, trainers, settings, sharers)
     flat_model.gradient.zero_()
     if capacity < 1:
         length = settings.data.sequence_length
@@ -45,11 +46,11 @@ def probe_capacity(
     return None if capacity >= most else capacity
 
 
-def _by_trying(flat_model: FlatModel, trainers: Sequence[Trainer], settings: Settings, most: int) -> int:
+def _by_trying(flat_model: FlatModel, trainers: Sequence[Trainer], settings: Settings, most: int, sharers: int) -> int:
     """Passes and optimizer steps under a limit of padding_fraction of the free memory, by bisection."""
     device = flat_model.device
     free, total = torch.cuda.mem_get_info(device)
-    usable = settings.batching.padding_fraction * (free + torch.cuda.memory_reserved(device))
+    usable = settings.batching.padding_fraction * (free / sharers + torch.cuda.memory_reserved(device))
     torch.cuda.set_per_process_memory_fraction(min(1.0, usable / total), device)
     workers = [worker for trainer in trainers for worker in trainer.workers]
     outer_momentum = len(trainers) * (settings.outer.momentum > 0) * (trainers[0].anchor.device == device)
@@ -82,13 +83,13 @@ def _by_trying(flat_model: FlatModel, trainers: Sequence[Trainer], settings: Set
         torch.cuda.set_per_process_memory_fraction(1.0, device)
 
 
-def _by_counting(flat_model: FlatModel, trainers: Sequence[Trainer], settings: Settings, ranks_on_node: int) -> int:
+def _by_counting(flat_model: FlatModel, trainers: Sequence[Trainer], settings: Settings, sharers: int) -> int:
     """Bytes of passes of one and of two sequences give those of any number: they grow in proportion."""
     one, two = (_pass_bytes(flat_model, settings, batch) for batch in (1, 2))
     vectors = state_vectors(settings, len(trainers), sum(len(trainer.workers) for trainer in trainers))
     memory = settings.cluster.memory_bytes
     if memory is None:  # what exists already is no longer available
-        memory = psutil.virtual_memory().available // ranks_on_node
+        memory = psutil.virtual_memory().available // sharers
         vectors = {kind: count for kind, count in vectors.items() if kind in ("inner moments", "outer momentum")}
     left = memory - sum(vectors.values()) * flat_model.gradient.nbytes
     per_sequence = max(1, two - one)
