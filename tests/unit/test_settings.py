@@ -184,6 +184,7 @@ def test_the_list_of_settings_changes_only_on_purpose() -> None:
         ("batching.request=staged", ["batching.stage_fractions=[]", "rise from 0"]),
         ("batching.request=replay", ["batching.replay=null", "name the run"]),
         ("batching.replay=runs/x", ["batching.replay=runs/x", "batching.request=replay"]),
+        ("batching.stage_batches=[4]", ["batching.stage_batches=[4]", "batching.request=staged"]),
         ("batching.estimator=workers", ["batching.estimator=workers", "pool.workers_per_trainer >= 2"]),
         ("inner.reference_batch=0", ["inner.reference_batch=0", ">= 1"]),
         ("cluster.memory_bytes=0", ["cluster.memory_bytes=0", ">= 1 byte"]),

@@ -93,9 +93,15 @@ class BatchingSettings:
             require(fitting, "batching.stage_batches", batches, rule)
         if self.request is BatchRequest.replay:
             require(bool(self.replay), "batching.replay", self.replay, "name the run whose batches are repeated")
-        else:
-            rule = f"has no effect with batching.request={self.request.name}; set batching.request=replay"
-            require(self.replay is None, "batching.replay", self.replay, rule)
+        belongs_to = {
+            "stage_fractions": BatchRequest.staged,
+            "stage_batches": BatchRequest.staged,
+            "replay": BatchRequest.replay,
+        }
+        for name, request in belongs_to.items():
+            value = getattr(self, name)
+            rule = f"has no effect with batching.request={self.request.name}; set batching.request={request.name}"
+            require(not value or self.request is request, f"batching.{name}", value, rule)
 
 
 @dataclass
