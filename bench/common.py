@@ -18,7 +18,7 @@ from rich.table import Table
 def parse(description: str) -> argparse.ArgumentParser:
     """A parser with the options that every benchmark takes."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--quick", action="store_true", help="fewer repetitions: under 50 seconds on two cores")
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions: under a minute on two cores")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE")
     return parser
 
