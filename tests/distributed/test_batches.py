@@ -94,6 +94,20 @@ def test_automatic_n_is_measured_and_recorded() -> None:
             assert record["mode"] == ("accumulated" if record["switch_n"] == 1.0 else "clipped")
 
 
+def test_training_goes_on_with_a_shard_smaller_than_the_batch() -> None:
+    """120 sequences over two trainers: an update takes a whole epoch of a shard, and no sequence twice."""
+    overrides = ("pool.trainers=2", "pool.workers_per_trainer=2", "batching.local_batch=100", "budget.rounds=3")
+    ranks = run_ranks(train_small_pool, [0, 0], *overrides, "batching.request=norm_test")
+    assert ranks[0]["stop"] == "budget.rounds=3 reached"
+    for record in ranks[0]["records"]:
+        if record["round"] == 1:
+            assert (record["total_batch"], record["bound"]) == (60, "shard")
+            assert "one epoch of the trainer's shard" in record["notes"][0]
+        if record["round"]:
+            assert record["total_batch"] <= 60
+            assert record["statistics"]["trace"] > 0
+
+
 def test_a_replay_takes_the_recorded_batches() -> None:
     overrides = (*ADAPTIVE, "pool.trainers=2", "pool.workers_per_trainer=1")
     recorded = run_ranks(train_small_pool, [0], *overrides)
