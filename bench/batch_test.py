@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from common import parse, report, save
+from common import interleave, parse, report, save
 
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.cluster.signals import StopRequest
@@ -23,8 +23,7 @@ from adloco_dist.config.compose import compose
 from adloco_dist.data.corpora import load_corpus
 from adloco_dist.decisions.layout import experiment_layout
 from adloco_dist.decisions.plan import PoolReport, Premises, plan_round
-from adloco_dist.decisions.report import Record
-from adloco_dist.decisions.statistics import GradientStatistics, statistics_from_gram
+from adloco_dist.decisions.statistics import GradientStatistics, num_chunks, statistics_from_gram
 from adloco_dist.hosting import Rank, find_premises, host
 from adloco_dist.models import build_model, model_config
 from adloco_dist.pool.sketch import BUCKETS, Sketch
@@ -33,6 +32,7 @@ from adloco_dist.round.inner import inner
 from adloco_dist.round.outer import outer
 from adloco_dist.run.journal import Journal
 from adloco_dist.testing.processes import run_ranks
+from adloco_dist.testing.records import KeptRecords
 from adloco_dist.train import train
 
 UPDATES = 20
@@ -100,7 +100,7 @@ def measure_costs(runtime: Runtime, model: str, batch: int, workers: int, estima
         def without() -> None:
             inner(trainer, rank.module, store, first_update, settings)
 
-        seconds = _between_barriers([with_estimator, without], pairs)
+        seconds = interleave([_together(with_estimator), _together(without)], pairs, warmup=1)
         extra = [mine - other for mine, other in zip(*seconds, strict=True)]
         most_sent = max(message["sent"] for message in runtime.control.exchange({"sent": sent[0]}))
         costs[name] = Cost(extra, most_sent / len(trainer.workers))
@@ -109,22 +109,18 @@ def measure_costs(runtime: Runtime, model: str, batch: int, workers: int, estima
         inner(trainer, rank.module, store, plan, settings)
         outer(trainer, group)
 
-    (rounds,) = _between_barriers([whole_round], max(1, pairs // 8), warmup=0)
+    (rounds,) = interleave([_together(whole_round)], max(1, pairs // 8), warmup=0)
     return rounds, costs
 
 
-def _between_barriers(sides: Sequence[Callable[[], None]], rounds: int, warmup: int = 1) -> list[list[float]]:
-    """As common.interleave, on several ranks: every turn begins and ends with all of them."""
-    seconds: list[list[float]] = [[] for _ in sides]
-    for number in range(warmup + rounds):
-        for side in range(len(sides)) if number % 2 else reversed(range(len(sides))):
-            dist.barrier()
-            start = time.perf_counter()
-            sides[side]()
-            dist.barrier()
-            if number >= warmup:
-                seconds[side].append(time.perf_counter() - start)
-    return seconds
+def _together(side: Callable[[], None]) -> Callable[[], None]:
+    """A turn ends on all ranks at once, so the next begins on all at once too."""
+
+    def turn() -> None:
+        side()
+        dist.barrier()
+
+    return turn
 
 
 def overhead(quick: bool) -> tuple[list[list[str]], dict[str, float]]:
@@ -196,7 +192,7 @@ def _errors(rank: Rank, draws: int) -> list[tuple[str, Any]]:
 
 
 def _chunks(rows: torch.Tensor) -> tuple[torch.Tensor, np.ndarray]:
-    parts = rows.tensor_split(min(4, len(rows)))
+    parts = rows.tensor_split(num_chunks(len(rows), most=4))
     return torch.stack([part.mean(0) for part in parts]), np.array([float(len(part)) for part in parts])
 
 
@@ -208,19 +204,6 @@ def _statistics(rows: torch.Tensor, sizes: np.ndarray, sketch_size: int | None) 
 # --- text
 
 
-@dataclass
-class Records:
-    """Keeps what rank 0 would write."""
-
-    rows: list[Record]
-
-    def write(self, records: Sequence[Record]) -> None:
-        self.rows.extend(records)
-
-    def close(self, result: Record | None) -> None:
-        pass
-
-
 def train_with(runtime: Runtime, rule: str, tokens: int, seed: int) -> dict[str, Any] | None:
     """One trainer with two workers, one on each rank."""
     settings = compose(
@@ -228,10 +211,10 @@ def train_with(runtime: Runtime, rule: str, tokens: int, seed: int) -> dict[str,
          "evaluation=final_only", *RULES[rule]]
     )  # fmt: skip
     rank, premises = new_rank(settings, runtime)
-    records = Records([])
+    records = KeptRecords([])
     start = time.perf_counter()
     outcome = train(rank, premises, Journal([records] if runtime.rank == 0 else []), StopRequest())
-    rows = [row for row in records.rows if row["round"]]
+    rows = [row for row in records.records if row["round"]]
     if not rows:
         return None
     return {

@@ -1,7 +1,5 @@
 """A small pool on made-up text, for tests that train in this process or on forked ranks."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,10 +15,10 @@ from adloco_dist.data.corpora import Splits
 from adloco_dist.data.tokens import TokenStore
 from adloco_dist.decisions.layout import experiment_layout
 from adloco_dist.decisions.replay import Trajectory
-from adloco_dist.decisions.report import Record
 from adloco_dist.hosting import find_premises, host
 from adloco_dist.models import build_model, model_config, token_losses
 from adloco_dist.run.journal import Journal
+from adloco_dist.testing.records import KeptRecords
 from adloco_dist.train import train
 
 Matrix = npt.NDArray[np.float64]
@@ -41,19 +39,6 @@ SMALL = (
     "budget.rounds=4",
     "evaluation.every_rounds=2",
 )
-
-
-@dataclass
-class Sink:
-    """Keeps the records that rank 0 would write."""
-
-    records: list[Record]
-
-    def write(self, records: Sequence[Record]) -> None:
-        self.records.extend(records)
-
-    def close(self, result: Record | None) -> None:
-        pass
 
 
 def small_settings(*overrides: str) -> Settings:
@@ -90,7 +75,7 @@ def train_small_pool(
 ) -> dict[str, Any]:
     """Train and return this rank's anchors (by trainer), cursors, the result, and on rank 0 the records."""
     settings = small_settings(*overrides)
-    sink = Sink([])
+    sink = KeptRecords([])
     layout = experiment_layout(settings, runtime.nodes)
     rank = host(settings, runtime, small_splits(), module or small_module(settings), layout)
     premises = find_premises(rank, layout, trajectory or {})

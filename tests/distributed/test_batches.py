@@ -2,6 +2,7 @@
 
 import math
 import resource
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -191,8 +192,7 @@ def out_of_memory(runtime: Runtime, local_batch: int, allowed_bytes: int | None)
     estimator = new_estimator(flat_model, sketch, settings)
     plan = plan_round(settings, Premises(Layout({0: (0,)})), None, PoolReport())
     if allowed_bytes is not None:
-        with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123
-            used = int(file.read().split()[0]) * resource.getpagesize()
+        used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + allowed_bytes, resource.RLIM_INFINITY))
     done = inner(trainer, flat_model.module, store, plan, settings, estimator)
     statistics = estimator.measure(trainer, plan.layout, None).statistics

@@ -12,7 +12,7 @@ class BudgetSettings:
 
     rounds: int | None = None
     tokens: int | None = None
-    """Tokens of the whole pool; the round in which they are reached is finished."""
+    """Tokens of the whole pool; the last round ends with the update that reaches them."""
     seconds: float | None = None
     """Of rank 0's clock, from the first round on."""
 

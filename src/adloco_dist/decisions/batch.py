@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from adloco_dist.config import BatchingSettings, BatchRequest, Settings, SwitchMode, Unmeasured
@@ -23,15 +23,15 @@ class BatchReport:
     pass_seconds_per_sequence: float = 0.0
     """Of the slowest of its ranks, for all its workers there; 0: not measured."""
     seconds_per_update: float = 0.0
-    """The round's wall time, everything included, divided by its updates."""
+    """The round's wall time without evaluations, divided by its updates."""
 
 
 @dataclass(frozen=True)
 class BatchPlan:
     """One trainer's batch in one round."""
 
-    request: float | None
-    """Total batch that was asked for, before bounds; infinite if only noise was measured; None: nobody asked."""
+    request: float
+    """Total batch that was asked for, before bounds; infinite if only noise was measured."""
     bounded: float
     """Total batch after the bounds; the next round's growth counts from it."""
     bound: str | None
@@ -53,9 +53,6 @@ class BatchPlan:
         smoothed = message["smoothed"]
         statistics = smoothed["statistics"] and GradientStatistics(**smoothed["statistics"])
         return cls(**{**message, "smoothed": Smoothed(statistics, smoothed["weight"])})
-
-    def to_message(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -86,23 +86,38 @@ def pool_report(reports: Sequence[RankReport], last: RoundPlan | None, seconds: 
         if len(held) > 1:
             camps = " and ".join(f"rank {', '.join(map(str, ranks))}" for ranks in held.values())
             differing.append(f"the anchor of trainer {trainer} differs between {camps}")
-    batches = {trainer: _batch_report(reports, last, trainer) for trainer in last.layout.trainers} if last else {}
+    batches = _batch_reports(reports, last) if last else {}
     return PoolReport(any(report.stop_requested for report in reports), seconds, differing, batches)
 
 
-def _batch_report(reports: Sequence[RankReport], last: RoundPlan, trainer: int) -> BatchReport:
-    shares = [report.trainers[trainer] for report in reports if trainer in report.trainers]
+def _batch_reports(reports: Sequence[RankReport], last: RoundPlan) -> dict[int, BatchReport]:
     # An evaluation belongs to no update.
-    round_seconds = [
+    round_seconds = max(
         report.control_seconds
         + sum(sum(share.seconds.values()) - share.seconds.get("evaluate", 0.0) for share in report.trainers.values())
         for report in reports
-    ]
-    return BatchReport(
-        statistics=next((share.statistics for share in shares if share.statistics), None),
-        pass_seconds_per_sequence=max(share.pass_seconds_per_sequence for share in shares),
-        seconds_per_update=max(round_seconds) / last.updates,
     )
+    return {
+        trainer: BatchReport(
+            statistics=_measured(shares),
+            pass_seconds_per_sequence=max(share.pass_seconds_per_sequence for _, share in shares),
+            seconds_per_update=round_seconds / last.updates,
+        )
+        for trainer, shares in _shares_by_trainer(reports).items()
+    }
+
+
+def _shares_by_trainer(reports: Sequence[RankReport]) -> dict[int, list[tuple[RankReport, TrainerReport]]]:
+    shares: dict[int, list[tuple[RankReport, TrainerReport]]] = {}
+    for report in reports:
+        for trainer, share in report.trainers.items():
+            shares.setdefault(trainer, []).append((report, share))
+    return shares
+
+
+def _measured(shares: list[tuple[RankReport, TrainerReport]]) -> GradientStatistics | None:
+    """What the trainer's lowest rank measured."""
+    return next((share.statistics for _, share in shares if share.statistics), None)
 
 
 def round_records(
@@ -114,16 +129,12 @@ def round_records(
         plan: of the round that the reports are about; None for the state before training.
         next_plan: what was decided from the reports: it holds the statistics smoothed over this round.
     """
-    shares: dict[int, list[tuple[RankReport, TrainerReport]]] = {}
-    for report in reports:
-        for trainer, share in report.trainers.items():
-            shares.setdefault(trainer, []).append((report, share))
+    shares = _shares_by_trainer(reports)
     records = [_record(settings, plan, trainer, shares[trainer]) for trainer in sorted(shares)]
     for record in records:
         trainer = record["trainer"]
         if plan and settings.measures_gradients and trainer in next_plan.batches:
-            measured = next((share.statistics for _, share in shares[trainer] if share.statistics), None)
-            record |= _statistics(measured, next_plan.batches[trainer])
+            record |= _statistics(_measured(shares[trainer]), next_plan.batches[trainer])
     return records
 
 

@@ -28,17 +28,13 @@ class Sketch:
         self._scratch = torch.empty(self._blocks * BLOCK_ELEMENTS, dtype=self._integer, device=device)
         self._shifts = torch.arange(self._bits, dtype=self._integer, device=device)[:, None]
         self._words = torch.zeros(0, dtype=self._integer, device=device)
-        self._key: tuple[int, ...] | None = None
 
     def renew(self, *key: int) -> None:
         """Draw the signs that belong to `key`: the same on every machine."""
-        if key == self._key:
-            return
         num_draws = self._num_arrays * BLOCK_ELEMENTS * self._bits // 64
         draws = np.random.Philox(np.random.SeedSequence(key)).random_raw(num_draws)
         words = torch.from_numpy(draws.view(np.int64)).view(self._integer)
         self._words = words.view(self._num_arrays, BLOCK_ELEMENTS).to(self._scratch.device)
-        self._key = key
 
     def __call__(self, vector: torch.Tensor) -> torch.Tensor:
         """The sketch of `vector` (num_elements,), shape (BUCKETS,)."""
