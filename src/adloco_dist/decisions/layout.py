@@ -1,8 +1,8 @@
 """Which rank hosts which workers: plain integers (design: Layout)."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
 
 from adloco_dist.config import Algorithm, Placement, Settings, SettingsError
 
@@ -46,36 +46,46 @@ def place(num_trainers: int, workers_per_trainer: int, nodes: Sequence[int], pla
     """
     num_ranks = len(nodes)
     everywhere, remainder = divmod(workers_per_trainer, num_ranks)
-    vacancies = _vacancies(num_trainers, remainder, nodes, placement)
+    ranks_on = {node: [rank for rank, other in enumerate(nodes) if other == node] for node in sorted(set(nodes))}
+    vacancies = _vacancies(num_trainers, remainder, ranks_on, placement)
     hosts: dict[int, tuple[int, ...]] = {}
     for trainer in range(num_trainers):
-        chosen = _choose_ranks(vacancies, num_trainers - trainer, remainder, nodes, placement)
+        chosen = _choose_ranks(vacancies, num_trainers - trainer, remainder, ranks_on, placement)
         for rank in chosen:
             vacancies[rank] -= 1
         hosts[trainer] = tuple(sorted([*range(num_ranks)] * everywhere + chosen))
     return Layout(hosts)
 
 
-def _vacancies(num_trainers: int, width: int, nodes: Sequence[int], placement: Placement) -> list[int]:
+def _vacancies(num_trainers: int, width: int, ranks_on: Mapping[int, Sequence[int]], placement: Placement) -> list[int]:
     """How many of the `num_trainers * width` workers each rank takes: all the same, or one more.
 
     For `pack` the extra workers go to nodes in multiples that fill whole trainers; for `spread` one by one.
     """
-    base, extras = divmod(num_trainers * width, len(nodes))
-    vacancies = [base] * len(nodes)
-    free = {node: [rank for rank, other in enumerate(nodes) if other == node] for node in sorted(set(nodes))}
+    num_ranks = sum(map(len, ranks_on.values()))
+    base, extras = divmod(num_trainers * width, num_ranks)
+    vacancies = [base] * num_ranks
     while extras:
-        for node, ranks in free.items():
-            held = sum(vacancies[rank] for rank, other in enumerate(nodes) if other == node)
+        for ranks in ranks_on.values():
+            held = sum(vacancies[rank] for rank in ranks)
             portion = width - held % width if placement is Placement.pack else 1
-            for _ in range(min(portion, extras, len(ranks))):
-                vacancies[ranks.pop(0)] += 1
+            without = [rank for rank in ranks if vacancies[rank] == base]
+            for rank in without[: min(portion, extras)]:
+                vacancies[rank] += 1
                 extras -= 1
     return vacancies
 
 
+# Where a rank stands, (-vacancies of its node, -its own vacancies, rank): fuller nodes and lower ranks sort first.
+_Standing = tuple[int, int, int]
+
+
 def _choose_ranks(
-    vacancies: Sequence[int], trainers_left: int, width: int, nodes: Sequence[int], placement: Placement
+    vacancies: Sequence[int],
+    trainers_left: int,
+    width: int,
+    ranks_on: Mapping[int, Sequence[int]],
+    placement: Placement,
 ) -> list[int]:
     """`width` distinct ranks for the next trainer, such that the trainers after it can still be placed.
 
@@ -83,24 +93,42 @@ def _choose_ranks(
     must be chosen now; the others follow the placement, fuller nodes and lower ranks first.
     """
     chosen = [rank for rank, vacant in enumerate(vacancies) if vacant == trainers_left]
-    vacant_on: Counter[int] = Counter()
-    for node, vacant in zip(nodes, vacancies, strict=True):
-        vacant_on[node] += vacant
-    while len(chosen) < width:
-        open_ranks = [rank for rank, vacant in enumerate(vacancies) if vacant and rank not in chosen]
-        used = Counter(nodes[rank] for rank in chosen)
-        offered = Counter(nodes[rank] for rank in open_ranks)
-        wanted = width - len(chosen)
-        keys = {}
-        for rank in open_ranks:
-            node = nodes[rank]
-            fullest_first = (-vacant_on[node], -vacancies[rank], rank)
-            if placement is Placement.pack:
-                keys[rank] = (-min(used[node], 1), -min(wanted, offered[node]), *fullest_first)
-            else:
-                keys[rank] = (used[node], *fullest_first)
-        chosen.append(min(open_ranks, key=keys.__getitem__))
+    offers: list[tuple[int, list[_Standing]]] = []  # per node: how many ranks are chosen, and the ones still open
+    for ranks in ranks_on.values():
+        vacant = [vacancies[rank] for rank in ranks]
+        on_node = sum(vacant)
+        standings = [(-on_node, -vacancies[rank], rank) for rank in ranks if 0 < vacancies[rank] < trainers_left]
+        if standings:
+            offers.append((vacant.count(trainers_left), sorted(standings)))
+    choose = _packed if placement is Placement.pack else _spread
+    return chosen + choose(offers, width - len(chosen))
+
+
+def _packed(offers: Sequence[tuple[int, list[_Standing]]], wanted: int) -> list[int]:
+    """`wanted` open ranks: a node is used up before another is begun, and what covers most of the rest goes first."""
+    begun = [standings for used, standings in offers if used]
+    untouched = [standings for used, standings in offers if not used]
+    chosen: list[int] = []
+
+    def preference(standings: list[_Standing]) -> tuple[int, _Standing]:
+        return -min(wanted - len(chosen), len(standings)), standings[0]
+
+    while len(chosen) < wanted:
+        if not begun:
+            begun.append(min(untouched, key=preference))
+            untouched.remove(begun[0])
+        best = min(begun, key=preference)
+        _, _, rank = best.pop(0)
+        chosen.append(rank)
+        if not best:
+            begun.remove(best)
     return chosen
+
+
+def _spread(offers: Sequence[tuple[int, list[_Standing]]], wanted: int) -> list[int]:
+    """`wanted` open ranks, each on a node with the fewest chosen: a node's next rank waits for those before it."""
+    turns = [turn for used, standings in offers for turn in enumerate(standings, start=used)]
+    return [rank for _, (_, _, rank) in nsmallest(wanted, turns)]
 
 
 def experiment_layout(settings: Settings, nodes: Sequence[int]) -> Layout:
