@@ -23,12 +23,13 @@ from adloco_dist.config.compose import compose
 from adloco_dist.data.corpora import load_corpus
 from adloco_dist.decisions.layout import experiment_layout
 from adloco_dist.decisions.plan import PoolReport, Premises, plan_round
+from adloco_dist.decisions.replay import Trajectory
 from adloco_dist.decisions.statistics import GradientStatistics, num_chunks, statistics_from_gram
 from adloco_dist.hosting import Rank, find_premises, host
 from adloco_dist.models import build_model, model_config
 from adloco_dist.pool.sketch import BUCKETS, Sketch
 from adloco_dist.round.estimate import new_estimator, per_sequence_gradients
-from adloco_dist.round.inner import inner
+from adloco_dist.round.inner import InnerPhase
 from adloco_dist.round.outer import outer
 from adloco_dist.run.journal import Journal
 from adloco_dist.testing.processes import run_ranks
@@ -60,7 +61,7 @@ def new_rank(settings: Settings, runtime: Runtime) -> tuple[Rank, Premises]:
     layout = experiment_layout(settings, runtime.nodes)
     module = build_model(settings.model, config, settings.seed)
     rank = host(settings, runtime, splits, module, layout)
-    return rank, find_premises(rank, layout, {})
+    return rank, find_premises(rank, layout, Trajectory())
 
 
 # --- overhead
@@ -82,23 +83,23 @@ def measure_costs(runtime: Runtime, model: str, batch: int, workers: int, estima
          f"algorithm.updates_per_round={UPDATES}", f"batching.local_batch={batch}", "inner.schedule=constant"]
     )  # fmt: skip
     rank, premises = new_rank(settings, runtime)
-    layout, (trainer,) = premises.layout, rank.trainers
+    layout, trainer = premises.layout, rank.trainers[0]
     group, store = rank.groups.of(layout.ranks(0)), rank.splits.train
     plan = plan_round(settings, premises, None, PoolReport())
     first_update, numbers = replace(plan, updates=1), iter(range(1 << 30))
     costs = {}
     for name in estimators:
         chosen = replace(settings, batching=replace(settings.batching, estimator=Estimator[name]))
-        estimator = new_estimator(rank.flat_model, rank.sketch, chosen)
+        estimator = new_estimator(chosen)
         sent = [0]
 
         def with_estimator(estimator: Any = estimator, sent: list[int] = sent) -> None:
-            rank.sketch.renew(next(numbers))
-            inner(trainer, rank.module, store, first_update, settings, estimator)
+            rank.lanes[0].sketch.renew(next(numbers))
+            InnerPhase(first_update, settings, store, {0: estimator}).run([trainer], rank.lanes)
             sent[0] = estimator.measure(trainer, layout, group).bytes_sent
 
         def without() -> None:
-            inner(trainer, rank.module, store, first_update, settings)
+            InnerPhase(first_update, settings, store).run([trainer], rank.lanes)
 
         seconds = interleave([_together(with_estimator), _together(without)], pairs, warmup=1)
         extra = [mine - other for mine, other in zip(*seconds, strict=True)]
@@ -106,7 +107,7 @@ def measure_costs(runtime: Runtime, model: str, batch: int, workers: int, estima
         costs[name] = Cost(extra, most_sent / len(trainer.workers))
 
     def whole_round() -> None:
-        inner(trainer, rank.module, store, plan, settings)
+        InnerPhase(plan, settings, store).run([trainer], rank.lanes)
         outer(trainer, group)
 
     (rounds,) = interleave([_together(whole_round)], max(1, pairs // 8), warmup=0)
@@ -159,18 +160,18 @@ def accuracy_of_sketches(runtime: Runtime, updates: int, draws: int) -> Any:
     settings = compose(["model=tiny", "pool.trainers=1", f"algorithm.updates_per_round={updates}",
                         "inner.schedule=constant", "batching.local_batch=8"])  # fmt: skip
     rank, premises = new_rank(settings, runtime)
-    (trainer,) = rank.trainers
+    trainer = rank.trainers[0]
     plan = plan_round(settings, premises, None, PoolReport())
     cases = []
     for name in ("start", f"after {updates} updates"):
         if cases:
-            inner(trainer, rank.module, rank.splits.train, plan, settings)
+            InnerPhase(plan, settings, rank.splits.train).run([trainer], rank.lanes)
         cases += [(f"{name}: {batch}", *errors) for batch, errors in _errors(rank, draws)]
     return cases
 
 
 def _errors(rank: Rank, draws: int) -> list[tuple[str, Any]]:
-    (trainer,), store = rank.trainers, rank.splits.train
+    trainer, store = rank.trainers[0], rank.splits.train
     rank.flat_model.point_at(trainer.workers[0].weights)
     sample = per_sequence_gradients(rank.flat_model, store.sequences(trainer.shard.peek(0, 128)))
     exact = _statistics(sample, np.ones(len(sample)), None)

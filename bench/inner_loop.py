@@ -10,13 +10,11 @@ from common import interleave, median_ratio, parse, report, spread
 
 from adloco_dist.config.compose import compose
 from adloco_dist.data.corpora import load_corpus
-from adloco_dist.data.shards import Shard, deal
 from adloco_dist.decisions.layout import experiment_layout
 from adloco_dist.decisions.plan import PoolReport, Premises, plan_round
 from adloco_dist.models import build_model, model_config
-from adloco_dist.pool.flat_model import FlatModel
-from adloco_dist.pool.trainer import Trainer
-from adloco_dist.round.inner import inner
+from adloco_dist.round.inner import InnerPhase
+from adloco_dist.testing.lone import lone_trainer
 
 UPDATES = 20
 
@@ -40,13 +38,12 @@ def main() -> None:
     config = model_config(settings.model, splits.vocab_size, settings.data.sequence_length)
     batch, length, store = settings.batching.local_batch, settings.data.sequence_length, splits.train
 
-    flat_model = FlatModel(build_model(settings.model, config, 0), torch.device("cpu"), settings.precision)
-    shard = Shard(deal(store.num_sequences, 1, 0)[0], 0, 0)
-    trainer = Trainer(0, [0], flat_model.initial_weights(), flat_model, shard, settings)
+    trainer, lane = lone_trainer(settings, build_model(settings.model, config, 0), store.num_sequences)
     plan = plan_round(settings, Premises(experiment_layout(settings, [0])), None, PoolReport())
 
     def ours() -> None:
-        inner(trainer, flat_model.module, store, plan, settings)
+        InnerPhase(plan, settings, store).run([trainer], [lane])
+        trainer.shard.advance(plan.updates * batch)
 
     model = build_model(settings.model, config, 0)
     adam = settings.inner

@@ -14,15 +14,13 @@ import torch
 from common import parse, report, spread
 
 from adloco_dist.config.compose import compose
-from adloco_dist.data.shards import Shard
 from adloco_dist.data.tokens import TokenStore
 from adloco_dist.decisions.layout import experiment_layout
 from adloco_dist.decisions.plan import PoolReport, Premises, plan_round
 from adloco_dist.models import build_model, model_config
-from adloco_dist.pool.flat_model import FlatModel
-from adloco_dist.pool.trainer import Trainer
-from adloco_dist.round.inner import inner
+from adloco_dist.round.inner import InnerPhase
 from adloco_dist.round.outer import outer
+from adloco_dist.testing.lone import lone_trainer
 
 VOCAB_SIZE, LENGTH = 257, 64
 VECTORS_PER_WORKER = 3
@@ -37,13 +35,13 @@ def measure(num_workers: int) -> None:
          "batching.local_batch=2", "batching.request=none", f"data.sequence_length={LENGTH}"]
     )  # fmt: skip
     config = model_config(settings.model, VOCAB_SIZE, LENGTH)
-    flat_model = FlatModel(build_model(settings.model, config, 0), torch.device("cpu"), settings.precision)
     store = TokenStore(np.random.default_rng(0).integers(0, 256, 64_000).astype(np.uint16), LENGTH)
-    shard = Shard(np.arange(store.num_sequences), 0, 0)
-    trainer = Trainer(0, list(range(num_workers)), flat_model.initial_weights(), flat_model, shard, settings)
+    model = build_model(settings.model, config, 0)
+    trainer, lane = lone_trainer(settings, model, store.num_sequences, range(num_workers))
+    flat_model = lane.flat_model
     plan = plan_round(settings, Premises(experiment_layout(settings, [0])), None, PoolReport())
     for _ in range(2):
-        inner(trainer, flat_model.module, store, plan, settings)
+        InnerPhase(plan, settings, store).run([trainer], [lane])
         outer(trainer, None)
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(peak_bytes, flat_model.gradient.nbytes, flat_model.num_parameters)

@@ -25,12 +25,10 @@ from common import interleave, median_ratio, parse, report, spread
 from torch import nn
 
 from adloco_dist.config.compose import compose
-from adloco_dist.data.shards import Shard, permutation
 from adloco_dist.models import build_model, model_config
-from adloco_dist.pool.flat_model import FlatModel
-from adloco_dist.pool.trainer import Trainer
 from adloco_dist.round.outer import outer
 from adloco_dist.testing.hosts import hosts, why_unavailable
+from adloco_dist.testing.lone import lone_trainer
 
 # 5.0M parameters: 20 MB in fp32.
 MODEL = (
@@ -49,14 +47,13 @@ def new_model() -> nn.Module:
 def adloco_side(group: dist.ProcessGroup | None, rank: int) -> tuple[Side, int]:
     """One outer step of a trainer with one worker per rank, with the checksum that every round takes."""
     settings = compose([MODEL])
-    flat_model = FlatModel(new_model(), torch.device("cpu"), settings.precision)
-    trainer = Trainer(0, [rank], flat_model.initial_weights(), flat_model, Shard(permutation(4), 0, 0), settings)
+    trainer, lane = lone_trainer(settings, new_model(), num_sequences=4, workers=[rank])
 
     def step() -> None:
         outer(trainer, group)
         trainer.checksum()
 
-    return step, flat_model.payload.nbytes
+    return step, lane.flat_model.payload.nbytes
 
 
 def plain_side() -> Side:

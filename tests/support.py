@@ -13,6 +13,7 @@ from adloco_dist.config import Settings
 from adloco_dist.config.compose import compose
 from adloco_dist.data.corpora import Splits
 from adloco_dist.data.tokens import TokenStore
+from adloco_dist.decisions.batch import BatchPlan, BatchPremises, BatchReport, first_demand, next_demand, take
 from adloco_dist.decisions.layout import experiment_layout
 from adloco_dist.decisions.replay import Trajectory
 from adloco_dist.hosting import find_premises, host
@@ -21,6 +22,7 @@ from adloco_dist.run.journal import Journal
 from adloco_dist.testing.records import KeptRecords
 from adloco_dist.train import train
 
+CPU = torch.device("cpu")
 Matrix = npt.NDArray[np.float64]
 VOCAB_SIZE, SEQUENCE_LENGTH = 23, 12
 SMALL = (
@@ -35,10 +37,23 @@ SMALL = (
     "algorithm.updates_per_round=3",
     "batching.local_batch=2",
     "batching.request=none",
+    "merge=none",
     "budget=rounds",
     "budget.rounds=4",
     "evaluation.every_rounds=2",
 )
+
+
+def first_batch(settings: Settings, premises: BatchPremises, replayed: int | None = None) -> BatchPlan:
+    return take(settings, premises, first_demand(settings, premises, replayed), None, BatchReport())
+
+
+def next_batch(
+    settings: Settings, premises: BatchPremises, last: BatchPlan, report: BatchReport, fraction: float,
+    replayed: int | None = None,
+) -> BatchPlan:  # fmt: skip
+    demand = next_demand(settings, premises, last, report, replayed, fraction)
+    return take(settings, premises, demand, last, report)
 
 
 def small_settings(*overrides: str) -> Settings:
@@ -78,7 +93,7 @@ def train_small_pool(
     sink = KeptRecords([])
     layout = experiment_layout(settings, runtime.nodes)
     rank = host(settings, runtime, small_splits(), module or small_module(settings), layout)
-    premises = find_premises(rank, layout, trajectory or {})
+    premises = find_premises(rank, layout, trajectory or Trajectory())
     outcome = train(rank, premises, Journal([sink] if runtime.rank == 0 else []), StopRequest())
     return {
         "anchors": {trainer.id: trainer.anchor.numpy().copy() for trainer in outcome.trainers},

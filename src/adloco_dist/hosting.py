@@ -1,29 +1,35 @@
-"""What a rank works with, set up once: its share of the pool, and what is known before the first round."""
+"""What a rank works with: its share of the pool, set up before the first round and changed by every regrouping."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 
 from torch import nn
 
 from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.config import Algorithm, Settings, SettingsError
+from adloco_dist.config import Algorithm, Settings, SettingsError, Shards
 from adloco_dist.data.corpora import Splits
-from adloco_dist.data.shards import Shard, deal, shard_sizes
+from adloco_dist.data.shards import Shard, deal
 from adloco_dist.decisions.batch import largest_local_batch
 from adloco_dist.decisions.layout import Layout
-from adloco_dist.decisions.plan import Premises
+from adloco_dist.decisions.plan import Premises, RoundPlan
+from adloco_dist.decisions.regrouping import Regrouping, transfers
 from adloco_dist.decisions.replay import Trajectory
+from adloco_dist.decisions.report import RankReport
 from adloco_dist.decisions.switch import least
 from adloco_dist.pool.flat_model import FlatModel
-from adloco_dist.pool.sketch import Sketch
+from adloco_dist.pool.lane import Lane, new_lane
+from adloco_dist.pool.residence import Residence
 from adloco_dist.pool.trainer import Trainer
+from adloco_dist.pool.worker import Worker
+from adloco_dist.round.concurrency import find_lanes
 from adloco_dist.round.estimate import GradientEstimator, new_estimator
 from adloco_dist.round.gradient import data_parallel
-from adloco_dist.round.probe import probe_capacity
+from adloco_dist.round.merge import merge
+from adloco_dist.round.probe import count_resident, probe_capacity
 
 
-@dataclass(frozen=True)
+@dataclass
 class Rank:
     """What this rank works with."""
 
@@ -31,13 +37,30 @@ class Rank:
     runtime: Runtime
     splits: Splits
     groups: Groups
-    flat_model: FlatModel
-    module: nn.Module
-    """What computes the logits: the flat model's module, for algorithm=ddp in DistributedDataParallel."""
-    trainers: Sequence[Trainer]
-    sketch: Sketch
-    estimators: Mapping[int, GradientEstimator]
+    lanes: list[Lane]
+    residence: Residence
+    shards: dict[int, Shard]
+    """Of all trainers, wherever they are hosted: every rank can take any of them over."""
+    trainers: dict[int, Trainer]
+    """Those with a worker here, by id, ascending."""
+    estimators: dict[int, GradientEstimator]
     """By trainer; empty where the batch does not follow the gradients."""
+    is_concurrent: bool = False
+    """Whether the instances of a rank have their turns at once; the same on all ranks."""
+
+    @property
+    def flat_model(self) -> FlatModel:
+        """The first lane's: also the scratch and the payload of everything between the inner phases."""
+        return self.lanes[0].flat_model
+
+    @property
+    def capacity(self) -> int | None:
+        """Sequences per pass: of the lane that has run out of memory furthest."""
+        return least(*(lane.flat_model.capacity for lane in self.lanes))
+
+    @property
+    def workers(self) -> list[Worker]:
+        return [worker for trainer in self.trainers.values() for worker in trainer.workers]
 
 
 def host(settings: Settings, runtime: Runtime, splits: Splits, module: nn.Module, layout: Layout) -> Rank:
@@ -46,33 +69,39 @@ def host(settings: Settings, runtime: Runtime, splits: Splits, module: nn.Module
     Collective.
 
     Raises:
-        SettingsError: on all ranks, when not even one sequence fits on one of them.
+        SettingsError: on all ranks, when one of them cannot do what is asked, or not even one sequence fits on it.
     """
-    flat_model = FlatModel(module, runtime.device, settings.precision)
+    first = new_lane(module, runtime.device, settings.precision)
+    flat_model = first.flat_model
     initial_weights = flat_model.initial_weights()
-    shards = deal(splits.train.num_sequences, len(layout.trainers), settings.seed)
-    trainers = [
-        Trainer(
-            id, layout.workers_on(runtime.rank, id), initial_weights, flat_model, Shard(shards[id], settings.seed, id),
-            settings,
-        )
-        for id in layout.trainers_on(runtime.rank)
-    ]  # fmt: skip
-    sketch = Sketch(flat_model.num_elements, flat_model.dtype, flat_model.device)
-    estimators = (
-        {trainer.id: new_estimator(flat_model, sketch, settings) for trainer in trainers}
-        if settings.measures_gradients
-        else {}
+    shards = dict(
+        enumerate(deal(splits.train.num_sequences, len(layout.trainers), settings.seed, settings.data.shards))
     )
+    hosted = {id: layout.workers_on(runtime.rank, id) for id in layout.trainers_on(runtime.rank)}
+    num_workers = sum(map(len, hosted.values()))
+    resident = count_resident(first, settings, len(hosted), num_workers, runtime.ranks_on_device)
+    born_on = runtime.device if resident is None else "cpu"
+    trainers = {
+        id: Trainer(
+            id,
+            [Worker(w, initial_weights.to(born_on, copy=True), flat_model, settings.inner) for w in workers],
+            initial_weights, flat_model, shards[id], settings,
+        )
+        for id, workers in hosted.items()
+    }  # fmt: skip
+    groups = Groups(runtime.backend, settings.cluster.outer_seconds, settings.cluster.max_communicators)
+    rank = Rank(settings, runtime, splits, groups, [first], Residence(runtime.device, resident), shards, trainers, {})
+    rank.residence.settle(rank.workers)
+    rank.lanes, rank.is_concurrent = find_lanes(first, list(trainers.values()), layout, splits.train, settings, runtime)
     # Once everything that takes memory is there, and before a backward pass does more than compute (ddp).
-    _find_capacity(flat_model, trainers, layout, settings, runtime)
-    groups = Groups(runtime.backend, settings.cluster.outer_seconds)
-    groups.form(layout.ranks(id) for id in layout.trainers)
-    forward = flat_model.module
+    _find_capacity(rank, layout)
+    _form_groups(rank, layout)
+    _set_up_estimators(rank)
     if settings.algorithm.name is Algorithm.ddp:
-        (trainer,) = trainers
-        forward = data_parallel(flat_model, trainer.workers[0], groups.of(layout.ranks(trainer.id)))
-    return Rank(settings, runtime, splits, groups, flat_model, forward, trainers, sketch, estimators)
+        (trainer,) = trainers.values()
+        group = groups.of(layout.ranks(trainer.id))
+        rank.lanes = [replace(first, module=data_parallel(flat_model, trainer.workers[0], group))]
+    return rank
 
 
 def find_premises(rank: Rank, layout: Layout, trajectory: Trajectory) -> Premises:
@@ -86,20 +115,98 @@ def find_premises(rank: Rank, layout: Layout, trajectory: Trajectory) -> Premise
         trainer: settings.switch.batch_limit or least(*(replies[rank]["capacity"] for rank in layout.ranks(trainer)))
         for trainer in layout.trainers
     }
-    sizes = dict(enumerate(shard_sizes(rank.splits.train.num_sequences, len(layout.trainers))))
-    return Premises(layout, sizes, limits, trajectory)
+    sizes = {trainer: len(shard) for trainer, shard in rank.shards.items()}
+    return Premises(layout, sizes, limits, trajectory, rank.is_concurrent)
 
 
-def _find_capacity(
-    flat_model: FlatModel, trainers: Sequence[Trainer], layout: Layout, settings: Settings, runtime: Runtime
-) -> None:
+def regroup(rank: Rank, before: Layout, plan: RoundPlan, report: RankReport) -> None:
+    """Do what the plan says about merges: averaged anchors, united shards, workers of new trainers, groups.
+
+    Collective over the whole world.
+
+    Args:
+        before: the layout of the last round.
+        report: takes the bytes and the seconds that it cost.
+    """
+    start = time.perf_counter()
+    regrouping, settings = plan.regrouping, rank.settings
+    assert regrouping is not None
+    _unite_shards(rank.shards, regrouping, settings)
+    old, me = rank.trainers, rank.runtime.rank
+    workers = {(trainer.id, worker.id): worker for trainer in old.values() for worker in trainer.workers}
+    broken = {id for id, trainer in old.items() if not trainer.is_finite}
+    rank.trainers = {
+        id: old.get(id) or Trainer(id, [], rank.flat_model.gradient, rank.flat_model, rank.shards[id], settings)
+        for id in plan.layout.trainers_on(me)
+    }
+    report.merge_bytes_sent = merge(
+        old, rank.trainers, transfers(before, plan.layout, regrouping), rank.groups, rank.flat_model
+    )
+    for id, trainer in rank.trainers.items():
+        trainer.shard = rank.shards[id]
+        if id not in regrouping.origins:
+            continue
+        trainer.workers = []
+        for number in plan.layout.workers_on(me, id):
+            origin = regrouping.origins[id][number]
+            worker = workers[origin]
+            worker.id = number
+            worker.weights.copy_(trainer.anchor)
+            if origin[0] in broken:  # its moments are no better than its anchor was
+                worker.reset_optimizer()
+            trainer.workers.append(worker)
+    _form_groups(rank, plan.layout)
+    _set_up_estimators(rank)
+    if me in regrouping.ranks:
+        del rank.lanes[max(1, len(rank.workers)) :]
+        rank.residence.settle(rank.workers)
+        _probe(rank, plan.layout)
+    report.regroup_seconds = time.perf_counter() - start
+
+
+def _unite_shards(shards: dict[int, Shard], regrouping: Regrouping, settings: Settings) -> None:
+    for one in regrouping.merges:
+        if settings.data.shards is Shards.disjoint:
+            shards[one.survivor] = shards[one.survivor].united([shards[member] for member in sorted(one.shares)])
+        for ended in one.ended:
+            del shards[ended]
+
+
+def _form_groups(rank: Rank, layout: Layout) -> None:
+    """Those of the layout, in the order in which they will be used; what is used no more is released."""
+    rank_sets = [layout.ranks(trainer) for trainer in layout.trainers]
+    rank.groups.keep(rank_sets)
+    for ranks in rank_sets:
+        rank.groups.of(ranks)
+
+
+def _set_up_estimators(rank: Rank) -> None:
+    if rank.settings.measures_gradients:
+        rank.estimators = {id: new_estimator(rank.settings) for id in rank.trainers}
+
+
+def _find_capacity(rank: Rank, layout: Layout) -> None:
+    error = None
+    if not _probe(rank, layout):
+        length = rank.settings.data.sequence_length
+        remedy = "a smaller model" if rank.runtime.device.type == "cuda" else "a larger cluster.memory_bytes"
+        error = SettingsError(
+            f"data.sequence_length={length}: a pass of one sequence does not fit into memory beside the pool's "
+            f"weights; use shorter sequences, fewer workers per rank or of them at once, or {remedy}"
+        )
+    rank.runtime.control.agree(error)
+
+
+def _probe(rank: Rank, layout: Layout) -> bool:
+    """Find this rank's capacity; false where not even one sequence fits, which is tried all the same."""
+    if not rank.trainers:
+        return True
+    settings, trainers = rank.settings, list(rank.trainers.values())
     most = max(
         largest_local_batch(settings.batching, layout.num_workers(trainer.id), len(trainer.shard))
         for trainer in trainers
     )
-    error = None
-    try:
-        flat_model.capacity = probe_capacity(flat_model, trainers, settings, most, runtime.ranks_on_device)
-    except SettingsError as mistake:
-        error = mistake
-    runtime.control.agree(error)
+    capacity = probe_capacity(rank.lanes, trainers, settings, most, rank.runtime.ranks_on_device)
+    for lane in rank.lanes:
+        lane.flat_model.capacity = None if capacity is None else max(1, capacity)
+    return capacity is None or capacity >= 1

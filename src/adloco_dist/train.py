@@ -1,4 +1,4 @@
-"""The round loop (design, section 3): report and plan, then inner, outer and evaluate, until a plan says stop."""
+"""The round loop (design, section 3): report, plan, regroup, inner, outer, evaluate, until a plan says stop."""
 
 import time
 from collections.abc import Sequence
@@ -7,26 +7,26 @@ from typing import Any
 
 import torch
 
-from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import Algorithm
 from adloco_dist.decisions.layout import Layout
 from adloco_dist.decisions.plan import Premises, RoundPlan, plan_round
-from adloco_dist.decisions.report import RankReport, TrainerReport, pool_report, round_records
-from adloco_dist.hosting import Rank
+from adloco_dist.decisions.records import round_records
+from adloco_dist.decisions.report import RankReport, TrainerReport, pool_report
+from adloco_dist.hosting import Rank, regroup
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.round.coordinate import coordinate
 from adloco_dist.round.evaluate import evaluate, part_of
 from adloco_dist.round.finish import finish
-from adloco_dist.round.inner import inner
+from adloco_dist.round.inner import InnerPhase
 from adloco_dist.round.outer import adopt, outer, ring_bytes_sent
 from adloco_dist.round.phases import timed
 from adloco_dist.run.journal import Journal
 
 
-class AnchorsDifferError(RuntimeError):
-    """Ranks of one trainer hold different anchors: the run must not go on."""
+class RanksDisagreeError(RuntimeError):
+    """Ranks hold different anchors of one trainer, or act on different plans: the run must not go on."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def train(rank: Rank, premises: Premises, journal: Journal, stop: StopRequest) -
     Collective: every rank calls it with equal settings, corpus and module.
 
     Raises:
-        AnchorsDifferError: on every rank, when the ranks of a trainer disagree about its anchor.
+        RanksDisagreeError: on every rank, when ranks hold different anchors of a trainer or act on different plans.
     """
     settings, runtime = rank.settings, rank.runtime
     plan: RoundPlan | None = None
@@ -66,41 +66,43 @@ def train(rank: Rank, premises: Premises, journal: Journal, stop: StopRequest) -
         if reports:  # rank 0 alone
             journal.write(round_records(settings, last_plan, plan, reports))
         if plan.error:
-            raise AnchorsDifferError(f"after round {plan.round}: {plan.error}")
+            raise RanksDisagreeError(f"after round {plan.round}: {plan.error}")
         if plan.stop:
             break
+        if last_plan and plan.regrouping:
+            regroup(rank, last_plan.layout, plan, report)
         run_round(rank, plan, report)
         report.stop_requested = stop.requested
 
-    everyone = tuple(range(runtime.world_size))
-    world = Groups(runtime.backend, settings.cluster.merge_seconds)
-    world.form([everyone])
+    world = rank.groups.of(tuple(range(runtime.world_size)))
+    trainers = list(rank.trainers.values())
     result, weights = finish(
-        rank.trainers, plan.layout, rank.flat_model, world.of(everyone), runtime.control, rank.splits.validation,
-        settings.evaluation,
+        trainers, plan.layout, rank.flat_model, world, runtime.control, rank.splits.validation, settings.evaluation,
+        settings.final,
     )  # fmt: skip
-    return Outcome(plan.stop, result, weights, rank.flat_model, rank.trainers)
+    return Outcome(plan.stop, result, weights, rank.flat_model, trainers)
 
 
 def run_round(rank: Rank, plan: RoundPlan, report: RankReport) -> None:
-    """One round of every trainer on this rank, trainers in ascending order: the order of all their collectives."""
+    """One round of every trainer, trainers in ascending order: the order of all their collectives."""
     settings, layout, device = rank.settings, plan.layout, rank.runtime.device
     is_ddp = settings.algorithm.name is Algorithm.ddp
-    shares = {trainer.id: TrainerReport(num_workers=len(trainer.workers)) for trainer in rank.trainers}
+    shares = {id: TrainerReport(num_workers=len(trainer.workers)) for id, trainer in rank.trainers.items()}
     if rank.estimators:
-        rank.sketch.renew(settings.seed, plan.round)
-    for trainer in rank.trainers:
-        share, estimator = shares[trainer.id], rank.estimators.get(trainer.id)
-        with timed(share.seconds, "inner", device):
-            done = inner(trainer, rank.module, rank.splits.train, plan, settings, estimator)
-        share.train_loss_sum, share.pass_seconds_per_sequence = done.loss_sum, done.pass_seconds_per_sequence
-        share.notes = done.notes
-        if is_ddp:
-            group = rank.groups.of(layout.ranks(trainer.id))
-            share.bytes_sent["gradients"] = plan.updates * ring_bytes_sent(rank.flat_model.gradient, group)
-    for trainer in rank.trainers:
-        share, group = shares[trainer.id], rank.groups.of(layout.ranks(trainer.id))
-        if estimator := rank.estimators.get(trainer.id):
+        for lane in rank.lanes:
+            lane.sketch.renew(settings.seed, plan.round)
+    phase = InnerPhase(plan, settings, rank.splits.train, rank.estimators)
+    for id, done in phase.run(list(rank.trainers.values()), rank.lanes, rank.residence).items():
+        shares[id].seconds["inner"], shares[id].train_loss_sum = done.seconds, done.loss_sum
+        shares[id].pass_seconds_per_sequence, shares[id].notes = done.pass_seconds_per_sequence, done.notes
+    for id, shard in rank.shards.items():
+        shard.advance(plan.updates * plan.total_batch(id))
+    for id in layout.trainers:
+        group = rank.groups.of(layout.ranks(id))  # on all ranks, for it may have to be formed
+        if id not in rank.trainers:
+            continue
+        trainer, share = rank.trainers[id], shares[id]
+        if estimator := rank.estimators.get(id):
             with timed(share.seconds, "measure", device):
                 measured = estimator.measure(trainer, layout, group)
             share.statistics, share.bytes_sent["statistics"] = measured.statistics, measured.bytes_sent
@@ -108,13 +110,15 @@ def run_round(rank: Rank, plan: RoundPlan, report: RankReport) -> None:
             step = adopt(trainer) if is_ddp else outer(trainer, group)
         share.num_finite, share.pseudo_gradient_norm = step.num_finite, step.pseudo_gradient_norm
         share.bytes_sent["outer"] = step.bytes_sent
-    for trainer in rank.trainers:
-        share = shares[trainer.id]
-        share.checksum, share.cursor = trainer.checksum(), trainer.shard.cursor
+        if is_ddp:
+            share.bytes_sent["gradients"] = plan.updates * ring_bytes_sent(rank.flat_model.gradient, group)
+    for id, trainer in rank.trainers.items():
+        share = shares[id]
+        share.checksum, share.is_finite, share.cursor = trainer.checksum(), trainer.is_finite, trainer.shard.cursor
         if plan.evaluate:
             with timed(share.seconds, "evaluate", device):
                 assess(rank, trainer, layout, share)
-    report.trainers, report.capacity = shares, rank.flat_model.capacity
+    report.trainers, report.capacity, report.plan_digest = shares, rank.capacity, plan.digest()
 
 
 def assess(rank: Rank, trainer: Trainer, layout: Layout, share: TrainerReport) -> None:
@@ -128,10 +132,10 @@ def assess(rank: Rank, trainer: Trainer, layout: Layout, share: TrainerReport) -
 def opening_report(rank: Rank, layout: Layout) -> RankReport:
     """The state before training: all ranks must hold the same anchors, whose loss is where the curves start."""
     report = RankReport(rank.runtime.rank)
-    for trainer in rank.trainers:
+    for id, trainer in rank.trainers.items():
         share = TrainerReport(num_workers=len(trainer.workers), checksum=trainer.checksum())
         if rank.settings.evaluation.every_rounds is not None:
             with timed(share.seconds, "evaluate", rank.runtime.device):
                 assess(rank, trainer, layout, share)
-        report.trainers[trainer.id] = share
+        report.trainers[id] = share
     return report

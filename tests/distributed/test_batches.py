@@ -7,20 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from support import SEQUENCE_LENGTH, small_module, small_settings, small_splits, train_small_pool
 
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Settings
-from adloco_dist.data.shards import Shard, permutation
 from adloco_dist.decisions.layout import Layout
 from adloco_dist.decisions.plan import PoolReport, Premises, plan_round
 from adloco_dist.hosting import host
-from adloco_dist.pool.flat_model import FlatModel
-from adloco_dist.pool.sketch import Sketch
-from adloco_dist.pool.trainer import Trainer
 from adloco_dist.round.estimate import new_estimator
-from adloco_dist.round.inner import inner
+from adloco_dist.round.inner import InnerPhase
+from adloco_dist.run.journal import MetricsFile
+from adloco_dist.run.records import read_trajectory
+from adloco_dist.testing.lone import lone_trainer
 from adloco_dist.testing.processes import run_ranks
 
 ADAPTIVE = (
@@ -109,23 +107,25 @@ def test_training_goes_on_with_a_shard_smaller_than_the_batch() -> None:
             assert record["statistics"]["trace"] > 0
 
 
-def test_a_replay_takes_the_recorded_batches() -> None:
-    overrides = (*ADAPTIVE, "pool.trainers=2", "pool.workers_per_trainer=1")
+def test_a_replay_takes_the_recorded_batches_and_merges(tmp_path: Path) -> None:
+    overrides = (*ADAPTIVE, "pool.trainers=3", "pool.workers_per_trainer=1", "merge=worst_with_worst",
+                 "merge.every_rounds=2")  # fmt: skip
     recorded = run_ranks(train_small_pool, [0], *overrides)
-    trajectory: dict[int, list[int]] = {0: [], 1: []}
-    for record in recorded[0]["records"]:
-        if record["round"]:
-            trajectory[record["trainer"]].append(record["total_batch"])
-    replayed = run_ranks(replay, [0, 0], trajectory, *overrides)
+    metrics = MetricsFile(tmp_path)
+    metrics.write(recorded[0]["records"])
+    metrics.close(None)
+    replayed = run_ranks(replay, [0, 0], str(tmp_path), *overrides)
+    assert [record["round"] for record in recorded[0]["records"] if "merge" in record] == [3, 5]
     for mine, theirs in zip(recorded[0]["records"], replayed[0]["records"], strict=True):
-        assert mine.get("total_batch") == theirs.get("total_batch")
+        for key in ("round", "trainer", "workers", "total_batch", "cursor"):
+            assert mine.get(key) == theirs.get(key)
         assert mine.get("train_loss") == pytest.approx(theirs.get("train_loss"), abs=1e-9)
 
 
-def replay(runtime: Runtime, trajectory: dict[int, list[int]], *overrides: str) -> dict[str, Any]:
+def replay(runtime: Runtime, source: str, *overrides: str) -> dict[str, Any]:
     return train_small_pool(
         runtime, *overrides, "batching.request=replay", "batching.replay=x",
-        trajectory=trajectory if runtime.rank == 0 else None,
+        trajectory=read_trajectory("batching.replay", source) if runtime.rank == 0 else None,
     )  # fmt: skip
 
 
@@ -137,11 +137,11 @@ def measured(runtime: Runtime, estimator: str, batch: int) -> dict[str, Any]:
     )  # fmt: skip
     layout = Layout({0: (0, 0, 1, 1)})
     rank = host(settings, runtime, small_splits(), small_module(settings), layout)
-    (trainer,), estimator_ = rank.trainers, rank.estimators[0]
-    rank.sketch.renew(0)
-    inner(trainer, rank.module, rank.splits.train, plan_round(settings, Premises(layout), None, PoolReport()),
-          settings, estimator_)  # fmt: skip
-    done = estimator_.measure(trainer, layout, rank.groups.of(layout.ranks(0)))
+    trainer = rank.trainers[0]
+    rank.lanes[0].sketch.renew(0)
+    plan = plan_round(settings, Premises(layout), None, PoolReport())
+    InnerPhase(plan, settings, rank.splits.train, rank.estimators).run([trainer], rank.lanes)
+    done = rank.estimators[0].measure(trainer, layout, rank.groups.of(layout.ranks(0)))
     statistics = None if done.statistics is None else vars(done.statistics)
     return {"statistics": statistics, "bytes": done.bytes_sent, "vector_bytes": rank.flat_model.gradient.nbytes}
 
@@ -183,25 +183,21 @@ def out_of_memory(runtime: Runtime, local_batch: int, allowed_bytes: int | None)
         "pool.trainers=1", f"batching.local_batch={local_batch}", "algorithm.updates_per_round=2",
         "batching.request=norm_test",
     )  # fmt: skip
-    flat_model = FlatModel(small_module(settings), torch.device("cpu"), settings.precision)
     store = small_splits(2 * local_batch).train
-    trainer = Trainer(0, [0], flat_model.initial_weights(), flat_model, Shard(permutation(2 * local_batch), 0, 0),
-                      settings)  # fmt: skip
-    sketch = Sketch(flat_model.num_elements, flat_model.dtype, flat_model.device)
-    sketch.renew(0)
-    estimator = new_estimator(flat_model, sketch, settings)
+    trainer, lane = lone_trainer(settings, small_module(settings), 2 * local_batch)
+    lane.sketch.renew(0)
+    estimator = new_estimator(settings)
     plan = plan_round(settings, Premises(Layout({0: (0,)})), None, PoolReport())
     if allowed_bytes is not None:
         used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + allowed_bytes, resource.RLIM_INFINITY))
-    done = inner(trainer, flat_model.module, store, plan, settings, estimator)
+    done = InnerPhase(plan, settings, store, {0: estimator}).run([trainer], [lane])[0]
     statistics = estimator.measure(trainer, plan.layout, None).statistics
     return {
         "weights": trainer.workers[0].weights.numpy().copy(),
-        "capacity": flat_model.capacity,
+        "capacity": lane.flat_model.capacity,
         "notes": done.notes,
         "loss": done.loss_sum,
-        "cursor": trainer.shard.cursor,
         "trace": statistics.trace if statistics else None,
     }
 
@@ -216,7 +212,6 @@ def test_out_of_memory_repeats_the_update_in_smaller_passes() -> None:
     assert tight["capacity"] is not None
     assert tight["capacity"] < batch
     assert "out of memory" in tight["notes"][0]
-    assert tight["cursor"] == free["cursor"] == 2 * batch
     np.testing.assert_allclose(tight["weights"], free["weights"], rtol=0, atol=1e-9)
     assert tight["loss"] == pytest.approx(free["loss"], abs=1e-12)
     assert tight["trace"] == pytest.approx(free["trace"], rel=1e-9)

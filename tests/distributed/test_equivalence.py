@@ -11,7 +11,7 @@ from support import SEQUENCE_LENGTH, small_module, small_settings, small_splits,
 from transformers import PreTrainedModel
 
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.data.shards import Shard, deal
+from adloco_dist.data.shards import deal
 from adloco_dist.models import token_losses
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.testing.processes import run_ranks
@@ -22,7 +22,7 @@ PLAIN = ("inner.schedule=constant", "inner.weight_decay=0.1", "evaluation.every_
 def batches(num_updates: int, total_batch: int) -> list[torch.Tensor]:
     """What one trainer reads: the sequences of each update, (B, L + 1), in the order of its shard."""
     store = small_splits().train
-    shard = Shard(deal(store.num_sequences, 1, 0)[0], seed=0, trainer=0)
+    (shard,) = deal(store.num_sequences, 1, seed=0)
     return [store.sequences(shard.peek(update * total_batch, total_batch)) for update in range(num_updates)]
 
 

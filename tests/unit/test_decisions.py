@@ -9,7 +9,8 @@ from adloco_dist.config import BudgetSettings, InnerSettings, Schedule, Settings
 from adloco_dist.config.compose import compose
 from adloco_dist.decisions.layout import Layout
 from adloco_dist.decisions.plan import PoolReport, Premises, RoundPlan, plan_round
-from adloco_dist.decisions.report import RankReport, TrainerReport, pool_report, round_records
+from adloco_dist.decisions.records import round_records
+from adloco_dist.decisions.report import RankReport, TrainerReport, pool_report
 from adloco_dist.decisions.schedule import Progress, learning_rate
 from adloco_dist.decisions.switch import pass_size
 
@@ -49,7 +50,7 @@ def test_budgets_in_rounds_and_seconds() -> None:
 def test_anybody_can_stop_the_run_and_differing_anchors_end_it() -> None:
     asked = plan_round(settings("budget.rounds=9"), PREMISES, None, PoolReport(stop_requested=True))
     assert (asked.stop, asked.error) == ("interrupted", None)
-    broken = plan_round(settings("budget.rounds=9"), PREMISES, None, PoolReport(differing_anchors=["a", "b"]))
+    broken = plan_round(settings("budget.rounds=9"), PREMISES, None, PoolReport(errors=["a", "b"]))
     assert broken.stop
     assert broken.error == "a; b"
 
@@ -71,11 +72,9 @@ def test_the_ranks_that_differ_are_named() -> None:
         return RankReport(rank, trainers={trainer: TrainerReport(checksum=sums) for trainer, sums in checksums})
 
     agreed = [report(0, (0, [1, 2])), report(1, (0, [1, 2]), (1, [7, 7]))]
-    assert pool_report(agreed, None, 0.0).differing_anchors == []
+    assert pool_report(agreed, None, 0.0).errors == []
     torn = [report(0, (0, [1, 2])), report(1, (0, [1, 3])), report(2, (0, [1, 2]))]
-    assert pool_report(torn, None, 0.0).differing_anchors == [
-        "the anchor of trainer 0 differs between rank 0, 2 and rank 1"
-    ]
+    assert pool_report(torn, None, 0.0).errors == ["the anchor of trainer 0 differs between rank 0, 2 and rank 1"]
 
 
 def test_shares_of_several_ranks_add_up_to_one_record_per_trainer() -> None:

@@ -2,14 +2,15 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from support import sequence_gradients
+from support import first_batch, next_batch, sequence_gradients
 
 from adloco_dist.config import Settings
 from adloco_dist.config.compose import compose
-from adloco_dist.decisions.batch import BatchPlan, BatchPremises, BatchReport, first_batch, next_batch
+from adloco_dist.decisions.batch import BatchPlan, BatchPremises, BatchReport
 from adloco_dist.decisions.request import variance_test_request
 from adloco_dist.decisions.statistics import GradientStatistics, statistics_from_gram
 
@@ -24,14 +25,18 @@ def settings(*overrides: str) -> Settings:
 
 
 def rounds(
-    settings: Settings, reports: list[GradientStatistics | None], premises: BatchPremises | None = None
+    settings: Settings,
+    reports: list[GradientStatistics | None],
+    premises: BatchPremises | None = None,
+    replayed: Sequence[int | None] = (),
 ) -> list[BatchPlan]:
     """The plans of the first round and of one after each report; the budget is spent evenly."""
     premises = premises or BatchPremises(num_workers=2)
-    plans = [first_batch(settings, premises)]
+    recorded = iter(replayed or [None] * (1 + len(reports)))
+    plans = [first_batch(settings, premises, next(recorded))]
     for round_, statistics in enumerate(reports, start=1):
         fraction = round_ / (len(reports) + 1)
-        plans.append(next_batch(settings, premises, plans[-1], BatchReport(statistics), round_, fraction))
+        plans.append(next_batch(settings, premises, plans[-1], BatchReport(statistics), fraction, next(recorded)))
     return plans
 
 
@@ -196,7 +201,6 @@ def test_open_loop_requests() -> None:
     plans = rounds(staged, [None] * 3)
     assert totals(plans) == [4, 4, 16, 8], "stages begin at 0, 0.5 and 0.75 of the budget; rounds at quarters of it"
     replay = settings("batching.request=replay", "batching.replay=x", "budget=rounds")
-    premises = BatchPremises(num_workers=2, trajectory=[6, 10, 3])
-    plans = rounds(replay, [None, None, None], premises)
+    plans = rounds(replay, [None, None, None], replayed=[6, 10, 3, None])
     assert totals(plans) == [6, 10, 3, 3]
     assert [plan.local_batch for plan in plans] == [3, 5, 2, 2]

@@ -4,13 +4,13 @@ import math
 from itertools import product
 
 import torch
-from support import small_module, small_settings, small_splits
+from support import first_batch, next_batch, small_module, small_settings, small_splits
 from torch import nn
 
 from adloco_dist.config import Settings, SwitchMode
 from adloco_dist.config.compose import compose
 from adloco_dist.data.shards import permutation
-from adloco_dist.decisions.batch import BatchPlan, BatchPremises, BatchReport, first_batch, next_batch
+from adloco_dist.decisions.batch import BatchPlan, BatchPremises, BatchReport
 from adloco_dist.decisions.statistics import GradientStatistics
 from adloco_dist.decisions.switch import automatic_n, least, pass_size, switch
 from adloco_dist.pool.flat_model import FlatModel
@@ -129,7 +129,7 @@ def test_automatic_n_is_planned_from_what_was_measured() -> None:
         first = first_batch(settings, premises)
         assert (first.switch_n, first.mode, first.local_batch) == (2.0, "accumulated", 8)
         report = BatchReport(statistics, pass_seconds_per_sequence, seconds_per_update)
-        return next_batch(settings, premises, first, report, 1, 0.1)
+        return next_batch(settings, premises, first, report, 0.1)
 
     # A pass of 2 takes 2 s and everything else 0.5 s: x = 4 against phi t_fixed / t_pass = 16 * 0.25 = 4.
     assert planned(1.0, 8.5).mode == "accumulated"

@@ -1,34 +1,71 @@
 """From rank sets to process groups."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 
 from adloco_dist.config import Backend
 
+RankSet = tuple[int, ...]
+"""Distinct ranks, ascending."""
+
+NCCL_COMMUNICATORS = 8
+"""Most communicators of a rank unless the settings say otherwise: each takes over half a GB of its GPU."""
+
 
 class Groups:
-    """Process groups for tensors, one per rank set, kept for as long as the run lasts.
+    """Process groups for tensors, one per rank set, formed when they are first asked for and kept while in use.
 
-    `form` is collective over the whole world: every rank calls it with the same rank sets in the same order, also
-    for sets that it is not in. (`use_local_synchronization` would spare the others the call, but its names
-    collide when a set of ranks is formed again, and it hangs.)
+    Everything here is collective over the whole world: every rank makes the same calls in the same order, also for
+    sets that it is not in. (`use_local_synchronization` would spare the others the call, but its names collide when
+    a set of ranks is formed again, and it hangs.)
     """
 
-    def __init__(self, backend: Backend, timeout_seconds: float) -> None:
-        self._backend = backend.name
+    def __init__(self, backend: Backend, timeout_seconds: float, most: int | None = None) -> None:
+        """
+        Args:
+            most: groups that a rank may be in at one time; None: any number, 8 with NCCL.
+        """
+        self._backend = backend
         self._timeout = timedelta(seconds=timeout_seconds)
-        self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+        self._most = NCCL_COMMUNICATORS if most is None and backend is Backend.nccl else most
+        # All ranks know all sets, least recently used first, so that all release the same.
+        self._groups: dict[RankSet, dist.ProcessGroup | None] = {}
 
-    def form(self, rank_sets: Iterable[tuple[int, ...]]) -> None:
-        """Make the groups that do not exist yet. A single rank needs none."""
-        for ranks in rank_sets:
-            if len(ranks) > 1 and ranks not in self._groups:
-                group = dist.new_group(list(ranks), timeout=self._timeout, backend=self._backend)
-                # Ranks outside get a number instead of a group.
-                self._groups[ranks] = group if isinstance(group, dist.ProcessGroup) else None
+    @property
+    def formed(self) -> list[RankSet]:
+        """The sets that have a group now, least recently used first."""
+        return list(self._groups)
 
-    def of(self, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
-        """The group of these ranks, for one of them; None where a rank is alone and nothing needs to travel."""
-        return self._groups[ranks] if len(ranks) > 1 else None
+    def of(self, ranks: RankSet) -> dist.ProcessGroup | None:
+        """The group of these ranks, formed if need be; None on other ranks, and where a rank is alone."""
+        if len(ranks) < 2:
+            return None
+        if ranks in self._groups:
+            group = self._groups.pop(ranks)
+        else:
+            self._make_room(ranks)
+            made = dist.new_group(list(ranks), timeout=self._timeout, backend=self._backend.name)
+            group = made if isinstance(made, dist.ProcessGroup) else None  # ranks outside get a number
+        self._groups[ranks] = group
+        return group
+
+    def keep(self, rank_sets: Collection[RankSet]) -> None:
+        """Release all groups but those of `rank_sets`."""
+        for ranks in [ranks for ranks in self._groups if ranks not in rank_sets]:
+            self._release(ranks)
+
+    def _make_room(self, ranks: RankSet) -> None:
+        for rank in ranks if self._most else ():
+            crowded = [other for other in self._groups if rank in other]
+            for other in crowded[: max(0, len(crowded) + 1 - self._most)] if self._most else ():
+                self._release(other)
+
+    def _release(self, ranks: RankSet) -> None:
+        group = self._groups.pop(ranks)
+        if group is not None:
+            if self._backend is Backend.nccl:
+                torch.cuda.synchronize()  # nothing of it may still be on its way
+            dist.destroy_process_group(group)

@@ -129,3 +129,49 @@ class RateScaling(Enum):
     none = "none"
     sqrt = "sqrt"
     linear = "linear"
+
+
+class Shards(Enum):
+    """Which sequences a trainer reads."""
+
+    disjoint = "disjoint"
+    shared = "shared"
+
+
+class MergePolicy(Enum):
+    """Which trainers are merged."""
+
+    worst_with_worst = "worst_with_worst"
+    best_with_worst = "best_with_worst"
+    none = "none"
+
+
+class MergeWeights(Enum):
+    """What a trainer counts for in the average of a merge."""
+
+    request = "request"
+    uniform = "uniform"
+
+
+class FreedWorkers(Enum):
+    """What becomes of the workers of a trainer that ended in a merge."""
+
+    join = "join"
+    retire = "retire"
+    redistribute = "redistribute"
+
+
+class Final(Enum):
+    """What a run leaves as its model."""
+
+    best = "best"
+    average = "average"
+
+
+class Concurrency(Enum):
+    """How the instances of one rank share its device."""
+
+    serial = "serial"
+    streams = "streams"
+    threads = "threads"
+    auto = "auto"

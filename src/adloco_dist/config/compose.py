@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from adloco_dist.config import Settings, SettingsError
 
 CONFIG_MODULE = "adloco_dist.conf"
-GROUPS = ("model", "data", "algorithm", "inner", "outer", "budget", "evaluation", "tracking", "experiment")
+GROUPS = ("model", "data", "algorithm", "inner", "outer", "merge", "budget", "evaluation", "tracking", "experiment")
 
 
 def compose(overrides: Sequence[str]) -> Settings:

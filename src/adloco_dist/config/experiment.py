@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from adloco_dist.config.choices import Corpus, OuterState, Placement
+from adloco_dist.config.choices import Corpus, OuterState, Placement, Shards
 from adloco_dist.config.errors import require
 
 
@@ -62,6 +62,8 @@ class DataSettings:
     """Vocabulary of token files. null: largest id + 1. Text needs none: it is bytes."""
     sequence_length: int = 128
     """Tokens per sequence that are predicted; a stored sequence is one longer."""
+    shards: Shards = Shards.disjoint
+    """disjoint: every trainer reads a part of its own. shared: every trainer reads all, each in another order."""
 
     def __post_init__(self) -> None:
         require(self.sequence_length >= 1, "data.sequence_length", self.sequence_length, "must be >= 1 token")

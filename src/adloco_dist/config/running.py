@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from adloco_dist.config.choices import Backend, Device, TrackingMode
+from adloco_dist.config.choices import Backend, Concurrency, Device, TrackingMode
 from adloco_dist.config.errors import SettingsError, require
 
 
@@ -63,20 +63,43 @@ class ClusterSettings:
     control_seconds: float = 1800.0
     """Timeout of control messages; must outlast the difference between the fastest and slowest rank's round."""
     outer_seconds: float = 600.0
-    """Timeout of the outer step's traffic."""
-    merge_seconds: float = 600.0
-    """Timeout of traffic that combines anchors of several trainers."""
+    """Timeout of the traffic of outer steps and merges."""
+    max_communicators: int | None = None
+    """Most process groups for tensors that a rank is in at one time, beside the control plane: the least recently
+    used is released and formed again when needed. null: 8 with nccl (each takes over half a GB), any number with gloo.
+    """
 
     def __post_init__(self) -> None:
-        for name in ("control_seconds", "outer_seconds", "merge_seconds"):
+        for name in ("control_seconds", "outer_seconds"):
             value = getattr(self, name)
             require(value > 0, f"cluster.{name}", value, "must be > 0 seconds")
         threads = self.threads_per_rank
         require(threads is None or threads >= 1, "cluster.threads_per_rank", threads, "must be >= 1, or null")
         memory = self.memory_bytes
         require(memory is None or memory >= 1, "cluster.memory_bytes", memory, "must be >= 1 byte, or null")
+        most = self.max_communicators
+        require(most is None or most >= 1, "cluster.max_communicators", most, "must be >= 1, or null")
         impossible = self.device is Device.cpu and self.backend is Backend.nccl
         require(not impossible, "cluster.backend", self.backend, "needs GPUs, but cluster.device=cpu; use gloo")
+
+
+@dataclass
+class InstanceSettings:
+    """How the model instances of one rank share its device."""
+
+    concurrency: Concurrency = Concurrency.serial
+    """serial: in turn, each with the whole device. streams: at once, on CUDA streams of their own. threads: at once on
+    a CPU, whose threads are divided. auto: the faster of what the device can, measured before the first round."""
+    resident: int | None = None
+    """Instances whose weights and moments stay on a GPU at most; those beyond wait in pinned CPU memory and are copied
+    ahead of their turn. null: as many as fit."""
+
+    def __post_init__(self) -> None:
+        resident = self.resident
+        require(resident is None or resident >= 1, "instances.resident", resident, "must be >= 1, or null")
+        at_once = self.concurrency in (Concurrency.streams, Concurrency.threads)
+        rule = f"instances that swap take turns; leave it out with instances.concurrency={self.concurrency.name}"
+        require(resident is None or not at_once, "instances.resident", resident, rule)
 
 
 @dataclass

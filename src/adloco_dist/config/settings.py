@@ -8,14 +8,25 @@ is imported or any process group exists.
 from dataclasses import dataclass, field
 
 from adloco_dist.config.batching import MEASURED_REQUESTS, BatchingSettings, SwitchSettings
-from adloco_dist.config.choices import Algorithm, BatchRequest, Estimator, Precision
+from adloco_dist.config.choices import (
+    Algorithm,
+    BatchRequest,
+    Concurrency,
+    Device,
+    Estimator,
+    Final,
+    MergePolicy,
+    Precision,
+)
 from adloco_dist.config.errors import require
 from adloco_dist.config.experiment import DataSettings, ModelSettings, PoolSettings
+from adloco_dist.config.merging import MergeSettings
 from adloco_dist.config.optimization import AlgorithmSettings, InnerSettings, OuterSettings
 from adloco_dist.config.running import (
     BudgetSettings,
     ClusterSettings,
     EvaluationSettings,
+    InstanceSettings,
     RunSettings,
     TrackingSettings,
 )
@@ -29,6 +40,8 @@ class Settings:
     """Seeds the initial weights, the shards' order and every random number of training."""
     precision: Precision = Precision.fp32
     """bf16: fp32 weights under bf16 autocast. fp64: for exact comparisons."""
+    final: Final = Final.best
+    """What is saved at the end. best: the trainer with the smallest validation loss. average: of all trainers left."""
     pool: PoolSettings = field(default_factory=PoolSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
     data: DataSettings = field(default_factory=DataSettings)
@@ -37,8 +50,10 @@ class Settings:
     outer: OuterSettings = field(default_factory=OuterSettings)
     batching: BatchingSettings = field(default_factory=BatchingSettings)
     switch: SwitchSettings = field(default_factory=SwitchSettings)
+    merge: MergeSettings = field(default_factory=MergeSettings)
     budget: BudgetSettings = field(default_factory=lambda: BudgetSettings(rounds=20))
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    instances: InstanceSettings = field(default_factory=InstanceSettings)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
     run: RunSettings = field(default_factory=RunSettings)
@@ -56,6 +71,17 @@ class Settings:
             require(trainers == 1, "pool.trainers", trainers, "algorithm=ddp has one trainer; set pool.trainers=1")
             rule = "algorithm=ddp averages gradients before they can be compared; use none, ramp, staged or replay"
             require(not self.measures_gradients, "batching.request", request, rule)
+        merge, trainers = self.merge, self.pool.trainers
+        if merge.policy is not MergePolicy.none:
+            rule = f"must be <= pool.trainers={trainers}; lower it, or set merge=none"
+            require(merge.min_trainers <= trainers, "merge.min_trainers", merge.min_trainers, rule)
+        concurrency = self.instances.concurrency
+        if concurrency in (Concurrency.streams, Concurrency.threads):
+            other = Device.cpu if concurrency is Concurrency.streams else Device.cuda
+            rule = f"cannot be had with cluster.device={other.name}; use serial or auto"
+            require(self.cluster.device is not other, "instances.concurrency", concurrency, rule)
+            rule = "algorithm=ddp has one instance per rank; use serial"
+            require(self.algorithm.name is not Algorithm.ddp, "instances.concurrency", concurrency, rule)
         if self.measures_gradients and self.batching.estimator is Estimator.workers:
             rule = "compares the gradients of several workers; set pool.workers_per_trainer >= 2, or use sketch"
             require(self.pool.workers_per_trainer != 1, "batching.estimator", self.batching.estimator, rule)

@@ -1,7 +1,11 @@
 """A trainer's sequences and the cursor into them (design: Data)."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
+
+from adloco_dist.config import Shards
 
 SequenceIds = npt.NDArray[np.int64]
 
@@ -20,45 +24,94 @@ def shard_sizes(num_sequences: int, num_trainers: int) -> list[int]:
     return [len(range(trainer, num_sequences, num_trainers)) for trainer in range(num_trainers)]
 
 
-def deal(num_sequences: int, num_trainers: int, seed: int) -> list[SequenceIds]:
-    """Split range(num_sequences) into disjoint random shards, equal to within one sequence."""
+def deal(num_sequences: int, num_trainers: int, seed: int, policy: Shards = Shards.disjoint) -> list["Shard"]:
+    """Every trainer's shard of range(num_sequences).
+
+    disjoint: random parts, equal to within one sequence. shared: all of it for each trainer.
+    """
+    if policy is Shards.shared:
+        everything = np.arange(num_sequences)
+        return [Shard(everything, seed, trainer) for trainer in range(num_trainers)]
     order = permutation(num_sequences, seed)
-    return [np.sort(order[trainer::num_trainers]) for trainer in range(num_trainers)]
+    return [Shard(order[trainer::num_trainers], seed, trainer) for trainer in range(num_trainers)]
 
 
 class Shard:
     """The sequences of one trainer, read in a fresh random order every epoch.
 
-    `cursor` counts the sequences taken so far; every rank of the trainer moves it by the same amount. Update h
-    of a round reads positions cursor + h B to cursor + (h + 1) B, of which worker m takes the m-th run of b: an
-    update may straddle two epochs, and each sequence is used exactly once per epoch.
+    `cursor` counts the sequences taken so far; everybody moves it by the same amount, as the plan says. Update h of a
+    round reads positions cursor + h B to cursor + (h + 1) B, of which worker m takes the m-th run of b: an update may
+    straddle two epochs, and each sequence is used exactly once per epoch.
+
+    A shard that was united from others begins with an opening: what each of them had left unread.
     """
 
     def __init__(self, sequence_ids: SequenceIds, seed: int, trainer: int) -> None:
-        self.sequence_ids = sequence_ids
         self.cursor = 0
-        self._key = (seed, 1 + trainer)
+        self._sequence_ids = sequence_ids
+        self._size = len(sequence_ids)
+        self._opening: SequenceIds = sequence_ids[:0]
+        self._opening_size = 0
+        self._first_epoch = 0
+        self._members: tuple[Shard, ...] = ()
+        self._seed, self._trainer = seed, trainer
         self._orders: dict[int, SequenceIds] = {}
 
     def __len__(self) -> int:
-        return len(self.sequence_ids)
+        """Sequences of a whole epoch."""
+        return self._size
+
+    @property
+    def num_unread(self) -> int:
+        """Sequences of the present epoch that were not taken yet; 0 between two epochs."""
+        ahead = self._opening_size - self.cursor
+        return ahead if ahead >= 0 else ahead % len(self)
+
+    def unread(self) -> SequenceIds:
+        """Their ids, in the order in which they would have been taken."""
+        return self.peek(0, self.num_unread)
+
+    def united(self, members: Sequence["Shard"]) -> "Shard":
+        """This trainer's shard after it has taken in all `members`, itself among them, which are read no more.
+
+        It begins with what each of them has left unread, in the order given; then come epochs of the union, in orders
+        that no epoch of the trainer had. Ids are put together when they are read: a rank without a worker of the
+        trainer never needs them.
+        """
+        union = Shard(self._sequence_ids[:0], self._seed, self._trainer)
+        union._members = tuple(members)
+        union._size = sum(map(len, members))
+        union._opening_size = sum(member.num_unread for member in members)
+        union._first_epoch = self._first_epoch + max(0, self.cursor + self.num_unread - self._opening_size) // len(self)
+        return union
 
     def peek(self, offset: int, count: int) -> SequenceIds:
         """The ids of `count` sequences that begin `offset` after the cursor; the cursor stays."""
-        epochs, places = np.divmod(self.cursor + offset + np.arange(count), len(self))
+        self._put_together()
+        positions = self.cursor + offset + np.arange(count)
         ids = np.empty(count, dtype=np.int64)
-        for epoch in np.unique(epochs):
-            here = epochs == epoch
+        in_opening = positions < self._opening_size
+        ids[in_opening] = self._opening[positions[in_opening]]
+        epochs, places = np.divmod(positions - self._opening_size, len(self))
+        for epoch in np.unique(epochs[~in_opening]):
+            here = ~in_opening & (epochs == epoch)
             ids[here] = self._order(int(epoch))[places[here]]
         return ids
 
     def advance(self, count: int) -> None:
         self.cursor += count
 
+    def _put_together(self) -> None:
+        if self._members:
+            self._opening = np.concatenate([member.unread() for member in self._members])
+            self._sequence_ids = np.concatenate([member._sequence_ids for member in self._members])
+            self._members = ()
+
     def _order(self, epoch: int) -> SequenceIds:
         if epoch not in self._orders:
-            current = self.cursor // len(self)
+            current = (self.cursor - self._opening_size) // len(self)
             # Workers of one rank take turns over the same round, so its epochs are kept and older ones dropped.
             self._orders = {known: order for known, order in self._orders.items() if known >= current}
-            self._orders[epoch] = self.sequence_ids[permutation(len(self), *self._key, epoch)]
+            order = permutation(len(self), self._seed, 1 + self._trainer, self._first_epoch + epoch)
+            self._orders[epoch] = self._sequence_ids[order]
         return self._orders[epoch]

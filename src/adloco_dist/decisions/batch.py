@@ -1,7 +1,6 @@
 """The batch of one trainer for one round, and why it is what it is (design, sections 3.2 and 3.3)."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,28 +62,42 @@ class BatchPremises:
     shard_sequences: int | None = None
     """Sequences in its shard; None: not bounded by it."""
     batch_limit: int | None = None
-    trajectory: Sequence[int] = ()
-    """Of replay: total batch of every round."""
 
 
-def first_batch(settings: Settings, premises: BatchPremises) -> BatchPlan:
-    """The batch of the first round, before anything was measured."""
+@dataclass(frozen=True)
+class BatchDemand:
+    """The total batch of a trainer's next round, before it is divided among workers."""
+
+    request: Request
+    bounded: float
+    bound: str | None
+    smoothed: Smoothed
+
+
+def first_demand(settings: Settings, premises: BatchPremises, replayed: int | None = None) -> BatchDemand:
+    """What the first round is to take, before anything was measured.
+
+    Args:
+        replayed: of replay: the total batch that is repeated.
+    """
     batching = settings.batching
     request = float(premises.num_workers * batching.local_batch)
     if batching.request is BatchRequest.staged:
         request = staged_request(batching, 0.0)
-    elif batching.request is BatchRequest.replay:
-        request = float(premises.trajectory[0])
+    elif replayed is not None:
+        request = float(replayed)
     bounded, bound = bound_size(batching, request, premises.shard_sequences)
-    return _taken(settings, premises, Request(request), bounded, bound, Smoothed(), _n(settings, None))
+    return BatchDemand(Request(request), bounded, bound, Smoothed())
 
 
-def next_batch(
-    settings: Settings, premises: BatchPremises, last: BatchPlan, report: BatchReport, round_: int, fraction: float
-) -> BatchPlan:
-    """The batch of round `round_`, from the last one and what was measured in it.
+def next_demand(
+    settings: Settings, premises: BatchPremises, last: BatchPlan, report: BatchReport, replayed: int | None,
+    fraction: float,
+) -> BatchDemand:  # fmt: skip
+    """What the next round is to take, from the last batch and what was measured in it.
 
     Args:
+        replayed: as in `first_demand`.
         fraction: share of the budget that is spent.
     """
     batching, smoothed, change_bound = settings.batching, last.smoothed, None
@@ -96,16 +109,15 @@ def next_batch(
         case BatchRequest.staged:
             request = Request(staged_request(batching, fraction))
         case BatchRequest.replay:
-            # The plan that stops the run stands one round after the last.
-            request = Request(float(premises.trajectory[min(round_, len(premises.trajectory) - 1)]))
+            # The plan that stops the run stands one round after the last that was recorded.
+            request = Request(last.bounded if replayed is None else float(replayed))
         case _:
             request, smoothed = _tested(settings, last, report)
     wanted = request.sequences
     if settings.measures_gradients:
         wanted, change_bound = bound_change(batching, wanted, last.bounded)
     bounded, size_bound = bound_size(batching, wanted, premises.shard_sequences)
-    n = _n(settings, _automatic_n(settings, premises, bounded, smoothed, last, report))
-    return _taken(settings, premises, request, bounded, size_bound or change_bound, smoothed, n)
+    return BatchDemand(request, bounded, size_bound or change_bound, smoothed)
 
 
 def _tested(settings: Settings, last: BatchPlan, report: BatchReport) -> tuple[Request, Smoothed]:
@@ -122,29 +134,32 @@ def _tested(settings: Settings, last: BatchPlan, report: BatchReport) -> tuple[R
     return variance_test_request(batching, smoothed.statistics), smoothed
 
 
-def _taken(
-    settings: Settings, premises: BatchPremises, request: Request, bounded: float, bound: str | None,
-    smoothed: Smoothed, n: float,
-) -> BatchPlan:  # fmt: skip
+def take(
+    settings: Settings, premises: BatchPremises, demand: BatchDemand, last: BatchPlan | None, report: BatchReport
+) -> BatchPlan:
     """Divide the total batch among the workers and let switch mode decide how it is taken."""
-    wanted = _local(settings.batching, premises, bounded)
+    wanted = _local(settings.batching, premises, demand.bounded)
     mode = settings.switch.mode
     if mode is SwitchMode.threshold and not settings.measures_gradients:
         mode = SwitchMode.accumulate  # a batch that was given, not estimated, is taken as it is
+    n = settings.switch.n
+    if isinstance(n, str):
+        automatic = _automatic_n(wanted, premises, demand.smoothed, last, report) if last else None
+        n = PAPER_N if automatic is None else automatic
     switched = switch(wanted, premises.batch_limit, mode, n)
-    note = request.note
-    if bound == "shard":
-        note = f"the batch is capped at {bounded:.0f} sequences, one epoch of the trainer's shard"
+    note = demand.request.note
+    if demand.bound == "shard":
+        note = f"the batch is capped at {demand.bounded:.0f} sequences, one epoch of the trainer's shard"
     return BatchPlan(
-        request=request.sequences,
-        bounded=bounded,
-        bound=bound,
+        request=demand.request.sequences,
+        bounded=demand.bounded,
+        bound=demand.bound,
         local_batch=switched.batch,
         mode=switched.mode,
         batch_limit=premises.batch_limit,
-        switch_n=n,
+        switch_n=float(n),
         note=note,
-        smoothed=smoothed,
+        smoothed=demand.smoothed,
     )
 
 
@@ -164,18 +179,11 @@ def _local(batching: BatchingSettings, premises: BatchPremises, total: float) ->
     return min(local_batch, largest_local_batch(batching, premises.num_workers, premises.shard_sequences))
 
 
-def _n(settings: Settings, automatic: float | None) -> float:
-    if isinstance(settings.switch.n, str):
-        return PAPER_N if automatic is None else automatic
-    return float(settings.switch.n)
-
-
 def _automatic_n(
-    settings: Settings, premises: BatchPremises, bounded: float, smoothed: Smoothed, last: BatchPlan,
-    report: BatchReport,
-) -> float | None:  # fmt: skip
+    batch: int, premises: BatchPremises, smoothed: Smoothed, last: BatchPlan, report: BatchReport
+) -> float | None:
     """The n of switch.n=auto; None where it has no effect or its measurements are missing."""
-    batch, limit = _local(settings.batching, premises, bounded), premises.batch_limit
+    limit = premises.batch_limit
     if limit is None or batch <= limit or smoothed.statistics is None or report.pass_seconds_per_sequence <= 0:
         return None
     fixed_seconds = max(0.0, report.seconds_per_update - last.local_batch * report.pass_seconds_per_sequence)

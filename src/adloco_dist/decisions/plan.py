@@ -1,13 +1,28 @@
 """What rank 0 decides for a round, as a plain value that every rank receives (design: report and plan)."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import hashlib
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from adloco_dist.config import Settings
-from adloco_dist.decisions.batch import BatchPlan, BatchPremises, BatchReport, first_batch, next_batch
+from adloco_dist.config import BatchRequest, Settings, Shards
+from adloco_dist.decisions.batch import (
+    BatchDemand,
+    BatchPlan,
+    BatchPremises,
+    BatchReport,
+    first_demand,
+    next_demand,
+    take,
+)
 from adloco_dist.decisions.layout import Layout
+from adloco_dist.decisions.merging import Merge, Standing, choose_merges
+from adloco_dist.decisions.regrouping import Regrouping, layout_after, regroup
+from adloco_dist.decisions.replay import Trajectory
 from adloco_dist.decisions.schedule import Progress
+from adloco_dist.decisions.statistics import Smoothed
+from adloco_dist.decisions.switch import least
 
 
 @dataclass(frozen=True)
@@ -26,7 +41,12 @@ class RoundPlan:
     """Tokens that the whole pool has trained on before this round."""
     seconds: float
     """Rank 0's clock since the first round began."""
+    regrouping: Regrouping | None
+    """What is merged and regrouped before the round."""
     layout: Layout
+    """After that."""
+    shard_sequences: Mapping[int, int]
+    """By trainer, after that."""
     batches: Mapping[int, BatchPlan]
     """By trainer."""
     updates: int
@@ -34,6 +54,8 @@ class RoundPlan:
     progress: Progress
     evaluate: bool
     """Whether anchors are evaluated at the end of this round."""
+    is_concurrent: bool
+    """Whether the instances of a rank have their turns at once."""
 
     def to_message(self) -> dict[str, Any]:
         """Plain JSON values; its keys are strings, as JSON wants them."""
@@ -42,9 +64,18 @@ class RoundPlan:
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> "RoundPlan":
         hosts = {int(trainer): tuple(ranks) for trainer, ranks in message["layout"]["hosts"].items()}
-        batches = {int(trainer): BatchPlan.from_message(batch) for trainer, batch in message["batches"].items()}
-        progress = Progress(**message["progress"])
-        return cls(**{**message, "layout": Layout(hosts), "batches": batches, "progress": progress})
+        decoded = {
+            "regrouping": message["regrouping"] and Regrouping.from_message(message["regrouping"]),
+            "layout": Layout(hosts),
+            "shard_sequences": {int(trainer): size for trainer, size in message["shard_sequences"].items()},
+            "batches": {int(id): BatchPlan.from_message(batch) for id, batch in message["batches"].items()},
+            "progress": Progress(**message["progress"]),
+        }
+        return cls(**{**message, **decoded})
+
+    def digest(self) -> str:
+        """Tells whether two ranks act on the same plan."""
+        return hashlib.sha256(json.dumps(self.to_message(), sort_keys=True).encode()).hexdigest()[:16]
 
     def total_batch(self, trainer: int) -> int:
         """B_i = M_i b_i, in sequences."""
@@ -58,8 +89,10 @@ class Premises:
     layout: Layout
     shard_sequences: Mapping[int, int] = field(default_factory=dict)
     batch_limits: Mapping[int, int | None] = field(default_factory=dict)
-    trajectory: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    """Of replay: total batch of every round."""
+    trajectory: Trajectory = field(default_factory=Trajectory)
+    """Of replay."""
+    is_concurrent: bool = False
+    """Whether the instances of a rank have their turns at once."""
 
 
 @dataclass(frozen=True)
@@ -68,54 +101,168 @@ class PoolReport:
 
     stop_requested: bool = False
     seconds: float = 0.0
-    differing_anchors: Sequence[str] = ()
-    """One line for each trainer whose ranks do not hold the same anchor."""
+    errors: Sequence[str] = ()
+    """One line for each trainer whose ranks do not hold the same anchor, and for ranks that act on another plan."""
     batches: Mapping[int, BatchReport] = field(default_factory=dict)
+    not_finite: frozenset[int] = frozenset()
+    """Trainers whose anchor is not finite."""
+    capacities: Sequence[int | None] = ()
+    """Sequences that every rank's device takes in one pass; None: any number."""
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """Who is there, and what bounds their batches; by trainer."""
+
+    layout: Layout
+    shard_sequences: Mapping[int, int]
+    batch_limits: Mapping[int, int | None]
+
+    def premises(self, trainer: int) -> BatchPremises:
+        return BatchPremises(
+            self.layout.num_workers(trainer), self.shard_sequences.get(trainer), self.batch_limits.get(trainer)
+        )
 
 
 def plan_round(settings: Settings, premises: Premises, last: RoundPlan | None, report: PoolReport) -> RoundPlan:
     """The plan of the round after `last`, or of the first round."""
-    layout = last.layout if last else premises.layout
     round_ = last.round + 1 if last else 0
     pool_tokens = last.pool_tokens + last.updates * last.progress.tokens_per_update if last else 0
     fraction = _fraction(settings, round_, pool_tokens, report.seconds)
-    batches = {}
-    for trainer in layout.trainers:
-        known = _batch_premises(premises, layout, trainer)
-        if last is None:
-            batches[trainer] = first_batch(settings, known)
-        else:
-            measured = report.batches.get(trainer, BatchReport())
-            batches[trainer] = next_batch(settings, known, last.batches[trainer], measured, round_, fraction)
-    sequences_per_update = sum(layout.num_workers(trainer) * batch.local_batch for trainer, batch in batches.items())
+    stop = _stop_reason(settings, round_, pool_tokens, report)
+    pool = _pool(settings, premises, last, report)
+    demands = _demands(settings, premises.trajectory, pool, last, report, fraction)
+    merges = () if stop else _merges(settings, premises.trajectory, round_, demands, report)
+    regrouping = None
+    if merges:
+        demands = _demands_after(merges, demands)
+        sizes = _shard_sequences_after(settings, merges, pool.shard_sequences)
+        bounded = {trainer: demand.bounded for trainer, demand in demands.items()}
+        regrouping = regroup(pool.layout, merges, settings.merge.freed, bounded, sizes)
+        layout = layout_after(pool.layout, regrouping)
+        limits = _probed_limits(settings, layout, pool.batch_limits, regrouping.origins, report.capacities)
+        pool = _Pool(layout, sizes, limits)
+    batches = {
+        trainer: take(settings, pool.premises(trainer), demands[trainer], last.batches[trainer] if last else None,
+                      report.batches.get(trainer, BatchReport()))
+        for trainer in pool.layout.trainers
+    }  # fmt: skip
+    sequences_per_update = sum(pool.layout.num_workers(id) * batch.local_batch for id, batch in batches.items())
     tokens_per_update = sequences_per_update * settings.data.sequence_length
     every = settings.evaluation.every_rounds
     return RoundPlan(
         round=round_,
-        stop=_stop_reason(settings, round_, pool_tokens, report),
-        error="; ".join(report.differing_anchors) or None,
+        stop=stop,
+        error="; ".join(report.errors) or None,
         pool_tokens=pool_tokens,
         seconds=report.seconds,
-        layout=layout,
+        regrouping=regrouping,
+        layout=pool.layout,
+        shard_sequences=pool.shard_sequences,
         batches=batches,
         updates=_updates(settings, pool_tokens, tokens_per_update),
         progress=Progress(pool_tokens, tokens_per_update, fraction, _fraction_per_update(settings, tokens_per_update)),
         evaluate=every is not None and (round_ + 1) % every == 0,
+        is_concurrent=premises.is_concurrent,
     )
 
 
-def _batch_premises(premises: Premises, layout: Layout, trainer: int) -> BatchPremises:
-    return BatchPremises(
-        layout.num_workers(trainer),
-        premises.shard_sequences.get(trainer),
-        premises.batch_limits.get(trainer),
-        premises.trajectory.get(trainer, ()),
-    )
+def _pool(settings: Settings, premises: Premises, last: RoundPlan | None, report: PoolReport) -> _Pool:
+    """The pool before this round's merges."""
+    if last is None:
+        return _Pool(premises.layout, premises.shard_sequences, premises.batch_limits)
+    limits = {trainer: batch.batch_limit for trainer, batch in last.batches.items()}
+    if last.regrouping:  # its ranks have probed their memory since
+        changed = set(last.regrouping.ranks)
+        trainers = [id for id in last.layout.trainers if changed & set(last.layout.hosts[id])]
+        limits = _probed_limits(settings, last.layout, limits, trainers, report.capacities)
+    return _Pool(last.layout, last.shard_sequences, limits)
+
+
+def _probed_limits(
+    settings: Settings,
+    layout: Layout,
+    limits: Mapping[int, int | None],
+    trainers: Collection[int],
+    capacities: Sequence[int | None],
+) -> dict[int, int | None]:
+    """`limits`, for `trainers` anew: the least capacity of a trainer's ranks, unless the settings say another."""
+    given = settings.switch.batch_limit
+    if given is not None or not capacities:
+        trainers = ()
+    return {
+        id: least(*(capacities[rank] for rank in layout.ranks(id))) if id in trainers else limits.get(id)
+        for id in layout.trainers
+    }
+
+
+def _demands(
+    settings: Settings,
+    trajectory: Trajectory,
+    pool: _Pool,
+    last: RoundPlan | None,
+    report: PoolReport,
+    fraction: float,
+) -> dict[int, BatchDemand]:
+    """What every trainer's round is to take, merges aside."""
+    demands = {}
+    for id in pool.layout.trainers:
+        round_ = last.round + 1 if last else 0
+        replayed = trajectory.total_batch(id, round_)
+        if last is None:
+            demands[id] = first_demand(settings, pool.premises(id), replayed)
+        else:
+            measured = report.batches.get(id, BatchReport())
+            demands[id] = next_demand(settings, pool.premises(id), last.batches[id], measured, replayed, fraction)
+    return demands
+
+
+def _merges(
+    settings: Settings,
+    trajectory: Trajectory,
+    round_: int,
+    demands: Mapping[int, BatchDemand],
+    report: PoolReport,
+) -> tuple[Merge, ...]:
+    """The merges before this round; those of the recorded run where its batches are replayed."""
+    if settings.batching.request is BatchRequest.replay:
+        return trajectory.merges.get(round_, ())
+    if round_ == 0 or round_ % settings.merge.every_rounds:
+        return ()
+    standings = {
+        id: Standing(demand.request.sequences, demand.bounded, id not in report.not_finite)
+        for id, demand in demands.items()
+    }
+    return choose_merges(settings.merge, standings)
+
+
+def _demands_after(merges: Sequence[Merge], demands: Mapping[int, BatchDemand]) -> dict[int, BatchDemand]:
+    """A survivor keeps its request; its running averages start anew, for its anchor is another."""
+    ended = {trainer for merge in merges for trainer in merge.ended}
+    survivors = {merge.survivor for merge in merges}
+    return {
+        id: replace(demand, smoothed=Smoothed()) if id in survivors else demand
+        for id, demand in demands.items()
+        if id not in ended
+    }
+
+
+def _shard_sequences_after(
+    settings: Settings, merges: Sequence[Merge], shard_sequences: Mapping[int, int]
+) -> dict[int, int]:
+    """A survivor reads its members' shards, unless every trainer reads everything."""
+    sizes = dict(shard_sequences)
+    for merge in merges:
+        for trainer in merge.ended:
+            size = sizes.pop(trainer, 0)
+            if merge.survivor in sizes and settings.data.shards is Shards.disjoint:
+                sizes[merge.survivor] += size
+    return sizes
 
 
 def _stop_reason(settings: Settings, rounds: int, tokens: int, report: PoolReport) -> str | None:
-    if report.differing_anchors:
-        return "anchors differ"
+    if report.errors:
+        return "the ranks disagree"
     if report.stop_requested:
         return "interrupted"
     spent = {"rounds": rounds, "tokens": tokens, "seconds": report.seconds}

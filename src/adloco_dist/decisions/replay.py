@@ -1,12 +1,25 @@
-"""The batches of another run, repeated round by round: open loop, and free to read off what the batch alone does."""
+"""The batches and merges of another run, repeated round by round: open loop, to read off what the batch alone does."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from adloco_dist.config import Settings, SettingsError
 from adloco_dist.decisions.layout import Layout
+from adloco_dist.decisions.merging import Merge
 
-Trajectory = Mapping[int, Sequence[int]]
-"""Total batch of every trainer in every round."""
+
+@dataclass(frozen=True)
+class Trajectory:
+    """What is repeated; rounds count from 0."""
+
+    batches: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+    """By round and trainer: total batch."""
+    merges: Mapping[int, tuple[Merge, ...]] = field(default_factory=dict)
+    """By round that they come before."""
+
+    def total_batch(self, trainer: int, round_: int) -> int | None:
+        """None where nothing was recorded."""
+        return self.batches.get(round_, {}).get(trainer)
 
 
 def check_trajectory(settings: Settings, layout: Layout, trajectory: Trajectory) -> None:
@@ -16,16 +29,17 @@ def check_trajectory(settings: Settings, layout: Layout, trajectory: Trajectory)
         SettingsError: other trainers, or fewer rounds than the run takes.
     """
     told = f"batching.replay={settings.batching.replay}"
-    if sorted(trajectory) != layout.trainers:
-        held = ", ".join(map(str, sorted(trajectory)))
+    trainers = sorted(trajectory.batches.get(0, {}))
+    if trainers != layout.trainers:
+        held = ", ".join(map(str, trainers))
         raise SettingsError(
             f"{told}: holds trainers {held}, the run has {len(layout.trainers)}; set pool.trainers to the same number"
         )
-    num_rounds = min(len(batches) for batches in trajectory.values())
+    num_rounds = len(trajectory.batches)
     rounds, tokens = settings.budget.rounds, settings.budget.tokens
     if rounds is not None and num_rounds < rounds:
         raise SettingsError(f"{told}: holds {num_rounds} rounds, budget.rounds={rounds} asks for more; lower it")
-    sequences_per_update = sum(sum(batches[:num_rounds]) for batches in trajectory.values())
+    sequences_per_update = sum(sum(batches.values()) for batches in trajectory.batches.values())
     held_tokens = sequences_per_update * settings.algorithm.updates_per_round * settings.data.sequence_length
     if tokens is not None and held_tokens < tokens:
         raise SettingsError(

@@ -1,17 +1,12 @@
-"""What ranks tell rank 0 at the end of a round, and how it adds up to one record for each trainer."""
+"""What ranks tell rank 0 at the end of a round, and what of it the next plan needs to know."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from adloco_dist.config import Settings
-from adloco_dist.decisions.batch import BatchPlan, BatchReport
+from adloco_dist.decisions.batch import BatchReport
 from adloco_dist.decisions.plan import PoolReport, RoundPlan
 from adloco_dist.decisions.statistics import GradientStatistics
-from adloco_dist.decisions.switch import least, pass_size
-
-Record = dict[str, Any]
 
 
 @dataclass
@@ -20,6 +15,8 @@ class TrainerReport:
 
     checksum: list[int] = field(default_factory=list)
     """Of the anchor after the outer step; equal on all ranks of the trainer."""
+    is_finite: bool = True
+    """Whether the anchor is."""
     cursor: int = 0
     """Sequences that the trainer has taken from its shard."""
     train_loss_sum: float = 0.0
@@ -54,20 +51,38 @@ class RankReport:
     """Time in the last exchange of report and plan, waiting for slower ranks included."""
     control_bytes_sent: int = 0
     """In that exchange."""
+    plan_digest: str = ""
+    """Of the plan that the rank acted on."""
+    regroup_seconds: float = 0.0
+    """Before the round: merging, new groups, memory probed again."""
+    merge_bytes_sent: dict[int, int] = field(default_factory=dict)
+    """By trainer."""
     capacity: int | None = None
     """Sequences that the rank's device takes in one pass; None: any number."""
     trainers: dict[int, TrainerReport] = field(default_factory=dict)
 
     def to_message(self) -> dict[str, Any]:
-        return asdict(self)
+        """Plain JSON values, without those that are at their defaults: a thousand ranks send one each to rank 0."""
+        message = _without_defaults(asdict(self), RankReport(self.rank))
+        shares = {id: _without_defaults(share, TrainerReport()) for id, share in message.get("trainers", {}).items()}
+        return {**message, "rank": self.rank, "trainers": shares}
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> "RankReport":
         trainers = {}
         for id, share in message["trainers"].items():
-            statistics = share["statistics"] and GradientStatistics(**share["statistics"])
+            statistics = GradientStatistics(**share["statistics"]) if "statistics" in share else None
             trainers[int(id)] = TrainerReport(**{**share, "statistics": statistics})
-        return cls(**{**message, "trainers": trainers})
+        merge_bytes = {int(id): sent for id, sent in message.get("merge_bytes_sent", {}).items()}
+        return cls(**{**message, "trainers": trainers, "merge_bytes_sent": merge_bytes})
+
+
+def _without_defaults(message: dict[str, Any], default: Any) -> dict[str, Any]:
+    return {key: value for key, value in message.items() if value != getattr(default, key)}
+
+
+Shares = dict[int, list[tuple[RankReport, TrainerReport]]]
+"""By trainer: its ranks' reports, and in each of them its share."""
 
 
 def pool_report(reports: Sequence[RankReport], last: RoundPlan | None, seconds: float) -> PoolReport:
@@ -77,20 +92,34 @@ def pool_report(reports: Sequence[RankReport], last: RoundPlan | None, seconds: 
         last: the plan of the round that the reports are about; None for the state before training.
         seconds: rank 0's clock since the first round began.
     """
-    differing = []
-    for trainer in sorted({id for report in reports for id in report.trainers}):
-        held: dict[tuple[int, ...], list[int]] = {}
-        for report in reports:
-            if trainer in report.trainers:
-                held.setdefault(tuple(report.trainers[trainer].checksum), []).append(report.rank)
-        if len(held) > 1:
-            camps = " and ".join(f"rank {', '.join(map(str, ranks))}" for ranks in held.values())
-            differing.append(f"the anchor of trainer {trainer} differs between {camps}")
-    batches = _batch_reports(reports, last) if last else {}
-    return PoolReport(any(report.stop_requested for report in reports), seconds, differing, batches)
+    shares = shares_by_trainer(reports)
+    errors = []
+    for trainer in sorted(shares):
+        camps = _camps([(rank.rank, tuple(share.checksum)) for rank, share in shares[trainer]])
+        if len(camps) > 1:
+            errors.append(f"the anchor of trainer {trainer} differs between {' and '.join(camps)}")
+    camps = _camps([(report.rank, report.plan_digest) for report in reports])
+    if len(camps) > 1:
+        errors.append(f"another plan was acted on by {' and by '.join(camps)}")
+    return PoolReport(
+        stop_requested=any(report.stop_requested for report in reports),
+        seconds=seconds,
+        errors=errors,
+        batches=_batch_reports(reports, shares, last) if last else {},
+        not_finite=frozenset(id for id, parts in shares.items() if not all(share.is_finite for _, share in parts)),
+        capacities=[report.capacity for report in reports],
+    )
 
 
-def _batch_reports(reports: Sequence[RankReport], last: RoundPlan) -> dict[int, BatchReport]:
+def _camps(held: Sequence[tuple[int, Hashable]]) -> list[str]:
+    """The ranks that hold the same, one text for each group of them."""
+    camps: dict[Hashable, list[int]] = {}
+    for rank, value in held:
+        camps.setdefault(value, []).append(rank)
+    return [f"rank {', '.join(map(str, ranks))}" for ranks in camps.values()]
+
+
+def _batch_reports(reports: Sequence[RankReport], shares: Shares, last: RoundPlan) -> dict[int, BatchReport]:
     # An evaluation belongs to no update.
     round_seconds = max(
         report.control_seconds
@@ -99,125 +128,23 @@ def _batch_reports(reports: Sequence[RankReport], last: RoundPlan) -> dict[int, 
     )
     return {
         trainer: BatchReport(
-            statistics=_measured(shares),
-            pass_seconds_per_sequence=max(share.pass_seconds_per_sequence for _, share in shares),
+            statistics=measured(parts),
+            pass_seconds_per_sequence=max(share.pass_seconds_per_sequence for _, share in parts),
             seconds_per_update=round_seconds / last.updates,
         )
-        for trainer, shares in _shares_by_trainer(reports).items()
+        for trainer, parts in shares.items()
     }
 
 
-def _shares_by_trainer(reports: Sequence[RankReport]) -> dict[int, list[tuple[RankReport, TrainerReport]]]:
-    shares: dict[int, list[tuple[RankReport, TrainerReport]]] = {}
+def shares_by_trainer(reports: Sequence[RankReport]) -> Shares:
+    """Every trainer's ranks, in the order of the reports."""
+    shares: Shares = {}
     for report in reports:
         for trainer, share in report.trainers.items():
             shares.setdefault(trainer, []).append((report, share))
     return shares
 
 
-def _measured(shares: list[tuple[RankReport, TrainerReport]]) -> GradientStatistics | None:
+def measured(shares: list[tuple[RankReport, TrainerReport]]) -> GradientStatistics | None:
     """What the trainer's lowest rank measured."""
     return next((share.statistics for _, share in shares if share.statistics), None)
-
-
-def round_records(
-    settings: Settings, plan: RoundPlan | None, next_plan: RoundPlan, reports: Sequence[RankReport]
-) -> list[Record]:
-    """One record for each trainer: the rows of metrics.jsonl.
-
-    Args:
-        plan: of the round that the reports are about; None for the state before training.
-        next_plan: what was decided from the reports: it holds the statistics smoothed over this round.
-    """
-    shares = _shares_by_trainer(reports)
-    records = [_record(settings, plan, trainer, shares[trainer]) for trainer in sorted(shares)]
-    for record in records:
-        trainer = record["trainer"]
-        if plan and settings.measures_gradients and trainer in next_plan.batches:
-            record |= _statistics(_measured(shares[trainer]), next_plan.batches[trainer])
-    return records
-
-
-def perplexity(loss: float) -> float:
-    """exp(loss), without overflow."""
-    return math.exp(loss) if loss < 700 else math.inf
-
-
-def _record(
-    settings: Settings, plan: RoundPlan | None, trainer: int, shares: list[tuple[RankReport, TrainerReport]]
-) -> Record:
-    reports = [share for _, share in shares]
-    record: Record = {
-        "round": plan.round + 1 if plan else 0,
-        "trainer": trainer,
-        "ranks": [rank.rank for rank, _ in shares],
-        "workers": sum(share.num_workers for share in reports),
-        "cursor": reports[0].cursor,
-    }
-    if plan:
-        sequences = plan.updates * plan.total_batch(trainer)
-        record |= {
-            "updates": plan.updates,
-            "sequences": sequences,
-            "tokens": sequences * settings.data.sequence_length,
-            "pool_tokens": plan.pool_tokens + plan.updates * plan.progress.tokens_per_update,
-            "total_batch": plan.total_batch(trainer),
-            **_batch(plan.batches[trainer], shares),
-            "train_loss": sum(share.train_loss_sum for share in reports) / record["workers"],
-            "finite_workers": reports[0].num_finite,
-            "pseudo_gradient_norm": reports[0].pseudo_gradient_norm,
-        }
-    validation_tokens = sum(share.validation_tokens for share in reports)
-    if validation_tokens:
-        loss = sum(share.validation_loss_sum for share in reports) / validation_tokens
-        record |= {"validation_loss": loss, "validation_perplexity": perplexity(loss)}
-    record["seconds"] = _slowest([share.seconds for share in reports])
-    record["seconds"]["control"] = max(rank.control_seconds for rank, _ in shares)
-    record["bytes_sent"] = _total([share.bytes_sent for share in reports])
-    record["bytes_sent"]["control"] = sum(_control_share(rank, trainer) for rank, _ in shares)
-    return record
-
-
-def _batch(batch: BatchPlan, shares: list[tuple[RankReport, TrainerReport]]) -> Record:
-    """Why the batch was what it was, and how the trainer's tightest rank took it."""
-    micro_batch = pass_size(batch.local_batch, least(batch.batch_limit, *(rank.capacity for rank, _ in shares)))
-    notes = [f"rank {rank.rank}: {note}" for rank, share in shares for note in share.notes]
-    return {
-        "local_batch": batch.local_batch,
-        "request": batch.request,
-        "bounded_request": batch.bounded,
-        "bound": batch.bound,
-        "mode": batch.mode,
-        "batch_limit": batch.batch_limit,
-        "switch_n": batch.switch_n,
-        "micro_batch": micro_batch,
-        "passes": -(-batch.local_batch // micro_batch),
-        "notes": [batch.note, *notes] if batch.note else notes,
-    }
-
-
-def _statistics(measured: GradientStatistics | None, next_batch: BatchPlan) -> Record:
-    """What was measured in the round, and the averages on which the next round's request stands."""
-    smoothed = next_batch.smoothed.statistics
-    return {
-        "statistics": asdict(measured) if measured else None,
-        "smoothed": asdict(smoothed) if smoothed else None,
-        "noise_scale": smoothed.noise_scale if smoothed else None,
-    }
-
-
-def _slowest(seconds: list[dict[str, float]]) -> dict[str, float]:
-    phases = {phase for rank in seconds for phase in rank}
-    return {phase: max(rank.get(phase, 0.0) for rank in seconds) for phase in sorted(phases)}
-
-
-def _total(bytes_sent: list[dict[str, int]]) -> dict[str, int]:
-    kinds = {kind for rank in bytes_sent for kind in rank}
-    return {kind: sum(rank.get(kind, 0) for rank in bytes_sent) for kind in sorted(kinds)}
-
-
-def _control_share(report: RankReport, trainer: int) -> int:
-    """A rank's control bytes, dealt evenly to the trainers that it hosts; the shares add up exactly."""
-    hosted = sorted(report.trainers)
-    place, bytes_sent = hosted.index(trainer), report.control_bytes_sent
-    return bytes_sent * (place + 1) // len(hosted) - bytes_sent * place // len(hosted)

@@ -30,10 +30,10 @@ from adloco_dist.run.directory import choose_directory
 from adloco_dist.run.display import Display
 from adloco_dist.run.journal import Journal, MetricsFile, RunFile, Sink
 from adloco_dist.run.model import save_model
-from adloco_dist.run.records import read_batches
+from adloco_dist.run.records import read_trajectory
 from adloco_dist.run.tracking import WandbSink
 from adloco_dist.tools.planner import print_dry_run
-from adloco_dist.train import AnchorsDifferError, train
+from adloco_dist.train import RanksDisagreeError, train
 
 OF_THE_NODE = {"batching.capacity", "cluster.memory_bytes", "cluster.threads_per_rank"}
 """Settings that may differ between nodes: they say how a device does its work, not what the run computes."""
@@ -63,7 +63,7 @@ def run_rank(overrides: Sequence[str], dry_run: bool) -> None:
             journal = open_journal(rank, premises, directory)
             try:
                 outcome = train(rank, premises, journal, stop)
-            except AnchorsDifferError as difference:
+            except RanksDisagreeError as difference:
                 journal.close()
                 if runtime.rank == 0:
                     print(f"error: {difference}", file=sys.stderr)
@@ -107,14 +107,14 @@ def prepare(settings: Settings, runtime: Runtime) -> tuple[Layout, Splits, Pretr
     """
     layout = experiment_layout(settings, runtime.nodes)
     prepared: tuple[Splits, PretrainedConfig] | None = None
-    trajectory: Trajectory = {}
+    trajectory = Trajectory()
     error: SettingsError | None = None
     try:
         splits = load_corpus(settings.data)
         check_shards(layout, splits)
         prepared = splits, model_config(settings.model, splits.vocab_size, settings.data.sequence_length)
         if settings.batching.replay is not None and runtime.rank == 0:
-            trajectory = read_batches("batching.replay", settings.batching.replay)
+            trajectory = read_trajectory("batching.replay", settings.batching.replay)
             check_trajectory(settings, layout, trajectory)
     except SettingsError as mistake:
         error = mistake
@@ -190,6 +190,7 @@ def _facts(rank: Rank, premises: Premises, plain: dict[str, Any]) -> dict[str, A
         "settings": plain,
         "layout": asdict(premises.layout),
         "batch_limits": premises.batch_limits,
+        "instances": {"at_once": premises.is_concurrent, "resident": rank.residence.resident},
         "cluster": {
             "world_size": runtime.world_size,
             "nodes": runtime.nodes,

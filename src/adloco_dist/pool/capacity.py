@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves
 from adloco_dist.config import InnerOptimizer, Settings
 
 
-def state_vectors(settings: Settings, num_trainers: int, num_workers: int) -> dict[str, int]:
-    """Flat vectors that a rank holds for its share of the pool, by kind; the moments appear with the first step."""
+def state_vectors(settings: Settings, num_trainers: int, num_workers: int, num_lanes: int = 1) -> dict[str, int]:
+    """Flat vectors that a rank holds for its share of the pool, by kind."""
     inner, has_outer_momentum = settings.inner, settings.outer.momentum > 0
     moments = 2 if inner.optimizer is InnerOptimizer.adamw else 1 if inner.momentum else 0
     return {
@@ -21,7 +21,7 @@ def state_vectors(settings: Settings, num_trainers: int, num_workers: int) -> di
         "inner moments": num_workers * moments,
         "anchors": num_trainers,
         "outer momentum": num_trainers * has_outer_momentum,
-        "gradient": 1,
+        "gradient": num_lanes,
     }
 
 

@@ -18,18 +18,30 @@ class Trainer:
     """
 
     def __init__(
-        self, id: int, workers: list[int], initial_weights: torch.Tensor, flat_model: FlatModel, shard: Shard,
+        self, id: int, workers: list[Worker], initial_weights: torch.Tensor, flat_model: FlatModel, shard: Shard,
         settings: Settings,
     ) -> None:  # fmt: skip
         outer = settings.outer
         self.id = id
+        self.workers = workers
         self.shard = shard
         self.flat_model = flat_model
-        self.anchor = new_outer_vector(initial_weights, settings.pool.outer_state is OuterState.cpu)
+        on_cpu = settings.pool.outer_state is OuterState.cpu
+        self.anchor = new_outer_vector(initial_weights, on_cpu)
         self.outer_optimizer = torch.optim.SGD(
             [self.anchor], lr=outer.lr, momentum=outer.momentum, nesterov=outer.nesterov, fused=True
         )
-        self.workers = [Worker(worker, initial_weights, flat_model, settings.inner) for worker in workers]
+        self.outer_vectors = [self.anchor]
+        """What a merge averages: the anchor, and its momentum if there is any (zeros at first, which amount to none)."""
+        if outer.momentum:
+            momentum = new_outer_vector(torch.zeros_like(initial_weights), on_cpu)
+            self.outer_optimizer.state[self.anchor]["momentum_buffer"] = momentum
+            self.outer_vectors.append(momentum)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the anchor is; the momentum then is too, for every step adds it to the anchor."""
+        return bool(torch.isfinite(self.anchor.sum()))
 
     def checksum(self) -> list[int]:
         """Two integer checksums over the bits of the anchor; equal on all ranks of the trainer (invariant 3).

@@ -1,4 +1,6 @@
-"""A model instance: weights and an inner optimizer. Logical: a rank hosts it, and it may move."""
+"""A model instance: weights and an inner optimizer. Logical: a rank hosts it, and it may come to another trainer."""
+
+from collections.abc import Sequence
 
 import torch
 
@@ -9,33 +11,73 @@ from adloco_dist.pool.flat_model import FlatModel
 class Worker:
     """Worker `id` of a trainer.
 
-    Its optimizer holds two leaves that share memory with `weights`, the decayed and the undecayed part; their
-    gradients are the rank's shared gradient, so an optimizer step must follow the worker's own backward pass.
+    Its optimizer holds two leaves that share memory with `weights`, the decayed and the undecayed part. Their
+    gradients are those of the flat model on which it has its turn, so a step must follow the worker's own backward
+    pass. Moments exist from the start: what an instance takes of a device never grows.
     """
 
-    def __init__(self, id: int, anchor: torch.Tensor, flat_model: FlatModel, inner: InnerSettings) -> None:
+    def __init__(self, id: int, weights: torch.Tensor, flat_model: FlatModel, inner: InnerSettings) -> None:
+        """
+        Args:
+            weights: (num_elements,); the worker keeps this very tensor.
+            flat_model: only tells where weight decay ends, and the device on which steps are taken.
+        """
         self.id = id
-        self.weights = anchor.to(flat_model.device, copy=True)
-        self._flat_model = flat_model
-        self._inner = inner
-        self.optimizer = self._fresh_optimizer()
+        self.weights = weights
+        self._parts: list[tuple[torch.Tensor, slice]] = []
+        groups = []
+        boundary = flat_model.decay_boundary
+        for part, decay in ((slice(None, boundary), inner.weight_decay), (slice(boundary, None), 0.0)):
+            leaf = weights[part]
+            if leaf.numel():
+                self._parts.append((leaf, part))
+                groups.append({"params": [leaf], "weight_decay": decay})
+        leaves = [leaf for leaf, _ in self._parts]
+        if inner.optimizer is InnerOptimizer.sgd:
+            self.optimizer: torch.optim.Optimizer = torch.optim.SGD(
+                groups, lr=inner.lr, momentum=inner.momentum, fused=True
+            )
+            names = ("momentum_buffer",) if inner.momentum else ()
+        else:
+            self.optimizer = torch.optim.AdamW(
+                groups, lr=inner.lr, betas=(inner.beta1, inner.beta2), eps=inner.eps, fused=True
+            )
+            names = ("exp_avg", "exp_avg_sq")
+            for leaf in leaves:
+                self.optimizer.state[leaf]["step"] = torch.zeros((), device=flat_model.device)
+        for leaf in leaves:
+            for name in names:
+                self.optimizer.state[leaf][name] = torch.zeros_like(leaf)
+
+    def take_turn(self, flat_model: FlatModel) -> None:
+        """Point a module at this worker's weights, and the optimizer at the gradients which that module fills."""
+        flat_model.point_at(self.weights)
+        for leaf, part in self._parts:
+            leaf.grad = flat_model.gradient[part]
+
+    def vectors(self) -> list[torch.Tensor]:
+        """The weights and the moments of both parts: all that is as large as the model, in a fixed order."""
+        moments = [value for leaf, _ in self._parts for value in self.optimizer.state[leaf].values() if value.ndim]
+        return [self.weights, *moments]
+
+    def move(self, places: Sequence[torch.Tensor]) -> None:
+        """Copy all vectors into `places` and live there; in the order of the device's work, without waiting for it.
+
+        Args:
+            places: one for each of `vectors`, of the same shape, on any device.
+        """
+        for vector, place in zip(self.vectors(), places, strict=True):
+            vector.data = place.copy_(vector, non_blocking=True)
+        for leaf, part in self._parts:
+            leaf.grad = None  # of the device that it was on
+            leaf.data = self.weights.data[part]
 
     def reset_optimizer(self) -> None:
         """Start with fresh moments."""
-        self.optimizer = self._fresh_optimizer()
+        for leaf, _ in self._parts:
+            for value in self.optimizer.state[leaf].values():
+                value.zero_()
 
     def set_learning_rate(self, rate: float) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-
-    def _fresh_optimizer(self) -> torch.optim.Optimizer:
-        inner, boundary = self._inner, self._flat_model.decay_boundary
-        groups = []
-        for part, decay in ((slice(None, boundary), inner.weight_decay), (slice(boundary, None), 0.0)):
-            leaf = self.weights[part]
-            if leaf.numel():
-                leaf.grad = self._flat_model.gradient[part]
-                groups.append({"params": [leaf], "weight_decay": decay})
-        if inner.optimizer is InnerOptimizer.sgd:
-            return torch.optim.SGD(groups, lr=inner.lr, momentum=inner.momentum, fused=True)
-        return torch.optim.AdamW(groups, lr=inner.lr, betas=(inner.beta1, inner.beta2), eps=inner.eps, fused=True)

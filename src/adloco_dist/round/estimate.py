@@ -1,11 +1,11 @@
 """Gradient statistics of a trainer from the first update of a round, when all its workers stand at the anchor.
 
-An estimator sees every worker's first gradient while it is accumulated (`start`, `chunks`, `observe`) and, after the
-inner phase, exchanges what it kept; the trainer's lowest rank then knows the statistics (design, section 3.1).
+An estimator's watchers see every worker's first gradient while it is accumulated. After the inner phase it
+exchanges what they kept; the trainer's lowest rank then knows the statistics (design, section 3.1).
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,7 +24,8 @@ from adloco_dist.decisions.statistics import (
 )
 from adloco_dist.models import token_losses
 from adloco_dist.pool.flat_model import FlatModel
-from adloco_dist.pool.sketch import BUCKETS, Sketch
+from adloco_dist.pool.lane import Lane
+from adloco_dist.pool.sketch import BUCKETS
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.round.gradient import GradientWatcher, accumulate_gradient
 from adloco_dist.round.outer import ring_bytes_sent
@@ -40,81 +41,93 @@ class Measured:
     """By this rank."""
 
 
-class GradientEstimator(GradientWatcher, Protocol):
-    """Watches the first gradients of one trainer's workers on this rank."""
+class GradientEstimator(Protocol):
+    """Measures one trainer, from the first gradients of its workers on this rank."""
 
-    def start(self, worker: int) -> None:
-        """`worker` begins its first update of the round, or begins it again."""
+    def watch(self, worker: int, lane: Lane) -> GradientWatcher:
+        """Who watches `worker`'s first update of the round; asked for anew where the update begins again."""
+        ...
 
     def measure(self, trainer: Trainer, layout: Layout, group: dist.ProcessGroup | None) -> Measured:
         """Exchange what was seen. Collective over the trainer's ranks."""
         ...
 
 
-def new_estimator(flat_model: FlatModel, sketch: Sketch, settings: Settings) -> GradientEstimator:
-    """The estimator of one trainer that the settings name; the sketch is shared by the rank's trainers."""
+def new_estimator(settings: Settings) -> GradientEstimator:
+    """The estimator of one trainer that the settings name."""
     match settings.batching.estimator:
         case Estimator.sketch:
-            return SketchEstimator(flat_model, sketch, settings)
+            return SketchEstimator(settings)
         case Estimator.workers:
-            return WorkersEstimator(flat_model, settings)
+            return WorkersEstimator(settings)
         case Estimator.per_sequence:
-            return PerSequenceEstimator(flat_model, settings)
+            return PerSequenceEstimator(settings)
+
+
+@dataclass
+class _SketchWatcher:
+    lane: Lane
+    most_chunks: int
+    sums: list[torch.Tensor] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+
+    def chunks(self, tokens: torch.Tensor) -> Sequence[torch.Tensor]:
+        return tokens.tensor_split(num_chunks(len(tokens), self.most_chunks))
+
+    def observe(self, chunk: torch.Tensor) -> None:
+        self.sums.append(self.lane.sketch(self.lane.flat_model.gradient))
+        self.sizes.append(len(chunk))
 
 
 class SketchEstimator:
     """Sketches of the accumulated gradient after each chunk; their differences are the chunks' own."""
 
-    def __init__(self, flat_model: FlatModel, sketch: Sketch, settings: Settings) -> None:
-        self._flat_model, self._sketch, self._settings = flat_model, sketch, settings
-        self._sums: dict[int, list[torch.Tensor]] = {}
-        self._sizes: list[int] = []
-        self._worker = 0
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._watchers: dict[int, _SketchWatcher] = {}
 
-    def start(self, worker: int) -> None:
-        self._worker = worker
-        self._sums[worker], self._sizes = [], []
-
-    def chunks(self, tokens: torch.Tensor) -> Sequence[torch.Tensor]:
-        return tokens.tensor_split(num_chunks(len(tokens), self._settings.batching.chunks))
-
-    def observe(self, chunk: torch.Tensor) -> None:
-        self._sums[self._worker].append(self._sketch(self._flat_model.gradient))
-        self._sizes.append(len(chunk))
+    def watch(self, worker: int, lane: Lane) -> GradientWatcher:
+        self._watchers[worker] = _SketchWatcher(lane, self._settings.batching.chunks)
+        return self._watchers[worker]
 
     def measure(self, trainer: Trainer, layout: Layout, group: dist.ProcessGroup | None) -> Measured:
-        sizes = torch.tensor(self._sizes, device=self._flat_model.device)[:, None]
         rows = {}
-        for worker, sums in self._sums.items():
-            ends = torch.stack(sums)
-            rows[worker] = ends.diff(dim=0, prepend=torch.zeros_like(ends[:1])) * (sizes.sum() / sizes)
-        self._sums.clear()
-        return _measure_rows(rows, self._sizes, trainer, layout, group, self._settings, BUCKETS)
+        sizes: list[int] = []
+        for worker, seen in self._watchers.items():
+            sizes = seen.sizes  # the same for all workers
+            weights = torch.tensor(sizes, device=seen.sums[0].device)[:, None]
+            ends = torch.stack(seen.sums)
+            rows[worker] = ends.diff(dim=0, prepend=torch.zeros_like(ends[:1])) * (weights.sum() / weights)
+        self._watchers.clear()
+        return _measure_rows(rows, sizes, trainer, layout, group, self._settings, BUCKETS)
 
 
-class _WholeBatch:
-    """What the two estimators share that see a worker's batch in one piece."""
+@dataclass
+class _WholeBatchWatcher:
+    """Hands the whole batch on, once its gradient is there."""
 
-    def __init__(self, flat_model: FlatModel, settings: Settings) -> None:
-        self._flat_model, self._settings = flat_model, settings
-        self._worker = 0
-
-    def start(self, worker: int) -> None:
-        self._worker = worker
+    lane: Lane
+    see: Callable[[Lane, torch.Tensor], None]
 
     def chunks(self, tokens: torch.Tensor) -> Sequence[torch.Tensor]:
         return [tokens]
 
+    def observe(self, chunk: torch.Tensor) -> None:
+        self.see(self.lane, chunk)
 
-class PerSequenceEstimator(_WholeBatch):
+
+class PerSequenceEstimator:
     """Every sequence's own gradient, exactly: memory and traffic of one gradient per sequence."""
 
-    def __init__(self, flat_model: FlatModel, settings: Settings) -> None:
-        super().__init__(flat_model, settings)
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._rows: dict[int, torch.Tensor] = {}
 
-    def observe(self, chunk: torch.Tensor) -> None:
-        self._rows[self._worker] = per_sequence_gradients(self._flat_model, chunk)
+    def watch(self, worker: int, lane: Lane) -> GradientWatcher:
+        def see(lane: Lane, batch: torch.Tensor) -> None:
+            self._rows[worker] = per_sequence_gradients(lane.flat_model, batch)
+
+        return _WholeBatchWatcher(lane, see)
 
     def measure(self, trainer: Trainer, layout: Layout, group: dist.ProcessGroup | None) -> Measured:
         sizes = [1] * len(next(iter(self._rows.values())))
@@ -123,35 +136,43 @@ class PerSequenceEstimator(_WholeBatch):
         return measured
 
 
-class WorkersEstimator(_WholeBatch):
+@dataclass
+class _FirstGradient:
+    """What is kept of a worker's first gradient beside its part in the sum."""
+
+    lane: Lane
+    squared_norm: torch.Tensor
+    batch: torch.Tensor
+    seed: int
+
+
+class WorkersEstimator:
     """Every worker's whole first gradient, averaged over the workers: what AdLoCo's authors do.
 
     Keeps the sum over this rank's workers, one vector. The inner-product tests need every gradient again once the
-    mean is known; it is computed a second time rather than kept. (Without such a test, V_ip stays 0.)
+    mean is known; it is computed a second time rather than kept. (Without such a test, V_ip stays 0.) Workers must
+    have their turns one after the other.
     """
 
-    def __init__(self, flat_model: FlatModel, settings: Settings) -> None:
-        super().__init__(flat_model, settings)
-        self._sum = torch.zeros_like(flat_model.gradient)
-        self._squared_norms: dict[int, torch.Tensor] = {}
-        self._batches: dict[int, torch.Tensor] = {}
-        self._seeds: dict[int, int] = {}
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._sum = torch.zeros(0)
+        self._seen: dict[int, _FirstGradient] = {}
 
-    def start(self, worker: int) -> None:
-        super().start(worker)
-        self._seeds[worker] = torch.initial_seed()
+    def watch(self, worker: int, lane: Lane) -> GradientWatcher:
+        seed = torch.initial_seed()
 
-    def observe(self, chunk: torch.Tensor) -> None:
-        gradient = self._flat_model.gradient
-        self._sum.add_(gradient)
-        self._squared_norms[self._worker] = gradient @ gradient
-        self._batches[self._worker] = chunk
+        def see(lane: Lane, batch: torch.Tensor) -> None:
+            gradient = lane.flat_model.gradient
+            self._sum = self._sum.add_(gradient) if self._seen else gradient.clone()
+            self._seen[worker] = _FirstGradient(lane, gradient @ gradient, batch, seed)
+
+        return _WholeBatchWatcher(lane, see)
 
     def measure(self, trainer: Trainer, layout: Layout, group: dist.ProcessGroup | None) -> Measured:
         measured = self._exchange(trainer, layout, group) if layout.num_workers(trainer.id) >= 2 else Measured()
-        self._sum.zero_()
-        for seen in (self._squared_norms, self._batches, self._seeds):
-            seen.clear()
+        self._sum = torch.zeros(0)
+        self._seen.clear()
         return measured
 
     def _exchange(self, trainer: Trainer, layout: Layout, group: dist.ProcessGroup | None) -> Measured:
@@ -161,25 +182,25 @@ class WorkersEstimator(_WholeBatch):
         mean = self._sum.div_(num_workers)
         mean_squared_norm = mean @ mean
         rows = {
-            worker: torch.stack([squared_norm, self._product(worker, trainer, mean)])[None]
-            for worker, squared_norm in self._squared_norms.items()
+            worker: torch.stack([seen.squared_norm, self._product(seen, trainer, mean)])[None]
+            for worker, seen in self._seen.items()
         }
         moments, gathered_bytes = _gather(rows, trainer, layout, group)
         bytes_sent = ring_bytes_sent(mean, group) + gathered_bytes
         if moments is None:
             return Measured(None, bytes_sent)
         norms, products = moments.double().cpu().numpy().T
-        sizes = np.full(num_workers, float(len(next(iter(self._batches.values())))))
+        sizes = np.full(num_workers, float(len(next(iter(self._seen.values())).batch)))
         return Measured(statistics_from_moments(norms, products, float(mean_squared_norm), sizes), bytes_sent)
 
-    def _product(self, worker: int, trainer: Trainer, mean: torch.Tensor) -> torch.Tensor:
+    def _product(self, seen: _FirstGradient, trainer: Trainer, mean: torch.Tensor) -> torch.Tensor:
         """<g_m, gbar>, where a test asks for it, of the worker's first batch at the anchor, which has not moved yet."""
         if self._settings.batching.request is BatchRequest.norm_test:
             return mean @ mean
-        flat_model, tokens = self._flat_model, self._batches[worker]
-        torch.manual_seed(self._seeds[worker])  # the same dropout
+        flat_model = seen.lane.flat_model
+        torch.manual_seed(seen.seed)  # the same dropout
         flat_model.point_at(trainer.anchor.to(flat_model.device))
-        accumulate_gradient(flat_model, flat_model.module, tokens, flat_model.capacity)
+        accumulate_gradient(flat_model, flat_model.module, seen.batch, flat_model.capacity)
         return flat_model.gradient @ mean
 
 

@@ -1,11 +1,14 @@
 """The inner phase: every worker takes its updates from its trainer's anchor; no communication."""
 
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import numpy as np
 import torch
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from adloco_dist.config import Settings
@@ -14,12 +17,13 @@ from adloco_dist.decisions.plan import RoundPlan
 from adloco_dist.decisions.schedule import batch_scale, learning_rate
 from adloco_dist.decisions.switch import least, pass_size
 from adloco_dist.pool.capacity import free_device_memory, is_out_of_memory
-from adloco_dist.pool.flat_model import FlatModel
+from adloco_dist.pool.lane import Lane
+from adloco_dist.pool.residence import Residence
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.pool.worker import Worker
 from adloco_dist.round.estimate import GradientEstimator
 from adloco_dist.round.gradient import accumulate_gradient
-from adloco_dist.round.phases import timed
+from adloco_dist.round.phases import timed, wait_for
 
 
 @dataclass
@@ -28,63 +32,143 @@ class InnerResult:
 
     loss_sum: float = 0.0
     """Sum over the workers of their mean training loss, in nats per token."""
+    seconds: float = 0.0
+    """The phase's wall time, dealt to the rank's trainers by the sequences that their workers took."""
     pass_seconds_per_sequence: float = 0.0
     """Summed over the workers, taken from their last updates; 0 unless switch.n=auto wants to know."""
     notes: list[str] = field(default_factory=list)
     """What a user should know."""
 
 
-def inner(
-    trainer: Trainer, module: nn.Module, store: TokenStore, plan: RoundPlan, settings: Settings,
-    estimator: GradientEstimator | None = None,
-) -> InnerResult:  # fmt: skip
-    """The updates of each of the trainer's workers on this rank, one worker after the other.
+@dataclass(frozen=True)
+class InnerPhase:
+    """The inner phase of one round on this rank."""
 
-    Args:
-        module: what computes the logits: the flat model's module, or DistributedDataParallel around it.
-        estimator: watches every worker's first gradient; None: nothing is measured.
-    """
-    result = InnerResult()
-    for worker in trainer.workers:
-        trainer.flat_model.point_at(worker.weights)
+    plan: RoundPlan
+    settings: Settings
+    store: TokenStore
+    estimators: Mapping[int, GradientEstimator] = field(default_factory=dict)
+    """By trainer: who watches its workers' first gradients. A trainer that is missing is not measured."""
+
+    def run(
+        self, trainers: Sequence[Trainer], lanes: Sequence[Lane], residence: Residence | None = None
+    ) -> dict[int, InnerResult]:
+        """All updates of all workers: one worker after the other, or as many at once as there are lanes.
+
+        Args:
+            lanes: one alone, or one for each worker that has its turn at the same time; they share nothing but data.
+            residence: brings workers to the device for their turns; None: they are all there.
+
+        Returns:
+            By trainer.
+        """
+        results = {trainer.id: InnerResult() for trainer in trainers}
+        turns = [(trainer, worker) for trainer in trainers for worker in trainer.workers]
+        device = lanes[0].flat_model.device
+        wait_for(device)
+        start = time.perf_counter()
+        if not self.plan.is_concurrent:
+            owners = {worker: trainer for trainer, worker in turns}
+            for worker in residence.turns(list(owners)) if residence else owners:
+                trainer = owners[worker]
+                self._take_turn(trainer, worker, lanes[0], results[trainer.id])
+        elif device.type == "cuda":
+            self._in_streams(turns, lanes, results)
+        else:
+            self._in_threads(turns, lanes, results)
+        wait_for(device)
+        self._deal(time.perf_counter() - start, trainers, results)
+        return results
+
+    def _in_threads(
+        self, turns: Sequence[tuple[Trainer, Worker]], lanes: Sequence[Lane], results: Mapping[int, InnerResult]
+    ) -> None:
+        """Every lane takes its share of the turns in a thread of its own, with its share of the CPU's threads."""
+        all_threads = torch.get_num_threads()
+
+        def take(number: int) -> None:
+            torch.set_num_threads(max(1, all_threads // len(lanes)))
+            for trainer, worker in turns[number :: len(lanes)]:
+                self._take_turn(trainer, worker, lanes[number], results[trainer.id])
+
+        with ThreadPoolExecutor(len(lanes)) as executor:
+            list(executor.map(take, range(len(lanes))))
+        torch.set_num_threads(all_threads)
+
+    def _in_streams(
+        self, turns: Sequence[tuple[Trainer, Worker]], lanes: Sequence[Lane], results: Mapping[int, InnerResult]
+    ) -> None:
+        """Update by update, one of every lane in turn: the device overlaps what is on different streams.
+
+        One thread issues everything, so random numbers come in the same order in every run.
+        """
+        present = torch.cuda.current_stream()
+        for lane in lanes:
+            if lane.stream:
+                lane.stream.wait_stream(present)
+        for first in range(0, len(turns), len(lanes)):
+            running = [
+                self._on_stream(trainer, worker, lane, results[trainer.id])
+                for (trainer, worker), lane in zip(turns[first:], lanes, strict=False)
+            ]
+            for _ in zip_longest(*running):
+                pass
+        for lane in lanes:
+            if lane.stream:
+                present.wait_stream(lane.stream)
+
+    def _on_stream(self, trainer: Trainer, worker: Worker, lane: Lane, result: InnerResult) -> Iterator[None]:
+        updates = self._updates(trainer, worker, lane, result)
+        going_on = True
+        while going_on:
+            with torch.cuda.stream(lane.stream):
+                going_on = next(updates, "ended") is None
+            yield
+
+    def _take_turn(self, trainer: Trainer, worker: Worker, lane: Lane, result: InnerResult) -> None:
+        for _ in self._updates(trainer, worker, lane, result):
+            pass
+
+    def _updates(self, trainer: Trainer, worker: Worker, lane: Lane, result: InnerResult) -> Iterator[None]:
+        """The updates of one worker; stops after each."""
+        settings, plan = self.settings, self.plan
+        clip_norm, batch, gradient = settings.inner.clip_norm, plan.batches[trainer.id], lane.flat_model.gradient
+        rate_scale = batch_scale(settings, batch.local_batch)
+        loss_sum = torch.zeros((), device=gradient.device, dtype=gradient.dtype)
+        seconds: dict[str, float] = {}
+        worker.take_turn(lane.flat_model)
         if settings.inner.reset_each_round:
             worker.reset_optimizer()
-        _take_updates(worker, trainer, module, store, plan, settings, estimator, result)
-    trainer.shard.advance(plan.updates * plan.total_batch(trainer.id))
-    return result
+        for update in range(plan.updates):
+            offset = update * plan.total_batch(trainer.id) + worker.id * batch.local_batch
+            tokens = _to_device(self.store.sequences(trainer.shard.peek(offset, batch.local_batch)), gradient.device)
+            is_timed = settings.switch.n == "auto" and update == plan.updates - 1
+            with timed(seconds, "passes", gradient.device) if is_timed else nullcontext():
+                estimator = self.estimators.get(trainer.id) if update == 0 else None
+                # Seeded by who and when, never by where: hosting does not change a random number.
+                seed = (settings.seed, trainer.id, worker.id, plan.round, update)
+                loss_sum += _update_gradient(lane, worker.id, tokens, batch.batch_limit, seed, estimator, result.notes)
+            if clip_norm is not None:
+                norm = torch.linalg.vector_norm(gradient)
+                gradient.mul_((clip_norm / (norm + 1e-6)).clamp(max=1.0))  # on the device: no synchronisation
+            worker.set_learning_rate(learning_rate(settings.inner, plan.progress, update) * rate_scale)
+            worker.optimizer.step()
+            if update < plan.updates - 1:
+                yield
+        result.loss_sum += float(loss_sum) / plan.updates
+        result.pass_seconds_per_sequence += seconds.get("passes", 0.0) / batch.local_batch
 
-
-def _take_updates(
-    worker: Worker, trainer: Trainer, module: nn.Module, store: TokenStore, plan: RoundPlan, settings: Settings,
-    estimator: GradientEstimator | None, result: InnerResult,
-) -> None:  # fmt: skip
-    clip_norm, batch, gradient = settings.inner.clip_norm, plan.batches[trainer.id], trainer.flat_model.gradient
-    rate_scale = batch_scale(settings, batch.local_batch)
-    loss_sum = torch.zeros((), device=gradient.device, dtype=gradient.dtype)
-    seconds: dict[str, float] = {}
-    for update in range(plan.updates):
-        offset = update * plan.total_batch(trainer.id) + worker.id * batch.local_batch
-        tokens = _to_device(store.sequences(trainer.shard.peek(offset, batch.local_batch)), gradient.device)
-        is_timed = settings.switch.n == "auto" and update == plan.updates - 1
-        with timed(seconds, "passes", gradient.device) if is_timed else nullcontext():
-            # Seeded by who and when, never by where: hosting does not change a random number.
-            seed = (settings.seed, trainer.id, worker.id, plan.round, update)
-            watching = estimator if update == 0 else None
-            loss_sum += _update_gradient(
-                worker.id, trainer.flat_model, module, tokens, batch.batch_limit, seed, watching, result.notes
-            )
-        if clip_norm is not None:
-            norm = torch.linalg.vector_norm(gradient)
-            gradient.mul_((clip_norm / (norm + 1e-6)).clamp(max=1.0))  # on the device: no synchronisation
-        worker.set_learning_rate(learning_rate(settings.inner, plan.progress, update) * rate_scale)
-        worker.optimizer.step()
-    result.loss_sum += float(loss_sum) / plan.updates
-    result.pass_seconds_per_sequence += seconds.get("passes", 0.0) / batch.local_batch
+    def _deal(self, seconds: float, trainers: Sequence[Trainer], results: Mapping[int, InnerResult]) -> None:
+        sequences = {
+            trainer.id: len(trainer.workers) * self.plan.batches[trainer.id].local_batch for trainer in trainers
+        }
+        for trainer, result in results.items():
+            result.seconds = seconds * sequences[trainer] / sum(sequences.values())
 
 
 def _update_gradient(
-    worker: int, flat_model: FlatModel, module: nn.Module, tokens: torch.Tensor, limit: int | None,
-    seed: tuple[int, ...], estimator: GradientEstimator | None, notes: list[str],
+    lane: Lane, worker: int, tokens: torch.Tensor, limit: int | None, seed: tuple[int, ...],
+    estimator: GradientEstimator | None, notes: list[str],
 ) -> torch.Tensor:  # fmt: skip
     """The gradient of one update's batch; where memory runs out, the same batch again in passes of half the size.
 
@@ -95,18 +179,17 @@ def _update_gradient(
         torch.OutOfMemoryError: not even one sequence fits (RuntimeError where it is the CPU's memory).
     """
     while True:
-        size = pass_size(len(tokens), least(limit, flat_model.capacity))
+        size = pass_size(len(tokens), least(limit, lane.flat_model.capacity))
         try:
             _seed(*seed)
-            if estimator:
-                estimator.start(worker)
-            return accumulate_gradient(flat_model, module, tokens, size, estimator)
+            watcher = estimator.watch(worker, lane) if estimator else None
+            return accumulate_gradient(lane.flat_model, lane.module, tokens, size, watcher)
         except RuntimeError as error:
             # Other ranks of DistributedDataParallel wait in the pass that failed: it cannot be repeated.
-            if not is_out_of_memory(error) or size == 1 or isinstance(module, DistributedDataParallel):
+            if not is_out_of_memory(error) or size == 1 or isinstance(lane.module, DistributedDataParallel):
                 raise
         # Outside of the handler: the error's traceback holds the activations of the failed pass.
-        flat_model.capacity = size // 2
+        lane.flat_model.capacity = size // 2
         free_device_memory()
         notes.append(
             f"out of memory with {size} sequences in a pass: the update is repeated, and goes on, in passes of at most "

@@ -76,10 +76,11 @@ def _sum_differences(trainer: Trainer, finite: list[bool]) -> None:
         anchor_part = anchor[part].to(gradient.device, non_blocking=True)
         for index, weights in enumerate(contributors):
             # Differences first: x - w is small beside x, and a sum of weights would round it away.
+            weights_part = weights[part].to(gradient.device, non_blocking=True)
             if index == 0:
-                torch.sub(anchor_part, weights[part], out=gradient[part])
+                torch.sub(anchor_part, weights_part, out=gradient[part])
             else:
-                gradient[part] += anchor_part - weights[part]
+                gradient[part] += anchor_part - weights_part
 
 
 def _step(trainer: Trainer, pseudo_gradient: torch.Tensor) -> None:

@@ -10,13 +10,14 @@ import torch
 @contextmanager
 def timed(seconds: dict[str, float], phase: str, device: torch.device) -> Iterator[None]:
     """Add the wall time of the block to `seconds[phase]`, its work on the device included."""
-    _wait_for(device)
+    wait_for(device)
     start = time.perf_counter()
     yield
-    _wait_for(device)
+    wait_for(device)
     seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - start
 
 
-def _wait_for(device: torch.device) -> None:
+def wait_for(device: torch.device) -> None:
+    """Let the device finish what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -5,66 +5,77 @@ from collections.abc import Sequence
 import psutil
 import torch
 
-from adloco_dist.config import Settings, SettingsError
+from adloco_dist.config import Concurrency, OuterState, Settings
 from adloco_dist.pool.capacity import PeakBytes, free_device_memory, is_out_of_memory, largest_fitting, state_vectors
 from adloco_dist.pool.flat_model import FlatModel
+from adloco_dist.pool.lane import Lane
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.round.gradient import accumulate_gradient
 
 
 def probe_capacity(
-    flat_model: FlatModel, trainers: Sequence[Trainer], settings: Settings, most: int, sharers: int
+    lanes: Sequence[Lane], trainers: Sequence[Trainer], settings: Settings, most: int, sharers: int
 ) -> int | None:
     """Sequences per pass that fit beside the rank's share of the pool; None: any batch up to `most` does.
 
-    On a GPU by trying; on a CPU, which would swap or be killed, by counting the bytes of small passes. Leaves
-    trainers as they were.
+    On a GPU by trying; on a CPU, which would swap or be killed, by counting the bytes of small passes. Leaves the
+    gradients zero and trainers as they were. Every lane may be in the middle of a pass at one time.
 
     Args:
         most: the largest local batch that any of the trainers can ask for.
         sharers: ranks between which the device's free memory is divided.
 
-    Raises:
-        SettingsError: not even one sequence fits.
+    Returns:
+        0 or less where not even one sequence fits.
     """
     if settings.batching.capacity is not None:
         return settings.batching.capacity
-    is_cuda = flat_model.device.type == "cuda"
-    flat_model.point_at(trainers[0].workers[0].weights)
-    if is_cuda:
-        capacity = _by_trying(flat_model, trainers, settings, most, sharers)
+    flat_model = lanes[0].flat_model
+    flat_model.point_at(trainers[0].workers[0].weights.to(flat_model.device))
+    if flat_model.device.type == "cuda":
+        capacity = _by_trying(flat_model, settings, most * len(lanes), sharers) // len(lanes)
     else:
-        capacity = _by_counting(flat_model, trainers, settings, sharers)
+        capacity = _by_counting(flat_model, trainers, settings, sharers, len(lanes))
     flat_model.gradient.zero_()
-    if capacity < 1:
-        length = settings.data.sequence_length
-        remedy = "a smaller model" if is_cuda else "a larger cluster.memory_bytes"
-        raise SettingsError(
-            f"data.sequence_length={length}: a pass of one sequence does not fit into memory beside the pool's "
-            f"weights; use shorter sequences, fewer workers per rank, or {remedy}"
-        )
     return None if capacity >= most else capacity
 
 
-def _by_trying(flat_model: FlatModel, trainers: Sequence[Trainer], settings: Settings, most: int, sharers: int) -> int:
-    """Passes and optimizer steps under a limit of padding_fraction of the free memory, by bisection."""
+def count_resident(lane: Lane, settings: Settings, num_trainers: int, num_workers: int, sharers: int) -> int | None:
+    """How many of a rank's instances stay on its GPU, counted before there are any; None: all.
+
+    As many as leave room for the first batch.
+    """
+    flat_model, instances = lane.flat_model, settings.instances
+    if instances.resident is not None:
+        return instances.resident if instances.resident < num_workers else None
+    if flat_model.device.type != "cuda" or instances.concurrency in (Concurrency.streams, Concurrency.threads):
+        return None
+    vectors = state_vectors(settings, num_trainers, num_workers)
+    per_worker = (vectors["weights"] + vectors["inner moments"]) * flat_model.gradient.nbytes // num_workers
+    on_device = settings.pool.outer_state is OuterState.device
+    outer_bytes = on_device * (vectors["anchors"] + vectors["outer momentum"]) * flat_model.gradient.nbytes
+    one, two = (pass_bytes(flat_model, settings, batch) for batch in (1, 2))
+    batch_bytes = one + (settings.batching.local_batch - 1) * (two - one)
+    free, _ = torch.cuda.mem_get_info(flat_model.device)
+    left = settings.batching.padding_fraction * free / sharers - outer_bytes - batch_bytes
+    return None if left >= num_workers * per_worker else max(1, int(left // per_worker))
+
+
+def _by_trying(flat_model: FlatModel, settings: Settings, most: int, sharers: int) -> int:
+    """Passes under a limit of padding_fraction of the free memory, by bisection.
+
+    What the pool holds is allocated already, moments included, and a fused optimizer step needs nothing more.
+    """
     device = flat_model.device
+    free_device_memory()
     free, total = torch.cuda.mem_get_info(device)
     usable = settings.batching.padding_fraction * (free / sharers + torch.cuda.memory_reserved(device))
     torch.cuda.set_per_process_memory_fraction(min(1.0, usable / total), device)
-    workers = [worker for trainer in trainers for worker in trainer.workers]
-    outer_momentum = len(trainers) * (settings.outer.momentum > 0) * (trainers[0].anchor.device == device)
 
     def fits(batch: int) -> bool:
         try:
-            ballast = flat_model.gradient.new_empty(outer_momentum * flat_model.num_elements)
-            for worker in workers:  # their moments stay allocated, as in training
-                worker.optimizer.step()
-            tokens = _tokens(flat_model, settings, batch)
-            accumulate_gradient(flat_model, flat_model.module, tokens, None)
-            workers[0].optimizer.step()
+            accumulate_gradient(flat_model, flat_model.module, _tokens(flat_model, settings, batch), None)
             torch.cuda.synchronize(device)
-            del ballast  # stood for the outer momentum, which appears with the first outer step
             return True
         except RuntimeError as error:
             if not is_out_of_memory(error):
@@ -75,28 +86,28 @@ def _by_trying(flat_model: FlatModel, trainers: Sequence[Trainer], settings: Set
     try:
         return largest_fitting(fits, most)
     finally:
-        for trainer in trainers:
-            for worker in trainer.workers:
-                worker.weights.copy_(trainer.anchor)
-                worker.reset_optimizer()
         free_device_memory()
         torch.cuda.set_per_process_memory_fraction(1.0, device)
 
 
-def _by_counting(flat_model: FlatModel, trainers: Sequence[Trainer], settings: Settings, sharers: int) -> int:
+def _by_counting(
+    flat_model: FlatModel, trainers: Sequence[Trainer], settings: Settings, sharers: int, num_lanes: int
+) -> int:
     """Bytes of passes of one and of two sequences give those of any number: they grow in proportion."""
-    one, two = (_pass_bytes(flat_model, settings, batch) for batch in (1, 2))
-    vectors = state_vectors(settings, len(trainers), sum(len(trainer.workers) for trainer in trainers))
+    one, two = (pass_bytes(flat_model, settings, batch) for batch in (1, 2))
     memory = settings.cluster.memory_bytes
-    if memory is None:  # what exists already is no longer available
-        memory = psutil.virtual_memory().available // sharers
-        vectors = {kind: count for kind, count in vectors.items() if kind in ("inner moments", "outer momentum")}
-    left = memory - sum(vectors.values()) * flat_model.gradient.nbytes
+    if memory is None:  # what the pool holds is no longer available
+        left = psutil.virtual_memory().available // sharers
+    else:
+        vectors = state_vectors(settings, len(trainers), sum(len(trainer.workers) for trainer in trainers), num_lanes)
+        left = memory - sum(vectors.values()) * flat_model.gradient.nbytes
     per_sequence = max(1, two - one)
-    return int((settings.batching.padding_fraction * left - (one - per_sequence)) // per_sequence)
+    left_per_lane = settings.batching.padding_fraction * left / num_lanes
+    return int((left_per_lane - (one - per_sequence)) // per_sequence)
 
 
-def _pass_bytes(flat_model: FlatModel, settings: Settings, batch: int) -> int:
+def pass_bytes(flat_model: FlatModel, settings: Settings, batch: int) -> int:
+    """What a pass of `batch` sequences takes beside weights and gradients, at its peak."""
     tokens = _tokens(flat_model, settings, batch)
     with PeakBytes([flat_model.weights, flat_model.payload]) as counter:
         accumulate_gradient(flat_model, flat_model.module, tokens, None)

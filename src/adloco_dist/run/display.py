@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from adloco_dist.config import BudgetSettings
-from adloco_dist.decisions.report import Record
+from adloco_dist.decisions.records import Record
 
 TITLES = (
     "trainer", "ranks", "workers", "batch", "passes", "noise scale", "tokens/s", "train loss", "validation perplexity",

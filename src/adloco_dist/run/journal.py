@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from adloco_dist.decisions.report import Record
+from adloco_dist.decisions.records import Record
 from adloco_dist.run.directory import METRICS_FILE, RUN_FILE
 
 

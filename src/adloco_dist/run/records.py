@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from adloco_dist.config import SettingsError
+from adloco_dist.decisions.merging import Merge
 from adloco_dist.decisions.replay import Trajectory
 from adloco_dist.run.directory import METRICS_FILE
 
@@ -36,24 +37,31 @@ def read_records(setting: str, source: str) -> list[dict[str, Any]]:
     return records
 
 
-def read_batches(setting: str, source: str) -> Trajectory:
-    """The total batches that a run took, by trainer and round.
+def read_trajectory(setting: str, source: str) -> Trajectory:
+    """The total batches that a run took and the merges that it made, by round.
 
     Raises:
         SettingsError: as `read_records`, or rounds are missing.
     """
-    batches: dict[int, list[int]] = {}
+    batches: dict[int, dict[int, int]] = {}
+    merges: dict[int, tuple[Merge, ...]] = {}
     for record in read_records(setting, source):
-        trainer, round_, batch = record["trainer"], record["round"], record.get("total_batch")
-        if round_ == 0:  # before training
+        trainer, round_, batch = record["trainer"], record["round"] - 1, record.get("total_batch")
+        if round_ < 0:  # before training
             continue
-        next_round = len(batches.setdefault(trainer, [])) + 1
-        if round_ != next_round or not isinstance(batch, int) or batch < 1:
-            raise SettingsError(
-                f"{setting}={source}: trainer {trainer} has no total_batch in round {next_round}; name the records of "
-                "a whole run"
-            )
-        batches[trainer].append(batch)
+        if not isinstance(batch, int) or batch < 1:
+            raise SettingsError(f"{setting}={source}: trainer {trainer} has no total_batch in round {round_ + 1}")
+        batches.setdefault(round_, {})[trainer] = batch
+        if "merge" in record:
+            merges[round_] = (*merges.get(round_, ()), Merge.from_message(record["merge"]))
     if not batches:
         raise SettingsError(f"{setting}={source}: holds no round; name a run that has trained")
-    return batches
+    for round_ in range(max(batches)):
+        ended = {trainer for merge in merges.get(round_ + 1, ()) for trainer in merge.ended}
+        for trainer in sorted(batches.get(round_, {}).keys() - ended):
+            if trainer not in batches.get(round_ + 1, {}):
+                raise SettingsError(
+                    f"{setting}={source}: trainer {trainer} has no total_batch in round {round_ + 2}; name the "
+                    "records of a whole run"
+                )
+    return Trajectory(batches, merges)

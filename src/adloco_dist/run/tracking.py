@@ -8,7 +8,7 @@ from typing import Any
 import wandb
 
 from adloco_dist.config import TrackingMode, TrackingSettings
-from adloco_dist.decisions.report import Record
+from adloco_dist.decisions.records import Record
 
 
 class WandbSink:

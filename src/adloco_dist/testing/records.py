@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from adloco_dist.decisions.report import Record
+from adloco_dist.decisions.records import Record
 
 
 @dataclass

@@ -8,7 +8,7 @@ import torch
 from adloco_dist.config import SettingsError, require, told_in_one_line
 from adloco_dist.config.compose import from_plain
 from adloco_dist.data.corpora import load_corpus
-from adloco_dist.decisions.report import perplexity
+from adloco_dist.decisions.records import perplexity
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.round.evaluate import Part, evaluate
 from adloco_dist.run.finished import load_model, read_run

@@ -1,0 +1,34 @@
+"""When trainers merge, which, and what becomes of their workers (AdLoCo, Algorithms CHECK_MERGE and DO_MERGE)."""
+
+from dataclasses import dataclass
+
+from adloco_dist.config.choices import FreedWorkers, MergePolicy, MergeWeights
+from adloco_dist.config.errors import require
+
+
+@dataclass
+class MergeSettings:
+    """How the pool shrinks."""
+
+    policy: MergePolicy = MergePolicy.worst_with_worst
+    """worst_with_worst: the trainers with the smallest requests. best_with_worst: the one with the largest request
+    takes in those with the smallest. none: trainers never merge."""
+    every_rounds: int = 5
+    """Rounds between two times at which trainers merge."""
+    width: int = 2
+    """w: trainers that become one; fewer where `min_trainers` asks for it."""
+    simultaneous: int = 1
+    """Merges of separate trainers at one time."""
+    min_trainers: int = 1
+    """Trainers that are left at least."""
+    weights: MergeWeights = MergeWeights.request
+    """What a trainer's anchor and outer momentum count for in the average: its bounded request, or all the same."""
+    freed: FreedWorkers = FreedWorkers.join
+    """Workers of a trainer that ended. join: they work for the survivor, where they are. retire: they end and free
+    their memory. redistribute: all workers of the pool are dealt anew in proportion to requests, at least one each."""
+
+    def __post_init__(self) -> None:
+        require(self.every_rounds >= 1, "merge.every_rounds", self.every_rounds, "must be >= 1")
+        require(self.width >= 2, "merge.width", self.width, "must be >= 2: a merge takes two trainers or more")
+        require(self.simultaneous >= 1, "merge.simultaneous", self.simultaneous, "must be >= 1")
+        require(self.min_trainers >= 1, "merge.min_trainers", self.min_trainers, "must be >= 1")

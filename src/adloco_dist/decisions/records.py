@@ -1,0 +1,134 @@
+"""How reports and plans add up to one record for each trainer and round: the rows of metrics.jsonl."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from adloco_dist.config import Settings
+from adloco_dist.decisions.batch import BatchPlan
+from adloco_dist.decisions.plan import RoundPlan
+from adloco_dist.decisions.regrouping import Regrouping
+from adloco_dist.decisions.report import RankReport, TrainerReport, measured, shares_by_trainer
+from adloco_dist.decisions.statistics import GradientStatistics
+from adloco_dist.decisions.switch import least, pass_size
+
+Record = dict[str, Any]
+
+
+def round_records(
+    settings: Settings, plan: RoundPlan | None, next_plan: RoundPlan, reports: Sequence[RankReport]
+) -> list[Record]:
+    """One record for each trainer: the rows of metrics.jsonl.
+
+    Args:
+        plan: of the round that the reports are about; None for the state before training.
+        next_plan: what was decided from the reports: it holds the statistics smoothed over this round.
+    """
+    shares = shares_by_trainer(reports)
+    records = [_record(settings, plan, trainer, shares[trainer]) for trainer in sorted(shares)]
+    for record in records:
+        trainer = record["trainer"]
+        if plan and plan.regrouping and trainer in plan.regrouping.origins:
+            record |= _regrouping(settings, plan.regrouping, trainer, reports)
+            record["seconds"]["regroup"] = max(rank.regroup_seconds for rank, _ in shares[trainer])
+            record["bytes_sent"]["merge"] = sum(report.merge_bytes_sent.get(trainer, 0) for report in reports)
+        if plan and settings.measures_gradients and trainer in next_plan.batches:
+            record |= _statistics(measured(shares[trainer]), next_plan.batches[trainer])
+    return records
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss), without overflow."""
+    return math.exp(loss) if loss < 700 else math.inf
+
+
+def _record(
+    settings: Settings, plan: RoundPlan | None, trainer: int, shares: list[tuple[RankReport, TrainerReport]]
+) -> Record:
+    reports = [share for _, share in shares]
+    record: Record = {
+        "round": plan.round + 1 if plan else 0,
+        "trainer": trainer,
+        "ranks": [rank.rank for rank, _ in shares],
+        "workers": sum(share.num_workers for share in reports),
+        "cursor": reports[0].cursor,
+    }
+    if plan:
+        sequences = plan.updates * plan.total_batch(trainer)
+        record |= {
+            "plan": shares[0][0].plan_digest,
+            "updates": plan.updates,
+            "sequences": sequences,
+            "tokens": sequences * settings.data.sequence_length,
+            "pool_tokens": plan.pool_tokens + plan.updates * plan.progress.tokens_per_update,
+            "total_batch": plan.total_batch(trainer),
+            **_batch(plan.batches[trainer], shares),
+            "train_loss": sum(share.train_loss_sum for share in reports) / record["workers"],
+            "finite_workers": reports[0].num_finite,
+            "pseudo_gradient_norm": reports[0].pseudo_gradient_norm,
+        }
+    validation_tokens = sum(share.validation_tokens for share in reports)
+    if validation_tokens:
+        loss = sum(share.validation_loss_sum for share in reports) / validation_tokens
+        record |= {"validation_loss": loss, "validation_perplexity": perplexity(loss)}
+    record["seconds"] = _slowest([share.seconds for share in reports])
+    record["seconds"]["control"] = max(rank.control_seconds for rank, _ in shares)
+    record["bytes_sent"] = _total([share.bytes_sent for share in reports])
+    record["bytes_sent"]["control"] = sum(_control_share(rank, trainer) for rank, _ in shares)
+    return record
+
+
+def _batch(batch: BatchPlan, shares: list[tuple[RankReport, TrainerReport]]) -> Record:
+    """Why the batch was what it was, and how the trainer's tightest rank took it."""
+    micro_batch = pass_size(batch.local_batch, least(batch.batch_limit, *(rank.capacity for rank, _ in shares)))
+    notes = [f"rank {rank.rank}: {note}" for rank, share in shares for note in share.notes]
+    return {
+        "local_batch": batch.local_batch,
+        "request": batch.request,
+        "bounded_request": batch.bounded,
+        "bound": batch.bound,
+        "mode": batch.mode,
+        "batch_limit": batch.batch_limit,
+        "switch_n": batch.switch_n,
+        "micro_batch": micro_batch,
+        "passes": -(-batch.local_batch // micro_batch),
+        "notes": [batch.note, *notes] if batch.note else notes,
+    }
+
+
+def _statistics(measured: GradientStatistics | None, next_batch: BatchPlan) -> Record:
+    """What was measured in the round, and the averages on which the next round's request stands."""
+    smoothed = next_batch.smoothed.statistics
+    return {
+        "statistics": asdict(measured) if measured else None,
+        "smoothed": asdict(smoothed) if smoothed else None,
+        "noise_scale": smoothed.noise_scale if smoothed else None,
+    }
+
+
+def _regrouping(settings: Settings, regrouping: Regrouping, trainer: int, reports: Sequence[RankReport]) -> Record:
+    """How a trainer came to be what it was in the round."""
+    told: Record = {"origins": regrouping.origins[trainer]}
+    for merge in regrouping.merges:
+        if merge.survivor == trainer:
+            idle = [report.rank for report in reports if not report.trainers]
+            told["merge"] = {**asdict(merge), "policy": settings.merge.policy.name, "idle_ranks": idle}
+    return told
+
+
+def _slowest(seconds: list[dict[str, float]]) -> dict[str, float]:
+    phases = {phase for rank in seconds for phase in rank}
+    return {phase: max(rank.get(phase, 0.0) for rank in seconds) for phase in sorted(phases)}
+
+
+def _total(bytes_sent: list[dict[str, int]]) -> dict[str, int]:
+    kinds = {kind for rank in bytes_sent for kind in rank}
+    return {kind: sum(rank.get(kind, 0) for rank in bytes_sent) for kind in sorted(kinds)}
+
+
+def _control_share(report: RankReport, trainer: int) -> int:
+    """A rank's control bytes, dealt evenly to the trainers that it hosts; the shares add up exactly."""
+    hosted = sorted(report.trainers)
+    place, bytes_sent = hosted.index(trainer), report.control_bytes_sent
+    return bytes_sent * (place + 1) // len(hosted) - bytes_sent * place // len(hosted)

@@ -1,0 +1,141 @@
+"""Who works for whom after merges, and what must be sent for it (design, section 3.4)."""
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from adloco_dist.config import FreedWorkers
+from adloco_dist.decisions.layout import Layout
+from adloco_dist.decisions.merging import Merge
+
+Origin = tuple[int, int]
+"""A worker before a regrouping: its trainer and its id there."""
+
+
+@dataclass(frozen=True)
+class Regrouping:
+    """What changes in the pool before a round."""
+
+    merges: tuple[Merge, ...]
+    origins: Mapping[int, tuple[Origin, ...]]
+    """Of every trainer whose workers change: where each comes from, in the order of the new ids."""
+    ranks: tuple[int, ...]
+    """Those whose share of the pool changes; their memory is probed again."""
+
+    @property
+    def ended(self) -> list[int]:
+        """The trainers that are no more, ascending."""
+        return sorted(trainer for merge in self.merges for trainer in merge.ended)
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> "Regrouping":
+        merges = tuple(Merge.from_message(merge) for merge in message["merges"])
+        origins = {int(id): tuple((t, w) for t, w in workers) for id, workers in message["origins"].items()}
+        return cls(merges, origins, tuple(message["ranks"]))
+
+
+def regroup(
+    layout: Layout,
+    merges: Sequence[Merge],
+    freed: FreedWorkers,
+    requests: Mapping[int, float],
+    shard_sequences: Mapping[int, int],
+) -> Regrouping:
+    """Find work for the workers of the trainers that end.
+
+    Never looks at ranks, and workers stay where they are hosted: the same run comes of any layout.
+
+    Args:
+        requests: of redistribute: what the remaining trainers' numbers of workers are in proportion to.
+        shard_sequences: after the merges; no trainer is dealt more workers than its shard has sequences.
+    """
+    origins = {id: [(id, worker) for worker in range(layout.num_workers(id))] for id in layout.trainers}
+    ended = {trainer: origins.pop(trainer) for merge in merges for trainer in merge.ended}
+    changed = {merge.survivor for merge in merges}
+    match freed:
+        case FreedWorkers.retire:
+            pass
+        case FreedWorkers.join:
+            for merge in merges:
+                for trainer in merge.ended:
+                    origins[merge.survivor] += ended[trainer]
+        case FreedWorkers.redistribute:
+            changed = set(origins)
+            num_workers = sum(map(len, [*origins.values(), *ended.values()]))
+            counts = _in_proportion(num_workers, {id: requests[id] for id in origins}, shard_sequences)
+            spare = [worker for id in origins for worker in origins[id][counts[id] :]]
+            spare = sorted([*spare, *(worker for workers in ended.values() for worker in workers)])
+            for id, count in counts.items():
+                kept = origins[id][:count]
+                wanted = count - len(kept)
+                origins[id], spare = kept + spare[:wanted], spare[wanted:]
+    taken = {id: tuple(origins[id]) for id in sorted(changed)}
+    after = _layout_after(layout, merges, taken)
+    changes = _shares_of_ranks(layout) ^ _shares_of_ranks(after)
+    return Regrouping(tuple(merges), taken, tuple(sorted({rank for rank, _, _ in changes})))
+
+
+def layout_after(layout: Layout, regrouping: Regrouping) -> Layout:
+    """The layout that a regrouping makes of `layout`: every worker is hosted where it was."""
+    return _layout_after(layout, regrouping.merges, regrouping.origins)
+
+
+def _layout_after(layout: Layout, merges: Sequence[Merge], origins: Mapping[int, Sequence[Origin]]) -> Layout:
+    ended = {trainer for merge in merges for trainer in merge.ended}
+    kept = {trainer: hosts for trainer, hosts in layout.hosts.items() if trainer not in ended}
+    moved = {id: tuple(layout.hosts[trainer][worker] for trainer, worker in workers) for id, workers in origins.items()}
+    return Layout(kept | moved)
+
+
+def _shares_of_ranks(layout: Layout) -> set[tuple[int, int, int]]:
+    """(rank, trainer, workers of it there) of every rank and each of its trainers."""
+    return {(rank, id, hosts.count(rank)) for id, hosts in layout.hosts.items() for rank in set(hosts)}
+
+
+def _in_proportion(total: int, weights: Mapping[int, float], most: Mapping[int, int]) -> dict[int, int]:
+    """`total` seats in proportion to weights, at least one each and at most `most` (D'Hondt; ties: lower id)."""
+    counts = dict.fromkeys(sorted(weights), 1)
+    queue = [(-weights[id] / 2, id) for id in counts]
+    heapq.heapify(queue)
+    for _ in range(total - len(counts)):
+        while counts[queue[0][1]] >= most.get(queue[0][1], total):
+            heapq.heappop(queue)
+        id = queue[0][1]
+        counts[id] += 1
+        heapq.heapreplace(queue, (-weights[id] / (counts[id] + 1), id))
+    return counts
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """How a trainer's state comes about after a regrouping: contributions of some ranks, summed over `ranks`."""
+
+    trainer: int
+    shares: Mapping[int, float]
+    """Of the members that contribute."""
+    senders: Mapping[int, int]
+    """The one rank that contributes each of them."""
+    ranks: tuple[int, ...]
+    """Those that contribute or need the result, ascending."""
+
+
+def transfers(before: Layout, after: Layout, regrouping: Regrouping) -> list[Transfer]:
+    """What must be summed and sent, in the one order in which all ranks do it.
+
+    A trainer that did not merge is sent only where it was not yet. Every member is contributed once, by a rank that
+    needs the result anyway if there is one, else by its lowest.
+    """
+    shares = {merge.survivor: merge.shares for merge in regrouping.merges}
+    made = []
+    for trainer in sorted(regrouping.origins):
+        needed = after.ranks(trainer)
+        if trainer not in shares and set(needed) <= set(before.ranks(trainer)):
+            continue
+        counted = {member: share for member, share in shares.get(trainer, {trainer: 1.0}).items() if share}
+        senders = {}
+        for member in counted:
+            hosts = before.ranks(member)
+            senders[member] = next((rank for rank in hosts if rank in needed), hosts[0])
+        made.append(Transfer(trainer, counted, senders, tuple(sorted({*needed, *senders.values()}))))
+    return made

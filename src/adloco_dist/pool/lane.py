@@ -1,0 +1,39 @@
+"""What one model instance computes on during its turn; as many instances as there are lanes can have theirs at once."""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from adloco_dist.config import Precision
+from adloco_dist.pool.flat_model import FlatModel
+from adloco_dist.pool.sketch import Sketch
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A module with gradients and activations of its own."""
+
+    flat_model: FlatModel
+    module: nn.Module
+    """What computes the logits: the flat model's module, for algorithm=ddp in DistributedDataParallel."""
+    sketch: Sketch
+    stream: torch.cuda.Stream | None = None
+    """None: the device's present one."""
+
+
+def new_lane(module: nn.Module, device: torch.device, precision: Precision) -> Lane:
+    """A lane around `module`, which it moves to `device`."""
+    flat_model = FlatModel(module, device, precision)
+    sketch = Sketch(flat_model.num_elements, flat_model.dtype, device)
+    return Lane(flat_model, flat_model.module, sketch)
+
+
+def further_lane(first: Lane, precision: Precision) -> Lane:
+    """A lane beside `first`, with a copy of its module; on a GPU with a stream of its own."""
+    device = first.flat_model.device
+    lane = new_lane(copy.deepcopy(first.flat_model.module), device, precision)
+    lane.flat_model.capacity = first.flat_model.capacity
+    stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+    return Lane(lane.flat_model, lane.module, lane.sketch, stream)
