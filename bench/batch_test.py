@@ -22,7 +22,8 @@ from adloco_dist.config import Estimator, Settings
 from adloco_dist.config.compose import compose
 from adloco_dist.data.corpora import load_corpus
 from adloco_dist.decisions.layout import experiment_layout
-from adloco_dist.decisions.plan import PoolReport, Premises, plan_round
+from adloco_dist.decisions.plan import PoolReport, Premises
+from adloco_dist.decisions.planning import plan_round
 from adloco_dist.decisions.replay import Trajectory
 from adloco_dist.decisions.statistics import GradientStatistics, num_chunks, statistics_from_gram
 from adloco_dist.hosting import Rank, find_premises, host

@@ -16,7 +16,8 @@ from common import parse, report, spread
 from adloco_dist.config.compose import compose
 from adloco_dist.data.tokens import TokenStore
 from adloco_dist.decisions.layout import experiment_layout
-from adloco_dist.decisions.plan import PoolReport, Premises, plan_round
+from adloco_dist.decisions.plan import PoolReport, Premises
+from adloco_dist.decisions.planning import plan_round
 from adloco_dist.models import build_model, model_config
 from adloco_dist.round.inner import InnerPhase
 from adloco_dist.round.outer import outer

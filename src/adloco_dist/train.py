@@ -10,7 +10,8 @@ import torch
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import Algorithm
 from adloco_dist.decisions.layout import Layout
-from adloco_dist.decisions.plan import Premises, RoundPlan, plan_round
+from adloco_dist.decisions.plan import Premises, RoundPlan
+from adloco_dist.decisions.planning import plan_round
 from adloco_dist.decisions.records import round_records
 from adloco_dist.decisions.report import RankReport, TrainerReport, pool_report
 from adloco_dist.hosting import Rank, regroup
@@ -74,13 +75,11 @@ def train(rank: Rank, premises: Premises, journal: Journal, stop: StopRequest) -
         run_round(rank, plan, report)
         report.stop_requested = stop.requested
 
-    world = rank.groups.of(tuple(range(runtime.world_size)))
-    trainers = list(rank.trainers.values())
     result, weights = finish(
-        trainers, plan.layout, rank.flat_model, world, runtime.control, rank.splits.validation, settings.evaluation,
-        settings.final,
+        rank.trainers, plan.layout, rank.flat_model, rank.groups, runtime.control, rank.splits.validation,
+        settings.evaluation, settings.final,
     )  # fmt: skip
-    return Outcome(plan.stop, result, weights, rank.flat_model, trainers)
+    return Outcome(plan.stop, result, weights, rank.flat_model, list(rank.trainers.values()))
 
 
 def run_round(rank: Rank, plan: RoundPlan, report: RankReport) -> None:

@@ -12,7 +12,8 @@ from support import SEQUENCE_LENGTH, small_module, small_settings, small_splits,
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Settings
 from adloco_dist.decisions.layout import Layout
-from adloco_dist.decisions.plan import PoolReport, Premises, plan_round
+from adloco_dist.decisions.plan import PoolReport, Premises
+from adloco_dist.decisions.planning import plan_round
 from adloco_dist.hosting import host
 from adloco_dist.round.estimate import new_estimator
 from adloco_dist.round.inner import InnerPhase

@@ -8,7 +8,8 @@ import pytest
 from adloco_dist.config import BudgetSettings, InnerSettings, Schedule, Settings
 from adloco_dist.config.compose import compose
 from adloco_dist.decisions.layout import Layout
-from adloco_dist.decisions.plan import PoolReport, Premises, RoundPlan, plan_round
+from adloco_dist.decisions.plan import PoolReport, Premises, RoundPlan
+from adloco_dist.decisions.planning import plan_round
 from adloco_dist.decisions.records import round_records
 from adloco_dist.decisions.report import RankReport, TrainerReport, pool_report
 from adloco_dist.decisions.schedule import Progress, learning_rate

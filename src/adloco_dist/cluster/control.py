@@ -1,9 +1,9 @@
 """The control plane: small JSON messages between rank 0 and all ranks, over gloo whatever the tensors use."""
 
 import json
+import zlib
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -15,7 +15,7 @@ Message = dict[str, Any]
 class ControlPlane:
     """Gathers reports to rank 0 and broadcasts plans from it. Collective: every rank makes the same calls.
 
-    Messages are JSON bytes in tensors: nothing is ever unpickled.
+    Messages are compressed JSON in tensors: nothing is ever unpickled.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -27,24 +27,30 @@ class ControlPlane:
 
     def gather(self, message: Message) -> list[Message]:
         """Every rank's message by rank on rank 0; an empty list on the others."""
-        payload = _encode(message)
+        payload = encode(message)
         if self.world_size == 1:
-            return [_decode(payload)]
-        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
-        dist.all_gather(lengths, torch.tensor([len(payload)]), group=self._group)
-        longest = max(int(length) for length in lengths)
-        slot = torch.zeros(longest, dtype=torch.uint8)
-        slot[: len(payload)] = payload
-        slots = [torch.empty_like(slot) for _ in lengths] if self.rank == 0 else None
-        dist.gather(slot, slots, dst=0, group=self._group)
-        self.bytes_sent += 8 * (self.world_size - 1) + (longest if self.rank else 0)
-        return [_decode(slot[: int(length)]) for slot, length in zip(slots or [], lengths, strict=False)]
+            return [decode(payload)]
+        length = torch.tensor([len(payload)])
+        lengths = [torch.empty_like(length) for _ in range(self.world_size)] if self.rank == 0 else None
+        dist.gather(length, lengths, dst=0, group=self._group)
+        if lengths is None:
+            dist.send(payload, group=self._group, group_dst=0)
+            self.bytes_sent += length.nbytes + len(payload)
+            return []
+        payloads = [payload, *(torch.empty(int(length), dtype=torch.uint8) for length in lengths[1:])]
+        receiving = [
+            dist.irecv(payloads[rank], group=self._group, group_src=rank) for rank in range(1, self.world_size)
+        ]
+        for work in receiving:
+            assert work is not None
+            work.wait()
+        return list(map(decode, payloads))
 
     def broadcast(self, message: Message | None) -> Message:
         """Rank 0's message on every rank; the others pass None."""
-        payload = _encode(message) if message is not None else torch.empty(0, dtype=torch.uint8)
+        payload = encode(message) if message is not None else torch.empty(0, dtype=torch.uint8)
         if self.world_size == 1:
-            return _decode(payload)
+            return decode(payload)
         length = torch.tensor([len(payload)])
         dist.broadcast(length, src=0, group=self._group)
         if self.rank:
@@ -52,7 +58,7 @@ class ControlPlane:
         dist.broadcast(payload, src=0, group=self._group)
         if self.rank == 0:
             self.bytes_sent += (8 + len(payload)) * (self.world_size - 1)
-        return _decode(payload)
+        return decode(payload)
 
     def exchange(self, message: Message) -> list[Message]:
         """Every rank's message by rank, on every rank."""
@@ -69,9 +75,12 @@ class ControlPlane:
             raise SettingsError(line + where)
 
 
-def _encode(message: Message) -> torch.Tensor:
-    return torch.from_numpy(np.frombuffer(json.dumps(message).encode(), dtype=np.uint8).copy())
+def encode(message: Message) -> torch.Tensor:
+    """A message as it travels: JSON, compressed, for a thousand ranks' reports meet at rank 0."""
+    content = zlib.compress(json.dumps(message, separators=(",", ":")).encode())
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
-def _decode(payload: torch.Tensor) -> Message:
-    return json.loads(payload.numpy().tobytes())
+def decode(payload: torch.Tensor) -> Message:
+    """The message that was encoded."""
+    return json.loads(zlib.decompress(payload.numpy().tobytes()))

@@ -47,6 +47,11 @@ class BatchPlan:
     smoothed: Smoothed
     """The statistics that the request stands on."""
 
+    def to_message(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        statistics = self.smoothed.statistics
+        return {**vars(self), "smoothed": {**vars(self.smoothed), "statistics": statistics and vars(statistics)}}
+
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> "BatchPlan":
         smoothed = message["smoothed"]

@@ -1,5 +1,6 @@
 """Which trainers merge (AdLoCo 2508.18182, Algorithms CHECK_MERGE and DO_MERGE)."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,8 +28,8 @@ class Merge:
     """The one with the largest request: it keeps its id and its request."""
     shares: Mapping[int, float]
     """What every member's anchor and outer momentum count for in the average; 0: not finite, left out."""
-    requests: Mapping[int, float]
-    """What every member asked for, before bounds."""
+    standings: Mapping[int, Standing]
+    """Of every member, as they decided it."""
 
     @property
     def ended(self) -> list[int]:
@@ -37,10 +38,17 @@ class Merge:
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> "Merge":
-        shares, requests = (
-            {int(member): value for member, value in message[name].items()} for name in ("shares", "requests")
-        )
-        return cls(message["survivor"], shares, requests)
+        """The merge of a plan's message, or of a record, where null stands for an infinite request."""
+        shares = {int(member): share for member, share in message["shares"].items()}
+        standings = {
+            int(member): Standing(
+                math.inf if standing["request"] is None else standing["request"],
+                standing["bounded"],
+                standing["is_finite"],
+            )
+            for member, standing in message["standings"].items()
+        }
+        return cls(message["survivor"], shares, standings)
 
 
 def choose_merges(merge: MergeSettings, standings: Mapping[int, Standing]) -> tuple[Merge, ...]:
@@ -57,8 +65,7 @@ def choose_merges(merge: MergeSettings, standings: Mapping[int, Standing]) -> tu
             break
         members = {trainer: candidates.pop(trainer) for trainer in chosen}
         survivor = _strongest(members)
-        requests = {trainer: standing.request for trainer, standing in sorted(members.items())}
-        merges.append(Merge(survivor, _shares(merge.weights, members), requests))
+        merges.append(Merge(survivor, _shares(merge.weights, members), dict(sorted(members.items()))))
         num_left -= len(members) - 1
     return tuple(merges)
 

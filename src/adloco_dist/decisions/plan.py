@@ -2,27 +2,18 @@
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from adloco_dist.config import BatchRequest, Settings, Shards
 from adloco_dist.decisions.batch import (
-    BatchDemand,
     BatchPlan,
-    BatchPremises,
     BatchReport,
-    first_demand,
-    next_demand,
-    take,
 )
 from adloco_dist.decisions.layout import Layout
-from adloco_dist.decisions.merging import Merge, Standing, choose_merges
-from adloco_dist.decisions.regrouping import Regrouping, layout_after, regroup
+from adloco_dist.decisions.regrouping import Regrouping
 from adloco_dist.decisions.replay import Trajectory
 from adloco_dist.decisions.schedule import Progress
-from adloco_dist.decisions.statistics import Smoothed
-from adloco_dist.decisions.switch import least
 
 
 @dataclass(frozen=True)
@@ -58,8 +49,15 @@ class RoundPlan:
     """Whether the instances of a rank have their turns at once."""
 
     def to_message(self) -> dict[str, Any]:
-        """Plain JSON values; its keys are strings, as JSON wants them."""
-        return asdict(self)
+        """Plain JSON values. Shallow where it can be: `asdict` would copy thousands of workers one by one."""
+        regrouping = self.regrouping
+        return {
+            **vars(self),
+            "regrouping": regrouping and {**vars(regrouping), "merges": [asdict(merge) for merge in regrouping.merges]},
+            "layout": vars(self.layout),
+            "batches": {trainer: batch.to_message() for trainer, batch in self.batches.items()},
+            "progress": vars(self.progress),
+        }
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> "RoundPlan":
@@ -108,192 +106,3 @@ class PoolReport:
     """Trainers whose anchor is not finite."""
     capacities: Sequence[int | None] = ()
     """Sequences that every rank's device takes in one pass; None: any number."""
-
-
-@dataclass(frozen=True)
-class _Pool:
-    """Who is there, and what bounds their batches; by trainer."""
-
-    layout: Layout
-    shard_sequences: Mapping[int, int]
-    batch_limits: Mapping[int, int | None]
-
-    def premises(self, trainer: int) -> BatchPremises:
-        return BatchPremises(
-            self.layout.num_workers(trainer), self.shard_sequences.get(trainer), self.batch_limits.get(trainer)
-        )
-
-
-def plan_round(settings: Settings, premises: Premises, last: RoundPlan | None, report: PoolReport) -> RoundPlan:
-    """The plan of the round after `last`, or of the first round."""
-    round_ = last.round + 1 if last else 0
-    pool_tokens = last.pool_tokens + last.updates * last.progress.tokens_per_update if last else 0
-    fraction = _fraction(settings, round_, pool_tokens, report.seconds)
-    stop = _stop_reason(settings, round_, pool_tokens, report)
-    pool = _pool(settings, premises, last, report)
-    demands = _demands(settings, premises.trajectory, pool, last, report, fraction)
-    merges = () if stop else _merges(settings, premises.trajectory, round_, demands, report)
-    regrouping = None
-    if merges:
-        demands = _demands_after(merges, demands)
-        sizes = _shard_sequences_after(settings, merges, pool.shard_sequences)
-        bounded = {trainer: demand.bounded for trainer, demand in demands.items()}
-        regrouping = regroup(pool.layout, merges, settings.merge.freed, bounded, sizes)
-        layout = layout_after(pool.layout, regrouping)
-        limits = _probed_limits(settings, layout, pool.batch_limits, regrouping.origins, report.capacities)
-        pool = _Pool(layout, sizes, limits)
-    batches = {
-        trainer: take(settings, pool.premises(trainer), demands[trainer], last.batches[trainer] if last else None,
-                      report.batches.get(trainer, BatchReport()))
-        for trainer in pool.layout.trainers
-    }  # fmt: skip
-    sequences_per_update = sum(pool.layout.num_workers(id) * batch.local_batch for id, batch in batches.items())
-    tokens_per_update = sequences_per_update * settings.data.sequence_length
-    every = settings.evaluation.every_rounds
-    return RoundPlan(
-        round=round_,
-        stop=stop,
-        error="; ".join(report.errors) or None,
-        pool_tokens=pool_tokens,
-        seconds=report.seconds,
-        regrouping=regrouping,
-        layout=pool.layout,
-        shard_sequences=pool.shard_sequences,
-        batches=batches,
-        updates=_updates(settings, pool_tokens, tokens_per_update),
-        progress=Progress(pool_tokens, tokens_per_update, fraction, _fraction_per_update(settings, tokens_per_update)),
-        evaluate=every is not None and (round_ + 1) % every == 0,
-        is_concurrent=premises.is_concurrent,
-    )
-
-
-def _pool(settings: Settings, premises: Premises, last: RoundPlan | None, report: PoolReport) -> _Pool:
-    """The pool before this round's merges."""
-    if last is None:
-        return _Pool(premises.layout, premises.shard_sequences, premises.batch_limits)
-    limits = {trainer: batch.batch_limit for trainer, batch in last.batches.items()}
-    if last.regrouping:  # its ranks have probed their memory since
-        changed = set(last.regrouping.ranks)
-        trainers = [id for id in last.layout.trainers if changed & set(last.layout.hosts[id])]
-        limits = _probed_limits(settings, last.layout, limits, trainers, report.capacities)
-    return _Pool(last.layout, last.shard_sequences, limits)
-
-
-def _probed_limits(
-    settings: Settings,
-    layout: Layout,
-    limits: Mapping[int, int | None],
-    trainers: Collection[int],
-    capacities: Sequence[int | None],
-) -> dict[int, int | None]:
-    """`limits`, for `trainers` anew: the least capacity of a trainer's ranks, unless the settings say another."""
-    given = settings.switch.batch_limit
-    if given is not None or not capacities:
-        trainers = ()
-    return {
-        id: least(*(capacities[rank] for rank in layout.ranks(id))) if id in trainers else limits.get(id)
-        for id in layout.trainers
-    }
-
-
-def _demands(
-    settings: Settings,
-    trajectory: Trajectory,
-    pool: _Pool,
-    last: RoundPlan | None,
-    report: PoolReport,
-    fraction: float,
-) -> dict[int, BatchDemand]:
-    """What every trainer's round is to take, merges aside."""
-    demands = {}
-    for id in pool.layout.trainers:
-        round_ = last.round + 1 if last else 0
-        replayed = trajectory.total_batch(id, round_)
-        if last is None:
-            demands[id] = first_demand(settings, pool.premises(id), replayed)
-        else:
-            measured = report.batches.get(id, BatchReport())
-            demands[id] = next_demand(settings, pool.premises(id), last.batches[id], measured, replayed, fraction)
-    return demands
-
-
-def _merges(
-    settings: Settings,
-    trajectory: Trajectory,
-    round_: int,
-    demands: Mapping[int, BatchDemand],
-    report: PoolReport,
-) -> tuple[Merge, ...]:
-    """The merges before this round; those of the recorded run where its batches are replayed."""
-    if settings.batching.request is BatchRequest.replay:
-        return trajectory.merges.get(round_, ())
-    if round_ == 0 or round_ % settings.merge.every_rounds:
-        return ()
-    standings = {
-        id: Standing(demand.request.sequences, demand.bounded, id not in report.not_finite)
-        for id, demand in demands.items()
-    }
-    return choose_merges(settings.merge, standings)
-
-
-def _demands_after(merges: Sequence[Merge], demands: Mapping[int, BatchDemand]) -> dict[int, BatchDemand]:
-    """A survivor keeps its request; its running averages start anew, for its anchor is another."""
-    ended = {trainer for merge in merges for trainer in merge.ended}
-    survivors = {merge.survivor for merge in merges}
-    return {
-        id: replace(demand, smoothed=Smoothed()) if id in survivors else demand
-        for id, demand in demands.items()
-        if id not in ended
-    }
-
-
-def _shard_sequences_after(
-    settings: Settings, merges: Sequence[Merge], shard_sequences: Mapping[int, int]
-) -> dict[int, int]:
-    """A survivor reads its members' shards, unless every trainer reads everything."""
-    sizes = dict(shard_sequences)
-    for merge in merges:
-        for trainer in merge.ended:
-            size = sizes.pop(trainer, 0)
-            if merge.survivor in sizes and settings.data.shards is Shards.disjoint:
-                sizes[merge.survivor] += size
-    return sizes
-
-
-def _stop_reason(settings: Settings, rounds: int, tokens: int, report: PoolReport) -> str | None:
-    if report.errors:
-        return "the ranks disagree"
-    if report.stop_requested:
-        return "interrupted"
-    spent = {"rounds": rounds, "tokens": tokens, "seconds": report.seconds}
-    for unit, limit in vars(settings.budget).items():
-        if limit is not None and spent[unit] >= limit:
-            return f"budget.{unit}={limit} reached"
-    return None
-
-
-def _updates(settings: Settings, tokens: int, tokens_per_update: int) -> int:
-    """A batch that has grown would overshoot a budget in tokens by up to a round: the last round is cut short."""
-    updates, budget = settings.algorithm.updates_per_round, settings.budget.tokens
-    if budget is None or tokens >= budget:
-        return updates
-    return min(updates, -(-(budget - tokens) // tokens_per_update))
-
-
-def _fraction(settings: Settings, rounds: int, tokens: int, seconds: float) -> float:
-    """The share of the budget that is spent, in the budget's own unit."""
-    budget = settings.budget
-    if budget.rounds is not None:
-        return rounds / budget.rounds
-    if budget.tokens is not None:
-        return tokens / budget.tokens
-    assert budget.seconds is not None
-    return seconds / budget.seconds
-
-
-def _fraction_per_update(settings: Settings, tokens_per_update: int) -> float:
-    """What one update adds to it; a budget in seconds stands still within a round (no clock in between)."""
-    budget = settings.budget
-    if budget.rounds is not None:
-        return 1 / (budget.rounds * settings.algorithm.updates_per_round)
-    return tokens_per_update / budget.tokens if budget.tokens is not None else 0.0

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from adloco_dist.config import Settings
+from adloco_dist.config import BatchRequest, Settings
 from adloco_dist.decisions.batch import BatchPlan
 from adloco_dist.decisions.plan import RoundPlan
 from adloco_dist.decisions.regrouping import Regrouping
@@ -36,6 +36,11 @@ def round_records(
         if plan and settings.measures_gradients and trainer in next_plan.batches:
             record |= _statistics(measured(shares[trainer]), next_plan.batches[trainer])
     return records
+
+
+def candidate_name(trainer: int) -> str:
+    """What a trainer is called in the result of a run."""
+    return f"trainer {trainer}"
 
 
 def perplexity(loss: float) -> float:
@@ -112,8 +117,10 @@ def _regrouping(settings: Settings, regrouping: Regrouping, trainer: int, report
     told: Record = {"origins": regrouping.origins[trainer]}
     for merge in regrouping.merges:
         if merge.survivor == trainer:
-            idle = [report.rank for report in reports if not report.trainers]
-            told["merge"] = {**asdict(merge), "policy": settings.merge.policy.name, "idle_ranks": idle}
+            idle = [report.rank for report in reports if report.rank in regrouping.ranks and not report.trainers]
+            is_replay = settings.batching.request is BatchRequest.replay
+            policy = BatchRequest.replay.name if is_replay else settings.merge.policy.name
+            told["merge"] = {**asdict(merge), "policy": policy, "idle_ranks": idle}
     return told
 
 

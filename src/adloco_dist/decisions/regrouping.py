@@ -109,33 +109,47 @@ def _in_proportion(total: int, weights: Mapping[int, float], most: Mapping[int, 
 
 @dataclass(frozen=True)
 class Transfer:
-    """How a trainer's state comes about after a regrouping: contributions of some ranks, summed over `ranks`."""
+    """How a trainer's state comes about after a regrouping: a weighted sum over members, wanted on `ranks`."""
 
     trainer: int
     shares: Mapping[int, float]
-    """Of the members that contribute."""
-    senders: Mapping[int, int]
-    """The one rank that contributes each of them."""
+    """Of the members that contribute, ascending."""
+    holders: Mapping[int, tuple[int, ...]]
+    """The ranks among `ranks` that hold each of them."""
     ranks: tuple[int, ...]
-    """Those that contribute or need the result, ascending."""
+    """Those that need the result, and where none of them holds a member its lowest rank; ascending."""
+
+    def sent(self, sender: int, receiver: int) -> list[int]:
+        """The members that `sender` brings to `receiver`, which holds none of them; its holders take turns."""
+        place = self.ranks.index(receiver)
+        return [
+            member
+            for member, holders in self.holders.items()
+            if receiver not in holders and holders[place % len(holders)] == sender
+        ]
+
+
+def transfer(trainer: int, shares: Mapping[int, float], layout: Layout, needed: tuple[int, ...]) -> Transfer:
+    """Bring a weighted sum over trainers of `layout` to the ranks in `needed`.
+
+    Args:
+        shares: by member; those without a share are left out.
+    """
+    hosts = {member: layout.ranks(member) for member in sorted(shares) if shares[member]}
+    far = [ranks[0] for ranks in hosts.values() if not set(ranks) & set(needed)]
+    everyone = tuple(sorted({*needed, *far}))
+    holders = {member: tuple(rank for rank in ranks if rank in everyone) for member, ranks in hosts.items()}
+    return Transfer(trainer, {member: shares[member] for member in hosts}, holders, everyone)
 
 
 def transfers(before: Layout, after: Layout, regrouping: Regrouping) -> list[Transfer]:
-    """What must be summed and sent, in the one order in which all ranks do it.
+    """What a regrouping needs, in the one order in which all ranks do it.
 
-    A trainer that did not merge is sent only where it was not yet. Every member is contributed once, by a rank that
-    needs the result anyway if there is one, else by its lowest.
+    A trainer that did not merge is sent only where it was not yet.
     """
     shares = {merge.survivor: merge.shares for merge in regrouping.merges}
-    made = []
-    for trainer in sorted(regrouping.origins):
-        needed = after.ranks(trainer)
-        if trainer not in shares and set(needed) <= set(before.ranks(trainer)):
-            continue
-        counted = {member: share for member, share in shares.get(trainer, {trainer: 1.0}).items() if share}
-        senders = {}
-        for member in counted:
-            hosts = before.ranks(member)
-            senders[member] = next((rank for rank in hosts if rank in needed), hosts[0])
-        made.append(Transfer(trainer, counted, senders, tuple(sorted({*needed, *senders.values()}))))
-    return made
+    return [
+        transfer(trainer, shares.get(trainer, {trainer: 1.0}), before, after.ranks(trainer))
+        for trainer in sorted(regrouping.origins)
+        if trainer in shares or not set(after.ranks(trainer)) <= set(before.ranks(trainer))
+    ]

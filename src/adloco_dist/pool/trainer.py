@@ -32,7 +32,7 @@ class Trainer:
             [self.anchor], lr=outer.lr, momentum=outer.momentum, nesterov=outer.nesterov, fused=True
         )
         self.outer_vectors = [self.anchor]
-        """What a merge averages: the anchor, and its momentum if there is any (zeros at first, which amount to none)."""
+        """What a merge averages: the anchor, and its momentum if there is any (zeros at first: none)."""
         if outer.momentum:
             momentum = new_outer_vector(torch.zeros_like(initial_weights), on_cpu)
             self.outer_optimizer.state[self.anchor]["momentum_buffer"] = momentum

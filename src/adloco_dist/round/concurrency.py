@@ -9,7 +9,8 @@ from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Algorithm, Concurrency, Estimator, Settings, SettingsError
 from adloco_dist.data.tokens import TokenStore
 from adloco_dist.decisions.layout import Layout
-from adloco_dist.decisions.plan import PoolReport, Premises, plan_round
+from adloco_dist.decisions.plan import PoolReport, Premises
+from adloco_dist.decisions.planning import plan_round
 from adloco_dist.models import token_losses
 from adloco_dist.pool.lane import Lane, further_lane
 from adloco_dist.pool.trainer import Trainer

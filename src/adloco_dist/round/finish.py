@@ -7,10 +7,12 @@ import torch
 import torch.distributed as dist
 
 from adloco_dist.cluster.control import ControlPlane
+from adloco_dist.cluster.groups import Groups
 from adloco_dist.config import EvaluationSettings, Final
 from adloco_dist.data.tokens import TokenStore
 from adloco_dist.decisions.layout import Layout
-from adloco_dist.decisions.records import perplexity
+from adloco_dist.decisions.records import candidate_name, perplexity
+from adloco_dist.decisions.regrouping import transfer
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.round.evaluate import Part, evaluate, part_of
@@ -20,10 +22,10 @@ AVERAGE = "average of all trainers"
 
 
 def finish(
-    trainers: Sequence[Trainer],
+    trainers: Mapping[int, Trainer],
     layout: Layout,
     flat_model: FlatModel,
-    world: dist.ProcessGroup | None,
+    groups: Groups,
     control: ControlPlane,
     validation: TokenStore,
     evaluation: EvaluationSettings,
@@ -31,53 +33,45 @@ def finish(
 ) -> tuple[dict[str, Any], torch.Tensor | None]:
     """Evaluate all candidates and choose the trainer with the smallest validation loss, or the average of all.
 
+    Args:
+        trainers: this rank's, by id.
+
     Returns:
         The result as rank 0 wrote it (the same on all ranks), and on rank 0 the weights that were chosen.
     """
     limit, batch = evaluation.final_sequences, evaluation.batch
-    equal_shares = dict.fromkeys(layout.trainers, 1 / len(layout.trainers))
     sums: dict[str, tuple[float, int]] = {}
-    for trainer in trainers:
+    for trainer in trainers.values():
         part = part_of(control.rank, trainer.id, layout)
-        sums[_name(trainer.id)] = evaluate(flat_model, trainer.anchor, validation, limit, batch, part)
+        sums[candidate_name(trainer.id)] = evaluate(flat_model, trainer.anchor, validation, limit, batch, part)
     if len(layout.trainers) > 1:
-        combine(_contributions(trainers, layout, equal_shares, control.rank), flat_model.gradient, world)
-        part = Part(control.rank, control.world_size)
-        sums[AVERAGE] = evaluate(flat_model, flat_model.gradient, validation, limit, batch, part)
+        equal_shares = dict.fromkeys(layout.trainers, 1 / len(layout.trainers))
+        everywhere = tuple(range(control.world_size))
+        average = _bring(equal_shares, everywhere, trainers, layout, flat_model, groups)
+        sums[AVERAGE] = evaluate(flat_model, average, validation, limit, batch, Part(control.rank, len(everywhere)))
     replies = control.gather({"sums": sums})
     result = control.broadcast(_result([reply["sums"] for reply in replies], layout, final) if replies else None)
-    shares = equal_shares if result["trainer"] is None else {result["trainer"]: 1.0}
-    return result, _bring_to_rank_0(shares, trainers, layout, flat_model, control.rank, world)
+    if result["trainer"] is None:
+        return result, flat_model.gradient  # the average, evaluated last, is still there
+    weights = _bring({result["trainer"]: 1.0}, (0,), trainers, layout, flat_model, groups)
+    return result, weights if control.rank == 0 else None
 
 
-def _bring_to_rank_0(
-    shares: Mapping[int, float], trainers: Sequence[Trainer], layout: Layout, flat_model: FlatModel, rank: int,
-    world: dist.ProcessGroup | None,
-) -> torch.Tensor | None:  # fmt: skip
-    """The trainers' anchors in these shares; one alone travels only if rank 0 does not hold it already."""
-    if len(shares) == 1 and 0 in layout.ranks(next(iter(shares))):
-        return next((trainer.anchor for trainer in trainers if trainer.id in shares), None)
-    combine(_contributions(trainers, layout, shares, rank), flat_model.gradient, world)
+def _bring(
+    shares: Mapping[int, float], needed: tuple[int, ...], trainers: Mapping[int, Trainer], layout: Layout,
+    flat_model: FlatModel, groups: Groups,
+) -> torch.Tensor:  # fmt: skip
+    """The trainers' anchors in these shares, in the flat model's gradient on the ranks in `needed`."""
+    wanted = transfer(0, shares, layout, needed)
+    group = groups.of(wanted.ranks)
+    if dist.get_rank() in wanted.ranks:
+        anchors = {id: trainer.anchor for id, trainer in trainers.items()}
+        combine(anchors, wanted, flat_model.gradient, group)
     return flat_model.gradient
 
 
-def _contributions(
-    trainers: Sequence[Trainer], layout: Layout, shares: Mapping[int, float], rank: int
-) -> list[tuple[float, torch.Tensor]]:
-    """This rank's part of a sum over trainers, each of which its lowest rank contributes."""
-    return [
-        (shares[trainer.id], trainer.anchor)
-        for trainer in trainers
-        if trainer.id in shares and layout.ranks(trainer.id)[0] == rank
-    ]
-
-
-def _name(trainer: int) -> str:
-    return f"trainer {trainer}"
-
-
 def _result(sums: Sequence[dict[str, tuple[float, int]]], layout: Layout, final: Final) -> dict[str, Any]:
-    names = {_name(trainer): trainer for trainer in layout.trainers}
+    names = {candidate_name(trainer): trainer for trainer in layout.trainers}
     candidates = []
     num_tokens = 0
     for name in [*names, AVERAGE] if len(names) > 1 else names:

@@ -163,7 +163,7 @@ class InnerPhase:
             trainer.id: len(trainer.workers) * self.plan.batches[trainer.id].local_batch for trainer in trainers
         }
         for trainer, result in results.items():
-            result.seconds = seconds * sequences[trainer] / sum(sequences.values())
+            result.seconds = round(seconds * sequences[trainer] / sum(sequences.values()), 6)
 
 
 def _update_gradient(

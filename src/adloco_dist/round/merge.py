@@ -1,6 +1,7 @@
 """Combining the outer state of several trainers: at a merge, and at the end of a run."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -9,32 +10,59 @@ from adloco_dist.cluster.groups import Groups
 from adloco_dist.decisions.regrouping import Transfer
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.trainer import Trainer
-from adloco_dist.round.outer import ring_bytes_sent
 
 
 def combine(
-    contributions: Sequence[tuple[float, torch.Tensor]], total: torch.Tensor, group: dist.ProcessGroup | None
-) -> None:
-    """Fill `total` with the sum of share times vector over the contributions of all ranks of `group`.
+    vectors: Mapping[int, torch.Tensor], transfer: Transfer, total: torch.Tensor, group: dist.ProcessGroup | None
+) -> int:
+    """Fill `total` with the sum of share times vector over the members of a transfer, on all its ranks.
 
-    What has no share is not among the contributions: zero times a number that is not finite is none.
+    Every rank sums one slice. Of the members that it hosts it has the slice already; of each other member one of the
+    ranks that host it sends that slice; and every sum is broadcast. An all-reduce, to which one rank for each member
+    brings the vector and the others zeros, sends half as much again for two members on two ranks each.
 
     Args:
-        contributions: this rank's; vectors of the shape of `total`, on any device. One of them may be `total` itself.
-        total: the same on every rank of `group` afterwards.
+        vectors: by member, those that this rank holds, (num_elements,), on any device; `total` may be one of them.
+        total: (num_elements,); the same bits on every rank of `group` afterwards.
+
+    Returns:
+        Bytes that this rank sent.
     """
-    others = [(share, vector) for share, vector in contributions if vector is not total]
-    if len(others) < len(contributions):
-        total.mul_(sum(share for share, vector in contributions if vector is total))
-    elif others:
-        share, vector = others.pop(0)
-        torch.mul(vector.to(total.device), share, out=total)
-    else:
-        total.zero_()
-    for share, vector in others:
-        total.add_(vector.to(total.device), alpha=share)
+    rank, ranks = dist.get_rank(), transfer.ranks
+    place = ranks.index(rank)
+    bounds = [len(total) * number // len(ranks) for number in range(len(ranks) + 1)]
+    slices = [slice(*pair) for pair in pairwise(bounds)]
+    mine = slices[place]
+    pieces = {id: vectors[id][mine].to(total.device) for id, holders in transfer.holders.items() if rank in holders}
+    bytes_sent = 0
     if group is not None:
-        dist.all_reduce(total, group=group)
+        outgoing = [
+            [vectors[id][part].to(total.device) for id in transfer.sent(rank, receiver)]
+            for receiver, part in zip(ranks, slices, strict=True)
+        ]
+        sizes_out = [sum(map(len, parts)) for parts in outgoing]
+        sizes_in = [len(transfer.sent(sender, rank)) * (mine.stop - mine.start) for sender in ranks]
+        sent = torch.cat([total[:0], *(piece for parts in outgoing for piece in parts)])
+        received = torch.empty(sum(sizes_in), dtype=total.dtype, device=total.device)
+        dist.all_to_all_single(received, sent, sizes_in, sizes_out, group=group)
+        incoming = [id for sender in ranks for id in transfer.sent(sender, rank)]
+        if incoming:
+            pieces |= zip(incoming, received.chunk(len(incoming)), strict=True)
+        bytes_sent = sent.nbytes
+    result = torch.zeros_like(total[mine])
+    for id, share in transfer.shares.items():
+        result.add_(pieces[id], alpha=share)
+    total[mine] = result
+    if group is not None:
+        works = [
+            dist.broadcast(total[part], src=sender, group=group, async_op=True)
+            for sender, part in zip(ranks, slices, strict=True)
+        ]
+        for work in works:
+            assert work is not None
+            work.wait()
+        bytes_sent += (len(ranks) - 1) * result.nbytes
+    return bytes_sent
 
 
 def merge(
@@ -43,7 +71,7 @@ def merge(
 ) -> dict[int, int]:  # fmt: skip
     """Give every trainer that merged, or came to other ranks, its anchor and outer momentum (AdLoCo, DO_MERGE).
 
-    Collective over the whole world. Each member is contributed once, by one rank.
+    Collective over the whole world.
 
     Args:
         before: this rank's trainers as they were.
@@ -59,14 +87,15 @@ def merge(
         group = groups.of(transfer.ranks)
         if rank not in transfer.ranks:
             continue
-        members = [(share, before[id]) for id, share in transfer.shares.items() if transfer.senders[id] == rank]
         trainer = after.get(transfer.trainer)
-        for place in range(len((trainer or members[0][1]).outer_vectors)):
+        members = {id: before[id] for id, holders in transfer.holders.items() if rank in holders}
+        for place in range(len((trainer or next(iter(members.values()))).outer_vectors)):
+            vectors = {id: member.outer_vectors[place] for id, member in members.items()}
             result = trainer.outer_vectors[place] if trainer else flat_model.gradient
-            # NCCL reduces nothing that lives in CPU memory.
+            # NCCL sends nothing that lives in CPU memory.
             total = result if result.device == flat_model.device else flat_model.gradient
-            combine([(share, member.outer_vectors[place]) for share, member in members], total, group)
+            sent = combine(vectors, transfer, total, group)
             if result is not total:
                 result.copy_(total)
-            bytes_sent[transfer.trainer] = bytes_sent.get(transfer.trainer, 0) + ring_bytes_sent(total, group)
+            bytes_sent[transfer.trainer] = bytes_sent.get(transfer.trainer, 0) + sent
     return bytes_sent

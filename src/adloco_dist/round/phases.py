@@ -14,7 +14,8 @@ def timed(seconds: dict[str, float], phase: str, device: torch.device) -> Iterat
     start = time.perf_counter()
     yield
     wait_for(device)
-    seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - start
+    # To the microsecond: a thousand ranks report these to rank 0.
+    seconds[phase] = round(seconds.get(phase, 0.0) + time.perf_counter() - start, 6)
 
 
 def wait_for(device: torch.device) -> None:

@@ -53,7 +53,11 @@ def read_trajectory(setting: str, source: str) -> Trajectory:
             raise SettingsError(f"{setting}={source}: trainer {trainer} has no total_batch in round {round_ + 1}")
         batches.setdefault(round_, {})[trainer] = batch
         if "merge" in record:
-            merges[round_] = (*merges.get(round_, ()), Merge.from_message(record["merge"]))
+            try:
+                merges[round_] = (*merges.get(round_, ()), Merge.from_message(record["merge"]))
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                told = f"the merge before round {round_ + 1} cannot be read"
+                raise SettingsError(f"{setting}={source}: {told}; name a run's own {METRICS_FILE}") from error
     if not batches:
         raise SettingsError(f"{setting}={source}: holds no round; name a run that has trained")
     for round_ in range(max(batches)):

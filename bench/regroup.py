@@ -1,0 +1,148 @@
+"""One merge with everything around it, on 8 gloo ranks: report, plan, new groups, averaged anchors.
+
+Four trainers of two workers, each on two ranks of its own; two of them merge onto four ranks that never formed a group
+before. Without the payload (a model of a few thousand parameters) it is all latency; with 20 MB of it, the averaging
+of anchors and outer momentum is compared with a bare all-reduce of the same bytes over the same ranks.
+"""
+
+import itertools
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from common import interleave, median_ratio, parse, report, spread
+
+from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.config import Settings
+from adloco_dist.config.compose import compose
+from adloco_dist.data.corpora import Splits
+from adloco_dist.data.tokens import TokenStore
+from adloco_dist.decisions.layout import Layout
+from adloco_dist.decisions.plan import PoolReport, Premises, RoundPlan
+from adloco_dist.decisions.planning import plan_round
+from adloco_dist.decisions.regrouping import transfers
+from adloco_dist.decisions.replay import Trajectory
+from adloco_dist.decisions.report import RankReport, pool_report
+from adloco_dist.hosting import Rank, find_premises, host, regroup
+from adloco_dist.models import build_model, model_config
+from adloco_dist.round.coordinate import coordinate
+from adloco_dist.round.merge import merge
+from adloco_dist.testing.processes import run_ranks
+from adloco_dist.train import opening_report
+
+NUM_RANKS, VOCAB_SIZE, LENGTH = 8, 256, 16
+COMMON = (
+    "pool.trainers=4", "pool.workers_per_trainer=2", "merge=worst_with_worst", "merge.every_rounds=1",
+    "batching.capacity=64", f"data.sequence_length={LENGTH}", "evaluation.every_rounds=null", "budget=rounds",
+    "budget.rounds=100",
+)  # fmt: skip
+WITHOUT_PAYLOAD = (
+    "model.overrides={hidden_size: 8, intermediate_size: 8, num_hidden_layers: 1, num_attention_heads: 1, "
+    "num_key_value_heads: 1}"
+)
+WITH_PAYLOAD = (
+    "model.overrides={hidden_size: 256, intermediate_size: 688, num_hidden_layers: 6, num_attention_heads: 4, "
+    "num_key_value_heads: 4, tie_word_embeddings: true}"
+)  # 4.8M parameters
+
+
+def new_rank(settings: Settings, runtime: Runtime, layout: Layout) -> Rank:
+    tokens = np.random.default_rng(0).integers(0, VOCAB_SIZE, 20_000).astype(np.uint16)
+    store = TokenStore(tokens, LENGTH)
+    splits = Splits(store, store, VOCAB_SIZE, is_bytes=False, source="noise", digest="")
+    model = build_model(settings.model, model_config(settings.model, VOCAB_SIZE, LENGTH), 0)
+    return host(settings, runtime, splits, model, layout)
+
+
+def layouts(count: int) -> list[Layout]:
+    """Pairs of ranks such that trainers 0 and 1 together stand on other four ranks every time."""
+    quartets = list(itertools.combinations(range(NUM_RANKS), 4))
+    random.Random(0).shuffle(quartets)
+    made = []
+    for quartet in quartets[:count]:
+        rest = [rank for rank in range(NUM_RANKS) if rank not in quartet]
+        made.append(Layout({0: quartet[:2], 1: quartet[2:], 2: tuple(rest[:2]), 3: tuple(rest[2:])}))
+    return made
+
+
+def decide(settings: Settings, premises: Premises, last: RoundPlan, reports: Sequence[RankReport]) -> RoundPlan:
+    return plan_round(settings, premises, last, pool_report(reports, last, 0.0))
+
+
+def latency(runtime: Runtime, repetitions: int) -> dict[str, list[float]]:
+    """Seconds of the slowest rank in each repetition: for report and plan, and for all."""
+    settings = compose([*COMMON, WITHOUT_PAYLOAD])
+    taken: dict[str, list[float]] = {"report and plan": [], "whole": []}
+    for layout in layouts(repetitions):
+        rank = new_rank(settings, runtime, layout)
+        premises = find_premises(rank, layout, Trajectory())
+        first = plan_round(settings, premises, None, PoolReport())
+        own = opening_report(rank, layout)
+        dist.barrier()
+        start = time.perf_counter()
+        plan, _, own = coordinate(runtime.control, own, partial(decide, settings, premises, first))
+        planned = time.perf_counter()
+        regroup(rank, layout, plan, own)
+        end = time.perf_counter()
+        assert plan.regrouping
+        assert plan.layout.num_workers(plan.regrouping.merges[0].survivor) == 4
+        slowest = runtime.control.exchange({"report and plan": planned - start, "whole": end - start})
+        for name, values in taken.items():
+            values.append(max(message[name] for message in slowest))
+        rank.groups.keep([])
+    return taken
+
+
+def payload(runtime: Runtime, rounds: int) -> dict[str, Any]:
+    """Seconds of averaging anchors and momentum, and of one bare all-reduce of as many bytes, on rank 0."""
+    settings = compose([*COMMON, WITH_PAYLOAD])
+    layout = layouts(1)[0]
+    rank = new_rank(settings, runtime, layout)
+    premises = find_premises(rank, layout, Trajectory())
+    first = plan_round(settings, premises, None, PoolReport())
+    plan = plan_round(settings, premises, first, PoolReport())
+    assert plan.regrouping
+    steps = transfers(layout, plan.layout, plan.regrouping)
+    before = dict(rank.trainers)
+    regroup(rank, layout, plan, RankReport(runtime.rank))
+    after, union = rank.trainers, steps[0].ranks
+    buffer = torch.zeros(2 * rank.flat_model.num_elements)
+    group = rank.groups.of(union)
+
+    def ours() -> None:
+        dist.barrier()
+        merge(before, after, steps, rank.groups, rank.flat_model)
+
+    def bare() -> None:
+        dist.barrier()
+        if group is not None:
+            dist.all_reduce(buffer, group=group)
+
+    seconds = interleave([ours, bare], rounds, warmup=2)
+    return {"ranks": union, "seconds": seconds, "bytes": buffer.nbytes}
+
+
+def main() -> None:
+    options = parse(__doc__ or "").parse_args()
+    latencies = run_ranks(latency, [0] * NUM_RANKS, 10 if options.quick else 30)[0]
+    results = run_ranks(payload, [0] * NUM_RANKS, 10 if options.quick else 30)
+    ours, bare = results[results[0]["ranks"][0]]["seconds"]
+    megabytes = results[0]["bytes"] / 1e6
+    rows = [[f"without payload: {name}", *spread(seconds, 1e-3)] for name, seconds in latencies.items()]
+    rows.append([f"{megabytes:.0f} MB on four ranks: merge", *spread(ours, 1e-3)])
+    rows.append([f"{megabytes:.0f} MB on four ranks: bare all-reduce", *spread(bare, 1e-3)])
+    figures = {
+        "regroup_ms": 1e3 * statistics.median(latencies["whole"]),
+        "merge_over_bare_allreduce": median_ratio(ours, bare),
+    }
+    report("a merge on 8 gloo ranks: milliseconds", ["", "min", "median", "max"], rows, figures, options.json)
+
+
+if __name__ == "__main__":
+    main()

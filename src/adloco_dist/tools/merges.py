@@ -1,0 +1,188 @@
+"""How a run's trainers merged: `launch/merges.py RUN`."""
+
+import argparse
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from adloco_dist.config import told_in_one_line
+from adloco_dist.decisions.merging import Merge, Standing
+from adloco_dist.decisions.records import Record, candidate_name
+from adloco_dist.run.finished import read_run
+from adloco_dist.run.records import read_records, read_trajectory
+
+GAP = 3
+END = "end"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of launch/merges.py."""
+    parser = argparse.ArgumentParser(
+        description="Draw how a run's trainers merged. Time runs downwards, and every trainer has a lane: {its ranks}, "
+        "its workers, its total batch in the first and the last of the rounds named on the left. Where lanes join "
+        "stands what every member counts for in the average.",
+    )
+    parser.add_argument("run", help="run directory, or its metrics.jsonl")
+    options = parser.parse_args(arguments)
+    with told_in_one_line():
+        print("\n".join(merge_drawing(options.run)))
+
+
+def merge_drawing(source: str) -> list[str]:
+    """The drawing of one run, line by line.
+
+    Raises:
+        SettingsError: no records there, or not those of a whole run.
+    """
+    read_trajectory("RUN", source)  # no lane of what it accepts has gaps
+    result = (read_run(Path(source))["result"] if Path(source).is_dir() else None) or {"candidates": []}
+    final = {candidate["name"]: candidate["validation_perplexity"] for candidate in result["candidates"]}
+    return draw_merges(read_records("RUN", source), final)
+
+
+def draw_merges(records: Sequence[Record], final: Mapping[str, float | None]) -> list[str]:
+    """The drawing of the records of a run that has trained, and below it every merge in words.
+
+    Args:
+        final: perplexities at the end of the run, by the candidates' names; null for one that is not finite.
+    """
+    stretches = _stretches(records)
+    ends = {id: f"perplexity {_shown(final.get(candidate_name(id)))}" for id in stretches[-1].end}
+    columns = _columns(stretches, ends)
+    lines = [_line(columns, "", {trainer: f"trainer {trainer}" for trainer in columns})]
+    for stretch in stretches:
+        if stretch.merges:
+            lines += _merge_lines(columns, stretch)
+        lines.append(_line(columns, stretch.name, {id: f"│ {stretch.workers(id)}" for id in stretch.begin}))
+        lines.append(_line(columns, "", {id: f"│ {stretch.batch(id)}" for id in stretch.begin}))
+    lines.append(_line(columns, END, {trainer: f"▼ {told}" for trainer, told in ends.items()}))
+    words = [_in_words(row) for stretch in stretches for row in stretch.begin.values() if "merge" in row]
+    return [*lines, "", *(words or ["no trainers merged"])]
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """Rounds without a merge in between."""
+
+    begin: Mapping[int, Record]
+    """The first round's row of every trainer, by ascending id."""
+    end: Mapping[int, Record]
+    """The same of the last round."""
+
+    @property
+    def name(self) -> str:
+        first, last = (next(iter(rows.values()))["round"] for rows in (self.begin, self.end))
+        return f"round {first}" if first == last else f"rounds {first}-{last}"
+
+    @property
+    def merges(self) -> list[Merge]:
+        """Those before the first round."""
+        return [Merge.from_message(row["merge"]) for row in self.begin.values() if "merge" in row]
+
+    def workers(self, trainer: int) -> str:
+        """Where they are, and how many."""
+        count = self.begin[trainer]["workers"]
+        return f"{_set_of_ranks(self.begin[trainer]['ranks'])} {count} worker{'s' if count > 1 else ''}"
+
+    def batch(self, trainer: int) -> str:
+        """In the first and in the last round."""
+        first, last = self.begin[trainer]["total_batch"], self.end[trainer]["total_batch"]
+        return f"batch {first}" if first == last else f"batch {first}-{last}"
+
+
+def _stretches(records: Sequence[Record]) -> list[_Stretch]:
+    rounds: dict[int, dict[int, Record]] = {}
+    for record in sorted(records, key=lambda record: (record["round"], record["trainer"])):
+        if record["round"]:
+            rounds.setdefault(record["round"], {})[record["trainer"]] = record
+    first, last = min(rounds), max(rounds)
+    merging = [number for number, rows in rounds.items() if any("merge" in row for row in rows.values())]
+    begins = sorted({first, *merging})
+    ends = [*(number - 1 for number in begins[1:]), last]
+    return [_Stretch(rounds[begin], rounds[end]) for begin, end in zip(begins, ends, strict=True)]
+
+
+def _shown(perplexity: float | None) -> str:
+    return "unknown" if perplexity is None else f"{perplexity:,.4g}"
+
+
+def _columns(stretches: Sequence[_Stretch], ends: Mapping[int, str]) -> dict[int, int]:
+    """Where on a line every trainer's lane is, left to right by id; each is as wide as what stands in it."""
+    columns: dict[int, int] = {}
+    column = max(map(len, (END, *(stretch.name for stretch in stretches)))) + GAP
+    for id in stretches[0].begin:
+        columns[id] = column
+        lived = [stretch for stretch in stretches if id in stretch.begin]
+        texts = [ends.get(id, ""), *(text for stretch in lived for text in (stretch.workers(id), stretch.batch(id)))]
+        column += len("│ ") + max(map(len, texts)) + GAP
+    return columns
+
+
+def _line(columns: Mapping[int, int], name: str, texts: Mapping[int, str]) -> str:
+    """`name`, and each text where its trainer's lane is."""
+    line = name
+    for trainer, column in columns.items():
+        if trainer in texts:
+            line = line.ljust(column) + texts[trainer]
+    return line
+
+
+def _merge_lines(columns: Mapping[int, int], stretch: _Stretch) -> list[str]:
+    """The merges before a stretch, one after the other."""
+    ended = {trainer for merge in stretch.merges for trainer in merge.ended}
+    lanes = dict.fromkeys({*stretch.begin, *ended}, "│")
+    lines = [_line(columns, "", lanes)]
+    for merge in stretch.merges:
+        shares = {member: f"│ {share:.2f}" if share else "│ left out" for member, share in merge.shares.items()}
+        lines += [_line(columns, "", lanes | shares), _joint(columns, lanes, merge)]
+        lanes = {trainer: lane for trainer, lane in lanes.items() if trainer not in merge.ended}
+        lines.append(_line(columns, "", lanes))
+    return lines
+
+
+def _joint(columns: Mapping[int, int], living: Collection[int], merge: Merge) -> str:
+    """The line in which lanes end: they turn towards the survivor's, and cross those of others on the way."""
+    first, last = min(merge.shares), max(merge.shares)
+    line = ""
+    for trainer, column in columns.items():
+        is_inside = first < trainer <= last
+        line = line.ljust(column, "─" if is_inside else " ")
+        if trainer == merge.survivor:
+            line = (line[:-1] + "►" if is_inside else line) + ("│◄" if trainer < last else "│")
+        elif trainer in merge.shares:
+            line += "╰" if trainer == first else "╯" if trainer == last else "┴"
+        elif trainer in living:
+            line += "┼" if is_inside else "│"
+    return line.rstrip()
+
+
+def _in_words(row: Record) -> str:
+    """The merge that a survivor's row tells of."""
+    merge, ranks, idle = Merge.from_message(row["merge"]), row["ranks"], row["merge"]["idle_ranks"]
+    ended = [
+        f"{id} ({_asked(merge.standings[id])})" if merge.shares[id] else f"{id} (left out: not finite)"
+        for id in merge.ended
+    ]
+    told = [
+        f"before round {row['round']}: trainer{'s' if len(ended) > 1 else ''} {', '.join(ended)} into "
+        f"{merge.survivor} ({_asked(merge.standings[merge.survivor])}), {row['merge']['policy']}",
+        f"ranks {_set_of_ranks(ranks)} now average together" if len(ranks) > 1 else f"all on rank {ranks[0]}",
+    ]
+    if idle:
+        told.append(f"ranks {_set_of_ranks(idle)} idle" if len(idle) > 1 else f"rank {idle[0]} idle")
+    return "; ".join(told)
+
+
+def _asked(standing: Standing) -> str:
+    """A request, and what the bounds made of it, which is what the trainer counts for."""
+    request = f"asked for {standing.request:,.4g}" if standing.request < math.inf else "asked for any batch"
+    return request if standing.bounded == standing.request else f"{request}, bounded to {standing.bounded:,.4g}"
+
+
+def _set_of_ranks(ranks: Sequence[int]) -> str:
+    """{0,1,4-7}"""
+    runs = [[rank for _, rank in run] for _, run in groupby(enumerate(ranks), lambda item: item[1] - item[0])]
+    told = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs]
+    return "{" + ",".join(told) + "}"
