@@ -1,5 +1,6 @@
 """A small pool on made-up text, for tests that train in this process or on forked ranks."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from adloco_dist.data.tokens import TokenStore
 from adloco_dist.decisions.batch import BatchPlan, BatchPremises, BatchReport, first_demand, next_demand, take
 from adloco_dist.decisions.layout import experiment_layout
 from adloco_dist.decisions.replay import Trajectory
-from adloco_dist.hosting import find_premises, host
+from adloco_dist.hosting import Rank, find_premises, host
 from adloco_dist.models import build_model, model_config, token_losses
 from adloco_dist.run.journal import Journal
 from adloco_dist.testing.records import KeptRecords
@@ -86,17 +87,28 @@ def sequence_gradients(count: int) -> Matrix:
 
 
 def train_small_pool(
-    runtime: Runtime, *overrides: str, module: torch.nn.Module | None = None, trajectory: Trajectory | None = None
+    runtime: Runtime,
+    *overrides: str,
+    module: torch.nn.Module | None = None,
+    trajectory: Trajectory | None = None,
+    splits: Splits | None = None,
+    prepare: Callable[[Rank], None] = lambda rank: None,
 ) -> dict[str, Any]:
-    """Train and return this rank's anchors (by trainer), cursors, the result, and on rank 0 the records."""
+    """Train and return this rank's anchors (by trainer), cursors, the result, and on rank 0 the records.
+
+    Args:
+        prepare: changes what the rank works with before the first round.
+    """
     settings = small_settings(*overrides)
     sink = KeptRecords([])
     layout = experiment_layout(settings, runtime.nodes)
-    rank = host(settings, runtime, small_splits(), module or small_module(settings), layout)
+    rank = host(settings, runtime, splits or small_splits(), module or small_module(settings), layout)
     premises = find_premises(rank, layout, trajectory or Trajectory())
+    prepare(rank)
     outcome = train(rank, premises, Journal([sink] if runtime.rank == 0 else []), StopRequest())
     return {
         "anchors": {trainer.id: trainer.anchor.numpy().copy() for trainer in outcome.trainers},
+        "unread": {trainer.id: trainer.shard.unread().tolist() for trainer in outcome.trainers},
         "cursors": {trainer.id: trainer.shard.cursor for trainer in outcome.trainers},
         "chosen": None if outcome.weights is None else outcome.weights.numpy().copy(),
         "result": outcome.result,

@@ -1,5 +1,6 @@
 """The control plane and process groups on real ranks."""
 
+import random
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 import torch.distributed as dist
 from support import small_settings, train_small_pool
 
+from adloco_dist.cluster.control import encode
 from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Backend, SettingsError
@@ -18,13 +20,16 @@ from adloco_dist.train import RanksDisagreeError
 
 def talk(runtime: Runtime) -> dict[str, Any]:
     control, rank = runtime.control, runtime.rank
-    gathered = control.gather({"rank": rank, "text": "ä" * (10 ** (rank + 1))})
-    sent = control.bytes_sent
+    message = {"rank": rank, "text": "".join(chr(random.randrange(32, 1000)) for _ in range(10 ** (rank + 1)))}
+    before = control.bytes_sent
+    gathered = control.gather(message)
+    sent = control.bytes_sent - before
     return {
         "gathered": [(m["rank"], len(m["text"])) for m in gathered],
         "broadcast": control.broadcast({"plan": [1.5, None, "x"]} if rank == 0 else None),
         "all": [m["rank"] for m in control.exchange({"rank": rank})],
         "sent": sent,
+        "bytes": 8 + len(encode(message)),
     }
 
 
@@ -35,7 +40,8 @@ def test_messages_of_any_length_arrive() -> None:
     for rank in (first, second, third):
         assert rank["broadcast"] == {"plan": [1.5, None, "x"]}
         assert rank["all"] == [0, 1, 2]
-    assert second["sent"] > 1000, "padded to the longest"
+    assert [rank["sent"] for rank in (first, second, third)] == [0, second["bytes"], third["bytes"]]
+    assert third["bytes"] > 1000 > second["bytes"]
 
 
 def agree(runtime: Runtime, failing: list[int]) -> str:

@@ -1,11 +1,30 @@
 """Trainers that merge and ranks that regroup, on real process groups: invariants 1, 3, 4 and 7 through merges."""
 
+import random
+from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
-from support import train_small_pool
+import torch
+from support import SEQUENCE_LENGTH, small_module, small_settings, small_splits, train_small_pool
 
+from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.config import FreedWorkers, MergePolicy, MergeSettings
+from adloco_dist.data.shards import deal
+from adloco_dist.data.tokens import TokenStore
+from adloco_dist.decisions.layout import Layout
+from adloco_dist.decisions.merging import Merge, Standing, choose_merges
+from adloco_dist.decisions.plan import PoolReport
+from adloco_dist.decisions.planning import plan_round
+from adloco_dist.decisions.records import candidate_name, merge_in_words
+from adloco_dist.decisions.regrouping import layout_after
+from adloco_dist.decisions.regrouping import regroup as find_work
+from adloco_dist.decisions.replay import Trajectory
+from adloco_dist.decisions.report import RankReport
+from adloco_dist.hosting import Rank, find_premises, host, regroup
 from adloco_dist.testing.processes import run_ranks
 
 SHRINKING = (
@@ -48,3 +67,206 @@ def test_a_shrinking_pool_on_any_ranks_is_the_same_run(freed: str) -> None:
         for mine, theirs in zip(alone[0]["records"], elsewhere[0]["records"], strict=True):
             assert decided(mine) == decided(theirs)
             assert mine.get("train_loss") == pytest.approx(theirs.get("train_loss"), abs=1e-9)
+
+
+class CountingStore(TokenStore):
+    """Remembers which sequences were read."""
+
+    def __init__(self, store: TokenStore) -> None:
+        super().__init__(store.tokens, SEQUENCE_LENGTH)
+        self.read: list[int] = []
+
+    def sequences(self, ids: npt.NDArray[np.int64]) -> torch.Tensor:
+        self.read += ids.tolist()
+        return super().sequences(ids)
+
+
+def count_sequences(runtime: Runtime, *overrides: str) -> dict[str, Any]:
+    splits = small_splits()
+    store = CountingStore(splits.train)
+    done = train_small_pool(
+        runtime, *overrides, splits=replace(splits, train=store), prepare=lambda rank: store.read.clear()
+    )
+    return {**done, "read": store.read}
+
+
+@pytest.mark.parametrize(("freed", "shards"), [("join", "disjoint"), ("redistribute", "disjoint"), ("join", "shared")])
+def test_a_census_of_sequences(freed: str, shards: str) -> None:
+    """Invariant 4 through merges: what all ranks really read."""
+    overrides = (
+        *SHRINKING, "pool.trainers=3", f"merge.freed={freed}", f"data.shards={shards}", "merge.every_rounds=3",
+        "instances.concurrency=threads",
+    )  # fmt: skip
+    ranks = run_ranks(count_sequences, [0, 0, 0], *overrides)
+    seen = Counter(id for rank in ranks for id in rank["read"])
+    records = ranks[0]["records"]
+    assert sum(seen.values()) == sum(record.get("sequences", 0) for record in records)
+    assert [record["round"] for record in records if "merge" in record] == [4, 7]
+    if shards == "shared":  # nothing is united: the survivor goes on where it was
+        survivor = records[-1]["trainer"]
+        taken = sum(record.get("sequences", 0) for record in records if record["trainer"] == survivor)
+        assert records[-1]["cursor"] == taken
+        return
+    unread = set(ranks[0]["unread"][records[-1]["trainer"]])
+    for shard in deal(small_splits().train.num_sequences, 3, seed=0):
+        ids = set(shard.peek(0, len(shard)).tolist())
+        most = max(seen[id] for id in ids)
+        behind = {id for id in ids if seen[id] < most}
+        assert all(seen[id] == most - 1 for id in behind)
+        assert behind in (unread & ids, set())
+
+
+WIDE = Layout({0: (0, 1), 1: (1, 2), 2: (2,), 3: (0,), 4: (0, 2)})
+
+
+def merge_by_hand(runtime: Runtime, outer_state: str, freed: str) -> dict[str, Any]:
+    """Five trainers with anchors and momenta of known numbers; 0, 1, 2 merge by requests 2, 3, 5, and 3 with 4."""
+    settings = small_settings("pool.trainers=5", "algorithm=diloco", f"pool.outer_state={outer_state}")
+    rank = host(settings, runtime, small_splits(), small_module(settings), WIDE)
+    for id, trainer in rank.trainers.items():
+        trainer.outer_vectors[0].fill_(7.0 if id > 2 else 10.0**id)
+        trainer.outer_vectors[1].fill_(3.0 if id > 2 else -(10.0**id))
+        for worker in trainer.workers:
+            for moment in worker.vectors()[1:]:
+                moment.fill_(100 * id + worker.id)
+    if 4 in rank.trainers:
+        rank.trainers[4].outer_vectors[0][5] = float("nan")
+    merges = (
+        Merge(1, {0: 0.2, 1: 0.3, 2: 0.5}, {}),
+        Merge(3, {3: 1.0, 4: 0.0}, {}),
+    )
+    first = plan_round(settings, find_premises(rank, WIDE, Trajectory()), None, PoolReport())
+    regrouping = find_work(WIDE, merges, FreedWorkers[freed], {1: 10.0, 3: 1.0}, {1: 72, 3: 48})
+    plan = replace(first, regrouping=regrouping, layout=layout_after(WIDE, regrouping))
+    report = RankReport(runtime.rank)
+    regroup(rank, WIDE, plan, report)
+    return {
+        "outer": {id: [vector.unique().tolist() for vector in t.outer_vectors] for id, t in rank.trainers.items()},
+        "workers": {(id, w.id): w.vectors()[1][0].item() for id, t in rank.trainers.items() for w in t.workers},
+        "at_anchor": all((w.weights == t.anchor).all() for t in rank.trainers.values() for w in t.workers),
+        "sent": report.merge_bytes_sent,
+        "vector_bytes": rank.flat_model.gradient.nbytes,
+        "shards": {id: len(shard) for id, shard in rank.shards.items()},
+    }
+
+
+@pytest.mark.parametrize("outer_state", ["device", "cpu"])
+def test_a_merge_worked_by_hand(outer_state: str) -> None:
+    """x = 0.2 * 1 + 0.3 * 10 + 0.5 * 100, momentum the same way; trainer 4 is not finite and is left out."""
+    ranks = run_ranks(merge_by_hand, [0, 0, 1], outer_state, "join")
+    for rank in ranks:
+        assert rank["at_anchor"]
+        assert rank["shards"] == {1: 72, 3: 48}
+        for id, (anchor, momentum) in rank["outer"].items():
+            (x,), (m,) = anchor, momentum
+            assert (x, m) == pytest.approx((53.2, -53.2) if id == 1 else (7.0, 3.0))
+    assert [sorted(rank["outer"]) for rank in ranks] == [[1, 3], [1], [1, 3]]
+    workers = {key: moment for rank in ranks for key, moment in rank["workers"].items()}
+    # The survivor's own first, then the others' by trainer; moments stay, but those of a broken trainer's workers.
+    assert workers == {(1, 0): 100, (1, 1): 101, (1, 2): 0, (1, 3): 1, (1, 4): 200, (3, 0): 300, (3, 1): 0, (3, 2): 0}
+    # On its way to rank 2: trainer 3's vectors. An all-reduce over three ranks sends 4/3 of a vector each.
+    most = max(sum(rank["sent"].values()) for rank in ranks)
+    assert most < 2 * (4 / 3 + 1) * ranks[0]["vector_bytes"]
+
+
+def test_workers_that_are_dealt_anew_find_their_anchor() -> None:
+    ranks = run_ranks(merge_by_hand, [0, 0, 1], "device", "redistribute")
+    assert all(rank["at_anchor"] for rank in ranks)
+    workers = [key for rank in ranks for key in rank["workers"]]
+    assert sorted(workers) == [(1, m) for m in range(7)] + [(3, 0)], "eight workers by requests 10 and 1"
+
+
+def poisoned(runtime: Runtime, *overrides: str) -> dict[str, Any]:
+    def poison(rank: Rank) -> None:
+        for trainer in rank.trainers.values():
+            if trainer.id == 1:
+                trainer.anchor[3] = float("nan")
+
+    return train_small_pool(runtime, *overrides, prepare=poison)
+
+
+def test_a_trainer_that_is_not_finite_is_left_out_and_named() -> None:
+    overrides = (*SHRINKING, "pool.trainers=3", "pool.workers_per_trainer=1", "budget.rounds=4")
+    ranks = run_ranks(poisoned, [0, 0, 0], *overrides)
+    (merged,) = [record for record in ranks[0]["records"] if "merge" in record]
+    assert merged["merge"]["shares"][1] == 0.0
+    assert merged["workers"] == 2
+    assert "trainer 1 (left out: not finite)" in merge_in_words(merged)
+    assert all(np.isfinite(anchor).all() for anchor in anchors(ranks).values())
+    assert merged["finite_workers"] == 2, "its worker starts again from the survivor's anchor"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("pool.trainers=1",),
+        ("pool.trainers=2", "merge.width=9"),
+        ("pool.trainers=3", "merge.min_trainers=3"),
+        ("pool.trainers=3", "merge.simultaneous=5", "merge=best_with_worst", "merge.every_rounds=1"),
+    ],
+)
+def test_nothing_hangs_at_the_edges(overrides: tuple[str, ...]) -> None:
+    ranks = run_ranks(train_small_pool, [0, 0], *SHRINKING, "budget.rounds=4", *overrides)
+    assert ranks[0]["stop"] == "budget.rounds=4 reached"
+    expected = 3 if "merge.min_trainers=3" in overrides else 1
+    assert len(ranks[0]["result"]["candidates"]) == (1 if expected == 1 else expected + 1)
+
+
+def random_merges(runtime: Runtime, sequences: int) -> int:
+    """Random layouts and merges, every plan applied, until one trainer is left; compared with plain arithmetic."""
+    settings = small_settings("batching.capacity=8", "outer=nesterov", "evaluation.every_rounds=null")
+    rng, control, num_plans = random.Random(0), runtime.control, 0
+    module, splits = small_module(settings), small_splits()
+    for _ in range(sequences):
+        num_trainers = rng.randint(2, 5)
+        before = Layout({id: tuple(rng.randrange(4) for _ in range(rng.randint(1, 3))) for id in range(num_trainers)})
+        rank = host(settings, runtime, splits, module, before)
+        values = {id: rng.uniform(-1, 1) for id in before.hosts}
+        for id, trainer in rank.trainers.items():
+            trainer.outer_vectors[0].fill_(values[id])
+            trainer.outer_vectors[1].fill_(-values[id])
+        plan = plan_round(settings, find_premises(rank, before, Trajectory()), None, PoolReport())
+        while len(before.hosts) > 1:
+            policy = rng.choice([MergePolicy.worst_with_worst, MergePolicy.best_with_worst])
+            merge = MergeSettings(policy=policy, width=rng.randint(2, 4), simultaneous=rng.randint(1, 2))
+            standings = {id: Standing(rng.uniform(1, 9), rng.uniform(1, 9)) for id in before.hosts}
+            merges = choose_merges(merge, standings)
+            requests = {id: standing.bounded for id, standing in standings.items()}
+            left = set(before.hosts) - {ended for one in merges for ended in one.ended}
+            sizes = dict.fromkeys(left, 99)
+            kept = {id: requests[id] for id in left}
+            regrouping = find_work(before, merges, rng.choice(list(FreedWorkers)), kept, sizes)
+            plan = replace(plan, regrouping=regrouping, layout=layout_after(before, regrouping))
+            regroup(rank, before, plan, RankReport(runtime.rank))
+            for one in merges:
+                values[one.survivor] = sum(share * values[id] for id, share in one.shares.items())
+            before, num_plans = plan.layout, num_plans + 1
+            assert list(rank.trainers) == before.trainers_on(runtime.rank)
+            for id, trainer in rank.trainers.items():
+                anchor, momentum = trainer.outer_vectors
+                np.testing.assert_allclose(anchor.numpy(), values[id], atol=1e-12)
+                np.testing.assert_allclose(momentum.numpy(), -values[id], atol=1e-12)
+                assert [worker.id for worker in trainer.workers] == before.workers_on(runtime.rank, id)
+            mine = {"formed": rank.groups.formed, "sums": {id: t.checksum() for id, t in rank.trainers.items()}}
+            sums: dict[str, list[int]] = {}
+            for other in control.exchange(mine):
+                assert [tuple(ranks) for ranks in other["formed"]] == rank.groups.formed
+                for id, checksum in other["sums"].items():
+                    assert sums.setdefault(id, checksum) == checksum
+            assert set(rank.groups.formed) == {ranks for id in before.hosts if len(ranks := before.ranks(id)) > 1}
+        rank.groups.keep([])
+    return num_plans
+
+
+def test_hundreds_of_random_merges_on_four_ranks() -> None:
+    counts = run_ranks(random_merges, [0, 0, 1, 1], 140)
+    assert min(counts) > 200
+
+
+def test_the_average_of_the_trainers_left_can_be_saved() -> None:
+    overrides = (*SHRINKING, "merge.min_trainers=3", "final=average", "budget.rounds=4")
+    ranks = run_ranks(train_small_pool, [0, 0, 1], *overrides)
+    result, held = ranks[0]["result"], anchors(ranks)
+    assert result["saved"] == "average of all trainers"
+    assert [candidate["name"] for candidate in result["candidates"]] == [*map(candidate_name, held), result["saved"]]
+    np.testing.assert_allclose(ranks[0]["chosen"], np.mean(list(held.values()), axis=0), atol=1e-12)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from adloco_dist.config import Corpus, DataSettings, SettingsError
+from adloco_dist.config import Corpus, DataSettings, SettingsError, Shards
 from adloco_dist.data.corpora import load_corpus
 from adloco_dist.data.shards import Shard, deal, permutation
 from adloco_dist.data.tokens import END_OF_TEXT, TokenStore, byte_tokenizer, encode_bytes
@@ -156,6 +156,53 @@ def test_each_sequence_is_used_once_per_epoch_whatever_the_batches() -> None:
     epochs = [seen[start : start + 37] for start in range(0, len(seen) - 36, 37)]
     assert all(Counter(epoch) == Counter(range(100, 137)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == len(epochs), "a fresh order every epoch"
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_merges_lose_no_sequence_and_read_none_twice(seed: int) -> None:
+    """Invariant 4 through merges: every id of a shard is read as often as the others, or once less if still unread."""
+    rng = random.Random(seed)
+    shards = dict(enumerate(deal(rng.randint(30, 90), rng.randint(2, 6), seed)))
+    ids = {trainer: set(shard.peek(0, len(shard)).tolist()) for trainer, shard in shards.items()}
+    members = {trainer: [trainer] for trainer in shards}
+    seen: Counter[int] = Counter()
+    orders: dict[int, set[tuple[int, ...]]] = {trainer: set() for trainer in shards}
+    for _ in range(60):
+        trainer = rng.choice(list(shards))
+        shard = shards[trainer]
+        if len(shards) > 1 and rng.random() < 0.1:
+            ended = rng.sample([other for other in shards if other != trainer], rng.randint(1, len(shards) - 1))
+            united = sorted([trainer, *ended])
+            shards[trainer] = shard.united([shards[member] for member in united])
+            for other in ended:
+                del shards[other]
+                members[trainer] += members[other]
+        elif shard.num_unread and rng.random() < 0.5:  # to the end of the epoch, where everything begins anew
+            count = shard.num_unread
+            seen.update(shard.peek(0, count).tolist())
+            shard.advance(count)
+            order = tuple(shard.peek(0, len(shard)).tolist())
+            assert order not in orders[trainer], "a fresh order every epoch, also after merges"
+            orders[trainer].add(order)
+        else:
+            count = rng.randint(1, 2 * len(shard))
+            seen.update(shard.peek(0, count).tolist())
+            shard.advance(count)
+        for survivor, shard in shards.items():
+            unread = set(shard.unread().tolist())
+            assert len(unread) == shard.num_unread
+            assert len(shard) == sum(len(ids[member]) for member in members[survivor])
+            for member in members[survivor]:
+                most = max(seen[id] for id in ids[member])
+                behind = {id for id in ids[member] if seen[id] < most}
+                assert all(seen[id] == most - 1 for id in behind)
+                assert behind in (unread & ids[member], set())
+
+
+def test_shared_shards_hold_everything_each_in_an_order_of_its_own() -> None:
+    first, second = deal(50, 2, 0, Shards.shared)
+    assert sorted(first.peek(0, 50).tolist()) == sorted(second.peek(0, 50).tolist()) == list(range(50))
+    assert first.peek(0, 50).tolist() != second.peek(0, 50).tolist()
 
 
 def test_orders_are_the_same_on_every_machine() -> None:

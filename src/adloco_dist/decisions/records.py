@@ -3,10 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import groupby
 from typing import Any
 
 from adloco_dist.config import BatchRequest, Settings
 from adloco_dist.decisions.batch import BatchPlan
+from adloco_dist.decisions.merging import Merge, Standing
 from adloco_dist.decisions.plan import RoundPlan
 from adloco_dist.decisions.regrouping import Regrouping
 from adloco_dist.decisions.report import RankReport, TrainerReport, measured, shares_by_trainer
@@ -139,3 +141,33 @@ def _control_share(report: RankReport, trainer: int) -> int:
     hosted = sorted(report.trainers)
     place, bytes_sent = hosted.index(trainer), report.control_bytes_sent
     return bytes_sent * (place + 1) // len(hosted) - bytes_sent * place // len(hosted)
+
+
+def merge_in_words(row: Record) -> str:
+    """The merge that a survivor's record tells of."""
+    merge, ranks, idle = Merge.from_message(row["merge"]), row["ranks"], row["merge"]["idle_ranks"]
+    ended = [
+        f"{id} ({_asked(merge.standings[id])})" if merge.shares[id] else f"{id} (left out: not finite)"
+        for id in merge.ended
+    ]
+    told = [
+        f"before round {row['round']}: trainer{'s' if len(ended) > 1 else ''} {', '.join(ended)} into "
+        f"{merge.survivor} ({_asked(merge.standings[merge.survivor])}), {row['merge']['policy']}",
+        f"ranks {set_of_ranks(ranks)} now average together" if len(ranks) > 1 else f"all on rank {ranks[0]}",
+    ]
+    if idle:
+        told.append(f"ranks {set_of_ranks(idle)} idle" if len(idle) > 1 else f"rank {idle[0]} idle")
+    return "; ".join(told)
+
+
+def _asked(standing: Standing) -> str:
+    """A request, and what the bounds made of it, which is what the trainer counts for."""
+    request = f"asked for {standing.request:,.4g}" if standing.request < math.inf else "asked for any batch"
+    return request if standing.bounded == standing.request else f"{request}, bounded to {standing.bounded:,.4g}"
+
+
+def set_of_ranks(ranks: Sequence[int]) -> str:
+    """{0,1,4-7}"""
+    runs = [[rank for _, rank in run] for _, run in groupby(enumerate(ranks), lambda item: item[1] - item[0])]
+    told = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs]
+    return "{" + ",".join(told) + "}"

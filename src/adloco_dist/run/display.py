@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from adloco_dist.config import BudgetSettings
-from adloco_dist.decisions.records import Record
+from adloco_dist.decisions.records import Record, merge_in_words
 
 TITLES = (
     "trainer", "ranks", "workers", "batch", "passes", "noise scale", "tokens/s", "train loss", "validation perplexity",
@@ -42,8 +42,12 @@ class Display:
     def write(self, records: Sequence[Record]) -> None:
         self._tell_notes(records)
         for record in records:
+            if "merge" in record:
+                self._console.print(merge_in_words(record), soft_wrap=True, highlight=False)
+        shown, self._latest = self._latest, {}  # without the trainers that have ended
+        for record in records:
             # An evaluation stays on show until the next one.
-            kept = {key: value for key, value in self._latest.get(record["trainer"], {}).items() if "validation" in key}
+            kept = {key: value for key, value in shown.get(record["trainer"], {}).items() if "validation" in key}
             self._latest[record["trainer"]] = {**kept, **record}
         done = {
             "rounds": records[0]["round"],

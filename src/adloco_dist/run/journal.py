@@ -36,15 +36,23 @@ class MetricsFile:
 
 
 class RunFile:
-    """run.json: what ran and where (known at the start), and the result (known at the end)."""
+    """run.json: what ran and where (known at the start), who merged with whom, and the result (known at the end)."""
 
     def __init__(self, directory: Path, facts: Record) -> None:
         self._path = directory / RUN_FILE
-        self._facts = facts
-        self._save({**facts, "result": None})
+        self._facts = {**facts, "merges": []}
+        self._save({**self._facts, "result": None})
 
     def write(self, records: Sequence[Record]) -> None:
-        pass
+        """Keep the merge tree: every merge, as soon as its first round is over."""
+        merged = [
+            {"before_round": record["round"], "ranks": record["ranks"], "workers": record["workers"], **record["merge"]}
+            for record in records
+            if "merge" in record
+        ]
+        if merged:
+            self._facts["merges"] += merged
+            self._save({**self._facts, "result": None})
 
     def close(self, result: Record | None) -> None:
         self._save({**self._facts, "result": result})

@@ -1,15 +1,13 @@
 """How a run's trainers merged: `launch/merges.py RUN`."""
 
 import argparse
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 
 from adloco_dist.config import told_in_one_line
-from adloco_dist.decisions.merging import Merge, Standing
-from adloco_dist.decisions.records import Record, candidate_name
+from adloco_dist.decisions.merging import Merge
+from adloco_dist.decisions.records import Record, candidate_name, merge_in_words, set_of_ranks
 from adloco_dist.run.finished import read_run
 from adloco_dist.run.records import read_records, read_trajectory
 
@@ -58,7 +56,7 @@ def draw_merges(records: Sequence[Record], final: Mapping[str, float | None]) ->
         lines.append(_line(columns, stretch.name, {id: f"│ {stretch.workers(id)}" for id in stretch.begin}))
         lines.append(_line(columns, "", {id: f"│ {stretch.batch(id)}" for id in stretch.begin}))
     lines.append(_line(columns, END, {trainer: f"▼ {told}" for trainer, told in ends.items()}))
-    words = [_in_words(row) for stretch in stretches for row in stretch.begin.values() if "merge" in row]
+    words = [merge_in_words(row) for stretch in stretches for row in stretch.begin.values() if "merge" in row]
     return [*lines, "", *(words or ["no trainers merged"])]
 
 
@@ -84,7 +82,7 @@ class _Stretch:
     def workers(self, trainer: int) -> str:
         """Where they are, and how many."""
         count = self.begin[trainer]["workers"]
-        return f"{_set_of_ranks(self.begin[trainer]['ranks'])} {count} worker{'s' if count > 1 else ''}"
+        return f"{set_of_ranks(self.begin[trainer]['ranks'])} {count} worker{'s' if count > 1 else ''}"
 
     def batch(self, trainer: int) -> str:
         """In the first and in the last round."""
@@ -156,33 +154,3 @@ def _joint(columns: Mapping[int, int], living: Collection[int], merge: Merge) ->
         elif trainer in living:
             line += "┼" if is_inside else "│"
     return line.rstrip()
-
-
-def _in_words(row: Record) -> str:
-    """The merge that a survivor's row tells of."""
-    merge, ranks, idle = Merge.from_message(row["merge"]), row["ranks"], row["merge"]["idle_ranks"]
-    ended = [
-        f"{id} ({_asked(merge.standings[id])})" if merge.shares[id] else f"{id} (left out: not finite)"
-        for id in merge.ended
-    ]
-    told = [
-        f"before round {row['round']}: trainer{'s' if len(ended) > 1 else ''} {', '.join(ended)} into "
-        f"{merge.survivor} ({_asked(merge.standings[merge.survivor])}), {row['merge']['policy']}",
-        f"ranks {_set_of_ranks(ranks)} now average together" if len(ranks) > 1 else f"all on rank {ranks[0]}",
-    ]
-    if idle:
-        told.append(f"ranks {_set_of_ranks(idle)} idle" if len(idle) > 1 else f"rank {idle[0]} idle")
-    return "; ".join(told)
-
-
-def _asked(standing: Standing) -> str:
-    """A request, and what the bounds made of it, which is what the trainer counts for."""
-    request = f"asked for {standing.request:,.4g}" if standing.request < math.inf else "asked for any batch"
-    return request if standing.bounded == standing.request else f"{request}, bounded to {standing.bounded:,.4g}"
-
-
-def _set_of_ranks(ranks: Sequence[int]) -> str:
-    """{0,1,4-7}"""
-    runs = [[rank for _, rank in run] for _, run in groupby(enumerate(ranks), lambda item: item[1] - item[0])]
-    told = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs]
-    return "{" + ",".join(told) + "}"

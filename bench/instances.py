@@ -1,0 +1,105 @@
+"""Several model instances on one rank: tokens per second at the same total batch, in turn and at once.
+
+One instance that takes the whole batch is compared with 2 and 4 that share it; all sides in turn within one run. Runs
+on a GPU where there is one; memory is what tensors take there at most, and the process' resident memory on a CPU.
+"""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import torch
+from common import interleave, median_ratio, parse, report, spread
+
+from adloco_dist.cluster.runtime import Place, Runtime, started
+from adloco_dist.config import ClusterSettings
+from adloco_dist.config.compose import compose
+from adloco_dist.data.corpora import load_corpus
+from adloco_dist.decisions.layout import Layout
+from adloco_dist.decisions.plan import PoolReport
+from adloco_dist.decisions.planning import plan_round
+from adloco_dist.decisions.replay import Trajectory
+from adloco_dist.hosting import find_premises, host
+from adloco_dist.models import build_model, model_config
+from adloco_dist.round.inner import InnerPhase
+from adloco_dist.round.phases import wait_for
+
+UPDATES = 5
+
+
+def new_side(
+    runtime: Runtime, model: str, instances: int, batch: int, length: int, at_once: bool
+) -> Callable[[], None]:
+    """Five updates of every instance, which together take `batch` sequences per update."""
+    ways = ("streams" if runtime.device.type == "cuda" else "threads") if at_once else "serial"
+    settings = compose(
+        [f"model={model}", f"pool.trainers={instances}", f"batching.local_batch={batch // instances}",
+         f"data.sequence_length={length}", f"algorithm.updates_per_round={UPDATES}", "batching.request=none",
+         f"instances.concurrency={ways}", "batching.capacity=1024", "inner.schedule=constant"]
+    )  # fmt: skip
+    splits = load_corpus(settings.data)
+    module = build_model(settings.model, model_config(settings.model, splits.vocab_size, length), settings.seed)
+    layout = Layout({trainer: (0,) for trainer in range(instances)})
+    rank = host(settings, runtime, splits, module, layout)
+    plan = plan_round(settings, find_premises(rank, layout, Trajectory()), None, PoolReport())
+    phase = InnerPhase(replace(plan, updates=UPDATES), settings, splits.train)
+
+    def side() -> None:
+        phase.run(list(rank.trainers.values()), rank.lanes, rank.residence)
+        wait_for(runtime.device)
+
+    return side
+
+
+def used_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return psutil.Process().memory_info().rss
+
+
+def main() -> None:
+    parser = parse(__doc__ or "")
+    parser.add_argument("--model", default="tiny", help="a model group of conf/ (%(default)s)")
+    parser.add_argument("--batch", type=int, default=16, help="sequences per update of all instances (%(default)s)")
+    parser.add_argument("--length", type=int, default=128, help="tokens per sequence (%(default)s)")
+    options = parser.parse_args()
+    cases = [(1, False), (2, False), (2, True), (4, False), (4, True)]
+    with tempfile.TemporaryDirectory() as directory:
+        place = Place(0, 1, 0, 1, 0, init_method=f"file://{Path(directory) / 'rendezvous'}")
+        with started(ClusterSettings(), place) as runtime:
+            is_cuda = runtime.device.type == "cuda"
+            sides, megabytes = [], []
+            for instances, at_once in cases:
+                before = used_bytes(runtime.device)
+                side = new_side(runtime, options.model, instances, options.batch, options.length, at_once)
+                side()
+                sides.append(side)
+                megabytes.append((used_bytes(runtime.device) - before) / 1e6)
+            seconds = interleave(sides, 8 if options.quick else 24, warmup=1)
+    tokens = UPDATES * options.batch * options.length
+    rows, ratios = [], {}
+    for (instances, at_once), taken, memory in zip(cases, seconds, megabytes, strict=True):
+        ratios[instances, at_once] = median_ratio(seconds[0], taken)
+        way = "" if instances == 1 else ", at once" if at_once else ", in turn"
+        speeds = spread([tokens / one for one in taken])
+        rows.append([f"{instances} x{way}", *speeds, f"{ratios[instances, at_once]:.3f}", f"{memory:,.0f}"])
+    figures = {
+        "instances_4_ratio": max(ratios[4, False], ratios[4, True]),
+        "instances_4_in_turn": ratios[4, False],
+        "instances_4_at_once": ratios[4, True],
+    }
+    where = "GPU" if is_cuda else f"{torch.get_num_threads()} threads"
+    work = f"{options.batch} x {options.length} tokens per update in all"
+    report(
+        f"instances of {options.model} on one rank, {where}, {work}: tokens per second",
+        ["instances", "min", "median", "max", "over one", "MB more"],
+        rows,
+        figures,
+        options.json,
+    )
+
+
+if __name__ == "__main__":
+    main()

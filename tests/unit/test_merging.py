@@ -1,0 +1,169 @@
+"""Who merges with whom, and who works for whom afterwards: pure functions against hand-worked cases."""
+
+import json
+import math
+import random
+from collections import Counter
+
+import pytest
+
+from adloco_dist.config import FreedWorkers, MergePolicy, MergeSettings, MergeWeights
+from adloco_dist.decisions.layout import Layout
+from adloco_dist.decisions.merging import Merge, Standing, choose_merges
+from adloco_dist.decisions.regrouping import Regrouping, layout_after, regroup, transfers
+
+FIVE = {0: Standing(30.0, 20.0), 1: Standing(4.0, 4.0), 2: Standing(math.inf, 12.0), 3: Standing(4.0, 6.0),
+        4: Standing(9.0, 10.0)}  # fmt: skip
+
+
+def chosen(merge: MergeSettings, standings: dict[int, Standing]) -> list[tuple[int, dict[int, float]]]:
+    return [(one.survivor, dict(one.shares)) for one in choose_merges(merge, standings)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (MergeSettings(), [(1, {1: 0.4, 3: 0.6})]),
+        (MergeSettings(width=3), [(4, {1: 0.2, 3: 0.3, 4: 0.5})]),
+        (MergeSettings(weights=MergeWeights.uniform), [(1, {1: 0.5, 3: 0.5})]),
+        (MergeSettings(policy=MergePolicy.best_with_worst), [(2, {1: 0.25, 2: 0.75})]),
+        (MergeSettings(policy=MergePolicy.none), []),
+        (MergeSettings(min_trainers=5), []),
+        (MergeSettings(min_trainers=4, width=4), [(1, {1: 0.4, 3: 0.6})]),
+        (MergeSettings(min_trainers=7), []),
+        (MergeSettings(simultaneous=2), [(1, {1: 0.4, 3: 0.6}), (0, {0: 2 / 3, 4: 1 / 3})]),
+        (MergeSettings(simultaneous=2, min_trainers=4), [(1, {1: 0.4, 3: 0.6})]),
+        (
+            MergeSettings(simultaneous=9, policy=MergePolicy.best_with_worst),
+            [(2, {1: 0.25, 2: 0.75}), (0, {0: 20 / 26, 3: 6 / 26})],
+        ),
+    ],
+)
+def test_requests_before_bounds_choose_and_bounded_ones_weigh(
+    settings: MergeSettings, expected: list[tuple[int, dict[int, float]]]
+) -> None:
+    """Ties: the lower id is the weaker, and where equal ones are left the lower id survives."""
+    found = chosen(settings, FIVE)
+    assert [survivor for survivor, _ in found] == [survivor for survivor, _ in expected]
+    for (_, shares), (_, wanted) in zip(found, expected, strict=True):
+        assert shares == pytest.approx(wanted)
+
+
+def test_widths_beyond_the_pool() -> None:
+    assert chosen(MergeSettings(width=99), FIVE)[0][0] == 2, "all five into the one with the largest request"
+    assert chosen(MergeSettings(width=99), {0: Standing(1, 1)}) == []
+    assert chosen(MergeSettings(), {}) == []
+
+
+def test_equal_requests_are_the_plain_mean() -> None:
+    """Invariant 7."""
+    assert chosen(MergeSettings(width=4), {id: Standing(8.0, 8.0) for id in range(4)}) == [
+        (0, dict.fromkeys(range(4), 0.25))
+    ]
+
+
+def test_a_trainer_that_is_not_finite_ends_without_a_share() -> None:
+    broken = {**FIVE, 0: Standing(30.0, 20.0, is_finite=False)}
+    assert chosen(MergeSettings(), broken) == [(1, {0: 0.0, 1: 1.0})]
+    assert chosen(MergeSettings(policy=MergePolicy.best_with_worst), broken) == [(2, {0: 0.0, 2: 1.0})]
+    more = {**broken, 2: Standing(math.inf, 12.0, is_finite=False)}
+    assert chosen(MergeSettings(), more) == [(1, {0: 0.0, 1: 1.0})], "two that are broken cannot save each other"
+    all_broken = {id: Standing(2.0, 2.0, is_finite=False) for id in range(3)}
+    assert chosen(MergeSettings(), all_broken) == []
+
+
+LAYOUT = Layout({0: (0, 1), 1: (1, 2), 2: (3,), 3: (0, 3, 3)})
+TWO_MERGES = (
+    Merge(3, {1: 0.5, 3: 0.5}, {1: Standing(2, 2), 3: Standing(2, 2)}),
+    Merge(0, {0: 1.0, 2: 0.0}, {0: Standing(9, 9), 2: Standing(9, 9, is_finite=False)}),
+)
+
+
+def test_freed_workers_join_where_they_are() -> None:
+    regrouping = regroup(LAYOUT, TWO_MERGES, FreedWorkers.join, {}, {})
+    assert regrouping.origins == {0: ((0, 0), (0, 1), (2, 0)), 3: ((3, 0), (3, 1), (3, 2), (1, 0), (1, 1))}
+    after = layout_after(LAYOUT, regrouping)
+    assert dict(after.hosts) == {0: (0, 1, 3), 3: (0, 3, 3, 1, 2)}
+    assert regrouping.ranks == (1, 2, 3), "rank 0 hosts what it hosted"
+    assert regrouping.ended == [1, 2]
+
+
+def test_freed_workers_retire() -> None:
+    regrouping = regroup(LAYOUT, TWO_MERGES, FreedWorkers.retire, {}, {})
+    assert dict(layout_after(LAYOUT, regrouping).hosts) == {0: (0, 1), 3: (0, 3, 3)}
+    assert regrouping.ranks == (1, 2, 3)
+
+
+def test_workers_are_dealt_anew_in_proportion_to_requests() -> None:
+    """8 workers over requests 3 and 1: six and two; a shard of four sequences takes no fifth worker."""
+    regrouping = regroup(LAYOUT, TWO_MERGES, FreedWorkers.redistribute, {0: 3.0, 3: 1.0}, {0: 99, 3: 99})
+    assert regrouping.origins == {
+        0: ((0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (3, 2)),
+        3: ((3, 0), (3, 1)),
+    }
+    capped = regroup(LAYOUT, TWO_MERGES, FreedWorkers.redistribute, {0: 3.0, 3: 1.0}, {0: 4, 3: 99})
+    assert [len(capped.origins[id]) for id in (0, 3)] == [4, 4]
+    tiny = regroup(LAYOUT, TWO_MERGES, FreedWorkers.redistribute, {0: 1e9, 3: 1.0}, {0: 99, 3: 99})
+    assert [len(tiny.origins[id]) for id in (0, 3)] == [7, 1], "at least one each"
+
+
+@pytest.mark.parametrize("freed", FreedWorkers)
+def test_who_works_for_whom_does_not_depend_on_the_layout(freed: FreedWorkers) -> None:
+    elsewhere = Layout({0: (5, 0), 1: (0, 0), 2: (2,), 3: (1, 4, 7)})
+    requests, sizes = {0: 3.0, 3: 1.5}, {0: 50, 3: 50}
+    here, there = (regroup(layout, TWO_MERGES, freed, requests, sizes) for layout in (LAYOUT, elsewhere))
+    assert here.origins == there.origins
+    again = Regrouping.from_message(json.loads(json.dumps({**vars(here), "merges": [
+        {"survivor": one.survivor, "shares": one.shares, "standings": {id: vars(s) for id, s in one.standings.items()}}
+        for one in here.merges]})))  # fmt: skip
+    assert again == here
+
+
+def test_what_is_sent_for_a_merge() -> None:
+    """Trainer 3's ranks 0, 3 and trainer 1's ranks 1, 2 together; trainer 2 has no share, its rank only receives."""
+    regrouping = regroup(LAYOUT, TWO_MERGES, FreedWorkers.join, {}, {})
+    into_0, into_3 = transfers(LAYOUT, layout_after(LAYOUT, regrouping), regrouping)
+    assert (into_0.trainer, dict(into_0.shares), into_0.ranks) == (0, {0: 1.0}, (0, 1, 3))
+    assert into_0.holders == {0: (0, 1)}
+    assert (into_3.trainer, into_3.ranks, into_3.holders) == (3, (0, 1, 2, 3), {1: (1, 2), 3: (0, 3)})
+    sent = {(s, r): into_3.sent(s, r) for s in into_3.ranks for r in into_3.ranks if into_3.sent(s, r)}
+    assert sent == {(0, 2): [3], (1, 0): [1], (2, 3): [1], (3, 1): [3]}, "every rank sends one slice and gets one"
+    retired = regroup(LAYOUT, TWO_MERGES, FreedWorkers.retire, {}, {})
+    into_0, into_3 = transfers(LAYOUT, layout_after(LAYOUT, retired), retired)
+    assert (into_0.ranks, into_3.ranks) == ((0, 1), (0, 1, 3)), "one rank of trainer 1 is enough"
+
+
+def test_random_merges_keep_all_workers_and_send_every_member_to_every_rank() -> None:
+    rng = random.Random(0)
+    for _ in range(300):
+        num_ranks, num_trainers = rng.randint(1, 6), rng.randint(1, 7)
+        layout = Layout(
+            {id: tuple(rng.randrange(num_ranks) for _ in range(rng.randint(1, 4))) for id in range(num_trainers)}
+        )
+        settings = MergeSettings(
+            policy=rng.choice(list(MergePolicy)), width=rng.randint(2, 5), simultaneous=rng.randint(1, 3),
+            min_trainers=rng.randint(1, 3), weights=rng.choice(list(MergeWeights)),
+        )  # fmt: skip
+        standings = {
+            id: Standing(rng.choice([1.0, 2.0, math.inf]), rng.uniform(1, 9), rng.random() < 0.8) for id in layout.hosts
+        }
+        merges = choose_merges(settings, standings)
+        freed = rng.choice(list(FreedWorkers))
+        left = {id for id in layout.hosts if id not in {ended for one in merges for ended in one.ended}}
+        regrouping = regroup(layout, merges, freed, {id: standings[id].bounded for id in left}, dict.fromkeys(left, 99))
+        after = layout_after(layout, regrouping)
+        assert set(after.hosts) == left
+        assert not merges or len(left) >= settings.min_trainers
+        assert all(math.isclose(sum(one.shares.values()), 1) for one in merges)
+        assert all(standings[one.survivor].is_finite for one in merges)
+        before_loads, after_loads = (Counter(r for h in some.hosts.values() for r in h) for some in (layout, after))
+        if freed is not FreedWorkers.retire:
+            assert before_loads == after_loads, "nobody moves and nobody is lost"
+        for transfer in transfers(layout, after, regrouping):
+            assert set(after.ranks(transfer.trainer)) <= set(transfer.ranks)
+            for receiver in transfer.ranks:
+                held = [id for id, holders in transfer.holders.items() if receiver in holders]
+                got = [id for sender in transfer.ranks for id in transfer.sent(sender, receiver)]
+                assert sorted(held + got) == sorted(transfer.shares), "every member's slice exactly once"
+                for sender in transfer.ranks:
+                    assert all(sender in transfer.holders[id] for id in transfer.sent(sender, receiver))
