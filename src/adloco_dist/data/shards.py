@@ -1,5 +1,6 @@
 """A trainer's sequences and the cursor into them (design: Data)."""
 
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -56,6 +57,7 @@ class Shard:
         self._members: tuple[Shard, ...] = ()
         self._seed, self._trainer = seed, trainer
         self._orders: dict[int, SequenceIds] = {}
+        self._lock = threading.RLock()  # workers of one rank may read at once
 
     def __len__(self) -> int:
         """Sequences of a whole epoch."""
@@ -87,8 +89,15 @@ class Shard:
 
     def peek(self, offset: int, count: int) -> SequenceIds:
         """The ids of `count` sequences that begin `offset` after the cursor; the cursor stays."""
-        self._put_together()
-        positions = self.cursor + offset + np.arange(count)
+        with self._lock:
+            self._put_together()
+            return self._read(self.cursor + offset, count)
+
+    def advance(self, count: int) -> None:
+        self.cursor += count
+
+    def _read(self, start: int, count: int) -> SequenceIds:
+        positions = start + np.arange(count)
         ids = np.empty(count, dtype=np.int64)
         in_opening = positions < self._opening_size
         ids[in_opening] = self._opening[positions[in_opening]]
@@ -97,9 +106,6 @@ class Shard:
             here = ~in_opening & (epochs == epoch)
             ids[here] = self._order(int(epoch))[places[here]]
         return ids
-
-    def advance(self, count: int) -> None:
-        self.cursor += count
 
     def _put_together(self) -> None:
         if self._members:

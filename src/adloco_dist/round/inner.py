@@ -41,6 +41,15 @@ class InnerResult:
 
 
 @dataclass(frozen=True)
+class _Turn:
+    """One worker's updates of the round."""
+
+    trainer: Trainer
+    worker: Worker
+    result: InnerResult = field(default_factory=InnerResult)
+
+
+@dataclass(frozen=True)
 class InnerPhase:
     """The inner phase of one round on this rank."""
 
@@ -62,42 +71,35 @@ class InnerPhase:
         Returns:
             By trainer.
         """
-        results = {trainer.id: InnerResult() for trainer in trainers}
-        turns = [(trainer, worker) for trainer in trainers for worker in trainer.workers]
+        turns = [_Turn(trainer, worker) for trainer in trainers for worker in trainer.workers]
         device = lanes[0].flat_model.device
         wait_for(device)
         start = time.perf_counter()
         if not self.plan.is_concurrent:
-            owners = {worker: trainer for trainer, worker in turns}
-            for worker in residence.turns(list(owners)) if residence else owners:
-                trainer = owners[worker]
-                self._take_turn(trainer, worker, lanes[0], results[trainer.id])
+            by_worker = {turn.worker: turn for turn in turns}
+            for worker in residence.turns(list(by_worker)) if residence else by_worker:
+                self._take(by_worker[worker], lanes[0])
         elif device.type == "cuda":
-            self._in_streams(turns, lanes, results)
+            self._in_streams(turns, lanes)
         else:
-            self._in_threads(turns, lanes, results)
+            self._in_threads(turns, lanes)
         wait_for(device)
-        self._deal(time.perf_counter() - start, trainers, results)
-        return results
+        return self._by_trainer(turns, time.perf_counter() - start)
 
-    def _in_threads(
-        self, turns: Sequence[tuple[Trainer, Worker]], lanes: Sequence[Lane], results: Mapping[int, InnerResult]
-    ) -> None:
+    def _in_threads(self, turns: Sequence[_Turn], lanes: Sequence[Lane]) -> None:
         """Every lane takes its share of the turns in a thread of its own, with its share of the CPU's threads."""
         all_threads = torch.get_num_threads()
 
         def take(number: int) -> None:
             torch.set_num_threads(max(1, all_threads // len(lanes)))
-            for trainer, worker in turns[number :: len(lanes)]:
-                self._take_turn(trainer, worker, lanes[number], results[trainer.id])
+            for turn in turns[number :: len(lanes)]:
+                self._take(turn, lanes[number])
 
         with ThreadPoolExecutor(len(lanes)) as executor:
             list(executor.map(take, range(len(lanes))))
         torch.set_num_threads(all_threads)
 
-    def _in_streams(
-        self, turns: Sequence[tuple[Trainer, Worker]], lanes: Sequence[Lane], results: Mapping[int, InnerResult]
-    ) -> None:
+    def _in_streams(self, turns: Sequence[_Turn], lanes: Sequence[Lane]) -> None:
         """Update by update, one of every lane in turn: the device overlaps what is on different streams.
 
         One thread issues everything, so random numbers come in the same order in every run.
@@ -107,31 +109,28 @@ class InnerPhase:
             if lane.stream:
                 lane.stream.wait_stream(present)
         for first in range(0, len(turns), len(lanes)):
-            running = [
-                self._on_stream(trainer, worker, lane, results[trainer.id])
-                for (trainer, worker), lane in zip(turns[first:], lanes, strict=False)
-            ]
+            running = [self._on_stream(turn, lane) for turn, lane in zip(turns[first:], lanes, strict=False)]
             for _ in zip_longest(*running):
                 pass
         for lane in lanes:
             if lane.stream:
                 present.wait_stream(lane.stream)
 
-    def _on_stream(self, trainer: Trainer, worker: Worker, lane: Lane, result: InnerResult) -> Iterator[None]:
-        updates = self._updates(trainer, worker, lane, result)
+    def _on_stream(self, turn: _Turn, lane: Lane) -> Iterator[None]:
+        updates = self._updates(turn, lane)
         going_on = True
         while going_on:
             with torch.cuda.stream(lane.stream):
                 going_on = next(updates, "ended") is None
             yield
 
-    def _take_turn(self, trainer: Trainer, worker: Worker, lane: Lane, result: InnerResult) -> None:
-        for _ in self._updates(trainer, worker, lane, result):
+    def _take(self, turn: _Turn, lane: Lane) -> None:
+        for _ in self._updates(turn, lane):
             pass
 
-    def _updates(self, trainer: Trainer, worker: Worker, lane: Lane, result: InnerResult) -> Iterator[None]:
+    def _updates(self, turn: _Turn, lane: Lane) -> Iterator[None]:
         """The updates of one worker; stops after each."""
-        settings, plan = self.settings, self.plan
+        settings, plan, trainer, worker, result = self.settings, self.plan, turn.trainer, turn.worker, turn.result
         clip_norm, batch, gradient = settings.inner.clip_norm, plan.batches[trainer.id], lane.flat_model.gradient
         rate_scale = batch_scale(settings, batch.local_batch)
         loss_sum = torch.zeros((), device=gradient.device, dtype=gradient.dtype)
@@ -155,15 +154,20 @@ class InnerPhase:
             worker.optimizer.step()
             if update < plan.updates - 1:
                 yield
-        result.loss_sum += float(loss_sum) / plan.updates
-        result.pass_seconds_per_sequence += seconds.get("passes", 0.0) / batch.local_batch
+        result.loss_sum = float(loss_sum) / plan.updates
+        result.pass_seconds_per_sequence = seconds.get("passes", 0.0) / batch.local_batch
 
-    def _deal(self, seconds: float, trainers: Sequence[Trainer], results: Mapping[int, InnerResult]) -> None:
-        sequences = {
-            trainer.id: len(trainer.workers) * self.plan.batches[trainer.id].local_batch for trainer in trainers
-        }
-        for trainer, result in results.items():
-            result.seconds = round(seconds * sequences[trainer] / sum(sequences.values()), 6)
+    def _by_trainer(self, turns: Sequence[_Turn], seconds: float) -> dict[int, InnerResult]:
+        """The turns' results added up, in the order of the turns whatever came first."""
+        sequences = [self.plan.batches[turn.trainer.id].local_batch for turn in turns]
+        results: dict[int, InnerResult] = {}
+        for turn, count in zip(turns, sequences, strict=True):
+            result = results.setdefault(turn.trainer.id, InnerResult())
+            result.loss_sum += turn.result.loss_sum
+            result.seconds += round(seconds * count / sum(sequences), 6)
+            result.pass_seconds_per_sequence += turn.result.pass_seconds_per_sequence
+            result.notes += turn.result.notes
+        return results
 
 
 def _update_gradient(
