@@ -17,7 +17,7 @@ setup: .venv/ready
 	@touch $@
 
 train: setup
-	$(BIN)/python launch/train.py $(ARGS)
+	$(BIN)/python launch/train.py --nproc-per-node 4 $(ARGS)
 
 test: setup
 	$(BIN)/python -m pytest $(ARGS)

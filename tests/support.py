@@ -115,3 +115,23 @@ def train_small_pool(
         "stop": outcome.stop,
         "records": sink.records,
     }
+
+
+def held_anchors(ranks: list[dict[str, Any]]) -> dict[int, Matrix]:
+    """Every trainer's anchor, after a check that all its ranks hold the same bits (invariant 3)."""
+    held: dict[int, Matrix] = {}
+    for rank in ranks:
+        for trainer, anchor in rank["anchors"].items():
+            assert np.array_equal(held.setdefault(trainer, anchor), anchor, equal_nan=True), f"trainer {trainer}"
+    return held
+
+
+def train_poisoned_pool(runtime: Runtime, *overrides: str) -> dict[str, Any]:
+    """As `train_small_pool`, with an anchor of trainer 1 that is not finite."""
+
+    def poison(rank: Rank) -> None:
+        for trainer in rank.trainers.values():
+            if trainer.id == 1:
+                trainer.anchor[3] = float("nan")
+
+    return train_small_pool(runtime, *overrides, prepare=poison)

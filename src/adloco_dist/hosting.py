@@ -92,7 +92,9 @@ def host(settings: Settings, runtime: Runtime, splits: Splits, module: nn.Module
     groups = Groups(runtime.backend, settings.cluster.outer_seconds, settings.cluster.max_communicators)
     rank = Rank(settings, runtime, splits, groups, [first], Residence(runtime.device, resident), shards, trainers, {})
     rank.residence.settle(rank.workers)
-    rank.lanes, rank.is_concurrent = find_lanes(first, list(trainers.values()), layout, splits.train, settings, runtime)
+    rank.lanes, rank.is_concurrent = find_lanes(
+        first, rank.residence, list(trainers.values()), layout, splits.train, settings, runtime
+    )
     # Once everything that takes memory is there, and before a backward pass does more than compute (ddp).
     _find_capacity(rank, layout)
     _form_groups(rank, layout)
@@ -129,19 +131,31 @@ def regroup(rank: Rank, before: Layout, plan: RoundPlan, report: RankReport) -> 
         report: takes the bytes and the seconds that it cost.
     """
     start = time.perf_counter()
-    regrouping, settings = plan.regrouping, rank.settings
-    assert regrouping is not None
-    _unite_shards(rank.shards, regrouping, settings)
+    assert plan.regrouping
+    _unite_shards(rank.shards, plan.regrouping, rank.settings)
+    report.merge_bytes_sent = _bring_together(rank, before, plan, plan.regrouping)
+    for lane in rank.lanes:  # at no instance until the next turn, lest one that has ended is kept alive
+        lane.flat_model.point_at(lane.flat_model.gradient)
+    _form_groups(rank, plan.layout)
+    _set_up_estimators(rank)
+    if rank.runtime.rank in plan.probed:
+        del rank.lanes[max(1, len(rank.workers)) :]
+        rank.residence.settle(rank.workers)
+        _probe(rank, plan.layout)
+    report.regroup_seconds = round(time.perf_counter() - start, 6)
+
+
+def _bring_together(rank: Rank, before: Layout, plan: RoundPlan, regrouping: Regrouping) -> dict[int, int]:
+    """This rank's trainers and workers after the merges; bytes sent for it, by trainer."""
     old, me = rank.trainers, rank.runtime.rank
     workers = {(trainer.id, worker.id): worker for trainer in old.values() for worker in trainer.workers}
     broken = {id for id, trainer in old.items() if not trainer.is_finite}
     rank.trainers = {
-        id: old.get(id) or Trainer(id, [], rank.flat_model.gradient, rank.flat_model, rank.shards[id], settings)
+        id: old.get(id) or Trainer(id, [], rank.flat_model.gradient, rank.flat_model, rank.shards[id], rank.settings)
         for id in plan.layout.trainers_on(me)
     }
-    report.merge_bytes_sent = merge(
-        old, rank.trainers, transfers(before, plan.layout, regrouping), rank.groups, rank.flat_model
-    )
+    steps = transfers(before, plan.layout, regrouping)
+    bytes_sent = merge(old, rank.trainers, steps, rank.groups, rank.flat_model)
     for id, trainer in rank.trainers.items():
         trainer.shard = rank.shards[id]
         if id not in regrouping.origins:
@@ -155,13 +169,7 @@ def regroup(rank: Rank, before: Layout, plan: RoundPlan, report: RankReport) -> 
             if origin[0] in broken:  # its moments are no better than its anchor was
                 worker.reset_optimizer()
             trainer.workers.append(worker)
-    _form_groups(rank, plan.layout)
-    _set_up_estimators(rank)
-    if me in regrouping.ranks:
-        del rank.lanes[max(1, len(rank.workers)) :]
-        rank.residence.settle(rank.workers)
-        _probe(rank, plan.layout)
-    report.regroup_seconds = time.perf_counter() - start
+    return bytes_sent
 
 
 def _unite_shards(shards: dict[int, Shard], regrouping: Regrouping, settings: Settings) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from adloco_dist.testing.hosts import hosts, why_unavailable
+from adloco_dist.testing.hosts import Host, hosts, why_unavailable
 
 ROOT = Path(__file__).parent.parent.parent
 SETTINGS = (
@@ -26,8 +26,12 @@ SETTINGS = (
 pytestmark = pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
 
 
-def test_two_hosts_train_to_the_end(tmp_path: Path) -> None:
-    """Each host has a working directory of its own: nothing is shared but the link."""
+def train_on_two_hosts(tmp_path: Path, *settings: str) -> tuple[list[Host], list[int], list[int]]:
+    """Each host has a working directory of its own: nothing is shared but the link.
+
+    Returns:
+        The hosts, their exit codes, and the bytes that left each of them.
+    """
     with hosts(2, rate="200mbit") as nodes:
         processes = []
         for host in nodes:
@@ -37,14 +41,18 @@ def test_two_hosts_train_to_the_end(tmp_path: Path) -> None:
                 "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{nodes[0].name}:29511", "--rdzv-id", "test",
                 "--local-addr", host.name,
             ]  # fmt: skip
-            command = [*torchrun, str(ROOT / "launch" / "train.py"), *SETTINGS, "run.directory=run"]
+            command = [*torchrun, str(ROOT / "launch" / "train.py"), *SETTINGS, *settings, "run.directory=run"]
             with (tmp_path / host.name / "output").open("w") as output:
                 processes.append(host.start(command, output, cwd=tmp_path / host.name))
         for process in processes:
             process.wait(timeout=180)
-        on_the_wire = [host.bytes_sent() for host in nodes]
+        return nodes, [process.returncode for process in processes], [host.bytes_sent() for host in nodes]
+
+
+def test_two_hosts_train_to_the_end(tmp_path: Path) -> None:
+    nodes, codes, on_the_wire = train_on_two_hosts(tmp_path, "merge=none")
     outputs = [(tmp_path / host.name / "output").read_text() for host in nodes]
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+    assert codes == [0, 0], "\n".join(outputs)
 
     directories = [path for path in tmp_path.glob("*/run") if (path / "run.json").exists()]
     (directory,) = directories  # rank 0 alone writes
@@ -68,3 +76,28 @@ def test_two_hosts_train_to_the_end(tmp_path: Path) -> None:
     counted = sum(sum(row["bytes_sent"].values()) for row in rows)
     last_exchanges = 3 * 4 * 120_000 * 2 * 2  # the average and the chosen anchor at the end, at most
     assert counted < sum(on_the_wire) < 1.25 * counted + last_exchanges
+
+
+def test_trainers_on_different_hosts_merge_across_the_link(tmp_path: Path) -> None:
+    """Disjoint trainers: nothing but control messages travels before the merge, pseudo-gradients do after it."""
+    nodes, codes, _ = train_on_two_hosts(
+        tmp_path, "pool.workers_per_trainer=1", "pool.placement=pack", "merge.every_rounds=3"
+    )
+    outputs = [(tmp_path / host.name / "output").read_text() for host in nodes]
+    assert codes == [0, 0], "\n".join(outputs)
+    (metrics,) = tmp_path.glob("*/run/metrics.jsonl")
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    before, after = ([row for row in rows if (row["round"] > 3) == merged] for merged in (False, True))
+    assert {tuple(row["ranks"]) for row in before} == {(0,), (1,)}
+    assert all(row["bytes_sent"].get("outer", 0) == 0 for row in before)
+    assert [(row["round"], row["ranks"], row["workers"]) for row in after] == [(n, [0, 1], 2) for n in (4, 5, 6)]
+    first = after[0]
+    assert sum(first["merge"]["shares"].values()) == pytest.approx(1.0)
+    assert first["bytes_sent"]["merge"] > 2 * 4 * 100_000, "anchors and outer momentum, half of each from each host"
+    assert all(row["bytes_sent"]["outer"] > 4 * 100_000 for row in after)
+    perplexities = [row["validation_perplexity"] for row in rows if "validation_perplexity" in row]
+    assert perplexities[-1] < 0.8 * perplexities[0]
+    told = f"before round 4: trainer {next(id for id in (0, 1) if id != first['trainer'])}"
+    assert any(told in output for output in outputs), "rank 0 shows the merge as it happens"
+    facts = json.loads((metrics.parent / "run.json").read_text())
+    assert [(merge["before_round"], merge["survivor"]) for merge in facts["merges"]] == [(4, first["trainer"])]

@@ -108,14 +108,16 @@ def test_training_goes_on_with_a_shard_smaller_than_the_batch() -> None:
             assert record["statistics"]["trace"] > 0
 
 
-def test_a_replay_takes_the_recorded_batches_and_merges(tmp_path: Path) -> None:
-    overrides = (*ADAPTIVE, "pool.trainers=3", "pool.workers_per_trainer=1", "merge=worst_with_worst",
-                 "merge.every_rounds=2")  # fmt: skip
+@pytest.mark.parametrize("freed", ["join", "redistribute"])
+def test_a_replay_takes_the_recorded_batches_and_merges(tmp_path: Path, freed: str) -> None:
+    overrides = (*ADAPTIVE, "pool.trainers=3", "pool.workers_per_trainer=3", "merge=worst_with_worst",
+                 "merge.every_rounds=2", "switch.batch_limit=2", "switch.mode=clip",
+                 f"merge.freed={freed}")  # fmt: skip
     recorded = run_ranks(train_small_pool, [0], *overrides)
     metrics = MetricsFile(tmp_path)
     metrics.write(recorded[0]["records"])
     metrics.close(None)
-    replayed = run_ranks(replay, [0, 0], str(tmp_path), *overrides)
+    replayed = run_ranks(replay, [0, 0], str(tmp_path), *overrides, "merge.freed=retire", "merge=none")
     assert [record["round"] for record in recorded[0]["records"] if "merge" in record] == [3, 5]
     for mine, theirs in zip(recorded[0]["records"], replayed[0]["records"], strict=True):
         for key in ("round", "trainer", "workers", "total_batch", "cursor"):

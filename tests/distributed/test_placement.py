@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import train_small_pool
+from support import held_anchors, train_small_pool
 
 from adloco_dist.testing.processes import run_ranks
 
@@ -14,15 +14,6 @@ ROUNDS = "budget.rounds=6"
 
 def run(nodes: list[int], *overrides: str) -> list[dict[str, Any]]:
     return run_ranks(train_small_pool, nodes, *EIGHT_WORKERS, *overrides)
-
-
-def anchors(ranks: list[dict[str, Any]]) -> dict[int, np.ndarray]:
-    """Every trainer's anchor, after a check that all its ranks hold the same bits."""
-    held: dict[int, np.ndarray] = {}
-    for rank in ranks:
-        for trainer, anchor in rank["anchors"].items():
-            assert np.array_equal(held.setdefault(trainer, anchor), anchor), f"trainer {trainer}"
-    return held
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +36,8 @@ def test_the_same_experiment_on_any_ranks_is_the_same_run(
     on_one_rank: list[dict[str, Any]], nodes: list[int], overrides: tuple[str, ...]
 ) -> None:
     elsewhere = run(nodes, ROUNDS, *overrides)
-    expected = anchors(on_one_rank)
-    for trainer, anchor in anchors(elsewhere).items():
+    expected = held_anchors(on_one_rank)
+    for trainer, anchor in held_anchors(elsewhere).items():
         np.testing.assert_allclose(anchor, expected[trainer], rtol=0, atol=1e-9)
         assert not np.array_equal(anchor, expected[(trainer + 1) % 4]), "trainers learn apart"
     for mine, theirs in zip(on_one_rank[0]["records"], elsewhere[0]["records"], strict=True):
@@ -60,8 +51,8 @@ def test_the_same_experiment_on_any_ranks_is_the_same_run(
 
 
 def test_float32_agrees_over_one_round(on_one_rank: list[dict[str, Any]]) -> None:
-    alone = anchors(run([0], "precision=fp32", "budget.rounds=1"))
-    spread = anchors(run([0, 1, 2, 3], "precision=fp32", "budget.rounds=1", "pool.placement=spread"))
+    alone = held_anchors(run([0], "precision=fp32", "budget.rounds=1"))
+    spread = held_anchors(run([0, 1, 2, 3], "precision=fp32", "budget.rounds=1", "pool.placement=spread"))
     for trainer, anchor in spread.items():
         np.testing.assert_allclose(anchor, alone[trainer], rtol=0, atol=1e-6)
 
@@ -70,7 +61,7 @@ def test_ddp_with_any_capacity_is_the_same_run() -> None:
     """Gradients accumulated over passes and averaged once equal those of one pass."""
     ddp = ("algorithm=ddp", "pool.trainers=1", "pool.workers_per_trainer=null", "batching.local_batch=3")
     whole, parts = (run_ranks(train_small_pool, [0, 0], *ddp, *more) for more in ((), ("batching.capacity=2",)))
-    np.testing.assert_allclose(anchors(whole)[0], anchors(parts)[0], rtol=0, atol=1e-9)
+    np.testing.assert_allclose(held_anchors(whole)[0], held_anchors(parts)[0], rtol=0, atol=1e-9)
 
 
 def test_training_learns_and_the_chosen_weights_reach_rank_0() -> None:
@@ -78,4 +69,4 @@ def test_training_learns_and_the_chosen_weights_reach_rank_0() -> None:
     first, last = ranks[0]["records"][0], ranks[0]["result"]["candidates"]
     assert min(candidate["validation_loss"] for candidate in last) < 0.8 * first["validation_loss"]
     best = ranks[0]["result"]["trainer"]
-    np.testing.assert_array_equal(ranks[0]["chosen"], anchors(ranks)[best])
+    np.testing.assert_array_equal(ranks[0]["chosen"], held_anchors(ranks)[best])

@@ -47,6 +47,7 @@ def test_a_port_in_use(tmp_path: Path) -> None:
     [
         (["--nproc-per-node", "2", "pool.trainers=1"], ["workers_per_trainer=1", "2 ranks idle"]),
         (["data=text", "data.train=[nowhere/*.txt]"], ["data.train=nowhere/*.txt", "no such file"]),
+        (["instances.concurrency=streams"], ["instances.concurrency=streams", "use threads, serial or auto"]),
         (["run.directory=file/run"], ["run.directory=file/run", "not a directory"]),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from adloco_dist.config import FreedWorkers, MergePolicy, MergeSettings, MergeWeights
 from adloco_dist.decisions.layout import Layout
 from adloco_dist.decisions.merging import Merge, Standing, choose_merges
-from adloco_dist.decisions.regrouping import Regrouping, layout_after, regroup, transfers
+from adloco_dist.decisions.regrouping import Regrouping, assign_workers, transfers
 
 FIVE = {0: Standing(30.0, 20.0), 1: Standing(4.0, 4.0), 2: Standing(math.inf, 12.0), 3: Standing(4.0, 6.0),
         4: Standing(9.0, 10.0)}  # fmt: skip
@@ -79,19 +79,29 @@ TWO_MERGES = (
 )
 
 
+def regroup(
+    layout: Layout,
+    merges: tuple[Merge, ...],
+    freed: FreedWorkers,
+    requests: dict[int, float] | None = None,
+    sizes: dict[int, int] | None = None,
+) -> Regrouping:
+    return Regrouping(merges, assign_workers(layout, merges, freed, requests or {}, sizes or {}))
+
+
 def test_freed_workers_join_where_they_are() -> None:
-    regrouping = regroup(LAYOUT, TWO_MERGES, FreedWorkers.join, {}, {})
+    regrouping = regroup(LAYOUT, TWO_MERGES, FreedWorkers.join)
     assert regrouping.origins == {0: ((0, 0), (0, 1), (2, 0)), 3: ((3, 0), (3, 1), (3, 2), (1, 0), (1, 1))}
-    after = layout_after(LAYOUT, regrouping)
+    after = regrouping.layout_after(LAYOUT)
     assert dict(after.hosts) == {0: (0, 1, 3), 3: (0, 3, 3, 1, 2)}
-    assert regrouping.ranks == (1, 2, 3), "rank 0 hosts what it hosted"
-    assert regrouping.ended == [1, 2]
+    assert regrouping.ranks(LAYOUT) == {0, 1, 2, 3}, "rank 0 hosts what it hosted, but shards have grown"
 
 
 def test_freed_workers_retire() -> None:
-    regrouping = regroup(LAYOUT, TWO_MERGES, FreedWorkers.retire, {}, {})
-    assert dict(layout_after(LAYOUT, regrouping).hosts) == {0: (0, 1), 3: (0, 3, 3)}
-    assert regrouping.ranks == (1, 2, 3)
+    regrouping = regroup(LAYOUT, TWO_MERGES, FreedWorkers.retire)
+    assert dict(regrouping.layout_after(LAYOUT).hosts) == {0: (0, 1), 3: (0, 3, 3)}
+    alone = regroup(LAYOUT, TWO_MERGES[1:], FreedWorkers.retire)
+    assert alone.ranks(LAYOUT) == {0, 1, 3}, "nothing changes on rank 2"
 
 
 def test_workers_are_dealt_anew_in_proportion_to_requests() -> None:
@@ -121,15 +131,15 @@ def test_who_works_for_whom_does_not_depend_on_the_layout(freed: FreedWorkers) -
 
 def test_what_is_sent_for_a_merge() -> None:
     """Trainer 3's ranks 0, 3 and trainer 1's ranks 1, 2 together; trainer 2 has no share, its rank only receives."""
-    regrouping = regroup(LAYOUT, TWO_MERGES, FreedWorkers.join, {}, {})
-    into_0, into_3 = transfers(LAYOUT, layout_after(LAYOUT, regrouping), regrouping)
+    regrouping = regroup(LAYOUT, TWO_MERGES, FreedWorkers.join)
+    into_0, into_3 = transfers(LAYOUT, regrouping.layout_after(LAYOUT), regrouping)
     assert (into_0.trainer, dict(into_0.shares), into_0.ranks) == (0, {0: 1.0}, (0, 1, 3))
     assert into_0.holders == {0: (0, 1)}
     assert (into_3.trainer, into_3.ranks, into_3.holders) == (3, (0, 1, 2, 3), {1: (1, 2), 3: (0, 3)})
     sent = {(s, r): into_3.sent(s, r) for s in into_3.ranks for r in into_3.ranks if into_3.sent(s, r)}
     assert sent == {(0, 2): [3], (1, 0): [1], (2, 3): [1], (3, 1): [3]}, "every rank sends one slice and gets one"
-    retired = regroup(LAYOUT, TWO_MERGES, FreedWorkers.retire, {}, {})
-    into_0, into_3 = transfers(LAYOUT, layout_after(LAYOUT, retired), retired)
+    retired = regroup(LAYOUT, TWO_MERGES, FreedWorkers.retire)
+    into_0, into_3 = transfers(LAYOUT, retired.layout_after(LAYOUT), retired)
     assert (into_0.ranks, into_3.ranks) == ((0, 1), (0, 1, 3)), "one rank of trainer 1 is enough"
 
 
@@ -151,7 +161,7 @@ def test_random_merges_keep_all_workers_and_send_every_member_to_every_rank() ->
         freed = rng.choice(list(FreedWorkers))
         left = {id for id in layout.hosts if id not in {ended for one in merges for ended in one.ended}}
         regrouping = regroup(layout, merges, freed, {id: standings[id].bounded for id in left}, dict.fromkeys(left, 99))
-        after = layout_after(layout, regrouping)
+        after = regrouping.layout_after(layout)
         assert set(after.hosts) == left
         assert not merges or len(left) >= settings.min_trainers
         assert all(math.isclose(sum(one.shares.values()), 1) for one in merges)

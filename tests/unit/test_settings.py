@@ -2,7 +2,7 @@
 
 import pytest
 
-from adloco_dist.config import Algorithm, BatchRequest, GradientNorm, Placement, Settings, SettingsError
+from adloco_dist.config import Algorithm, BatchRequest, FreedWorkers, GradientNorm, Placement, Settings, SettingsError
 from adloco_dist.config.compose import compose, flatten, from_plain, to_plain
 
 
@@ -35,6 +35,7 @@ def test_presets_hold_the_settings_of_their_sources() -> None:
     assert (paper.pool.trainers, paper.pool.workers_per_trainer) == (4, 1)
     assert (paper.budget.rounds, paper.algorithm.updates_per_round, paper.inner.lr) == (20, 200, 2e-5)
     assert (paper.outer.lr, paper.outer.momentum, paper.switch.n) == (0.5, 0.0, 2)
+    assert (paper.merge.every_rounds, paper.merge.width, paper.merge.freed) == (2, 2, FreedWorkers.redistribute)
     batching = paper.batching
     assert (batching.request, batching.gradient_norm) == (BatchRequest.norm_test, GradientNorm.plugin)
     assert (batching.eta, batching.local_batch, batching.may_shrink, batching.padding_fraction) == (0.8, 1, False, 0.9)
@@ -199,6 +200,20 @@ def test_the_list_of_settings_changes_only_on_purpose() -> None:
         ("batching.estimator=workers", ["batching.estimator=workers", "pool.workers_per_trainer >= 2"]),
         ("inner.reference_batch=0", ["inner.reference_batch=0", ">= 1"]),
         ("cluster.memory_bytes=0", ["cluster.memory_bytes=0", ">= 1 byte"]),
+        ("merge.width=1", ["merge.width=1", ">= 2"]),
+        ("merge.min_trainers=5", ["merge.min_trainers=5", "<= pool.trainers=4", "merge=none"]),
+        ("merge.min_trainers=0", ["merge.min_trainers=0", ">= 1"]),
+        ("merge.every_rounds=0", ["merge.every_rounds=0", ">= 1"]),
+        ("merge.simultaneous=0", ["merge.simultaneous=0", ">= 1"]),
+        ("merge=worst", ["merge=worst", "best_with_worst, none, worst_with_worst"]),
+        ("merge.policy=best", ["merge.policy=best", "[worst_with_worst, best_with_worst, none]"]),
+        ("merge.freed=fire", ["merge.freed=fire", "[join, retire, redistribute]"]),
+        ("merge.weights=none", ["merge.weights=none", "[request, uniform]"]),
+        ("data.shards=mine", ["data.shards=mine", "[disjoint, shared]"]),
+        ("final=worst", ["final=worst", "[best, average]"]),
+        ("instances.concurrency=all", ["instances.concurrency=all", "[serial, streams, threads, auto]"]),
+        ("instances.resident=0", ["instances.resident=0", ">= 1"]),
+        ("cluster.max_communicators=0", ["cluster.max_communicators=0", ">= 1"]),
     ],
 )
 def test_a_mistake_is_told_in_one_line(override: str, words: list[str]) -> None:
@@ -219,6 +234,10 @@ def test_combinations_that_cannot_work() -> None:
         (["batching.least_batch=9", "batching.largest_batch=8"], r"largest_batch=8.*least_batch=9"),
         (["algorithm=ddp", "batching.request=norm_test"], r"batching.request=norm_test: algorithm=ddp"),
         (["batching.request=replay", "batching.replay=x", "budget=seconds"], r"batching.request=replay.*seconds"),
+        (["instances.concurrency=streams", "cluster.device=cpu"], r"concurrency=streams: cannot.*device=cpu"),
+        (["instances.concurrency=threads", "cluster.device=cuda"], r"concurrency=threads: cannot.*device=cuda"),
+        (["instances.concurrency=threads", "algorithm=ddp", "pool.trainers=1"], r"concurrency=threads: algorithm=ddp"),
+        (["instances.concurrency=threads", "instances.resident=1"], r"instances.resident=1: instances that swap"),
         (["switch.n=auto", "batching.request=ramp"], r"switch.n=auto.*noise"),
         *(
             (

@@ -58,9 +58,11 @@ class Groups:
             self._release(ranks)
 
     def _make_room(self, ranks: RankSet) -> None:
-        for rank in ranks if self._most else ():
+        if self._most is None:
+            return
+        for rank in ranks:
             crowded = [other for other in self._groups if rank in other]
-            for other in crowded[: max(0, len(crowded) + 1 - self._most)] if self._most else ():
+            for other in crowded[: max(0, len(crowded) + 1 - self._most)]:
                 self._release(other)
 
     def _release(self, ranks: RankSet) -> None:

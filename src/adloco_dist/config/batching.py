@@ -56,7 +56,7 @@ class BatchingSettings:
     stage_batches: list[int] = field(default_factory=list)
     """Of staged: total batch of each stage."""
     replay: str | None = None
-    """Of replay: a run directory, or its metrics.jsonl, whose total batches are repeated round by round."""
+    """Of replay: a run directory, or its metrics.jsonl, whose total batches and merges are repeated round by round."""
     capacity: int | None = None
     """Sequences that a rank's device takes in one pass; decides only how many passes a batch takes, and may differ
     between nodes. null: as many as fit into its memory (on a CPU: into cluster.memory_bytes)."""

@@ -61,7 +61,8 @@ class ClusterSettings:
     """On a CPU: memory of a rank for the pool and its passes, may differ between nodes; null: what is available when
     the run starts, divided by the node's ranks."""
     control_seconds: float = 1800.0
-    """Timeout of control messages; must outlast the difference between the fastest and slowest rank's round."""
+    """Timeout of control messages; must outlast the difference between the fastest and slowest rank's round, and a
+    whole round where ranks can be left without workers (merge.freed=retire)."""
     outer_seconds: float = 600.0
     """Timeout of the traffic of outer steps and merges."""
     max_communicators: int | None = None
@@ -92,7 +93,7 @@ class InstanceSettings:
     a CPU, whose threads are divided. auto: the faster of what the device can, measured before the first round."""
     resident: int | None = None
     """Instances whose weights and moments stay on a GPU at most; those beyond wait in pinned CPU memory and are copied
-    ahead of their turn. null: as many as fit."""
+    ahead of their turn. null: as many as fit (all, where they compute at once)."""
 
     def __post_init__(self) -> None:
         resident = self.resident

@@ -20,11 +20,6 @@ def permutation(count: int, *key: int) -> npt.NDArray[np.int64]:
     return np.argsort(draws, kind="stable")
 
 
-def shard_sizes(num_sequences: int, num_trainers: int) -> list[int]:
-    """Sequences of the shards that `deal` makes."""
-    return [len(range(trainer, num_sequences, num_trainers)) for trainer in range(num_trainers)]
-
-
 def deal(num_sequences: int, num_trainers: int, seed: int, policy: Shards = Shards.disjoint) -> list["Shard"]:
     """Every trainer's shard of range(num_sequences).
 
@@ -57,7 +52,7 @@ class Shard:
         self._members: tuple[Shard, ...] = ()
         self._seed, self._trainer = seed, trainer
         self._orders: dict[int, SequenceIds] = {}
-        self._lock = threading.RLock()  # workers of one rank may read at once
+        self._lock = threading.Lock()  # workers of one rank may read at once
 
     def __len__(self) -> int:
         """Sequences of a whole epoch."""

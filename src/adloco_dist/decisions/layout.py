@@ -9,7 +9,7 @@ from adloco_dist.config import Algorithm, Placement, Settings, SettingsError
 
 @dataclass(frozen=True)
 class Layout:
-    """`hosts[i][m]` is the rank that hosts worker m of trainer i; worker ids rise with ranks."""
+    """`hosts[i][m]` is the rank that hosts worker m of trainer i."""
 
     hosts: Mapping[int, tuple[int, ...]]
 

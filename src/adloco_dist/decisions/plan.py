@@ -34,6 +34,8 @@ class RoundPlan:
     """Rank 0's clock since the first round began."""
     regrouping: Regrouping | None
     """What is merged and regrouped before the round."""
+    probed: tuple[int, ...]
+    """The ranks of which something changes by that: they find out anew what their devices take."""
     layout: Layout
     """After that."""
     shard_sequences: Mapping[int, int]
@@ -50,10 +52,10 @@ class RoundPlan:
 
     def to_message(self) -> dict[str, Any]:
         """Plain JSON values. Shallow where it can be: `asdict` would copy thousands of workers one by one."""
-        regrouping = self.regrouping
+        told = self.regrouping
         return {
             **vars(self),
-            "regrouping": regrouping and {**vars(regrouping), "merges": [asdict(merge) for merge in regrouping.merges]},
+            "regrouping": told and {"merges": [asdict(merge) for merge in told.merges], "origins": told.origins},
             "layout": vars(self.layout),
             "batches": {trainer: batch.to_message() for trainer, batch in self.batches.items()},
             "progress": vars(self.progress),
@@ -64,6 +66,7 @@ class RoundPlan:
         hosts = {int(trainer): tuple(ranks) for trainer, ranks in message["layout"]["hosts"].items()}
         decoded = {
             "regrouping": message["regrouping"] and Regrouping.from_message(message["regrouping"]),
+            "probed": tuple(message["probed"]),
             "layout": Layout(hosts),
             "shard_sequences": {int(trainer): size for trainer, size in message["shard_sequences"].items()},
             "batches": {int(id): BatchPlan.from_message(batch) for id, batch in message["batches"].items()},

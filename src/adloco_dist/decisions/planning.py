@@ -8,7 +8,7 @@ from adloco_dist.decisions.batch import BatchDemand, BatchPremises, BatchReport,
 from adloco_dist.decisions.layout import Layout
 from adloco_dist.decisions.merging import Merge, Standing, choose_merges
 from adloco_dist.decisions.plan import PoolReport, Premises, RoundPlan
-from adloco_dist.decisions.regrouping import layout_after, regroup
+from adloco_dist.decisions.regrouping import Regrouping, assign_workers
 from adloco_dist.decisions.replay import Trajectory
 from adloco_dist.decisions.schedule import Progress
 from adloco_dist.decisions.statistics import Smoothed
@@ -37,14 +37,12 @@ def plan_round(settings: Settings, premises: Premises, last: RoundPlan | None, r
     stop = _stop_reason(settings, round_, pool_tokens, report)
     pool = _pool(settings, premises, last, report)
     demands = _demands(settings, premises.trajectory, pool, last, report, fraction)
-    merges = () if stop else _merges(settings, premises.trajectory, round_, demands, report)
-    regrouping = None
-    if merges:
-        demands = _demands_after(merges, demands)
-        sizes = _shard_sequences_after(settings, merges, pool.shard_sequences)
-        bounded = {trainer: demand.bounded for trainer, demand in demands.items()}
-        regrouping = regroup(pool.layout, merges, settings.merge.freed, bounded, sizes)
-        layout = layout_after(pool.layout, regrouping)
+    regrouping = None if stop else _regrouping(settings, premises.trajectory, pool, round_, demands, report)
+    if regrouping:
+        ended = {trainer for merge in regrouping.merges for trainer in merge.ended}
+        demands = {id: demand for id, demand in demands.items() if id not in ended}  # a survivor keeps its own
+        layout = regrouping.layout_after(pool.layout)
+        sizes = _shard_sequences_after(settings, regrouping.merges, pool.shard_sequences)
         limits = _probed_limits(settings, layout, pool.batch_limits, regrouping.origins, report.capacities)
         pool = _Pool(layout, sizes, limits)
     batches = {
@@ -62,6 +60,7 @@ def plan_round(settings: Settings, premises: Premises, last: RoundPlan | None, r
         pool_tokens=pool_tokens,
         seconds=report.seconds,
         regrouping=regrouping,
+        probed=tuple(sorted(regrouping.ranks(last.layout))) if regrouping and last else (),
         layout=pool.layout,
         shard_sequences=pool.shard_sequences,
         batches=batches,
@@ -77,9 +76,8 @@ def _pool(settings: Settings, premises: Premises, last: RoundPlan | None, report
     if last is None:
         return _Pool(premises.layout, premises.shard_sequences, premises.batch_limits)
     limits = {trainer: batch.batch_limit for trainer, batch in last.batches.items()}
-    if last.regrouping:  # its ranks have probed their memory since
-        changed = set(last.regrouping.ranks)
-        trainers = [id for id in last.layout.trainers if changed & set(last.layout.hosts[id])]
+    if last.probed:
+        trainers = [id for id in last.layout.trainers if set(last.probed) & set(last.layout.hosts[id])]
         limits = _probed_limits(settings, last.layout, limits, trainers, report.capacities)
     return _Pool(last.layout, last.shard_sequences, limits)
 
@@ -117,39 +115,37 @@ def _demands(
         if last is None:
             demands[id] = first_demand(settings, pool.premises(id), replayed)
         else:
+            batch = last.batches[id]
+            if last.regrouping and any(merge.survivor == id for merge in last.regrouping.merges):
+                batch = replace(batch, smoothed=Smoothed())  # its anchor is another: averages start anew
             measured = report.batches.get(id, BatchReport())
-            demands[id] = next_demand(settings, pool.premises(id), last.batches[id], measured, replayed, fraction)
+            demands[id] = next_demand(settings, pool.premises(id), batch, measured, replayed, fraction)
     return demands
 
 
-def _merges(
+def _regrouping(
     settings: Settings,
     trajectory: Trajectory,
+    pool: _Pool,
     round_: int,
     demands: Mapping[int, BatchDemand],
     report: PoolReport,
-) -> tuple[Merge, ...]:
-    """The merges before this round; those of the recorded run where its batches are replayed."""
+) -> Regrouping | None:
+    """The merges before this round, if any; those of the recorded run where its batches are replayed."""
     if settings.batching.request is BatchRequest.replay:
-        return trajectory.merges.get(round_, ())
+        return trajectory.regroupings.get(round_)
     if round_ == 0 or round_ % settings.merge.every_rounds:
-        return ()
+        return None
     standings = {
         id: Standing(demand.request.sequences, demand.bounded, id not in report.not_finite)
         for id, demand in demands.items()
     }
-    return choose_merges(settings.merge, standings)
-
-
-def _demands_after(merges: Sequence[Merge], demands: Mapping[int, BatchDemand]) -> dict[int, BatchDemand]:
-    """A survivor keeps its request; its running averages start anew, for its anchor is another."""
-    ended = {trainer for merge in merges for trainer in merge.ended}
-    survivors = {merge.survivor for merge in merges}
-    return {
-        id: replace(demand, smoothed=Smoothed()) if id in survivors else demand
-        for id, demand in demands.items()
-        if id not in ended
-    }
+    merges = choose_merges(settings.merge, standings)
+    if not merges:
+        return None
+    requests = {id: demand.bounded for id, demand in demands.items()}
+    sizes = _shard_sequences_after(settings, merges, pool.shard_sequences)
+    return Regrouping(merges, assign_workers(pool.layout, merges, settings.merge.freed, requests, sizes))
 
 
 def _shard_sequences_after(

@@ -32,11 +32,15 @@ def round_records(
     for record in records:
         trainer = record["trainer"]
         if plan and plan.regrouping and trainer in plan.regrouping.origins:
-            record |= _regrouping(settings, plan.regrouping, trainer, reports)
+            record |= _regrouping(settings, plan, plan.regrouping, trainer, reports)
             record["seconds"]["regroup"] = max(rank.regroup_seconds for rank, _ in shares[trainer])
             record["bytes_sent"]["merge"] = sum(report.merge_bytes_sent.get(trainer, 0) for report in reports)
-        if plan and settings.measures_gradients and trainer in next_plan.batches:
-            record |= _statistics(measured(shares[trainer]), next_plan.batches[trainer])
+        if plan and settings.measures_gradients:
+            record |= _statistics(measured(shares[trainer]), next_plan.batches.get(trainer))
+    # What ranks without workers sent belongs to no trainer more than to another.
+    unclaimed = sum(report.control_bytes_sent for report in reports if not report.trainers)
+    for place, record in enumerate(records):
+        record["bytes_sent"]["control"] += unclaimed * (place + 1) // len(records) - unclaimed * place // len(records)
     return records
 
 
@@ -104,9 +108,9 @@ def _batch(batch: BatchPlan, shares: list[tuple[RankReport, TrainerReport]]) -> 
     }
 
 
-def _statistics(measured: GradientStatistics | None, next_batch: BatchPlan) -> Record:
-    """What was measured in the round, and the averages on which the next round's request stands."""
-    smoothed = next_batch.smoothed.statistics
+def _statistics(measured: GradientStatistics | None, next_batch: BatchPlan | None) -> Record:
+    """What was measured in the round, and the averages on which the next round's request stands, if there is one."""
+    smoothed = next_batch.smoothed.statistics if next_batch else None
     return {
         "statistics": asdict(measured) if measured else None,
         "smoothed": asdict(smoothed) if smoothed else None,
@@ -114,12 +118,14 @@ def _statistics(measured: GradientStatistics | None, next_batch: BatchPlan) -> R
     }
 
 
-def _regrouping(settings: Settings, regrouping: Regrouping, trainer: int, reports: Sequence[RankReport]) -> Record:
+def _regrouping(
+    settings: Settings, plan: RoundPlan, regrouping: Regrouping, trainer: int, reports: Sequence[RankReport]
+) -> Record:
     """How a trainer came to be what it was in the round."""
     told: Record = {"origins": regrouping.origins[trainer]}
     for merge in regrouping.merges:
         if merge.survivor == trainer:
-            idle = [report.rank for report in reports if report.rank in regrouping.ranks and not report.trainers]
+            idle = [report.rank for report in reports if report.rank in plan.probed and not report.trainers]
             is_replay = settings.batching.request is BatchRequest.replay
             policy = BatchRequest.replay.name if is_replay else settings.merge.policy.name
             told["merge"] = {**asdict(merge), "policy": policy, "idle_ranks": idle}

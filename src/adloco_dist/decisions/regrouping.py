@@ -13,35 +13,50 @@ Origin = tuple[int, int]
 """A worker before a regrouping: its trainer and its id there."""
 
 
+Origins = Mapping[int, tuple[Origin, ...]]
+"""Of every trainer whose workers change: where each comes from, in the order of the new ids."""
+
+
 @dataclass(frozen=True)
 class Regrouping:
     """What changes in the pool before a round."""
 
     merges: tuple[Merge, ...]
-    origins: Mapping[int, tuple[Origin, ...]]
-    """Of every trainer whose workers change: where each comes from, in the order of the new ids."""
-    ranks: tuple[int, ...]
-    """Those whose share of the pool changes; their memory is probed again."""
-
-    @property
-    def ended(self) -> list[int]:
-        """The trainers that are no more, ascending."""
-        return sorted(trainer for merge in self.merges for trainer in merge.ended)
+    origins: Origins
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> "Regrouping":
-        merges = tuple(Merge.from_message(merge) for merge in message["merges"])
-        origins = {int(id): tuple((t, w) for t, w in workers) for id, workers in message["origins"].items()}
-        return cls(merges, origins, tuple(message["ranks"]))
+        return cls(tuple(map(Merge.from_message, message["merges"])), origins_from_message(message["origins"]))
+
+    def layout_after(self, layout: Layout) -> Layout:
+        """What it makes of `layout`: every worker is hosted where it was."""
+        ended = {trainer for merge in self.merges for trainer in merge.ended}
+        kept = {trainer: hosts for trainer, hosts in layout.hosts.items() if trainer not in ended}
+        moved = {
+            id: tuple(layout.hosts[trainer][worker] for trainer, worker in workers)
+            for id, workers in self.origins.items()
+        }
+        return Layout(kept | moved)
+
+    def ranks(self, before: Layout) -> set[int]:
+        """Those that host a trainer of which something changes, before or after: they probe their memory again."""
+        touched = {trainer for workers in self.origins.values() for trainer, _ in workers}
+        touched |= {member for merge in self.merges for member in merge.shares}
+        return {rank for trainer in touched for rank in before.hosts[trainer]}
 
 
-def regroup(
+def origins_from_message(message: Mapping[str, Any]) -> Origins:
+    """Origins after JSON, which has neither tuples nor integer keys."""
+    return {int(id): tuple((trainer, worker) for trainer, worker in workers) for id, workers in message.items()}
+
+
+def assign_workers(
     layout: Layout,
     merges: Sequence[Merge],
     freed: FreedWorkers,
     requests: Mapping[int, float],
     shard_sequences: Mapping[int, int],
-) -> Regrouping:
+) -> Origins:
     """Find work for the workers of the trainers that end.
 
     Never looks at ranks, and workers stay where they are hosted: the same run comes of any layout.
@@ -70,27 +85,7 @@ def regroup(
                 kept = origins[id][:count]
                 wanted = count - len(kept)
                 origins[id], spare = kept + spare[:wanted], spare[wanted:]
-    taken = {id: tuple(origins[id]) for id in sorted(changed)}
-    after = _layout_after(layout, merges, taken)
-    changes = _shares_of_ranks(layout) ^ _shares_of_ranks(after)
-    return Regrouping(tuple(merges), taken, tuple(sorted({rank for rank, _, _ in changes})))
-
-
-def layout_after(layout: Layout, regrouping: Regrouping) -> Layout:
-    """The layout that a regrouping makes of `layout`: every worker is hosted where it was."""
-    return _layout_after(layout, regrouping.merges, regrouping.origins)
-
-
-def _layout_after(layout: Layout, merges: Sequence[Merge], origins: Mapping[int, Sequence[Origin]]) -> Layout:
-    ended = {trainer for merge in merges for trainer in merge.ended}
-    kept = {trainer: hosts for trainer, hosts in layout.hosts.items() if trainer not in ended}
-    moved = {id: tuple(layout.hosts[trainer][worker] for trainer, worker in workers) for id, workers in origins.items()}
-    return Layout(kept | moved)
-
-
-def _shares_of_ranks(layout: Layout) -> set[tuple[int, int, int]]:
-    """(rank, trainer, workers of it there) of every rank and each of its trainers."""
-    return {(rank, id, hosts.count(rank)) for id, hosts in layout.hosts.items() for rank in set(hosts)}
+    return {id: tuple(origins[id]) for id in sorted(changed)}
 
 
 def _in_proportion(total: int, weights: Mapping[int, float], most: Mapping[int, int]) -> dict[int, int]:

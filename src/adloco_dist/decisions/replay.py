@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from adloco_dist.config import Settings, SettingsError
 from adloco_dist.decisions.layout import Layout
-from adloco_dist.decisions.merging import Merge
+from adloco_dist.decisions.regrouping import Regrouping
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class Trajectory:
 
     batches: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
     """By round and trainer: total batch."""
-    merges: Mapping[int, tuple[Merge, ...]] = field(default_factory=dict)
+    regroupings: Mapping[int, Regrouping] = field(default_factory=dict)
     """By round that they come before."""
 
     def total_batch(self, trainer: int, round_: int) -> int | None:

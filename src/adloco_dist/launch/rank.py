@@ -18,7 +18,7 @@ import adloco_dist
 from adloco_dist.cluster.control import ControlPlane
 from adloco_dist.cluster.runtime import Place, Runtime, started
 from adloco_dist.cluster.signals import stop_on_signals
-from adloco_dist.config import Settings, SettingsError, TrackingMode
+from adloco_dist.config import Settings, SettingsError, Shards, TrackingMode
 from adloco_dist.config.compose import compose, flatten, to_plain
 from adloco_dist.data.corpora import Splits, load_corpus
 from adloco_dist.decisions.layout import Layout, experiment_layout
@@ -111,7 +111,7 @@ def prepare(settings: Settings, runtime: Runtime) -> tuple[Layout, Splits, Pretr
     error: SettingsError | None = None
     try:
         splits = load_corpus(settings.data)
-        check_shards(layout, splits)
+        check_shards(layout, splits, settings.data.shards)
         prepared = splits, model_config(settings.model, splits.vocab_size, settings.data.sequence_length)
         if settings.batching.replay is not None and runtime.rank == 0:
             trajectory = read_trajectory("batching.replay", settings.batching.replay)
@@ -130,13 +130,14 @@ def prepare(settings: Settings, runtime: Runtime) -> tuple[Layout, Splits, Pretr
     return layout, *prepared, trajectory
 
 
-def check_shards(layout: Layout, splits: Splits) -> None:
+def check_shards(layout: Layout, splits: Splits, policy: Shards) -> None:
     """Every trainer's shard must hold a sequence for each of its workers; larger batches are capped at the shard."""
-    smallest, workers = splits.train.num_sequences // len(layout.trainers), layout.num_workers(0)
+    num_parts = 1 if policy is Shards.shared else len(layout.trainers)
+    smallest, workers = splits.train.num_sequences // num_parts, layout.num_workers(0)
     if smallest < workers:
         raise SettingsError(
             f"pool.workers_per_trainer={workers}: a trainer's shard has {smallest} sequences "
-            f"({splits.train.num_sequences} over {len(layout.trainers)} trainers), less than one for each worker; "
+            f"({splits.train.num_sequences} in {num_parts} shards), less than one for each worker; "
             "use more text, shorter sequences, fewer trainers or workers"
         )
 

@@ -1,7 +1,7 @@
-"""The one module of a rank, on which all its model instances take turns.
+"""A module on which model instances take turns.
 
 Weights of an instance are one flat vector; the module's parameters are views into the vector it was last pointed
-at. Gradients and activations therefore exist once per rank, whatever the number of instances, and everything that
+at. Gradients and activations therefore exist once per module, whatever the number of instances, and everything that
 treats parameters alike (optimizers, clipping, averaging, checksums) sees one tensor instead of hundreds.
 """
 
@@ -35,7 +35,7 @@ class FlatModel:
         self.dtype = torch.float64 if precision is Precision.fp64 else torch.float32
         self.device = device
         self.capacity: int | None = None
-        self.module = module.to(device=device, dtype=self.dtype)
+        self.module = module.to(device=device, dtype=self.dtype).train()
         self._autocast = precision is Precision.bf16
         named = sorted(module.named_parameters(), key=lambda item: item[1].ndim < 2)  # stable: order is kept
         self._views: list[tuple[str, nn.Parameter, int]] = []

@@ -34,6 +34,6 @@ def further_lane(first: Lane, precision: Precision) -> Lane:
     """A lane beside `first`, with a copy of its module; on a GPU with a stream of its own."""
     device = first.flat_model.device
     lane = new_lane(copy.deepcopy(first.flat_model.module), device, precision)
-    lane.flat_model.capacity = first.flat_model.capacity
+    lane.flat_model.point_at(first.flat_model.weights)  # the copy's own parameters are not needed
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
     return Lane(lane.flat_model, lane.module, lane.sketch, stream)

@@ -15,7 +15,8 @@ class Residence:
     """Which workers' weights and moments are on the device.
 
     The first `resident` - 2 stay there; the others share two slots and are brought in ahead of their turn, on a
-    stream of their own. On a CPU the same copies are made, to no purpose but that of a test.
+    stream of their own. On a CPU the same copies are made, to no purpose but that of a test. (torch rounds pinned
+    memory up to powers of two: up to twice what the vectors hold.)
     """
 
     def __init__(self, device: torch.device, resident: int | None) -> None:
@@ -40,7 +41,7 @@ class Residence:
                     _pinned(vector, self._device) for vector in worker.vectors()
                 ]
                 worker.move(homes[worker])
-            elif worker in self._homes:
+            elif worker.weights.device != self._device or worker in self._homes:
                 worker.move([torch.empty_like(vector, device=self._device) for vector in worker.vectors()])
         self._homes = homes
         self._slots = []

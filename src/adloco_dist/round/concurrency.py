@@ -12,7 +12,9 @@ from adloco_dist.decisions.layout import Layout
 from adloco_dist.decisions.plan import PoolReport, Premises
 from adloco_dist.decisions.planning import plan_round
 from adloco_dist.models import token_losses
+from adloco_dist.pool.capacity import is_out_of_memory
 from adloco_dist.pool.lane import Lane, further_lane
+from adloco_dist.pool.residence import Residence
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.round.inner import InnerPhase
 
@@ -22,8 +24,9 @@ MEASUREMENTS = 3
 
 
 def find_lanes(
-    first: Lane, trainers: Sequence[Trainer], layout: Layout, store: TokenStore, settings: Settings, runtime: Runtime
-) -> tuple[list[Lane], bool]:
+    first: Lane, residence: Residence, trainers: Sequence[Trainer], layout: Layout, store: TokenStore,
+    settings: Settings, runtime: Runtime,
+) -> tuple[list[Lane], bool]:  # fmt: skip
     """The lanes of this rank, and whether all ranks let their instances have their turns at once.
 
     Collective. With instances.concurrency=auto both ways are measured with real updates, which are undone.
@@ -32,18 +35,21 @@ def find_lanes(
         SettingsError: on all ranks, where a device or the model cannot do what is asked.
     """
     concurrency = settings.instances.concurrency
-    num_workers = sum(len(trainer.workers) for trainer in trainers)
-    obstacle = _obstacle(first, store, settings)
     if concurrency is Concurrency.serial:
         return [first], False
-    error = SettingsError(f"instances.concurrency={concurrency.name}: {obstacle}") if obstacle else None
-    if concurrency is not Concurrency.auto:
-        runtime.control.agree(error)
+    obstacle = _obstacle(first, residence, store, settings)
+    num_workers = sum(len(trainer.workers) for trainer in trainers)
     at_once = num_workers if first.flat_model.device.type == "cuda" else min(num_workers, runtime.threads)
     lanes = [first]
-    if not obstacle:
-        lanes += [further_lane(first, settings.precision) for _ in range(at_once - 1)]
+    try:
+        lanes += [further_lane(first, settings.precision) for _ in range(0 if obstacle else at_once - 1)]
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        obstacle = f"there is no memory for the gradients of {at_once} instances at once; use serial"
     if concurrency is not Concurrency.auto:
+        told = SettingsError(f"instances.concurrency={concurrency.name}: {obstacle}") if obstacle else None
+        runtime.control.agree(told)
         return lanes, True
     seconds = {"in_turn": 0.0, "at_once": 0.0}
     if not obstacle:
@@ -55,20 +61,23 @@ def find_lanes(
     return lanes, True
 
 
-def _obstacle(lane: Lane, store: TokenStore, settings: Settings) -> str | None:
+def _obstacle(lane: Lane, residence: Residence, store: TokenStore, settings: Settings) -> str | None:
     """Why instances cannot have their turns at once here; None if they can."""
     concurrency, device = settings.instances.concurrency, lane.flat_model.device
     if settings.algorithm.name is Algorithm.ddp:
         return "algorithm=ddp has one instance per rank; use serial"
-    if settings.instances.resident is not None:
+    if residence.resident is not None:
         return "instances that swap take turns; use serial"
-    if settings.measures_gradients and settings.batching.estimator is Estimator.workers:
-        return "batching.estimator=workers keeps one sum for all instances; use sketch, or serial"
+    estimator = settings.batching.estimator
+    if settings.measures_gradients and estimator is not Estimator.sketch:
+        return f"batching.estimator={estimator.name} sees one instance at a time; use sketch, or serial"
+    if settings.switch.n == "auto":
+        return "switch.n=auto times passes, which must come in turn; use serial"
     if concurrency is Concurrency.streams and device.type != "cuda":
         return "a rank computes on a CPU, which has no streams; use threads, serial or auto"
     if concurrency is Concurrency.threads and device.type != "cpu":
         return "a rank computes on a GPU; use streams, serial or auto"
-    if concurrency is not Concurrency.serial and device.type == "cpu" and _draws_random_numbers(lane, store):
+    if device.type == "cpu" and _draws_random_numbers(lane, store):
         return "the model draws random numbers, of which a CPU has one source; set its dropout to 0, or use serial"
     return None
 
@@ -76,7 +85,7 @@ def _obstacle(lane: Lane, store: TokenStore, settings: Settings) -> str | None:
 def _draws_random_numbers(lane: Lane, store: TokenStore) -> bool:
     before = torch.get_rng_state()
     with torch.no_grad():
-        token_losses(lane.flat_model.module.train(), store.sequences(torch.zeros(1, dtype=torch.int64).numpy()))
+        token_losses(lane.flat_model.module, store.sequences(torch.zeros(1, dtype=torch.int64).numpy()))
     return not torch.equal(before, torch.get_rng_state())
 
 

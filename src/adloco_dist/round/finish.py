@@ -1,5 +1,6 @@
 """The end of a run: every trainer's anchor and their average evaluated, what is to be saved brought to rank 0."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,27 +34,41 @@ def finish(
 ) -> tuple[dict[str, Any], torch.Tensor | None]:
     """Evaluate all candidates and choose the trainer with the smallest validation loss, or the average of all.
 
+    Trainers that are not finite are in no average, and chosen only if there is no other.
+
     Args:
         trainers: this rank's, by id.
 
     Returns:
-        The result as rank 0 wrote it (the same on all ranks), and on rank 0 the weights that were chosen.
+        The result (the same on all ranks), and on rank 0 the weights that were chosen.
     """
-    limit, batch = evaluation.final_sequences, evaluation.batch
+    batch = evaluation.batch
+    num_sequences = min(validation.num_sequences, evaluation.final_sequences or validation.num_sequences)
     sums: dict[str, tuple[float, int]] = {}
     for trainer in trainers.values():
         part = part_of(control.rank, trainer.id, layout)
-        sums[candidate_name(trainer.id)] = evaluate(flat_model, trainer.anchor, validation, limit, batch, part)
-    if len(layout.trainers) > 1:
-        equal_shares = dict.fromkeys(layout.trainers, 1 / len(layout.trainers))
+        sums[candidate_name(trainer.id)] = evaluate(flat_model, trainer.anchor, validation, num_sequences, batch, part)
+    candidates = _candidates([reply["sums"] for reply in control.exchange({"sums": sums})])
+    finite = [id for id in layout.trainers if math.isfinite(candidates[candidate_name(id)]["validation_loss"])]
+    averaged = len(layout.trainers) > 1 and len(finite) > 0
+    if averaged:
+        shares = dict.fromkeys(finite, 1 / len(finite))
         everywhere = tuple(range(control.world_size))
-        average = _bring(equal_shares, everywhere, trainers, layout, flat_model, groups)
-        sums[AVERAGE] = evaluate(flat_model, average, validation, limit, batch, Part(control.rank, len(everywhere)))
-    replies = control.gather({"sums": sums})
-    result = control.broadcast(_result([reply["sums"] for reply in replies], layout, final) if replies else None)
-    if result["trainer"] is None:
-        return result, flat_model.gradient  # the average, evaluated last, is still there
-    weights = _bring({result["trainer"]: 1.0}, (0,), trainers, layout, flat_model, groups)
+        average = _bring(shares, everywhere, trainers, layout, flat_model, groups)
+        part = Part(control.rank, control.world_size)
+        sums = {AVERAGE: evaluate(flat_model, average, validation, num_sequences, batch, part)}
+        candidates |= _candidates([reply["sums"] for reply in control.exchange({"sums": sums})])
+    best = min(finite or layout.trainers, key=lambda id: (candidates[candidate_name(id)]["validation_loss"], id))
+    saves_average = final is Final.average and averaged
+    result = {
+        "saved": AVERAGE if saves_average else candidate_name(best),
+        "trainer": None if saves_average else best,
+        "validation_tokens": num_sequences * validation.sequence_length,
+        "candidates": list(candidates.values()),
+    }
+    if saves_average:
+        return result, flat_model.gradient  # evaluated last, it is still there
+    weights = _bring({best: 1.0}, (0,), trainers, layout, flat_model, groups)
     return result, weights if control.rank == 0 else None
 
 
@@ -70,24 +85,14 @@ def _bring(
     return flat_model.gradient
 
 
-def _result(sums: Sequence[dict[str, tuple[float, int]]], layout: Layout, final: Final) -> dict[str, Any]:
-    names = {candidate_name(trainer): trainer for trainer in layout.trainers}
-    candidates = []
-    num_tokens = 0
-    for name in [*names, AVERAGE] if len(names) > 1 else names:
-        parts = [rank_sums[name] for rank_sums in sums if name in rank_sums]
-        num_tokens = sum(tokens for _, tokens in parts)
-        loss = sum(loss for loss, _ in parts) / num_tokens
-        candidates.append({"name": name, "validation_loss": loss, "validation_perplexity": perplexity(loss)})
-    # A loss that is not a number is the worst, not the smallest.
-    trained = [candidate for candidate in candidates if candidate["name"] in names]
-    saved = min(trained, key=lambda candidate: (candidate["validation_loss"] != candidate["validation_loss"],
-                                                candidate["validation_loss"]))  # fmt: skip
-    if final is Final.average and len(names) > 1:
-        saved = candidates[-1]
-    return {
-        "saved": saved["name"],
-        "trainer": names.get(saved["name"]),
-        "validation_tokens": num_tokens,
-        "candidates": candidates,
-    }
+def _candidates(sums: Sequence[Mapping[str, tuple[float, int]]]) -> dict[str, dict[str, Any]]:
+    """The loss of every candidate, from the parts that the ranks evaluated; in the order of their names."""
+    parts: dict[str, list[tuple[float, int]]] = {}
+    for rank_sums in sums:
+        for name, part in rank_sums.items():
+            parts.setdefault(name, []).append(part)
+    candidates = {}
+    for name, evaluated in sorted(parts.items(), key=lambda item: (len(item[0]), item[0])):
+        loss = sum(loss_sum for loss_sum, _ in evaluated) / sum(num_tokens for _, num_tokens in evaluated)
+        candidates[name] = {"name": name, "validation_loss": loss, "validation_perplexity": perplexity(loss)}
+    return candidates

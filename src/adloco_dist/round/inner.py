@@ -152,8 +152,7 @@ class InnerPhase:
                 gradient.mul_((clip_norm / (norm + 1e-6)).clamp(max=1.0))  # on the device: no synchronisation
             worker.set_learning_rate(learning_rate(settings.inner, plan.progress, update) * rate_scale)
             worker.optimizer.step()
-            if update < plan.updates - 1:
-                yield
+            yield
         result.loss_sum = float(loss_sum) / plan.updates
         result.pass_seconds_per_sequence = seconds.get("passes", 0.0) / batch.local_batch
 

@@ -30,6 +30,7 @@ def probe_capacity(
     """
     if settings.batching.capacity is not None:
         return settings.batching.capacity
+    free_device_memory()
     flat_model = lanes[0].flat_model
     flat_model.point_at(trainers[0].workers[0].weights.to(flat_model.device))
     if flat_model.device.type == "cuda":
@@ -43,21 +44,22 @@ def probe_capacity(
 def count_resident(lane: Lane, settings: Settings, num_trainers: int, num_workers: int, sharers: int) -> int | None:
     """How many of a rank's instances stay on its GPU, counted before there are any; None: all.
 
-    As many as leave room for the first batch.
+    As many as leave room for a pass of one sequence.
     """
     flat_model, instances = lane.flat_model, settings.instances
     if instances.resident is not None:
         return instances.resident if instances.resident < num_workers else None
-    if flat_model.device.type != "cuda" or instances.concurrency in (Concurrency.streams, Concurrency.threads):
+    at_once = instances.concurrency in (Concurrency.streams, Concurrency.threads)
+    if flat_model.device.type != "cuda" or at_once or num_workers < 2:
         return None
-    vectors = state_vectors(settings, num_trainers, num_workers)
-    per_worker = (vectors["weights"] + vectors["inner moments"]) * flat_model.gradient.nbytes // num_workers
-    on_device = settings.pool.outer_state is OuterState.device
-    outer_bytes = on_device * (vectors["anchors"] + vectors["outer momentum"]) * flat_model.gradient.nbytes
-    one, two = (pass_bytes(flat_model, settings, batch) for batch in (1, 2))
-    batch_bytes = one + (settings.batching.local_batch - 1) * (two - one)
+    vectors, vector_bytes = state_vectors(settings, num_trainers, num_workers), flat_model.gradient.nbytes
+    per_worker = (vectors["weights"] + vectors["inner moments"]) * vector_bytes // num_workers
+    taken = pass_bytes(flat_model, settings, 1)
+    if settings.pool.outer_state is OuterState.device:
+        taken += (vectors["anchors"] + vectors["outer momentum"]) * vector_bytes
+    free_device_memory()
     free, _ = torch.cuda.mem_get_info(flat_model.device)
-    left = settings.batching.padding_fraction * free / sharers - outer_bytes - batch_bytes
+    left = settings.batching.padding_fraction * free / sharers - taken
     return None if left >= num_workers * per_worker else max(1, int(left // per_worker))
 
 
@@ -67,7 +69,6 @@ def _by_trying(flat_model: FlatModel, settings: Settings, most: int, sharers: in
     What the pool holds is allocated already, moments included, and a fused optimizer step needs nothing more.
     """
     device = flat_model.device
-    free_device_memory()
     free, total = torch.cuda.mem_get_info(device)
     usable = settings.batching.padding_fraction * (free / sharers + torch.cuda.memory_reserved(device))
     torch.cuda.set_per_process_memory_fraction(min(1.0, usable / total), device)

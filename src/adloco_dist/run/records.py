@@ -1,11 +1,13 @@
 """Reading the records of a run."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from adloco_dist.config import SettingsError
 from adloco_dist.decisions.merging import Merge
+from adloco_dist.decisions.regrouping import Regrouping, origins_from_message
 from adloco_dist.decisions.replay import Trajectory
 from adloco_dist.run.directory import METRICS_FILE
 
@@ -44,7 +46,7 @@ def read_trajectory(setting: str, source: str) -> Trajectory:
         SettingsError: as `read_records`, or rounds are missing.
     """
     batches: dict[int, dict[int, int]] = {}
-    merges: dict[int, tuple[Merge, ...]] = {}
+    regrouped: dict[int, list[dict[str, Any]]] = {}
     for record in read_records(setting, source):
         trainer, round_, batch = record["trainer"], record["round"] - 1, record.get("total_batch")
         if round_ < 0:  # before training
@@ -52,20 +54,29 @@ def read_trajectory(setting: str, source: str) -> Trajectory:
         if not isinstance(batch, int) or batch < 1:
             raise SettingsError(f"{setting}={source}: trainer {trainer} has no total_batch in round {round_ + 1}")
         batches.setdefault(round_, {})[trainer] = batch
-        if "merge" in record:
-            try:
-                merges[round_] = (*merges.get(round_, ()), Merge.from_message(record["merge"]))
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                told = f"the merge before round {round_ + 1} cannot be read"
-                raise SettingsError(f"{setting}={source}: {told}; name a run's own {METRICS_FILE}") from error
+        if "origins" in record:
+            regrouped.setdefault(round_, []).append(record)
     if not batches:
         raise SettingsError(f"{setting}={source}: holds no round; name a run that has trained")
+    try:
+        regroupings = {round_: _regrouping(records) for round_, records in regrouped.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SettingsError(
+            f"{setting}={source}: its merges cannot be read; name a run's own {METRICS_FILE}"
+        ) from error
     for round_ in range(max(batches)):
-        ended = {trainer for merge in merges.get(round_ + 1, ()) for trainer in merge.ended}
+        following = regroupings.get(round_ + 1)
+        ended = {trainer for merge in following.merges for trainer in merge.ended} if following else set[int]()
         for trainer in sorted(batches.get(round_, {}).keys() - ended):
             if trainer not in batches.get(round_ + 1, {}):
                 raise SettingsError(
                     f"{setting}={source}: trainer {trainer} has no total_batch in round {round_ + 2}; name the "
                     "records of a whole run"
                 )
-    return Trajectory(batches, merges)
+    return Trajectory(batches, regroupings)
+
+
+def _regrouping(records: Sequence[dict[str, Any]]) -> Regrouping:
+    """From the records of the trainers that it concerned."""
+    merges = tuple(Merge.from_message(record["merge"]) for record in records if "merge" in record)
+    return Regrouping(merges, origins_from_message({record["trainer"]: record["origins"] for record in records}))
