@@ -29,11 +29,10 @@ def combine(
         Bytes that this rank sent.
     """
     rank, ranks = dist.get_rank(), transfer.ranks
-    place = ranks.index(rank)
     bounds = [len(total) * number // len(ranks) for number in range(len(ranks) + 1)]
     slices = [slice(*pair) for pair in pairwise(bounds)]
-    mine = slices[place]
-    pieces = {id: vectors[id][mine].to(total.device) for id, holders in transfer.holders.items() if rank in holders}
+    mine = slices[ranks.index(rank)]
+    pieces = {id: vectors[id][mine] for id, holders in transfer.holders.items() if rank in holders}
     bytes_sent = 0
     if group is not None:
         outgoing = [
@@ -42,17 +41,13 @@ def combine(
         ]
         sizes_out = [sum(map(len, parts)) for parts in outgoing]
         sizes_in = [len(transfer.sent(sender, rank)) * (mine.stop - mine.start) for sender in ranks]
-        sent = torch.cat([total[:0], *(piece for parts in outgoing for piece in parts)])
-        received = torch.empty(sum(sizes_in), dtype=total.dtype, device=total.device)
+        sent = _joined([piece for parts in outgoing for piece in parts], total)
+        received = total.new_empty(sum(sizes_in))
         dist.all_to_all_single(received, sent, sizes_in, sizes_out, group=group)
         incoming = [id for sender in ranks for id in transfer.sent(sender, rank)]
-        if incoming:
-            pieces |= zip(incoming, received.chunk(len(incoming)), strict=True)
+        pieces |= zip(incoming, received.split(mine.stop - mine.start) if incoming else (), strict=True)
         bytes_sent = sent.nbytes
-    result = torch.zeros_like(total[mine])
-    for id, share in transfer.shares.items():
-        result.add_(pieces[id], alpha=share)
-    total[mine] = result
+    _sum_into(total[mine], {id: pieces[id].to(total.device) for id in transfer.shares}, transfer.shares)
     if group is not None:
         works = [
             dist.broadcast(total[part], src=sender, group=group, async_op=True)
@@ -61,8 +56,22 @@ def combine(
         for work in works:
             assert work is not None
             work.wait()
-        bytes_sent += (len(ranks) - 1) * result.nbytes
+        bytes_sent += (len(ranks) - 1) * total[mine].nbytes
     return bytes_sent
+
+
+def _joined(pieces: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    """One piece as it is; several, or none, in a tensor of their own."""
+    return pieces[0] if len(pieces) == 1 else torch.cat([like[:0], *pieces])
+
+
+def _sum_into(total: torch.Tensor, pieces: Mapping[int, torch.Tensor], shares: Mapping[int, float]) -> None:
+    """The weighted sum, in the memory of `total`, which may be one of the pieces."""
+    first = next((id for id in pieces if pieces[id].data_ptr() == total.data_ptr()), next(iter(pieces)))
+    torch.mul(pieces[first], shares[first], out=total)
+    for id, piece in pieces.items():
+        if id != first:
+            total.add_(piece, alpha=shares[id])
 
 
 def merge(
