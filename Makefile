@@ -32,6 +32,9 @@ bench: setup
 	$(BIN)/python bench/outer_step.py $(ARGS)
 	$(BIN)/python bench/memory.py $(ARGS)
 	$(BIN)/python bench/batch_test.py $(ARGS)
+	$(BIN)/python bench/regroup.py $(ARGS)
+	$(BIN)/python bench/coordinator.py $(ARGS)
+	$(BIN)/python bench/instances.py $(ARGS)
 
 clean:
 	rm -rf .venv build dist src/*.egg-info
