@@ -225,3 +225,27 @@ def test_dry_run_plans_and_trains_nothing(tmp_path: Path) -> None:
     assert under_torchrun.code == 0, under_torchrun.output
     assert under_torchrun.output.count("nothing was trained") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_merges_are_shown_recorded_and_drawn(tmp_path: Path) -> None:
+    """Three trainers on three ranks become one; the second merge leaves nobody out."""
+    overrides = ("--nproc-per-node", "3", *SMALL, "pool.trainers=3", "merge.every_rounds=1", "run.directory=run")
+    done = run(train_command(*overrides), tmp_path)
+    assert done.code == 0, done.output
+    told = [line for line in done.output.splitlines() if line.startswith("before round ")]
+    assert [line.split(":")[0] for line in told] == ["before round 2", "before round 3"]
+    assert "average together" in told[0]
+    assert told[1].endswith("ranks {0-2} now average together")
+    merges = facts(tmp_path / "run")["merges"]
+    assert [merge["before_round"] for merge in merges] == [2, 3]
+    assert [len(merge["ranks"]) for merge in merges] == [2, 3]
+    (last,) = [row for row in metrics(tmp_path / "run") if row["round"] == 3]
+    assert (last["workers"], last["ranks"], last["trainer"]) == (3, [0, 1, 2], merges[1]["survivor"])
+    assert len(facts(tmp_path / "run")["result"]["candidates"]) == 1
+    drawn = run([sys.executable, str(ROOT / "launch" / "merges.py"), "run"], tmp_path)
+    assert drawn.code == 0, drawn.output
+    assert drawn.output.splitlines()[-2:] == told
+    assert (
+        f"▼ perplexity {facts(tmp_path / 'run')['result']['candidates'][0]['validation_perplexity']:,.4g}"
+        in drawn.output
+    )
