@@ -36,12 +36,11 @@ def plan_round(settings: Settings, premises: Premises, last: RoundPlan | None, r
     fraction = _fraction(settings, round_, pool_tokens, report.seconds)
     stop = _stop_reason(settings, round_, pool_tokens, report)
     pool = _pool(settings, premises, last, report)
-    demands = _demands(settings, premises.trajectory, pool, last, report, fraction)
+    demands = _demands(settings, premises.trajectory, pool, round_, last, report, fraction)
     regrouping = None if stop else _regrouping(settings, premises.trajectory, pool, round_, demands, report)
     if regrouping:
-        ended = {trainer for merge in regrouping.merges for trainer in merge.ended}
-        demands = {id: demand for id, demand in demands.items() if id not in ended}  # a survivor keeps its own
         layout = regrouping.layout_after(pool.layout)
+        demands = {id: demands[id] for id in layout.trainers}  # a survivor keeps its own
         sizes = _shard_sequences_after(settings, regrouping.merges, pool.shard_sequences)
         limits = _probed_limits(settings, layout, pool.batch_limits, regrouping.origins, report.capacities)
         pool = _Pool(layout, sizes, limits)
@@ -103,6 +102,7 @@ def _demands(
     settings: Settings,
     trajectory: Trajectory,
     pool: _Pool,
+    round_: int,
     last: RoundPlan | None,
     report: PoolReport,
     fraction: float,
@@ -110,7 +110,6 @@ def _demands(
     """What every trainer's round is to take, merges aside."""
     demands = {}
     for id in pool.layout.trainers:
-        round_ = last.round + 1 if last else 0
         replayed = trajectory.total_batch(id, round_)
         if last is None:
             demands[id] = first_demand(settings, pool.premises(id), replayed)

@@ -40,7 +40,7 @@ def round_records(
     # What ranks without workers sent belongs to no trainer more than to another.
     unclaimed = sum(report.control_bytes_sent for report in reports if not report.trainers)
     for place, record in enumerate(records):
-        record["bytes_sent"]["control"] += unclaimed * (place + 1) // len(records) - unclaimed * place // len(records)
+        record["bytes_sent"]["control"] += _even_part(unclaimed, place, len(records))
     return records
 
 
@@ -143,10 +143,14 @@ def _total(bytes_sent: list[dict[str, int]]) -> dict[str, int]:
 
 
 def _control_share(report: RankReport, trainer: int) -> int:
-    """A rank's control bytes, dealt evenly to the trainers that it hosts; the shares add up exactly."""
+    """A rank's control bytes, dealt evenly to the trainers that it hosts."""
     hosted = sorted(report.trainers)
-    place, bytes_sent = hosted.index(trainer), report.control_bytes_sent
-    return bytes_sent * (place + 1) // len(hosted) - bytes_sent * place // len(hosted)
+    return _even_part(report.control_bytes_sent, hosted.index(trainer), len(hosted))
+
+
+def _even_part(whole: int, place: int, num_parts: int) -> int:
+    """Part `place` of a number dealt evenly; the parts add up exactly."""
+    return whole * (place + 1) // num_parts - whole * place // num_parts
 
 
 def merge_in_words(row: Record) -> str:

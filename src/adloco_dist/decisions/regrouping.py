@@ -12,7 +12,6 @@ from adloco_dist.decisions.merging import Merge
 Origin = tuple[int, int]
 """A worker before a regrouping: its trainer and its id there."""
 
-
 Origins = Mapping[int, tuple[Origin, ...]]
 """Of every trainer whose workers change: where each comes from, in the order of the new ids."""
 
@@ -28,9 +27,14 @@ class Regrouping:
     def from_message(cls, message: Mapping[str, Any]) -> "Regrouping":
         return cls(tuple(map(Merge.from_message, message["merges"])), origins_from_message(message["origins"]))
 
+    @property
+    def ended(self) -> set[int]:
+        """The trainers that are no more."""
+        return {trainer for merge in self.merges for trainer in merge.ended}
+
     def layout_after(self, layout: Layout) -> Layout:
         """What it makes of `layout`: every worker is hosted where it was."""
-        ended = {trainer for merge in self.merges for trainer in merge.ended}
+        ended = self.ended
         kept = {trainer: hosts for trainer, hosts in layout.hosts.items() if trainer not in ended}
         moved = {
             id: tuple(layout.hosts[trainer][worker] for trainer, worker in workers)

@@ -1,7 +1,7 @@
 """What one model instance computes on during its turn; as many instances as there are lanes can have theirs at once."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -36,4 +36,4 @@ def further_lane(first: Lane, precision: Precision) -> Lane:
     lane = new_lane(copy.deepcopy(first.flat_model.module), device, precision)
     lane.flat_model.point_at(first.flat_model.weights)  # the copy's own parameters are not needed
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-    return Lane(lane.flat_model, lane.module, lane.sketch, stream)
+    return replace(lane, stream=stream)

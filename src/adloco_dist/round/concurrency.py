@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from adloco_dist.cluster.runtime import Runtime
@@ -85,7 +86,7 @@ def _obstacle(lane: Lane, residence: Residence, store: TokenStore, settings: Set
 def _draws_random_numbers(lane: Lane, store: TokenStore) -> bool:
     before = torch.get_rng_state()
     with torch.no_grad():
-        token_losses(lane.flat_model.module, store.sequences(torch.zeros(1, dtype=torch.int64).numpy()))
+        token_losses(lane.flat_model.module, store.sequences(np.zeros(1, dtype=np.int64)))
     return not torch.equal(before, torch.get_rng_state())
 
 

@@ -66,10 +66,9 @@ def finish(
         "validation_tokens": num_sequences * validation.sequence_length,
         "candidates": list(candidates.values()),
     }
-    if saves_average:
-        return result, flat_model.gradient  # evaluated last, it is still there
-    weights = _bring({best: 1.0}, (0,), trainers, layout, flat_model, groups)
-    return result, weights if control.rank == 0 else None
+    if not saves_average:  # the average, evaluated last, is still where the weights are brought to
+        _bring({best: 1.0}, (0,), trainers, layout, flat_model, groups)
+    return result, flat_model.gradient if control.rank == 0 else None
 
 
 def _bring(

@@ -159,11 +159,12 @@ class InnerPhase:
     def _by_trainer(self, turns: Sequence[_Turn], seconds: float) -> dict[int, InnerResult]:
         """The turns' results added up, in the order of the turns whatever came first."""
         sequences = [self.plan.batches[turn.trainer.id].local_batch for turn in turns]
+        total = sum(sequences)
         results: dict[int, InnerResult] = {}
         for turn, count in zip(turns, sequences, strict=True):
             result = results.setdefault(turn.trainer.id, InnerResult())
             result.loss_sum += turn.result.loss_sum
-            result.seconds += round(seconds * count / sum(sequences), 6)
+            result.seconds += round(seconds * count / total, 6)
             result.pass_seconds_per_sequence += turn.result.pass_seconds_per_sequence
             result.notes += turn.result.notes
         return results

@@ -66,7 +66,7 @@ def read_trajectory(setting: str, source: str) -> Trajectory:
         ) from error
     for round_ in range(max(batches)):
         following = regroupings.get(round_ + 1)
-        ended = {trainer for merge in following.merges for trainer in merge.ended} if following else set[int]()
+        ended = following.ended if following else set[int]()
         for trainer in sorted(batches.get(round_, {}).keys() - ended):
             if trainer not in batches.get(round_ + 1, {}):
                 raise SettingsError(

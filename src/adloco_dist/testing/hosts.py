@@ -69,8 +69,8 @@ def hosts(count: int, rate: str | None = None) -> Iterator[list[Host]]:
         cleanup.callback(_run, "ip", "link", "del", bridge)
         _run("ip", "link", "set", bridge, "up")
         for host in made:
-            _add(host, bridge, names, rate)
             cleanup.callback(_remove, host)
+            _add(host, bridge, names, rate)
         yield made
 
 
@@ -94,7 +94,9 @@ def _remove(host: Host) -> None:
     processes = subprocess.run(["ip", "netns", "pids", host.name], capture_output=True, text=True, check=False).stdout
     for pid in processes.split():
         subprocess.run(["kill", "-9", pid], check=False, capture_output=True)
-    _run("ip", "netns", "del", host.name)
+    # The kernel removes a namespace's links some time after the namespace; the next host may bear the same name.
+    for rest in (("link", "del", f"{host.name}v"), ("netns", "del", host.name)):
+        subprocess.run(["ip", *rest], check=False, capture_output=True)
     shutil.rmtree(Path("/etc/netns") / host.name, ignore_errors=True)
 
 
