@@ -1,5 +1,6 @@
 """The round loop (design, section 3): report, plan, regroup, inner, outer, evaluate, until a plan says stop."""
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from typing import Any
 
 import torch
 
+from adloco_dist.cluster.failures import about
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import Algorithm
 from adloco_dist.decisions.layout import Layout
@@ -24,6 +26,8 @@ from adloco_dist.round.inner import InnerPhase
 from adloco_dist.round.outer import adopt, outer, ring_bytes_sent
 from adloco_dist.round.phases import timed
 from adloco_dist.run.journal import Journal
+
+log = logging.getLogger(__name__)
 
 
 class RanksDisagreeError(RuntimeError):
@@ -70,10 +74,12 @@ def train(rank: Rank, premises: Premises, journal: Journal, stop: StopRequest) -
             raise RanksDisagreeError(f"after round {plan.round}: {plan.error}")
         if plan.stop:
             break
-        if last_plan and plan.regrouping:
-            regroup(rank, last_plan.layout, plan, report)
-        run_round(rank, plan, report)
+        with about(f"round {plan.round + 1}"):
+            if last_plan and plan.regrouping:
+                regroup(rank, last_plan.layout, plan, report)
+            run_round(rank, plan, report)
         report.stop_requested = stop.requested
+        log.info("round %d: %s", plan.round + 1, report.in_words())
 
     result, weights = finish(
         rank.trainers, plan.layout, rank.flat_model, rank.groups, runtime.control, rank.splits.validation,
@@ -101,12 +107,13 @@ def run_round(rank: Rank, plan: RoundPlan, report: RankReport) -> None:
         if id not in rank.trainers:
             continue
         trainer, share = rank.trainers[id], shares[id]
-        if estimator := rank.estimators.get(id):
-            with timed(share.seconds, "measure", device):
-                measured = estimator.measure(trainer, layout, group)
-            share.statistics, share.bytes_sent["statistics"] = measured.statistics, measured.bytes_sent
-        with timed(share.seconds, "outer", device):
-            step = adopt(trainer) if is_ddp else outer(trainer, group)
+        with about(f"trainer {id}"):
+            if estimator := rank.estimators.get(id):
+                with timed(share.seconds, "measure", device):
+                    measured = estimator.measure(trainer, layout, group)
+                share.statistics, share.bytes_sent["statistics"] = measured.statistics, measured.bytes_sent
+            with timed(share.seconds, "outer", device):
+                step = adopt(trainer) if is_ddp else outer(trainer, group)
         share.num_finite, share.pseudo_gradient_norm = step.num_finite, step.pseudo_gradient_norm
         share.bytes_sent["outer"] = step.bytes_sent
         if is_ddp:

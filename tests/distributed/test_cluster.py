@@ -12,7 +12,7 @@ from adloco_dist.cluster.control import encode
 from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Backend, SettingsError
-from adloco_dist.launch.rank import compare_settings
+from adloco_dist.launch.prepare import compare_settings
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.testing.processes import run_ranks
 from adloco_dist.train import RanksDisagreeError
@@ -68,7 +68,7 @@ def compare(runtime: Runtime) -> str:
 
 def test_settings_that_differ_are_named_with_their_ranks() -> None:
     for told in run_ranks(compare, [0, 1, 1]):
-        assert "inner.lr differs between ranks: 0.25 on rank 0, 2, 0.5 on rank 1" in told
+        assert "inner.lr differs between ranks: 0.25 on ranks {0,2}, 0.5 on rank 1" in told
 
 
 def sums(runtime: Runtime) -> list[float]:

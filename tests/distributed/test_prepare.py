@@ -9,7 +9,7 @@ import pytest
 from adloco_dist.cluster.runtime import Runtime, choose_backend
 from adloco_dist.config import Backend, SettingsError
 from adloco_dist.config.compose import compose
-from adloco_dist.launch.rank import compare_settings, prepare
+from adloco_dist.launch.prepare import compare_settings, prepare
 from adloco_dist.testing.processes import run_ranks
 
 REPLAY = ("batching.request=replay", "budget=rounds", "budget.rounds=3")

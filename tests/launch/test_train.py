@@ -48,7 +48,7 @@ def test_the_display_is_live(finished_run: Path) -> None:
 
 def test_the_run_directory(finished_run: Path) -> None:
     names = {path.name for path in finished_run.iterdir()}
-    assert names == {"run.json", "metrics.jsonl", "model", "wandb"}
+    assert names == {"run.json", "metrics.jsonl", "model", "logs", "wandb", ".lock"}
     record = facts(finished_run)
     assert record["layout"]["hosts"] == {"0": [0], "1": [1], "2": [0], "3": [1]}
     assert record["settings"]["algorithm"]["name"] == "diloco"
@@ -201,7 +201,7 @@ def test_ctrl_c_ends_the_round_and_keeps_the_model(tmp_path: Path) -> None:
             break
     os.killpg(process.pid, signal.SIGINT)  # what a terminal does
     output += process.communicate(timeout=120)[0]
-    assert process.returncode == 0, output
+    assert process.returncode == 75, output
     assert "Traceback" not in output
     assert facts(tmp_path / "run")["result"]["stop"] == "interrupted"
     AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")

@@ -1,7 +1,9 @@
 """The control plane: small JSON messages between rank 0 and all ranks, over gloo whatever the tensors use."""
 
 import json
+import time
 import zlib
+from itertools import product
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ import torch.distributed as dist
 from adloco_dist.config import SettingsError
 
 Message = dict[str, Any]
+CLOCK_READINGS = 5
 
 
 class ControlPlane:
@@ -64,6 +67,26 @@ class ControlPlane:
         """Every rank's message by rank, on every rank."""
         messages = self.gather(message)
         return self.broadcast({"all": messages} if self.rank == 0 else None)["all"]
+
+    def clock_offset_seconds(self) -> float:
+        """How far this rank's clock is ahead of rank 0's.
+
+        Rank 0's reading lies half-way between two of this rank's own, give or take half of the time between them: of
+        several, the closest two are believed (as in NTP, RFC 5905, section 8).
+        """
+        theirs = torch.zeros(1, dtype=torch.float64)
+        readings = []
+        for rank, _ in product(range(1, self.world_size), range(CLOCK_READINGS)):
+            if self.rank == 0:
+                dist.recv(theirs, group=self._group, group_src=rank)
+                dist.send(torch.tensor([time.time()], dtype=torch.float64), group=self._group, group_dst=rank)
+            elif self.rank == rank:
+                before = time.time()
+                dist.send(theirs, group=self._group, group_dst=0)
+                dist.recv(theirs, group=self._group, group_src=0)
+                after = time.time()
+                readings.append((after - before, (before + after) / 2 - theirs.item()))
+        return min(readings)[1] if readings else 0.0
 
     def agree(self, error: SettingsError | None) -> None:
         """Raise on all ranks if any rank brings an error: one line that names the ranks where not all agree."""

@@ -9,9 +9,15 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from adloco_dist.cluster.control import ControlPlane
+from adloco_dist.cluster.network import Interface, join_network
 from adloco_dist.config import Backend, ClusterSettings, Device, SettingsError
+
+STORE_SECONDS = 120.0
+"""Ranks of one start find each other within this, and answer each other there."""
 
 
 @dataclass(frozen=True)
@@ -23,15 +29,15 @@ class Place:
     local_rank: int
     local_world_size: int
     node: int
+    num_nodes: int = 1
     init_method: str = "env://"
 
     @classmethod
     def from_torchrun(cls) -> "Place":
         """What torchrun wrote into the environment of this process."""
-        rank, world_size, local_rank, local_world_size, node = (
-            int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
-        )
-        return cls(rank, world_size, local_rank, local_world_size, node)
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+        rank, world_size, local_rank, local_world_size, node, num_nodes = (int(os.environ[name]) for name in names)
+        return cls(rank, world_size, local_rank, local_world_size, node, num_nodes)
 
 
 @dataclass(frozen=True)
@@ -51,23 +57,35 @@ class Runtime:
     """Ranks that share this one's GPU, or its node where it computes on the CPU, itself included."""
     threads: int
     """CPU threads of this rank."""
+    interface: Interface | None
+    """Of this rank's node; None on a single node."""
     control: ControlPlane
 
 
+def join_store(place: Place) -> Store:
+    """What all ranks share before they are connected to each other."""
+    timeout = timedelta(seconds=STORE_SECONDS)
+    store, _, _ = next(rendezvous(place.init_method, place.rank, place.world_size, timeout=timeout))
+    return store
+
+
 @contextmanager
-def started(cluster: ClusterSettings, place: Place) -> Iterator[Runtime]:
+def started(cluster: ClusterSettings, place: Place, store: Store) -> Iterator[Runtime]:
     """Join the control plane, settle on devices and backend, and leave in order.
 
     The default process group is the control plane (gloo); tensors travel in groups of their own.
 
     Raises:
-        SettingsError: on every rank, when the device or backend that was asked for cannot be had on one.
+        SettingsError: on every rank, when the interface, device or backend that was asked for cannot be had on one, or
+            nodes cannot reach each other.
     """
     threads = cluster.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // place.local_world_size)
     torch.set_num_threads(threads)
+    speaks = place.local_rank == 0
+    interface = join_network(store, place.node, place.num_nodes, speaks, cluster.interface)
     dist.init_process_group(
         "gloo",
-        init_method=place.init_method,
+        store=PrefixStore("control", store),
         rank=place.rank,
         world_size=place.world_size,
         timeout=timedelta(seconds=cluster.control_seconds),
@@ -87,6 +105,7 @@ def started(cluster: ClusterSettings, place: Place) -> Iterator[Runtime]:
         hosts=tuple(member["host"] for member in census),
         ranks_on_device=census.count(place_of_work),
         threads=threads,
+        interface=interface,
         control=control,
     )
     # Not in a `finally`: after an error no more collectives; the process ends and torchrun ends the rest.

@@ -1,16 +1,23 @@
-"""Ctrl-C and SIGTERM as a request that the round loop honours at the next plan."""
+"""A request to stop, which the round loop honours at the next plan: a signal, or a file."""
 
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass
 class StopRequest:
     """Whether somebody asked this rank to stop; rank 0 sees it in the next report and stops all ranks together."""
 
-    requested: bool = False
+    signalled: bool = False
+    file: Path | None = None
+    """Asks for it by being there: for those who cannot send a signal, such as a batch script on another node."""
+
+    @property
+    def requested(self) -> bool:
+        return self.signalled or (self.file is not None and self.file.exists())
 
 
 @contextmanager
@@ -22,7 +29,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
     request = StopRequest()
 
     def note(signum: int, frame: object) -> None:
-        request.requested = True
+        request.signalled = True
 
     previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     yield request

@@ -27,9 +27,12 @@ from adloco_dist.config.choices import (
     Shards,
     SwitchMode,
     TrackingMode,
+    Unfinished,
     Unmeasured,
 )
 from adloco_dist.config.errors import (
+    EXIT_FAILURE,
+    EXIT_STOPPED,
     EXIT_USER_ERROR,
     SettingsError,
     require,
@@ -59,6 +62,8 @@ from adloco_dist.config.settings import (
 )
 
 __all__ = [
+    "EXIT_FAILURE",
+    "EXIT_STOPPED",
     "EXIT_USER_ERROR",
     "MEASURED_REQUESTS",
     "Algorithm",
@@ -99,6 +104,7 @@ __all__ = [
     "SwitchSettings",
     "TrackingMode",
     "TrackingSettings",
+    "Unfinished",
     "Unmeasured",
     "require",
     "told_in_one_line",

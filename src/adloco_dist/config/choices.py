@@ -175,3 +175,10 @@ class Concurrency(Enum):
     streams = "streams"
     threads = "threads"
     auto = "auto"
+
+
+class Unfinished(Enum):
+    """What is done with a run directory whose run has not ended."""
+
+    refuse = "refuse"
+    set_aside = "set_aside"

@@ -9,6 +9,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_module
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -25,15 +26,13 @@ def compose(overrides: Sequence[str]) -> Settings:
     Raises:
         SettingsError: one line for a wrong key, type, choice or value.
     """
-    ConfigStore.instance().store(name="settings", node=Settings)
+    store_schema()
     try:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
-        for override in parsed:
-            _check_key(override.key_or_group, override.input_line or "")
+        for override in parse(overrides):
             if override.is_sweep_override():
-                raise SettingsError(f"{override.input_line}: names several values; give one")
-            if override.is_delete():
-                raise SettingsError(f"{override.input_line}: a setting cannot be removed; set it to another value")
+                raise SettingsError(
+                    f"{override.input_line}: names several values; give one, or sweep over them with -m"
+                )
         with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
             config = hydra_compose("train", list(overrides))
         settings = OmegaConf.to_object(config)
@@ -41,6 +40,28 @@ def compose(overrides: Sequence[str]) -> Settings:
         raise SettingsError(_explain(error)) from error
     assert isinstance(settings, Settings)
     return settings
+
+
+def store_schema() -> None:
+    """Let Hydra know the types of the settings."""
+    ConfigStore.instance().store(name="settings", node=Settings)
+
+
+def parse(overrides: Sequence[str]) -> list[Override]:
+    """Overrides as Hydra reads them, of settings that exist; some may name several values.
+
+    Raises:
+        SettingsError: one line for what cannot be read, and for a key or group that does not exist.
+    """
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+    except HydraException as error:
+        raise SettingsError(_explain(error)) from error
+    for override in parsed:
+        _check_key(override.key_or_group, override.input_line or "")
+        if override.is_delete():
+            raise SettingsError(f"{override.input_line}: a setting cannot be removed; set it to another value")
+    return parsed
 
 
 def to_plain(settings: Settings) -> dict[str, Any]:
@@ -77,7 +98,7 @@ def _check_key(key: str, line: str) -> None:
     """Refuse a key or group that does not exist, with the nearest that do."""
     keys = set(_keys(Settings()))
     sections = {key.split(".")[0] for key in keys if "." in key}
-    if key in keys | set(GROUPS) or key.startswith("model.overrides.") or key.startswith("hydra."):
+    if key in keys | set(GROUPS) or key.startswith("model.overrides.") or key.startswith(("hydra.", "hydra/")):
         return
     if key in sections:
         raise SettingsError(

@@ -1,11 +1,14 @@
-"""How a mistake of the user is told: one line."""
+"""How a mistake of the user is told, one line, and the exit codes that scripts can use."""
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 
+EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
+EXIT_STOPPED = 75
+"""Asked to stop before the budget was spent: start it again (sysexits.h, EX_TEMPFAIL)."""
 
 
 class SettingsError(ValueError):

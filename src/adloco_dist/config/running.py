@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from adloco_dist.config.choices import Backend, Concurrency, Device, TrackingMode
+from adloco_dist.config.choices import Backend, Concurrency, Device, TrackingMode, Unfinished
 from adloco_dist.config.errors import SettingsError, require
 
 
@@ -55,6 +55,11 @@ class ClusterSettings:
     """auto: a GPU where the rank has one, else the CPU."""
     backend: Backend = Backend.auto
     """For tensors. auto: nccl on GPUs of their own, else gloo. Control messages always travel over gloo."""
+    interface: str | None = None
+    """Network interface that gloo (and NCCL's sockets) use, may differ between nodes; null: what GLOO_SOCKET_IFNAME
+    names, else, on several nodes, the one that leads to the rendezvous."""
+    check_links: bool = True
+    """Measure latency and bandwidth of every pair of nodes before training, one pair after the other."""
     threads_per_rank: int | None = None
     """CPU threads of a rank; null: the node's cores divided by its ranks."""
     memory_bytes: int | None = None
@@ -114,8 +119,13 @@ class TrackingSettings:
 
 @dataclass
 class RunSettings:
-    """Where the run directory is."""
+    """Where the run directory is, and how a run is asked to stop."""
 
     directory: str | None = None
     """The run directory; null: a new one under `root`, named by date and time."""
     root: str = "runs"
+    unfinished: Unfinished = Unfinished.refuse
+    """When `directory` holds a run that has not ended. set_aside: it is renamed, and the run begins anew."""
+    stop_file: str | None = None
+    """When this file appears, on any node, the round ends, records and model are written, and the exit code is 75;
+    null: `stop` in the run directory."""

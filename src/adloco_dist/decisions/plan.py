@@ -15,6 +15,9 @@ from adloco_dist.decisions.regrouping import Regrouping
 from adloco_dist.decisions.replay import Trajectory
 from adloco_dist.decisions.schedule import Progress
 
+INTERRUPTED = "interrupted"
+"""Why a run stops that was asked to, before its budget was spent."""
+
 
 @dataclass(frozen=True)
 class RoundPlan:

@@ -7,7 +7,7 @@ from adloco_dist.config import BatchRequest, Settings, Shards
 from adloco_dist.decisions.batch import BatchDemand, BatchPremises, BatchReport, first_demand, next_demand, take
 from adloco_dist.decisions.layout import Layout
 from adloco_dist.decisions.merging import Merge, Standing, choose_merges
-from adloco_dist.decisions.plan import PoolReport, Premises, RoundPlan
+from adloco_dist.decisions.plan import INTERRUPTED, PoolReport, Premises, RoundPlan
 from adloco_dist.decisions.regrouping import Regrouping, assign_workers
 from adloco_dist.decisions.replay import Trajectory
 from adloco_dist.decisions.schedule import Progress
@@ -163,13 +163,11 @@ def _shard_sequences_after(
 def _stop_reason(settings: Settings, rounds: int, tokens: int, report: PoolReport) -> str | None:
     if report.errors:
         return "the ranks disagree"
-    if report.stop_requested:
-        return "interrupted"
     spent = {"rounds": rounds, "tokens": tokens, "seconds": report.seconds}
     for unit, limit in vars(settings.budget).items():
         if limit is not None and spent[unit] >= limit:
             return f"budget.{unit}={limit} reached"
-    return None
+    return INTERRUPTED if report.stop_requested else None
 
 
 def _updates(settings: Settings, tokens: int, tokens_per_update: int) -> int:

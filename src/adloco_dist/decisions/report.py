@@ -67,6 +67,14 @@ class RankReport:
         shares = {id: _without_defaults(share, TrainerReport()) for id, share in message.get("trainers", {}).items()}
         return {**message, "rank": self.rank, "trainers": shares}
 
+    def in_words(self) -> str:
+        """The rank's round, as its own log has it: how long each trainer's phases took here."""
+        told = []
+        for id, share in self.trainers.items():
+            phases = ", ".join(f"{phase} {seconds:.3f} s" for phase, seconds in share.seconds.items())
+            told.append(f"trainer {id}: {phases}")
+        return "; ".join([*told, f"plan {self.plan_digest}"])
+
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> "RankReport":
         trainers = {}

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from adloco_dist.cluster.failures import about
 from adloco_dist.config import Settings
 from adloco_dist.data.tokens import TokenStore
 from adloco_dist.decisions.plan import RoundPlan
@@ -130,6 +131,10 @@ class InnerPhase:
 
     def _updates(self, turn: _Turn, lane: Lane) -> Iterator[None]:
         """The updates of one worker; stops after each."""
+        with about(f"trainer {turn.trainer.id}, worker {turn.worker.id}"):
+            yield from self._each_update(turn, lane)
+
+    def _each_update(self, turn: _Turn, lane: Lane) -> Iterator[None]:
         settings, plan, trainer, worker, result = self.settings, self.plan, turn.trainer, turn.worker, turn.result
         clip_norm, batch, gradient = settings.inner.clip_norm, plan.batches[trainer.id], lane.flat_model.gradient
         rate_scale = batch_scale(settings, batch.local_batch)

@@ -1,33 +1,143 @@
-"""The run directory: chosen once, by rank 0, and used by one run only."""
+"""The run directory: opened once, by rank 0, and written by one run at a time."""
 
+import fcntl
+import json
 import os
-from datetime import datetime
+import shutil
+import socket
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
-from adloco_dist.config import RunSettings, SettingsError
+from adloco_dist.config import RunSettings, SettingsError, Unfinished
+from adloco_dist.decisions.plan import INTERRUPTED
+from adloco_dist.decisions.records import Record
 
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
 MODEL_DIRECTORY = "model"
+LOGS_DIRECTORY = "logs"
+STOP_FILE = "stop"
+LOCK_FILE = ".lock"
 
 
-def choose_directory(run: RunSettings) -> Path:
-    """The path that `run` names, or a new one under its root, named by date and time. Nothing is created.
+class DirectoryTakenError(RuntimeError):
+    """Another process writes into this run's directory: this one must not go on."""
+
+
+class RunDirectory:
+    """A directory that this process alone writes; also a sink, which looks before every write whether that still holds.
+
+    The kernel frees the lock when the process ends, however it ends. Where a file system does not share locks between
+    hosts, whoever opens the directory later leaves another generation in the lock file, which stops the earlier one.
+    """
+
+    def __init__(self, setting: str, path: Path) -> None:
+        """Take `path`, which exists.
+
+        Raises:
+            SettingsError: another process has it.
+        """
+        self.path = path
+        self._lock = (path / LOCK_FILE).open("a+", encoding="utf-8")
+        self._lock.seek(0)
+        holder = self._lock.read()
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.close()
+            raise SettingsError(f"{setting}={path}: is being written by {holder}; end that, or name another") from None
+        except OSError:  # a file system without locks: generations remain
+            pass
+        host, now = socket.gethostname(), datetime.now(UTC).isoformat(timespec="microseconds")
+        self._generation = f"process {os.getpid()} on {host} since {now}"
+        self._lock.truncate(0)
+        self._lock.write(self._generation)
+        self._lock.flush()
+
+    def write(self, records: Sequence[Record]) -> None:
+        """Write nothing.
+
+        Raises:
+            DirectoryTakenError: somebody else has taken the directory, or it is no longer there.
+        """
+        try:
+            holder = (self.path / LOCK_FILE).read_text(encoding="utf-8")
+        except OSError as error:
+            raise DirectoryTakenError(f"{self.path} is gone ({error.strerror})") from error
+        if holder != self._generation:
+            raise DirectoryTakenError(f"{self.path} is now written by {holder}")
+
+    def close(self, result: Record | None = None) -> None:
+        self._lock.close()
+
+
+def open_directory(run: RunSettings, needed_bytes: int) -> RunDirectory:
+    """Make and take the directory that `run` names, or a new one under its root, named by date and time.
+
+    Args:
+        needed_bytes: what must be free there.
 
     Raises:
-        SettingsError: the directory holds another run or other files, or cannot be made or written.
+        SettingsError: it holds another run or other files, is in use, or cannot be made or written. Nothing was made
+            or changed then.
     """
-    if run.directory is None:
-        setting, path = "run.root", Path(run.root) / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-        while path.exists():  # another run of the same second
-            path = path.with_name(path.name + "x")
-    else:
-        setting, path = "run.directory", Path(run.directory)
-    if (path / RUN_FILE).exists():
-        raise SettingsError(f"{setting}={path}: already holds a run; name a new directory, or leave it out")
-    if path.is_dir() and any(path.iterdir()):
-        raise SettingsError(f"{setting}={path}: holds other files; name a new or an empty directory")
+    named = run.directory is not None
+    setting = "run.directory" if named else "run.root"
+    path = Path(run.directory) if run.directory is not None else Path(run.root) / f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
+    while not named and path.exists():  # another run of the same second
+        path = path.with_name(path.name + "x")
+    _check_place(setting, path, needed_bytes)
+    try:
+        if (path / LOCK_FILE).exists() or (path / RUN_FILE).exists():
+            _refuse_run(setting, path, run.unfinished)
+            set_aside(setting, path)
+        elif path.is_dir() and any(path.iterdir()):
+            raise SettingsError(f"{setting}={path}: holds other files; name a new or an empty directory")
+        path.mkdir(parents=True, exist_ok=named)
+        return RunDirectory(setting, path)
+    except OSError as error:
+        raise SettingsError(
+            f"{setting}={path}: cannot be written ({error.strerror}); name another directory"
+        ) from error
+
+
+def is_finished(path: Path) -> bool:
+    """Whether `path` holds a run that has come to its own end."""
+    try:
+        result = json.loads((path / RUN_FILE).read_text(encoding="utf-8"))["result"]
+    except (OSError, ValueError, KeyError):
+        return False
+    return result is not None and result["stop"] != INTERRUPTED
+
+
+def set_aside(setting: str, path: Path) -> None:
+    """Rename a run directory to the first free name beside it.
+
+    Raises:
+        SettingsError: a process writes into it.
+    """
+    taken = RunDirectory(setting, path)
+    number = 1
+    while (aside := path.with_name(f"{path.name}.aside-{number}")).exists():
+        number += 1
+    path.rename(aside)
+    taken.close()
+
+
+def _check_place(setting: str, path: Path, needed_bytes: int) -> None:
     existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         raise SettingsError(f"{setting}={path}: {existing} is not a directory that can be written; name another")
-    return path
+    free_bytes = shutil.disk_usage(existing).free
+    if free_bytes < needed_bytes:
+        told = f"{free_bytes / 1e6:,.1f} MB are free, records and model take {needed_bytes / 1e6:,.1f} MB"
+        raise SettingsError(f"{setting}={path}: {told}; free some, or name another directory")
+
+
+def _refuse_run(setting: str, path: Path, unfinished: Unfinished) -> None:
+    if is_finished(path):
+        raise SettingsError(f"{setting}={path}: already holds a run; name a new directory, or leave it out")
+    if unfinished is Unfinished.refuse:
+        remedy = "name a new directory, or set run.unfinished=set_aside"
+        raise SettingsError(f"{setting}={path}: holds a run that has not ended; {remedy}")

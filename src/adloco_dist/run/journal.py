@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,10 +42,15 @@ class RunFile:
     def __init__(self, directory: Path, facts: Record) -> None:
         self._path = directory / RUN_FILE
         self._facts = {**facts, "merges": []}
+        self._totals = {"rounds": 0, "tokens": 0, "bytes_sent": 0}
+        self._start = time.monotonic()
         self._save({**self._facts, "result": None})
 
     def write(self, records: Sequence[Record]) -> None:
-        """Keep the merge tree: every merge, as soon as its first round is over."""
+        """Add up what rounds cost, and keep the merge tree: every merge, as soon as its first round is over."""
+        self._totals["rounds"] = records[0]["round"]
+        self._totals["tokens"] = records[0].get("pool_tokens", 0)
+        self._totals["bytes_sent"] += sum(sum(record["bytes_sent"].values()) for record in records)
         merged = [
             {"before_round": record["round"], "ranks": record["ranks"], "workers": record["workers"], **record["merge"]}
             for record in records
@@ -55,7 +61,8 @@ class RunFile:
             self._save({**self._facts, "result": None})
 
     def close(self, result: Record | None) -> None:
-        self._save({**self._facts, "result": result})
+        totals = {**self._totals, "seconds": round(time.monotonic() - self._start, 3)}
+        self._save({**self._facts, "result": {**result, **totals} if result else None})
 
     def _save(self, content: Record) -> None:
         temporary = self._path.with_suffix(".tmp")

@@ -1,0 +1,57 @@
+"""How a rank fails: with what it was about, told once for all ranks, and never after its agent is gone."""
+
+import ctypes
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch.distributed.distributed_c10d import Store
+
+FIRST_FAILURE = "first_failure"
+"""Key in the store: who failed first, in one line."""
+PR_SET_PDEATHSIG = 1
+
+
+class RankFailedError(RuntimeError):
+    """This rank failed: where, in what, of what. torchrun's error file and the driver show its one line."""
+
+
+class PeerFailedError(RuntimeError):
+    """Another rank failed before this one, which only lost contact; the line names the other."""
+
+
+@contextmanager
+def about(what: str) -> Iterator[None]:
+    """Say of any error in the block what it was about ("trainer 1"): a note, outermost last."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(what)
+        raise
+
+
+def failed(error: Exception, where: str, store: Store | None) -> RuntimeError:
+    """What to raise instead of `error`, so that of all ranks one tells the cause.
+
+    The first to write into the store has failed by itself: its peers lose contact only when its process ends.
+
+    Args:
+        where: "rank 3 on node1".
+        store: shared by all ranks; None before it was reached.
+    """
+    line = ", ".join([where, *reversed(getattr(error, "__notes__", []))])
+    line += f": {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+    try:
+        first = store.compare_set(FIRST_FAILURE, "", line).decode() if store else line
+    except RuntimeError:  # the store's host is gone
+        first = line
+    return RankFailedError(line) if first == line else PeerFailedError(first)
+
+
+def end_with_agent() -> None:
+    """Let the kernel end this process when its parent ends: torchrun killed with -9 leaves no ranks behind."""
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended in between
+        os.kill(os.getpid(), signal.SIGKILL)

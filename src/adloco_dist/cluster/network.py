@@ -1,0 +1,153 @@
+"""The network before any process group uses it: the interface of every node, and whether each pair of them connects.
+
+gloo connects every rank with every other one on ports that the kernel chooses. Where that cannot work it waits for its
+timeout and then names no node; here it is tried first, with plain sockets, and told in one line.
+"""
+
+import ipaddress
+import json
+import os
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+
+import psutil
+from torch.distributed.distributed_c10d import Store
+
+from adloco_dist.config import SettingsError, require
+
+CONNECT_SECONDS = 10.0
+"""A node that does not answer within this counts as out of reach."""
+NODE_SECONDS = 120.0
+"""Nodes whose ranks have started wait this long for what the others find."""
+
+
+@dataclass(frozen=True)
+class Interface:
+    """Where a node can be reached by the others."""
+
+    name: str
+    address: str
+
+
+def join_network(store: Store, node: int, num_nodes: int, speaks: bool, wanted: str | None) -> Interface | None:
+    """Settle on this node's interface, tell gloo, and make sure that all nodes reach each other.
+
+    Args:
+        store: shared by all ranks.
+        speaks: whether this rank is the one of its node that tries the connections.
+        wanted: the interface to use; None: what GLOO_SOCKET_IFNAME says, else the one that leads to the other nodes.
+
+    Returns:
+        The interface; None on a single node that was told none.
+
+    Raises:
+        SettingsError: on every rank, when an interface is not there or two nodes cannot connect.
+    """
+    setting = "cluster.interface" if wanted else "GLOO_SOCKET_IFNAME"
+    wanted = wanted or os.environ.get("GLOO_SOCKET_IFNAME")
+    if num_nodes == 1 and wanted is None:
+        return None
+    interface: Interface | None = None
+    error: str | None = None
+    try:
+        interface = _named(setting, wanted) if wanted else _towards(os.environ["MASTER_ADDR"])
+    except SettingsError as mistake:
+        error = str(mistake)
+    if speaks:
+        _post(store, f"candidate/{node}", {"address": interface.address if interface else ""})
+    if not wanted and num_nodes > 1:
+        interface = _past_loopback(store, node, num_nodes, interface)
+    if interface is None and error is None:
+        host, master = socket.gethostname(), os.environ["MASTER_ADDR"]
+        error = f"cluster.interface=null: no interface of {host} leads to {master}; name one"
+    if speaks:
+        _try_connections(store, node, num_nodes, interface, error)
+    for other in range(num_nodes):
+        for told in _read(store, f"result/{other}")["errors"]:
+            raise SettingsError(told)
+    assert interface is not None
+    os.environ["GLOO_SOCKET_IFNAME"] = interface.name
+    if setting == "cluster.interface":
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface.name)
+    return interface
+
+
+def interfaces() -> dict[str, str]:
+    """The address of every interface of this machine that has one; IPv4 where there are both."""
+    found = {}
+    for name, addresses in psutil.net_if_addrs().items():
+        by_family = {entry.family: entry.address.partition("%")[0] for entry in addresses}
+        address = by_family.get(socket.AF_INET) or by_family.get(socket.AF_INET6)
+        if address:
+            found[name] = address
+    return found
+
+
+def _named(setting: str, name: str) -> Interface:
+    found = interfaces()
+    rule = f"{socket.gethostname()} has no such interface with an address, but {', '.join(sorted(found))}"
+    require(name in found, setting, name, rule)
+    return Interface(name, found[name])
+
+
+def _past_loopback(store: Store, node: int, num_nodes: int, candidate: Interface | None) -> Interface | None:
+    """On the host of the rendezvous, whose name may mean the loopback there: the way to the other nodes instead."""
+    if candidate and not ipaddress.ip_address(candidate.address).is_loopback:
+        return candidate
+    others = [_read(store, f"candidate/{other}")["address"] for other in range(num_nodes) if other != node]
+    reachable = [other for other in others if other and not ipaddress.ip_address(other).is_loopback]
+    return _towards(reachable[0]) if reachable else candidate  # all nodes on one machine
+
+
+def _towards(host: str) -> Interface | None:
+    """The interface from which packets to `host` leave; none are sent."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)
+            mine = probe.getsockname()[0]
+    except OSError:
+        return None
+    return next((Interface(name, mine) for name, has in interfaces().items() if has == mine), None)
+
+
+def _try_connections(store: Store, node: int, num_nodes: int, interface: Interface | None, error: str | None) -> None:
+    """Listen where gloo would, connect to all other nodes, and post what failed."""
+    here = socket.gethostname()
+    if interface is None:
+        _post(store, f"address/{node}", {"address": "", "error": error})
+        _post(store, f"result/{node}", {"errors": [error]})
+        return
+    family = socket.AF_INET6 if ":" in interface.address else socket.AF_INET
+    with socket.create_server((interface.address, 0), family=family, backlog=num_nodes) as server:
+        port = server.getsockname()[1]
+        _post(store, f"address/{node}", {**asdict(interface), "port": port, "host": here, "error": None})
+        peers = [_read(store, f"address/{other}") for other in range(num_nodes) if other != node]
+        with ThreadPoolExecutor(max_workers=32) as pool:
+            failures = list(pool.map(_connect, (peer for peer in peers if not peer["error"])))
+        errors = [f"{here} ({interface.name} {interface.address}) cannot reach {line}" for line in failures if line]
+        _post(store, f"result/{node}", {"errors": errors})
+        for other in range(num_nodes):  # the server must outlive what the others try
+            _read(store, f"result/{other}")
+
+
+def _connect(peer: dict[str, str]) -> str | None:
+    """Why `peer` cannot be reached; None if it can."""
+    try:
+        socket.create_connection((peer["address"], int(peer["port"])), timeout=CONNECT_SECONDS).close()
+    except OSError as problem:
+        where = f"{peer['host']} at {peer['address']}:{peer['port']} ({peer['name']})"
+        remedy = "open all ports between nodes, or set cluster.interface (docs/network.md)"
+        return f"{where}: {problem.strerror or problem}; {remedy}"
+    return None
+
+
+def _post(store: Store, key: str, value: dict[str, object]) -> None:
+    store.set(f"network/{key}", json.dumps(value))
+
+
+def _read(store: Store, key: str) -> dict[str, str]:
+    store.wait([f"network/{key}"], timedelta(seconds=NODE_SECONDS))
+    return json.loads(store.get(f"network/{key}"))

@@ -1,0 +1,160 @@
+"""torchrun's agent for this node, in this process: it starts the ranks, stops them when asked, and says what failed."""
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from types import FrameType
+
+import psutil
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousTimeoutError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, EXIT_USER_ERROR, SettingsError, require
+
+FIRST_SLURM_PORT = 20000
+"""Below Linux' ephemeral ports, so that no outgoing connection holds it by chance."""
+NUM_SLURM_PORTS = 10000
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """How the agents of a job's nodes find each other: torchrun's c10d rendezvous."""
+
+    num_nodes: int = 1
+    endpoint: str = "localhost:0"
+    """Host and port of the store, which the agent on that host opens; port 0: a free one, on a single node."""
+    job: str = ""
+    """Keeps jobs apart that meet at one endpoint."""
+    address: str | None = "localhost"
+    """Of this node, for the others; None: its full host name."""
+    timeout_seconds: int = 600
+    """For all nodes to come."""
+
+    @classmethod
+    def from_slurm(cls, timeout_seconds: int) -> "Rendezvous":
+        """Between the nodes of this Slurm job, for a process that srun started once on each.
+
+        Raises:
+            SettingsError: this is no task of a Slurm job.
+        """
+        try:
+            job, num_nodes = os.environ["SLURM_JOB_ID"], int(os.environ["SLURM_JOB_NUM_NODES"])
+            nodes, here = os.environ["SLURM_JOB_NODELIST"], os.environ["SLURMD_NODENAME"]
+        except KeyError as missing:
+            line = f"--slurm: {missing} is not set; start it with srun inside a job, as slurm/train.sbatch does"
+            raise SettingsError(line) from missing
+        names = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True)
+        port = FIRST_SLURM_PORT + int(job) % NUM_SLURM_PORTS
+        # A requeued job has the same id: what is left of its last start must not meet it.
+        attempt = os.environ.get("SLURM_RESTART_COUNT", "0")
+        return cls(num_nodes, f"{names.stdout.split()[0]}:{port}", f"{job}-{attempt}", here, timeout_seconds)
+
+
+def start_ranks(rendezvous: Rendezvous, num_ranks: int, module: str, arguments: Sequence[str]) -> int:
+    """Run `python -m module arguments` as every rank of this node, until all nodes are done; the exit code of the run.
+
+    Raises:
+        SettingsError: the rendezvous cannot be held where it was asked for.
+    """
+    # What failed is told below, in one line; the agent's summary would only bury it.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    # Ranks are in sessions of their own, out of the terminal's reach; the agent passes nothing on, for it would give
+    # them 30 seconds and then kill them in the middle of their round.
+    signal.signal(signal.SIGINT, _pass_on_stop)
+    signal.signal(signal.SIGTERM, _pass_on_stop)
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // num_ranks)))
+    config = LaunchConfig(
+        min_nodes=rendezvous.num_nodes,
+        max_nodes=rendezvous.num_nodes,
+        nproc_per_node=num_ranks,
+        run_id=rendezvous.job or uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint=rendezvous.endpoint,
+        rdzv_configs={"join_timeout": rendezvous.timeout_seconds, "read_timeout": rendezvous.timeout_seconds},
+        local_addr=rendezvous.address,
+        max_restarts=0,
+        signals_to_handle="SIGHUP,SIGQUIT",
+    )
+    try:
+        elastic_launch(config, sys.executable)("-u", "-m", module, *arguments)
+    except ChildFailedError as failures:
+        return _told([failures.failures[rank] for rank in sorted(failures.failures)])
+    except (RendezvousTimeoutError, RendezvousConnectionError) as error:
+        where = f"--rdzv-endpoint={rendezvous.endpoint}"
+        wanted = f"{rendezvous.num_nodes} nodes within {rendezvous.timeout_seconds} s"
+        remedy = "start the same command on every node, and check that this host and port can be reached from all"
+        print(f"error: {where}: did not bring together {wanted} ({error}); {remedy}", file=sys.stderr)
+        return EXIT_FAILURE
+    return 0
+
+
+def check_port(port: int) -> None:
+    """Refuse a port of this machine that cannot be opened.
+
+    Raises:
+        SettingsError: it is in use, or no port.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("localhost", port))
+        except (OSError, OverflowError) as error:
+            rule = f"cannot be used ({error}); choose another port, or leave it out for a free one"
+            require(False, "--master-port", port, rule)
+
+
+def _told(failures: Sequence[ProcessFailure]) -> int:
+    """Print the cause of this node's failures, unless a rank or another node has; the exit code."""
+    codes = {failure.exitcode for failure in failures}
+    for agreed in (EXIT_USER_ERROR, EXIT_STOPPED):
+        if agreed in codes:  # all ranks end with it, and have said why
+            return agreed
+    # A rank that a signal ended has told nobody: the others only lost contact with it.
+    killed = [failure for failure in failures if failure.exitcode < 0]
+    recorded = [message["message"] for failure in failures if isinstance(message := _recorded(failure), dict)]
+    own = [message for message in recorded if message.startswith("RankFailedError: ")]
+    host = socket.gethostname()
+    if killed:
+        rank, name = killed[0].local_rank, signal.Signals(-killed[0].exitcode).name
+        advice = "; was memory short?" if name == "SIGKILL" else ""
+        print(f"error: local rank {rank} on {host} was ended by {name}{advice}", file=sys.stderr)
+    elif own:
+        print(f"error: {own[0].removeprefix('RankFailedError: ')}", file=sys.stderr)
+    elif recorded:
+        print(f"ended on {host}: {recorded[0].removeprefix('PeerFailedError: ')}", file=sys.stderr)
+    else:
+        print(f"error: local rank {failures[0].local_rank} on {host} ended with code {failures[0].exitcode}")
+    return EXIT_FAILURE
+
+
+def _recorded(failure: ProcessFailure) -> object:
+    """What the rank left in its error file."""
+    return failure.error_file_data["message"]
+
+
+def _pass_on_stop(signum: int, frame: FrameType | None) -> None:
+    if not _signal_ranks(signal.SIGINT):  # still waiting for other nodes
+        sys.exit(EXIT_STOPPED)
+    message = "stopping: the round ends, then records and model are written (Ctrl-C again: stop at once, without)"
+    print(f"\n{message}", file=sys.stderr, flush=True)
+    signal.signal(signal.SIGINT, _kill_ranks)
+
+
+def _kill_ranks(signum: int, frame: FrameType | None) -> None:
+    _signal_ranks(signal.SIGKILL)
+
+
+def _signal_ranks(number: signal.Signals) -> int:
+    ranks = psutil.Process().children()
+    for rank in ranks:
+        with suppress(psutil.NoSuchProcess):
+            rank.send_signal(number)
+    return len(ranks)

@@ -1,0 +1,124 @@
+"""What all ranks agree on before training, and everything that can be refused by then."""
+
+from pathlib import Path
+
+from transformers import PretrainedConfig
+
+from adloco_dist.cluster.control import ControlPlane
+from adloco_dist.cluster.environment import measure_links, survey
+from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.config import Backend, Settings, SettingsError, Shards
+from adloco_dist.config.compose import flatten, to_plain
+from adloco_dist.data.corpora import Splits, load_corpus
+from adloco_dist.decisions.environment import Environment, Link, first_difference, must_agree, told_by_value
+from adloco_dist.decisions.layout import Layout, experiment_layout
+from adloco_dist.decisions.replay import Trajectory, check_trajectory
+from adloco_dist.models import model_config
+from adloco_dist.run.directory import RunDirectory, open_directory
+from adloco_dist.run.records import read_trajectory
+
+OF_THE_NODE = {"batching.capacity", "cluster.interface", "cluster.memory_bytes", "cluster.threads_per_rank"}
+"""Settings that may differ between nodes: they say how a device does its work, not what the run computes."""
+
+PROBE_BYTES = 1 << 20
+"""Payload that measures a link before training: 0.1 s at 100 Mbit/s."""
+LINK_SECONDS = 120.0
+
+
+def survey_cluster(runtime: Runtime, settings: Settings) -> tuple[list[Environment], list[Link]]:
+    """Every rank's environment, and the links between nodes where they are measured. Collective.
+
+    Raises:
+        SettingsError: on all ranks, when some run other code than others.
+    """
+    environments = survey(runtime, Path(settings.run.directory or settings.run.root))
+    _refuse_difference([must_agree(environment) for environment in environments])
+    if not settings.cluster.check_links:
+        return environments, []
+    return environments, measure_links(runtime, Backend.gloo, PROBE_BYTES, LINK_SECONDS)
+
+
+def compare_settings(control: ControlPlane, settings: Settings) -> None:
+    """All ranks must run the same experiment.
+
+    Raises:
+        SettingsError: on all ranks, with a setting and the ranks that differ in it.
+    """
+    plain = flatten(to_plain(settings))
+    _refuse_difference(control.exchange({key: value for key, value in plain.items() if key not in OF_THE_NODE}))
+
+
+def _refuse_difference(members: list[dict[str, str]]) -> None:
+    if difference := first_difference(members):
+        raise SettingsError(f"{difference}; start every node with the same command and code")
+
+
+def prepare(settings: Settings, runtime: Runtime) -> tuple[Layout, Splits, PretrainedConfig, Trajectory]:
+    """Everything that can be refused before a run exists: layout, corpus, the model's shape, batches to replay.
+
+    The batches are known on rank 0 alone, which plans with them.
+
+    Raises:
+        SettingsError: on all ranks, when one of them finds a mistake.
+    """
+    layout = experiment_layout(settings, runtime.nodes)
+    prepared: tuple[Splits, PretrainedConfig] | None = None
+    trajectory = Trajectory()
+    error: SettingsError | None = None
+    try:
+        splits = load_corpus(settings.data)
+        check_shards(layout, splits, settings.data.shards)
+        prepared = splits, model_config(settings.model, splits.vocab_size, settings.data.sequence_length)
+        if settings.batching.replay is not None and runtime.rank == 0:
+            trajectory = read_trajectory("batching.replay", settings.batching.replay)
+            check_trajectory(settings, layout, trajectory)
+    except SettingsError as mistake:
+        error = mistake
+    runtime.control.agree(error)
+    assert prepared is not None
+    corpora = runtime.control.exchange({"digest": prepared[0].digest, "source": prepared[0].source})
+    if len({corpus["digest"] for corpus in corpora}) > 1:
+        told = told_by_value([f"{corpus['source']} {corpus['digest'][:8]}" for corpus in corpora])
+        raise SettingsError(f"data.corpus={settings.data.corpus.name} differs between ranks: {told}; give all the same")
+    return layout, *prepared, trajectory
+
+
+def check_shards(layout: Layout, splits: Splits, policy: Shards) -> None:
+    """Every trainer's shard must hold a sequence for each of its workers; larger batches are capped at the shard."""
+    num_parts = 1 if policy is Shards.shared else len(layout.trainers)
+    smallest, workers = splits.train.num_sequences // num_parts, layout.num_workers(0)
+    if smallest < workers:
+        raise SettingsError(
+            f"pool.workers_per_trainer={workers}: a trainer's shard has {smallest} sequences "
+            f"({splits.train.num_sequences} in {num_parts} shards), less than one for each worker; "
+            "use more text, shorter sequences, fewer trainers or workers"
+        )
+
+
+def agree_on_directory(
+    control: ControlPlane, settings: Settings, needed_bytes: int
+) -> tuple[Path, RunDirectory | None]:
+    """Rank 0 makes and takes the run directory, all ranks learn its path.
+
+    Args:
+        needed_bytes: what must be free there.
+
+    Raises:
+        SettingsError: on all ranks, when rank 0 cannot have it, or a request to stop lies there already.
+    """
+    error: SettingsError | None = None
+    directory: RunDirectory | None = None
+    stop_file = settings.run.stop_file
+    if stop_file is not None and Path(stop_file).exists():
+        error = SettingsError(f"run.stop_file={stop_file}: is there already; remove it")
+    control.agree(error)
+    if control.rank == 0:
+        try:
+            directory = open_directory(settings.run, needed_bytes)
+        except SettingsError as mistake:
+            error = mistake
+    reply = {"path": str(directory.path) if directory else "", "error": str(error) if error else None}
+    message = control.broadcast(reply if control.rank == 0 else None)
+    if message["error"]:
+        raise SettingsError(message["error"])
+    return Path(message["path"]), directory

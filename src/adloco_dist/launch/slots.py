@@ -1,0 +1,118 @@
+"""Several runs at one time on this machine, each with its share of the devices."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from types import FrameType
+from typing import TypeVar
+
+from adloco_dist.config import EXIT_STOPPED, require
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What one run at a time may use of this machine."""
+
+    cores: tuple[int, ...]
+    gpus: tuple[str, ...]
+    """As CUDA_VISIBLE_DEVICES names them; none on a machine without."""
+
+
+def deal_slots(num_jobs: int) -> list[Slot]:
+    """The machine in `num_jobs` parts: its GPUs, if it has any, and its cores.
+
+    Raises:
+        SettingsError: there are fewer GPUs (or, without GPUs, cores) than jobs.
+    """
+    require(num_jobs >= 1, "--jobs", num_jobs, "must be >= 1")
+    import torch
+
+    cores = sorted(os.sched_getaffinity(0))
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = visible.split(",")[:num_gpus] if visible else [str(gpu) for gpu in range(num_gpus)]
+    devices, kind = (gpus, "GPUs") if gpus else (cores, "cores")
+    require(num_jobs <= len(devices), "--jobs", num_jobs, f"must be <= {len(devices)}, the {kind} of this machine")
+    return [Slot(tuple(_part(cores, job, num_jobs)), tuple(_part(gpus, job, num_jobs))) for job in range(num_jobs)]
+
+
+def run_here(jobs: Sequence[tuple[str, list[str], Path]], slots: Sequence[Slot]) -> list[int]:
+    """Run drivers, as many at a time as there are slots; a run that fails fails alone. Main thread only.
+
+    Ctrl-C and SIGTERM reach all drivers that run, which end their rounds, and no further one is started.
+
+    Args:
+        jobs: of each its name, the driver's arguments, and the file that takes what it prints.
+
+    Returns:
+        The drivers' exit codes.
+    """
+    free: SimpleQueue[Slot] = SimpleQueue()
+    for slot in slots:
+        free.put(slot)
+    running = _Running()
+    previous = {number: signal.signal(number, running.stop) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def run_one(number: int) -> int:
+        name, arguments, log = jobs[number]
+        slot = free.get()
+        try:
+            if running.stopping:
+                return EXIT_STOPPED
+            print(f"run {number + 1} of {len(jobs)}: {name} (log: {log})", flush=True)
+            code = running.run(arguments, log, slot if len(slots) > 1 else None)
+        finally:
+            free.put(slot)
+        print(f"run {number + 1} of {len(jobs)}: {name} ended with code {code}", flush=True)
+        return code
+
+    with ThreadPoolExecutor(len(slots)) as executor:
+        codes = list(executor.map(run_one, range(len(jobs))))
+    for number, handler in previous.items():
+        signal.signal(number, handler)
+    return codes
+
+
+@dataclass
+class _Running:
+    """The drivers that run now."""
+
+    drivers: "list[subprocess.Popen[bytes]]" = field(default_factory=list)
+    stopping: bool = False
+
+    def run(self, arguments: Sequence[str], log: Path, slot: Slot | None) -> int:
+        command = [sys.executable, "-m", "adloco_dist.launch", *arguments]
+        environment = dict(os.environ)
+        if slot and slot.gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(slot.gpus)
+        with log.open("a", encoding="utf-8") as output:
+            driver = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment,
+                start_new_session=True,  # out of the terminal's reach: `stop` passes on what it sends
+            )  # fmt: skip
+        if slot:
+            os.sched_setaffinity(driver.pid, slot.cores)
+        self.drivers.append(driver)
+        code = driver.wait()
+        self.drivers.remove(driver)
+        return code
+
+    def stop(self, signum: int, frame: FrameType | None) -> None:
+        """Ask all drivers to end their rounds; a second Ctrl-C ends them at once."""
+        again, self.stopping = self.stopping and signum == signal.SIGINT, True
+        print("\nstopping: the runs end their rounds (Ctrl-C again: stop at once)", file=sys.stderr, flush=True)
+        for driver in list(self.drivers):
+            driver.send_signal(signal.SIGINT if again else signal.SIGTERM)
+
+
+def _part(items: Sequence[T], number: int, num_parts: int) -> Sequence[T]:
+    """Part `number` of a sequence dealt evenly."""
+    return items[len(items) * number // num_parts : len(items) * (number + 1) // num_parts]

@@ -1,0 +1,198 @@
+"""A sweep: every combination of the settings' values is a run of its own, here or through a Hydra launcher."""
+
+import functools
+import hashlib
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from hydra import initialize_config_module
+from hydra._internal.callbacks import Callbacks
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
+from hydra.types import HydraContext, RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, SettingsError
+from adloco_dist.config.compose import CONFIG_MODULE, compose, parse, store_schema
+from adloco_dist.launch.slots import deal_slots, run_here
+from adloco_dist.run.directory import is_finished, set_aside
+from adloco_dist.tools.sweeps import show_table, write_csv
+
+QUIET = ("hydra.output_subdir=null", "hydra.sweep.subdir=slurm", "hydra/job_logging=none", "hydra/hydra_logging=none")
+"""What Hydra would write beside a run's own records."""
+LONGEST_NAME = 150
+"""Of a directory; most file systems end at 255 bytes."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a sweep."""
+
+    values: dict[str, str]
+    """What sets it apart: every swept setting and its value here."""
+    overrides: tuple[str, ...]
+    """All of the run's settings, as a user would type them."""
+    directory: Path
+    """Named by what sets it apart."""
+
+    @property
+    def log(self) -> Path:
+        """What its driver printed."""
+        return self.directory.with_name(self.directory.name + ".log")
+
+    def arguments(self, options: Sequence[str]) -> list[str]:
+        """Of the driver that runs it."""
+        return [*options, *self.overrides, f"run.directory={_quoted(self.directory)}", "run.unfinished=set_aside"]
+
+
+def sweep(overrides: Sequence[str], options: Sequence[str], num_jobs: int, redo: bool) -> int:
+    """Run every combination; the exit code: of a run that failed, else of one that was stopped, else 0.
+
+    Runs that have finished before are not run again.
+
+    Args:
+        overrides: settings of which some have several values, and Hydra's own (hydra/launcher=slurm).
+        options: of the driver, for every run.
+        num_jobs: runs at one time on this machine.
+        redo: run finished ones again; what they left is kept under another name.
+
+    Raises:
+        SettingsError: a mistake in any of the runs' settings; nothing was started then.
+    """
+    points, hydra_overrides = expand(overrides)
+    for point in points:
+        compose(point.overrides)
+    folder = points[0].directory.parent
+    through = _launcher(hydra_overrides)
+    slots = deal_slots(num_jobs) if through is None else []
+    if redo:
+        for point in points:
+            if is_finished(point.directory):
+                set_aside("hydra.sweep.dir", point.directory)
+    due = [point for point in points if not is_finished(point.directory)]
+    print(f"sweep of {len(points)} runs, {len(points) - len(due)} of them finished before, in {folder}", flush=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    codes: dict[Path, int] = {}
+    if through is None:
+        jobs = [(point.directory.name, point.arguments(options), point.log) for point in due]
+        codes = dict(zip((point.directory for point in due), run_here(jobs, slots), strict=True))
+    elif due:
+        _launch(due, [*hydra_overrides, f"hydra.sweep.dir={_quoted(folder)}"], options)
+    rows = [(point.values, point.directory, codes.get(point.directory), point.log) for point in points]
+    states = show_table(rows)
+    write_csv(folder / "sweep.csv", rows)
+    return EXIT_FAILURE if "failed" in states else EXIT_STOPPED if "stopped" in states else 0
+
+
+def expand(overrides: Sequence[str]) -> tuple[list[Point], list[str]]:
+    """The points of a sweep, and those overrides that are for Hydra itself.
+
+    Raises:
+        SettingsError: an override cannot be read, or none has several values.
+    """
+    parsed = parse(overrides)
+    hydra = [override for override in parsed if override.key_or_group.startswith("hydra")]
+    of_runs = [override for override in parsed if override not in hydra]
+    swept = [override for override in of_runs if override.is_sweep_override()]
+    if not swept:
+        raise SettingsError("-m: no setting has several values; write them as batching.eta=0.5,0.8, or leave -m out")
+    for override in of_runs:
+        if override.key_or_group == "run.directory":
+            line = "a sweep names its runs' directories by their settings; set hydra.sweep.dir"
+            raise SettingsError(f"{override.input_line}: {line}")
+    folder = _folder(hydra, of_runs, swept)
+    points = {}
+    for combination in itertools.product(*map(_values, of_runs)):
+        chosen = [(override.get_key_element(), value) for override, value in zip(of_runs, combination, strict=True)]
+        values = {key: value for override, (key, value) in zip(of_runs, chosen, strict=True) if override in swept}
+        directory = folder / _file_name(",".join(f"{key}={value}" for key, value in sorted(values.items())))
+        points[directory] = Point(values, tuple(f"{key}={value}" for key, value in chosen), directory)
+    return list(points.values()), [override.input_line or "" for override in hydra]
+
+
+def _values(override: Override) -> list[str]:
+    if not override.is_sweep_override():
+        return [override.get_value_element_as_str()]
+    if not override.is_discrete_sweep():
+        raise SettingsError(f"{override.input_line}: names no values one by one; write them as a,b,c or range(a,b)")
+    return list(override.sweep_string_iterator())
+
+
+def _folder(hydra: Sequence[Override], of_runs: Sequence[Override], swept: Sequence[Override]) -> Path:
+    """hydra.sweep.dir, else a name that another grid of the same settings shares, so that it finds what has run."""
+    given = {override.key_or_group: str(override.value()) for override in [*hydra, *of_runs]}
+    if "hydra.sweep.dir" in given:
+        return Path(given["hydra.sweep.dir"])
+    name = "_".join(["sweep", *sorted(override.key_or_group.split(".")[-1] for override in swept)])
+    fixed = sorted(override.input_line or "" for override in of_runs if override not in swept)
+    if fixed:
+        name += "-" + _digest("\n".join(fixed))
+    return Path(given.get("run.root", "runs")) / _file_name(name)
+
+
+def _file_name(name: str) -> str:
+    """`name` as a directory can be called; one that had to be changed bears its digest, so that names stay apart."""
+    plain = re.sub(r"[^\w.,=+\-]", "_", name)
+    return plain if plain == name and len(name) <= LONGEST_NAME else f"{plain[:LONGEST_NAME]}-{_digest(name)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _quoted(path: Path) -> str:
+    """As Hydra's grammar takes a string with any characters."""
+    return "'" + str(path).replace("'", "\\'") + "'"
+
+
+def _launcher(hydra_overrides: Sequence[str]) -> str | None:
+    """The launcher that was asked for; None: this machine."""
+    chosen = [line.partition("=")[2] for line in hydra_overrides if line.startswith("hydra/launcher=")]
+    return chosen[-1] if chosen and chosen[-1] != "basic" else None
+
+
+def _launch(points: Sequence[Point], hydra_overrides: Sequence[str], options: Sequence[str]) -> None:
+    """Hand the points to a Hydra launcher, as Hydra's own sweeper would, and wait for them."""
+    store_schema()
+    with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        config = hydra.compose_config("train", [*QUIET, *hydra_overrides], run_mode=RunMode.MULTIRUN)
+        OmegaConf.resolve(config.hydra.launcher)
+        for name in [name for name in os.environ if name.startswith("SBATCH_")]:
+            del os.environ[name]  # they are in the config now; sbatch would let them win over it
+        launcher = Plugins.instance().instantiate_launcher(
+            config=config,
+            hydra_context=HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks(config)),
+            task_function=functools.partial(run_in_job, options=list(options)),
+        )
+        launcher.launch([point.arguments([]) for point in points], initial_job_idx=0)
+
+
+def run_in_job(config: DictConfig, options: Sequence[str]) -> int:
+    """One node's part of a run inside the job that a launcher started for it; the driver's exit code."""
+    overrides = list(HydraConfig.get().overrides.task)
+    directory = Path(str(config.run.directory))
+    slurm = ["--slurm"] if "SLURM_JOB_ID" in os.environ else []
+    node = os.environ.get("SLURM_NODEID", "0")
+    log = directory.with_name(directory.name + (".log" if node == "0" else f".node{node}.log"))
+    command = [sys.executable, "-m", "adloco_dist.launch", *slurm, *options, *overrides]
+    with log.open("a", encoding="utf-8") as output:
+        driver = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+
+    def pass_on(signum: int, frame: FrameType | None) -> None:
+        driver.terminate()  # it lets the round end
+
+    for number in (signal.SIGTERM, signal.SIGUSR2):  # the latter is submitit's warning before the time limit
+        signal.signal(number, pass_on)
+    return driver.wait()

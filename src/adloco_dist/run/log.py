@@ -1,0 +1,42 @@
+"""Every rank's own log file, beside which only rank 0 has the terminal."""
+
+import faulthandler
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TextIO
+
+from adloco_dist.run.directory import LOGS_DIRECTORY
+
+
+def log_path(directory: Path, rank: int) -> Path:
+    """Where the rank's log is, on its own node."""
+    return directory / LOGS_DIRECTORY / f"rank{rank}.log"
+
+
+def open_log(directory: Path, rank: int) -> TextIO:
+    """Log to the rank's file from here on: events, warnings, tracebacks, and of ranks other than 0 all they print.
+
+    Returns:
+        The terminal, for what a node other than rank 0's has to tell.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
+    path = log_path(directory, rank)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.open("a", encoding="utf-8", buffering=1)
+    handler = logging.StreamHandler(file)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger().addHandler(handler)
+    logging.getLogger("adloco_dist").setLevel(logging.INFO)
+    logging.captureWarnings(True)
+    faulthandler.enable(file)
+    if rank == 0:
+        return sys.stdout
+    terminal = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    for stream in (sys.stdout, sys.stderr):  # by descriptor, so that what libraries in C print goes there too
+        stream.flush()
+        os.dup2(file.fileno(), stream.fileno())
+    return terminal
