@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from adloco_dist.testing.hosts import Host, hosts, why_unavailable
+from adloco_dist.testing.hosts import Host, hosts, run_on, why_unavailable
 
 ROOT = Path(__file__).parent.parent.parent
 SETTINGS = (
@@ -26,37 +26,35 @@ SETTINGS = (
 pytestmark = pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
 
 
-def train_on_two_hosts(tmp_path: Path, *settings: str) -> tuple[list[Host], list[int], list[int]]:
-    """Each host has a working directory of its own: nothing is shared but the link.
+def train_on_two_hosts(tmp_path: Path, *settings: str) -> tuple[list[Host], list[str], list[int]]:
+    """Under plain torchrun, to the end.
 
     Returns:
-        The hosts, their exit codes, and the bytes that left each of them.
+        The hosts, what they printed, and the bytes that left each of them.
     """
     with hosts(2, rate="200mbit") as nodes:
-        processes = []
+        commands = []
         for host in nodes:
-            (tmp_path / host.name).mkdir()
             torchrun = [
                 sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1",
                 "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{nodes[0].name}:29511", "--rdzv-id", "test",
                 "--local-addr", host.name,
             ]  # fmt: skip
-            command = [*torchrun, str(ROOT / "launch" / "train.py"), *SETTINGS, *settings, "run.directory=run"]
-            with (tmp_path / host.name / "output").open("w") as output:
-                processes.append(host.start(command, output, cwd=tmp_path / host.name))
-        for process in processes:
-            process.wait(timeout=180)
-        return nodes, [process.returncode for process in processes], [host.bytes_sent() for host in nodes]
+            train = [str(ROOT / "launch" / "train.py"), *SETTINGS, *settings, "run.directory=run"]
+            commands.append((host, [*torchrun, *train]))
+        done = run_on(commands, tmp_path)
+        outputs = [output for _, output in done]
+        assert [code for code, _ in done] == [0, 0], "\n".join(outputs)
+        return nodes, outputs, [host.bytes_sent() for host in nodes]
 
 
 def test_two_hosts_train_to_the_end(tmp_path: Path) -> None:
-    nodes, codes, on_the_wire = train_on_two_hosts(tmp_path, "merge=none")
-    outputs = [(tmp_path / host.name / "output").read_text() for host in nodes]
-    assert codes == [0, 0], "\n".join(outputs)
-
-    directories = [path for path in tmp_path.glob("*/run") if (path / "run.json").exists()]
-    (directory,) = directories  # rank 0 alone writes
+    nodes, outputs, on_the_wire = train_on_two_hosts(tmp_path, "merge=none", "cluster.check_links=false")
+    (directory,) = (path.parent for path in tmp_path.glob("*/run/run.json"))  # rank 0 alone writes
     facts = json.loads((directory / "run.json").read_text())
+    assert [rank["interface"] for rank in facts["cluster"]["ranks"]] == ["eth0", "eth0"], "found, not given"
+    logs = [[path.name for path in (tmp_path / host.name / "run" / "logs").iterdir()] for host in nodes]
+    assert sorted(logs) == [["rank0.log"], ["rank1.log"]], "each on its own host"
     assert sorted(facts["cluster"]["hosts"]) == sorted(host.name for host in nodes)
     assert facts["cluster"]["nodes"] == [0, 1]
     assert facts["layout"]["hosts"] == {"0": [0, 1], "1": [0, 1]}
@@ -67,9 +65,9 @@ def test_two_hosts_train_to_the_end(tmp_path: Path) -> None:
     assert facts["result"]["stop"] == "budget.rounds=6 reached"
 
     best = min(candidate["validation_perplexity"] for candidate in facts["result"]["candidates"])
-    other = next(host.name for host in nodes if not (tmp_path / host.name / "run").exists())
+    other = next(output for host, output in zip(nodes, outputs, strict=True) if host.name != directory.parent.name)
     told = f"ended: budget.rounds=6 reached; best perplexity {best:.3f}; run directory on "
-    assert told in (tmp_path / other / "output").read_text(), "both hosts tell the same"
+    assert told in other, "both hosts tell the same"
 
     # Anchors were equal on both hosts in every round, or the run would have ended; and the bytes that the records
     # count are those that left the links, but for headers, acknowledgements and the rendezvous.
@@ -80,11 +78,9 @@ def test_two_hosts_train_to_the_end(tmp_path: Path) -> None:
 
 def test_trainers_on_different_hosts_merge_across_the_link(tmp_path: Path) -> None:
     """Disjoint trainers: nothing but control messages travels before the merge, pseudo-gradients do after it."""
-    nodes, codes, _ = train_on_two_hosts(
+    _, outputs, _ = train_on_two_hosts(
         tmp_path, "pool.workers_per_trainer=1", "pool.placement=pack", "merge.every_rounds=3"
     )
-    outputs = [(tmp_path / host.name / "output").read_text() for host in nodes]
-    assert codes == [0, 0], "\n".join(outputs)
     (metrics,) = tmp_path.glob("*/run/metrics.jsonl")
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     before, after = ([row for row in rows if (row["round"] > 3) == merged] for merged in (False, True))

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 
 import psutil
+from torch.distributed import DistStoreError
 from torch.distributed.distributed_c10d import Store
 
 from adloco_dist.config import SettingsError, require
@@ -21,6 +22,8 @@ CONNECT_SECONDS = 10.0
 """A node that does not answer within this counts as out of reach."""
 NODE_SECONDS = 120.0
 """Nodes whose ranks have started wait this long for what the others find."""
+
+REMEDY = "open all ports between nodes, or set cluster.interface (docs/network.md)"
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,22 @@ def join_network(store: Store, node: int, num_nodes: int, speaks: bool, wanted: 
     if setting == "cluster.interface":
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface.name)
     return interface
+
+
+def check_store() -> None:
+    """Try the way to torchrun's store, which listens by now, before a client of it waits for its timeout.
+
+    Raises:
+        SettingsError: it cannot be reached from here.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return
+    host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+    except OSError as problem:
+        told = f"MASTER_ADDR={host}, MASTER_PORT={port}: cannot be reached from {socket.gethostname()}"
+        raise SettingsError(f"{told} ({problem.strerror or problem}); {REMEDY}") from problem
 
 
 def interfaces() -> dict[str, str]:
@@ -139,8 +158,7 @@ def _connect(peer: dict[str, str]) -> str | None:
         socket.create_connection((peer["address"], int(peer["port"])), timeout=CONNECT_SECONDS).close()
     except OSError as problem:
         where = f"{peer['host']} at {peer['address']}:{peer['port']} ({peer['name']})"
-        remedy = "open all ports between nodes, or set cluster.interface (docs/network.md)"
-        return f"{where}: {problem.strerror or problem}; {remedy}"
+        return f"{where}: {problem.strerror or problem}; {REMEDY}"
     return None
 
 
@@ -149,5 +167,10 @@ def _post(store: Store, key: str, value: dict[str, object]) -> None:
 
 
 def _read(store: Store, key: str) -> dict[str, str]:
-    store.wait([f"network/{key}"], timedelta(seconds=NODE_SECONDS))
+    try:
+        store.wait([f"network/{key}"], timedelta(seconds=NODE_SECONDS))
+    except DistStoreError as error:
+        node = key.rpartition("/")[2]
+        rule = f"its ranks did not answer within {NODE_SECONDS:g} s; see what they say on that node"
+        raise SettingsError(f"node {node}: {rule}") from error
     return json.loads(store.get(f"network/{key}"))

@@ -13,7 +13,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from adloco_dist.cluster.control import ControlPlane
-from adloco_dist.cluster.network import Interface, join_network
+from adloco_dist.cluster.network import Interface, check_store, join_network
 from adloco_dist.config import Backend, ClusterSettings, Device, SettingsError
 
 STORE_SECONDS = 120.0
@@ -63,7 +63,13 @@ class Runtime:
 
 
 def join_store(place: Place) -> Store:
-    """What all ranks share before they are connected to each other."""
+    """What all ranks share before they are connected to each other.
+
+    Raises:
+        SettingsError: torchrun's cannot be reached from here; on this rank alone.
+    """
+    if place.init_method == "env://":
+        check_store()
     timeout = timedelta(seconds=STORE_SECONDS)
     store, _, _ = next(rendezvous(place.init_method, place.rank, place.world_size, timeout=timeout))
     return store

@@ -42,6 +42,8 @@ def _act(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
         run_rank(options.overrides, options.dry_run)
         return 0
+    # What failed is told in one line; torch's warnings about it, with addresses of its code, would bury it.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if options.multirun:
         from adloco_dist.launch.sweep import sweep
 

@@ -31,11 +31,16 @@ def survey_cluster(runtime: Runtime, settings: Settings) -> tuple[list[Environme
     Raises:
         SettingsError: on all ranks, when some run other code than others.
     """
-    environments = survey(runtime, Path(settings.run.directory or settings.run.root))
+    environments = survey(runtime, run_root(settings))
     _refuse_difference([must_agree(environment) for environment in environments])
     if not settings.cluster.check_links:
         return environments, []
     return environments, measure_links(runtime, Backend.gloo, PROBE_BYTES, LINK_SECONDS)
+
+
+def run_root(settings: Settings) -> Path:
+    """Where the run directory is, or will be made."""
+    return Path(settings.run.directory or settings.run.root)
 
 
 def compare_settings(control: ControlPlane, settings: Settings) -> None:

@@ -22,7 +22,7 @@ import adloco_dist
 from adloco_dist.cluster.failures import PeerFailedError, RankFailedError, end_with_agent, failed
 from adloco_dist.cluster.runtime import Place, join_store, started
 from adloco_dist.cluster.signals import StopRequest, stop_on_signals
-from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, Settings, SettingsError, TrackingMode
+from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, Settings, SettingsError, TrackingMode, told_in_one_line
 from adloco_dist.config.compose import compose, to_plain
 from adloco_dist.decisions.environment import Environment, Link, remarks
 from adloco_dist.decisions.plan import INTERRUPTED, Premises
@@ -58,7 +58,8 @@ def told_as_rank(work: Callable[[Place, Store], None]) -> None:
     place = Place.from_torchrun()
 
     def body() -> None:
-        store = join_store(place)
+        with told_in_one_line(speaks=place.local_rank == 0):  # of a node that nobody else hears of
+            store = join_store(place)
         try:
             work(place, store)
         except SettingsError:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO
 
 NETWORK = "10.79.{network}.{host}"
+TIMEOUT_SECONDS = 180.0
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class Host:
     address: str
 
     def command(self, arguments: Sequence[str]) -> list[str]:
-        """`arguments` as they are run on this host. gloo is told which interface is its own."""
-        rename = 'hostname "$0" && exec env GLOO_SOCKET_IFNAME=eth0 "$@"'
+        """`arguments` as they are run on this host."""
+        rename = 'hostname "$0" && exec "$@"'
         return ["ip", "netns", "exec", self.name, "unshare", "--uts", "sh", "-c", rename, self.name, *arguments]
 
     def start(self, arguments: Sequence[str], output: IO[str], cwd: Path | None = None) -> "subprocess.Popen[str]":
@@ -42,6 +43,23 @@ class Host:
         """What left the host's link so far, by the kernel's own counter, all headers included."""
         path = "/sys/class/net/eth0/statistics/tx_bytes"
         return int(subprocess.run(self.command(["cat", path]), check=True, capture_output=True, text=True).stdout)
+
+
+def run_on(commands: Sequence[tuple[Host, Sequence[str]]], directory: Path) -> list[tuple[int, str]]:
+    """Start one command on each host, at once, and wait for all; exit code and output of each.
+
+    Args:
+        directory: every command runs in a folder of its own there, named by its host: nothing is shared but the link.
+    """
+    processes = []
+    for host, arguments in commands:
+        (directory / host.name).mkdir(exist_ok=True)
+        with (directory / host.name / "output").open("w") as output:
+            processes.append(host.start(arguments, output, cwd=directory / host.name))
+    codes = [process.wait(timeout=TIMEOUT_SECONDS) for process in processes]
+    return [
+        (code, (directory / host.name / "output").read_text()) for code, (host, _) in zip(codes, commands, strict=True)
+    ]
 
 
 def why_unavailable() -> str | None:

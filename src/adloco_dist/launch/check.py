@@ -1,0 +1,96 @@
+"""The environment check: every rank's node, versions, memory and clock, and the link of every pair of nodes."""
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from adloco_dist.config import SettingsError, require, told_in_one_line
+from adloco_dist.config.compose import compose
+from adloco_dist.decisions.environment import Environment, Link, first_difference, must_agree, remarks
+from adloco_dist.launch.driver import add_torchrun_options, start
+
+NARROWEST = 150
+"""Columns of a table that does not go to a terminal."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of launch/check.py; ends the process: 0 if these nodes can train together, 2 if not."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = argparse.ArgumentParser(
+        description="Show what every rank stands on, try and measure the links between nodes, and name differences."
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as for launch/train.py")
+    parser.add_argument("--payload-mb", type=float, default=16.0, help="of the all-reduces that are measured")
+    add_torchrun_options(parser)
+    options = parser.parse_intermixed_args(arguments)
+    with told_in_one_line(speaks=os.environ.get("RANK", "0") == "0"):
+        require(options.payload_mb > 0, "--payload-mb", options.payload_mb, "must be > 0")
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            run_check(options.overrides, int(options.payload_mb * 1e6))
+        else:
+            compose(options.overrides)
+            passed_on = [f"--payload-mb={options.payload_mb}", *options.overrides]
+            sys.exit(start(options, options.nproc_per_node or 1, "adloco_dist.launch.check", passed_on))
+
+
+def run_check(overrides: Sequence[str], payload_bytes: int) -> None:
+    """What each rank does; rank 0 shows what all of them found.
+
+    Raises:
+        SettingsError: on all ranks, when they cannot train together.
+    """
+    from torch.distributed.distributed_c10d import Store
+
+    from adloco_dist.cluster.environment import measure_links, survey
+    from adloco_dist.cluster.runtime import Place, started
+    from adloco_dist.launch.prepare import LINK_SECONDS, run_root
+    from adloco_dist.launch.rank import told_as_rank
+
+    def check(place: Place, store: Store) -> None:
+        settings = compose(overrides)
+        with started(settings.cluster, place, store) as runtime:
+            environments = survey(runtime, run_root(settings))
+            links = measure_links(runtime, runtime.backend, payload_bytes, LINK_SECONDS)
+            if runtime.rank == 0:
+                show(environments, links, runtime.backend.name)
+            if difference := first_difference([must_agree(environment) for environment in environments]):
+                raise SettingsError(f"{difference}; install the same on all nodes")
+
+    told_as_rank(check)
+
+
+def show(environments: Sequence[Environment], links: Sequence[Link], backend: str) -> None:
+    """Print two tables and the differences that matter."""
+    console = Console(width=max(NARROWEST, shutil.get_terminal_size().columns))
+    table = Table(box=None, pad_edge=False)
+    for title in ("rank", "node", "host", "interface", "device", "driver", "torch", "python", "threads", "memory GB"):
+        table.add_column(title)
+    for title in ("device GB", "disk GB", "clock ms"):
+        table.add_column(title, justify="right")
+    for one in environments:
+        table.add_row(
+            str(one.rank), str(one.node), one.host, f"{one.interface} {one.address}" if one.interface else "",
+            one.device, one.driver or "", one.torch, one.python, f"{one.threads} of {one.cores}",
+            f"{one.memory_bytes / 1e9:.1f}", f"{one.device_memory_bytes / 1e9:.1f}" if one.device_memory_bytes else "",
+            f"{one.disk_bytes / 1e9:.1f}", f"{one.clock_offset_seconds * 1e3:+.1f}",
+        )  # fmt: skip
+    console.print(table)
+    if links:
+        table = Table(box=None, pad_edge=False, title=f"all-reduce between every two nodes ({backend})")
+        for title in ("nodes", "latency ms", "MB/s"):
+            table.add_column(title, justify="right")
+        for link in links:
+            latency, rate = link.latency_seconds * 1e3, link.bytes_per_second / 1e6
+            table.add_row(" - ".join(map(str, link.nodes)), f"{latency:.2f}", f"{rate:,.1f}")
+        console.print(table)
+    for line in remarks(environments) or ["no differences that matter"]:
+        console.print(line, soft_wrap=True, highlight=False)
+
+
+if __name__ == "__main__":
+    main()

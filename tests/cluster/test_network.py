@@ -1,0 +1,109 @@
+"""What can be wrong between two hosts is told in one line before anything trains; the check measures what is there."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import adloco_dist
+from adloco_dist.testing.hosts import Host, hosts, run_on, why_unavailable
+
+ROOT = Path(__file__).parent.parent.parent
+
+pytestmark = pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
+
+
+def driver(nodes: list[Host], host: Host, *arguments: str, program: str = "train.py") -> list[str]:
+    """The driver as it is started on one of two hosts."""
+    rendezvous = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-endpoint", f"{nodes[0].name}:29511"]
+    return [sys.executable, str(ROOT / "launch" / program), *rendezvous, "--local-addr", host.name, *arguments]
+
+
+def errors(outputs: list[str]) -> list[str]:
+    return [line for output in outputs for line in output.splitlines() if line.startswith("error: ")]
+
+
+def assert_refused(done: list[tuple[int, str]], directory: Path) -> str:
+    """Every host ends with code 2, one of them says why, none has made anything; what it said."""
+    outputs = [output for _, output in done]
+    assert [code for code, _ in done] == [2] * len(done), "\n".join(outputs)
+    (line,) = errors(outputs)
+    assert "Traceback" not in "".join(outputs)
+    assert not list(directory.glob("*/runs"))
+    return line
+
+
+def test_the_check_shows_hosts_and_measures_their_link(tmp_path: Path) -> None:
+    with hosts(2, rate="100mbit") as nodes:
+        commands = [(host, driver(nodes, host, "--payload-mb", "4", program="check.py")) for host in nodes]
+        done = run_on(commands, tmp_path)
+    assert [code for code, _ in done] == [0, 0], done
+    shown = "".join(output for _, output in done)
+    for host in nodes:
+        (row,) = [line.split() for line in shown.splitlines() if f" {host.name} " in line]
+        assert row[3:5] == ["eth0", host.address]
+        assert abs(float(row[-1])) < 100, "they share one clock"
+    (link,) = [line.split() for line in shown.splitlines() if line.lstrip().startswith("0 - 1")]
+    megabytes_per_second = float(link[-1])
+    # An all-reduce of two ranks sends as many bytes each way as its payload has; 100 Mbit/s are 12.5 MB/s.
+    assert 6 < megabytes_per_second < 13.5
+    assert 0 < float(link[-2]) < 100
+    assert "no differences that matter" in shown
+
+
+def test_an_interface_that_one_host_does_not_have(tmp_path: Path) -> None:
+    with hosts(2) as nodes:
+        wrong = {nodes[1].name: ["cluster.interface=eth9"]}
+        done = run_on([(host, driver(nodes, host, *wrong.get(host.name, []))) for host in nodes], tmp_path)
+    line = assert_refused(done, tmp_path)
+    assert line == f"error: cluster.interface=eth9: {nodes[1].name} has no such interface with an address, but eth0, lo"
+
+
+def test_hosts_that_cannot_reach_each_other(tmp_path: Path) -> None:
+    """The loopback of one is no address for the other."""
+    with hosts(2) as nodes:
+        wrong = {nodes[1].name: ["cluster.interface=lo"]}
+        done = run_on([(host, driver(nodes, host, *wrong.get(host.name, []))) for host in nodes], tmp_path)
+    line = assert_refused(done, tmp_path)
+    assert line.startswith(
+        f"error: {nodes[0].name} (eth0 {nodes[0].address}) cannot reach {nodes[1].name} at 127.0.0.1"
+    )
+    assert line.endswith("open all ports between nodes, or set cluster.interface (docs/network.md)")
+
+
+def test_a_firewall_that_lets_only_the_rendezvous_through(tmp_path: Path) -> None:
+    with hosts(2) as nodes, (tmp_path / "first").open("w") as output:
+        ephemeral = ["ip", "rule", "add", "pref", "1", "ipproto", "tcp", "dport", "30000-60999", "prohibit"]
+        subprocess.run(nodes[1].command(ephemeral), check=True)
+        waiting = nodes[0].start(driver(nodes, nodes[0]), output, cwd=tmp_path)
+        done = run_on([(nodes[1], driver(nodes, nodes[1]))], tmp_path)
+    waiting.wait()  # it ended with its host
+    line = assert_refused(done, tmp_path)
+    assert line.startswith("error: MASTER_ADDR=")
+    assert f"cannot be reached from {nodes[1].name}" in line
+
+
+def test_a_node_that_never_comes(tmp_path: Path) -> None:
+    with hosts(2) as nodes:
+        ((code, output),) = run_on([(nodes[0], driver(nodes, nodes[0], "--join-timeout", "3"))], tmp_path)
+    assert code == 1
+    (line,) = errors([output])
+    assert line.startswith(f"error: --rdzv-endpoint={nodes[0].name}:29511: did not bring together 2 nodes within 3 s")
+    assert "Traceback" not in output
+
+
+def test_other_code_on_one_host(tmp_path: Path) -> None:
+    """As after an update that one machine missed."""
+    other = tmp_path / "other" / "adloco_dist"
+    shutil.copytree(Path(adloco_dist.__file__).parent, other, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "conf", other / "conf")
+    (other / "round" / "outer.py").write_text((other / "round" / "outer.py").read_text() + "\n# changed\n")
+    with hosts(2) as nodes:
+        commands = [(host, driver(nodes, host)) for host in nodes]
+        commands[1] = (nodes[1], ["env", f"PYTHONPATH={other.parent}", *commands[1][1]])
+        done = run_on(commands, tmp_path)
+    line = assert_refused(done, tmp_path)
+    assert line.startswith("error: adloco_dist code differs between ranks: ")
+    assert line.endswith("start every node with the same command and code")

@@ -1,0 +1,165 @@
+"""Runs that fail, are stopped, or are not alone: told once, with codes that scripts can use, and nothing is lost."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from commands import SMALL, environment, facts, metrics, run, torchrun_command, train_command
+
+ENDLESS = (*SMALL, "budget.rounds=100000", "run.directory=run")
+AGENT_GONE_SECONDS = 5.0
+"""Within this the ranks of an agent that was killed have ended: what the project promises, not what it takes."""
+
+BROKEN_OUTER_STEP = """
+import os
+if os.environ.get("RANK") == "1":
+    import adloco_dist.train as train
+    outer, steps = train.outer, []
+    def broken(trainer, group):
+        steps.append(trainer.id)
+        if steps.count(3) == 2:
+            raise ArithmeticError("the outer step broke")
+        return outer(trainer, group)
+    train.outer = broken
+"""
+
+
+@contextmanager
+def running(command: list[str], cwd: Path, until: str = "round 2 ") -> Iterator["subprocess.Popen[str]"]:
+    """A driver that has printed a line which starts with `until`; killed at the end if it still runs."""
+    process = subprocess.Popen(
+        command, cwd=cwd, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    ranks: list[psutil.Process] = []
+    try:
+        output = ""
+        for line in process.stdout:
+            output += line
+            if line.startswith(until):
+                break
+        assert process.poll() is None, output
+        ranks = psutil.Process(process.pid).children()
+        yield process
+    finally:
+        for left in (process, *ranks):
+            if left.poll() is None if isinstance(left, subprocess.Popen) else left.is_running():
+                left.kill()
+        process.communicate()
+
+
+def errors(output: str) -> list[str]:
+    return [line for line in output.splitlines() if line.startswith("error: ")]
+
+
+@pytest.fixture
+def broken_outer_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 fails in the second outer step of trainer 3."""
+    (tmp_path / "sitecustomize.py").write_text(BROKEN_OUTER_STEP)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+
+@pytest.mark.usefixtures("broken_outer_step")
+def test_an_error_names_rank_round_and_trainer_once(tmp_path: Path) -> None:
+    done = run(train_command(*SMALL, "run.directory=run"), tmp_path)
+    assert done.code == 1
+    (line,) = errors(done.output)
+    assert line == f"error: rank 1 on {os.uname().nodename}, round 2, trainer 3: ArithmeticError: the outer step broke"
+    assert "Traceback" not in done.output
+    log = (tmp_path / "run" / "logs" / "rank1.log").read_text()
+    assert "Traceback" in log, "the whole story is in the rank's own log"
+    assert "round 1: trainer 1: inner" in log
+    other = (tmp_path / "run" / "logs" / "rank0.log").read_text()
+    assert "PeerFailedError: rank 1 on" in other, "who only lost contact says whom it lost"
+    assert facts(tmp_path / "run")["result"] is None
+
+
+@pytest.mark.usefixtures("broken_outer_step")
+def test_torchrun_finds_the_error_in_its_file(tmp_path: Path) -> None:
+    standalone = ("--standalone", "--nproc-per-node", "2")
+    done = run(torchrun_command(*SMALL, "run.directory=run", torchrun=standalone), tmp_path)
+    assert done.code == 1
+    assert "round 2, trainer 3: ArithmeticError: the outer step broke" in done.output, "in torchrun's own summary"
+
+
+def test_a_killed_rank_is_named(tmp_path: Path) -> None:
+    with running(train_command(*ENDLESS), tmp_path) as process:
+        ranks = {rank.environ()["RANK"]: rank for rank in psutil.Process(process.pid).children()}
+        ranks["1"].kill()
+        output = process.communicate(timeout=60)[0]
+        assert process.returncode == 1
+    (line,) = errors(output)
+    assert line == f"error: local rank 1 on {os.uname().nodename} was ended by SIGKILL; was memory short?"
+
+
+def test_ranks_end_when_their_agent_is_gone(tmp_path: Path) -> None:
+    with running(train_command(*ENDLESS), tmp_path) as process:
+        ranks = psutil.Process(process.pid).children()
+        assert len(ranks) == 2
+        process.kill()
+        gone, alive = psutil.wait_procs(ranks, timeout=AGENT_GONE_SECONDS)
+        assert (len(gone), alive) == (2, [])
+
+
+@pytest.mark.parametrize("by", ["SIGTERM", "stop file"])
+def test_a_request_to_stop_ends_the_round_and_says_so(tmp_path: Path, by: str) -> None:
+    with running(train_command(*ENDLESS), tmp_path) as process:
+        if by == "SIGTERM":
+            process.send_signal(signal.SIGTERM)
+        else:
+            (tmp_path / "run" / "stop").touch()
+        output = process.communicate(timeout=120)[0]
+        assert process.returncode == 75, output
+    assert facts(tmp_path / "run")["result"]["stop"] == "interrupted"
+    assert (tmp_path / "run" / "model" / "config.json").exists()
+    assert "Traceback" not in output
+
+
+def test_a_directory_has_one_writer_and_an_unfinished_run_is_never_lost(tmp_path: Path) -> None:
+    with running(train_command(*ENDLESS), tmp_path) as process:
+        rank0 = next(rank for rank in psutil.Process(process.pid).children() if rank.environ()["RANK"] == "0")
+        refused = run(train_command(*SMALL, "run.directory=run", "run.unfinished=set_aside"), tmp_path)
+        assert refused.code == 2
+        (line,) = errors(refused.output)
+        assert line.startswith(f"error: run.directory=run: is being written by process {rank0.pid} on ")
+    rows = metrics(tmp_path / "run")
+    refused = run(train_command(*SMALL, "run.directory=run"), tmp_path)
+    assert refused.code == 2
+    (line,) = errors(refused.output)
+    assert line.startswith("error: run.directory=run: holds a run that has not ended; ")
+    done = run(train_command(*SMALL, "run.directory=run", "run.unfinished=set_aside"), tmp_path)
+    assert done.code == 0, done.output
+    assert metrics(tmp_path / "run.aside-1")[: len(rows)] == rows
+    assert facts(tmp_path / "run")["result"]["stop"] == "budget.rounds=3 reached"
+
+
+def test_a_stop_file_that_is_there_already(tmp_path: Path) -> None:
+    (tmp_path / "stop").touch()
+    done = run(train_command(*SMALL, "run.stop_file=stop"), tmp_path)
+    assert (done.code, errors(done.output)) == (2, ["error: run.stop_file=stop: is there already; remove it"])
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system needs root")
+@pytest.mark.parametrize(
+    ("options", "told"), [("ro", "is not a directory that can be written"), ("size=64k", "MB are free")]
+)
+def test_a_read_only_or_full_file_system(tmp_path: Path, options: str, told: str) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)], check=True)
+    try:
+        done = run(train_command(*SMALL, "run.directory=disk/run"), tmp_path)
+        assert done.code == 2
+        (line,) = errors(done.output)
+        assert line.startswith("error: run.directory=disk/run: ")
+        assert told in line
+        assert list(disk.iterdir()) == []
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
