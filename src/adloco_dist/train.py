@@ -60,6 +60,7 @@ def train(rank: Rank, premises: Premises, journal: Journal, stop: StopRequest) -
     settings, runtime = rank.settings, rank.runtime
     plan: RoundPlan | None = None
     report = opening_report(rank, premises.layout)
+    report.stop_requested = stop.requested
     start = time.monotonic()
 
     def decide(reports: Sequence[RankReport]) -> RoundPlan:

@@ -139,11 +139,14 @@ def test_a_directory_has_one_writer_and_an_unfinished_run_is_never_lost(tmp_path
     assert facts(tmp_path / "run")["result"]["stop"] == "budget.rounds=3 reached"
 
 
-def test_a_stop_file_that_is_there_already(tmp_path: Path) -> None:
+def test_a_stop_file_that_is_there_from_the_start(tmp_path: Path) -> None:
+    """A batch job may be warned before its ranks are up."""
     (tmp_path / "stop").touch()
-    done = run(train_command(*SMALL, "run.stop_file=stop"), tmp_path)
-    assert (done.code, errors(done.output)) == (2, ["error: run.stop_file=stop: is there already; remove it"])
-    assert not (tmp_path / "runs").exists()
+    done = run(train_command(*SMALL, "run.stop_file=stop", "run.directory=run"), tmp_path)
+    assert done.code == 75, done.output
+    assert "ended: interrupted" in done.output
+    assert {row["round"] for row in metrics(tmp_path / "run")} == {0}
+    assert facts(tmp_path / "run")["result"]["rounds"] == 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system needs root")

@@ -6,6 +6,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""Ctrl-C; the end of a job or container; and what batch systems are told to send before a time limit."""
+
 
 @dataclass
 class StopRequest:
@@ -22,7 +25,7 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Turn SIGINT and SIGTERM into a request while the block runs. Main thread only.
+    """Turn `STOP_SIGNALS` into a request while the block runs. Main thread only.
 
     A signal may come more than once (from the terminal and again from torchrun): it never ends the process.
     """
@@ -31,7 +34,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
     def note(signum: int, frame: object) -> None:
         request.signalled = True
 
-    previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, note) for number in STOP_SIGNALS}
     yield request
     for number, handler in previous.items():
         signal.signal(number, handler)

@@ -37,7 +37,7 @@ def compose(overrides: Sequence[str]) -> Settings:
             config = hydra_compose("train", list(overrides))
         settings = OmegaConf.to_object(config)
     except (HydraException, OmegaConfBaseException) as error:
-        raise SettingsError(_explain(error)) from error
+        raise SettingsError(explain(error)) from error
     assert isinstance(settings, Settings)
     return settings
 
@@ -56,7 +56,7 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
     except HydraException as error:
-        raise SettingsError(_explain(error)) from error
+        raise SettingsError(explain(error)) from error
     for override in parsed:
         _check_key(override.key_or_group, override.input_line or "")
         if override.is_delete():
@@ -124,7 +124,7 @@ def _same_name(key: str, keys: set[str]) -> list[str]:
     return sorted(known for known in keys if known.split(".")[-1] == name)
 
 
-def _explain(error: Exception) -> str:
+def explain(error: Exception) -> str:
     """What Hydra or OmegaConf say in several lines and exceptions, as "what was typed: what is wrong"."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, choice = error.missing_cfg_file.rpartition("/")

@@ -17,6 +17,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousTimeoutError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from adloco_dist.cluster.signals import STOP_SIGNALS
 from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, EXIT_USER_ERROR, SettingsError, require
 
 FIRST_SLURM_PORT = 20000
@@ -68,8 +69,8 @@ def start_ranks(rendezvous: Rendezvous, num_ranks: int, module: str, arguments: 
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     # Ranks are in sessions of their own, out of the terminal's reach; the agent passes nothing on, for it would give
     # them 30 seconds and then kill them in the middle of their round.
-    signal.signal(signal.SIGINT, _pass_on_stop)
-    signal.signal(signal.SIGTERM, _pass_on_stop)
+    for number in STOP_SIGNALS:
+        signal.signal(number, _pass_on_stop)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // num_ranks)))
     config = LaunchConfig(
         min_nodes=rendezvous.num_nodes,

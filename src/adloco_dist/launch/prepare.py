@@ -109,14 +109,10 @@ def agree_on_directory(
         needed_bytes: what must be free there.
 
     Raises:
-        SettingsError: on all ranks, when rank 0 cannot have it, or a request to stop lies there already.
+        SettingsError: on all ranks, when rank 0 cannot have it.
     """
     error: SettingsError | None = None
     directory: RunDirectory | None = None
-    stop_file = settings.run.stop_file
-    if stop_file is not None and Path(stop_file).exists():
-        error = SettingsError(f"run.stop_file={stop_file}: is there already; remove it")
-    control.agree(error)
     if control.rank == 0:
         try:
             directory = open_directory(settings.run, needed_bytes)

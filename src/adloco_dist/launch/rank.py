@@ -173,6 +173,7 @@ def _facts(
             "device": str(runtime.device),
             "backend": runtime.backend.name,
             "threads_per_rank": runtime.threads,
+            "slurm_job": os.environ.get("SLURM_JOB_ID"),
             "ranks": [asdict(environment) for environment in environments],
             "links": [asdict(link) for link in links],
         },

@@ -1,35 +1,21 @@
 """A sweep: every combination of the settings' values is a run of its own, here or through a Hydra launcher."""
 
-import functools
 import hashlib
 import itertools
-import os
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
-from hydra import initialize_config_module
-from hydra._internal.callbacks import Callbacks
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
-from hydra.core.plugins import Plugins
-from hydra.types import HydraContext, RunMode
-from omegaconf import DictConfig, OmegaConf
 
 from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, SettingsError
-from adloco_dist.config.compose import CONFIG_MODULE, compose, parse, store_schema
+from adloco_dist.config.compose import compose, parse
+from adloco_dist.launch.launcher import prepare_launch
 from adloco_dist.launch.slots import deal_slots, run_here
 from adloco_dist.run.directory import is_finished, set_aside
 from adloco_dist.tools.sweeps import show_table, write_csv
 
-QUIET = ("hydra.output_subdir=null", "hydra.sweep.subdir=slurm", "hydra/job_logging=none", "hydra/hydra_logging=none")
-"""What Hydra would write beside a run's own records."""
 LONGEST_NAME = 150
 """Of a directory; most file systems end at 255 bytes."""
 
@@ -75,6 +61,7 @@ def sweep(overrides: Sequence[str], options: Sequence[str], num_jobs: int, redo:
     folder = points[0].directory.parent
     through = _launcher(hydra_overrides)
     slots = deal_slots(num_jobs) if through is None else []
+    launch = prepare_launch(through, [*hydra_overrides, f"hydra.sweep.dir={_quoted(folder)}"]) if through else None
     if redo:
         for point in points:
             if is_finished(point.directory):
@@ -82,13 +69,12 @@ def sweep(overrides: Sequence[str], options: Sequence[str], num_jobs: int, redo:
     due = [point for point in points if not is_finished(point.directory)]
     print(f"sweep of {len(points)} runs, {len(points) - len(due)} of them finished before, in {folder}", flush=True)
     folder.mkdir(parents=True, exist_ok=True)
-    codes: dict[Path, int] = {}
-    if through is None:
-        jobs = [(point.directory.name, point.arguments(options), point.log) for point in due]
-        codes = dict(zip((point.directory for point in due), run_here(jobs, slots), strict=True))
-    elif due:
-        _launch(due, [*hydra_overrides, f"hydra.sweep.dir={_quoted(folder)}"], options)
-    rows = [(point.values, point.directory, codes.get(point.directory), point.log) for point in points]
+    if launch is None:
+        codes = run_here([(point.directory.name, point.arguments(options), point.log) for point in due], slots)
+    else:
+        codes = launch([point.arguments([]) for point in due], options) if due else []
+    code_of = dict(zip((point.directory for point in due), codes, strict=True))
+    rows = [(point.values, point.directory, code_of.get(point.directory), point.log) for point in points]
     states = show_table(rows)
     write_csv(folder / "sweep.csv", rows)
     return EXIT_FAILURE if "failed" in states else EXIT_STOPPED if "stopped" in states else 0
@@ -159,40 +145,3 @@ def _launcher(hydra_overrides: Sequence[str]) -> str | None:
     """The launcher that was asked for; None: this machine."""
     chosen = [line.partition("=")[2] for line in hydra_overrides if line.startswith("hydra/launcher=")]
     return chosen[-1] if chosen and chosen[-1] != "basic" else None
-
-
-def _launch(points: Sequence[Point], hydra_overrides: Sequence[str], options: Sequence[str]) -> None:
-    """Hand the points to a Hydra launcher, as Hydra's own sweeper would, and wait for them."""
-    store_schema()
-    with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
-        hydra = GlobalHydra.instance().hydra
-        assert hydra is not None
-        config = hydra.compose_config("train", [*QUIET, *hydra_overrides], run_mode=RunMode.MULTIRUN)
-        OmegaConf.resolve(config.hydra.launcher)
-        for name in [name for name in os.environ if name.startswith("SBATCH_")]:
-            del os.environ[name]  # they are in the config now; sbatch would let them win over it
-        launcher = Plugins.instance().instantiate_launcher(
-            config=config,
-            hydra_context=HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks(config)),
-            task_function=functools.partial(run_in_job, options=list(options)),
-        )
-        launcher.launch([point.arguments([]) for point in points], initial_job_idx=0)
-
-
-def run_in_job(config: DictConfig, options: Sequence[str]) -> int:
-    """One node's part of a run inside the job that a launcher started for it; the driver's exit code."""
-    overrides = list(HydraConfig.get().overrides.task)
-    directory = Path(str(config.run.directory))
-    slurm = ["--slurm"] if "SLURM_JOB_ID" in os.environ else []
-    node = os.environ.get("SLURM_NODEID", "0")
-    log = directory.with_name(directory.name + (".log" if node == "0" else f".node{node}.log"))
-    command = [sys.executable, "-m", "adloco_dist.launch", *slurm, *options, *overrides]
-    with log.open("a", encoding="utf-8") as output:
-        driver = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-
-    def pass_on(signum: int, frame: FrameType | None) -> None:
-        driver.terminate()  # it lets the round end
-
-    for number in (signal.SIGTERM, signal.SIGUSR2):  # the latter is submitit's warning before the time limit
-        signal.signal(number, pass_on)
-    return driver.wait()

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from adloco_dist.config import RunSettings, SettingsError, Unfinished
 from adloco_dist.decisions.plan import INTERRUPTED
@@ -102,11 +103,24 @@ def open_directory(run: RunSettings, needed_bytes: int) -> RunDirectory:
         ) from error
 
 
+def read_run(directory: Path) -> dict[str, Any]:
+    """The contents of run.json.
+
+    Raises:
+        SettingsError: `directory` is no run directory.
+    """
+    path = directory / RUN_FILE
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise SettingsError(f"RUN={directory}: has no readable {RUN_FILE}; name a run directory") from error
+
+
 def is_finished(path: Path) -> bool:
     """Whether `path` holds a run that has come to its own end."""
     try:
-        result = json.loads((path / RUN_FILE).read_text(encoding="utf-8"))["result"]
-    except (OSError, ValueError, KeyError):
+        result = read_run(path)["result"]
+    except SettingsError:
         return False
     return result is not None and result["stop"] != INTERRUPTED
 

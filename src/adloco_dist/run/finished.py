@@ -1,27 +1,12 @@
-"""Reading a run directory after the run."""
+"""The model that a run has left."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from adloco_dist.config import SettingsError
-from adloco_dist.run.directory import MODEL_DIRECTORY, RUN_FILE
-
-
-def read_run(directory: Path) -> dict[str, Any]:
-    """The contents of run.json.
-
-    Raises:
-        SettingsError: `directory` is no run directory.
-    """
-    path = directory / RUN_FILE
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
-        raise SettingsError(f"RUN={directory}: has no readable {RUN_FILE}; name a run directory") from error
+from adloco_dist.run.directory import MODEL_DIRECTORY
 
 
 def load_model(directory: Path) -> PreTrainedModel:

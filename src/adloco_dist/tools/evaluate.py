@@ -11,7 +11,8 @@ from adloco_dist.data.corpora import load_corpus
 from adloco_dist.decisions.records import perplexity
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.round.evaluate import Part, evaluate
-from adloco_dist.run.finished import load_model, read_run
+from adloco_dist.run.directory import read_run
+from adloco_dist.run.finished import load_model
 
 
 def main(arguments: list[str] | None = None) -> None:

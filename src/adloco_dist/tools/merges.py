@@ -8,7 +8,7 @@ from pathlib import Path
 from adloco_dist.config import told_in_one_line
 from adloco_dist.decisions.merging import Merge
 from adloco_dist.decisions.records import Record, candidate_name, merge_in_words, set_of_ranks
-from adloco_dist.run.finished import read_run
+from adloco_dist.run.directory import read_run
 from adloco_dist.run.records import read_records, read_trajectory
 
 GAP = 3

@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from adloco_dist.config import EXIT_STOPPED, SettingsError
-from adloco_dist.run.directory import RUN_FILE, is_finished
-from adloco_dist.run.finished import read_run
+from adloco_dist.run.directory import is_finished, read_run
 
 Run = tuple[dict[str, str], Path, int | None, Path]
 """What sets it apart, its directory, its driver's exit code (None: it did not run now), and its log."""
@@ -74,8 +73,6 @@ def write_csv(path: Path, runs: Sequence[Run]) -> None:
 
 def _result(directory: Path) -> dict[str, float]:
     """The figures of a run that has a result; the loss is that of the model that it saved."""
-    if not (directory / RUN_FILE).exists():
-        return {}
     try:
         result = read_run(directory)["result"]
     except SettingsError:

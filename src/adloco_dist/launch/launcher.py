@@ -1,0 +1,92 @@
+"""Runs of a sweep as jobs of a Hydra launcher, such as Slurm jobs through hydra-submitit-launcher."""
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import FrameType
+
+from hydra import initialize_config_module
+from hydra._internal.callbacks import Callbacks
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
+from hydra.types import HydraContext, RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from adloco_dist.config import EXIT_FAILURE, SettingsError
+from adloco_dist.config.compose import CONFIG_MODULE, explain, store_schema
+
+Launch = Callable[[Sequence[Sequence[str]], Sequence[str]], list[int]]
+"""Takes every run's overrides, and options for all their drivers; the drivers' exit codes, once all jobs have ended."""
+
+QUIET = ("hydra.output_subdir=null", "hydra.sweep.subdir=slurm", "hydra/job_logging=none", "hydra/hydra_logging=none")
+"""What Hydra would write beside a run's own records."""
+
+
+def prepare_launch(name: str, hydra_overrides: Sequence[str]) -> Launch:
+    """The launcher with its settings, before anything is submitted.
+
+    Raises:
+        SettingsError: it is not installed, or does not take a setting.
+    """
+    store_schema()
+    try:
+        with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+            hydra = GlobalHydra.instance().hydra
+            assert hydra is not None
+            config = hydra.compose_config("train", [*QUIET, *hydra_overrides], run_mode=RunMode.MULTIRUN)
+            OmegaConf.resolve(config.hydra.launcher)
+    except (HydraException, OmegaConfBaseException) as error:
+        needs = "" if name != "slurm" else "; it needs hydra-submitit-launcher: pip install 'adloco_dist[slurm]'"
+        raise SettingsError(explain(error) + needs) from error
+    context = HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks(config))
+    return functools.partial(_launch, config, context)
+
+
+def _launch(
+    config: DictConfig, context: HydraContext, runs: Sequence[Sequence[str]], options: Sequence[str]
+) -> list[int]:
+    for name in [name for name in os.environ if name.startswith("SBATCH_")]:
+        del os.environ[name]  # they are in the config by now; sbatch would let them win over it
+    task = functools.partial(run_in_job, options=list(options))
+    launcher = Plugins.instance().instantiate_launcher(config=config, hydra_context=context, task_function=task)
+
+    def launch_one(number: int) -> int:
+        # One by one: of several runs the launcher would wait for none after the first whose job has no result.
+        try:
+            (done,) = launcher.launch([runs[number]], initial_job_idx=number)
+            return done.return_value
+        except Exception as error:  # whatever became of its job: out of memory, cancelled, its node lost
+            first_line = next(iter(str(error).splitlines()), "")
+            print(f"run {number + 1} of {len(runs)}: its job has no result: {type(error).__name__}: {first_line}")
+            return EXIT_FAILURE
+
+    at_once = config.hydra.launcher.get("array_parallelism", len(runs))
+    with ThreadPoolExecutor(min(at_once, len(runs))) as executor:
+        return list(executor.map(launch_one, range(len(runs))))
+
+
+def run_in_job(config: DictConfig, options: Sequence[str]) -> int:
+    """One node's part of a run, inside the job that a launcher started for it; the driver's exit code."""
+    overrides = list(HydraConfig.get().overrides.task)
+    directory = Path(str(config.run.directory))
+    slurm = ["--slurm"] if "SLURM_JOB_ID" in os.environ else []
+    node = os.environ.get("SLURM_NODEID", "0")
+    log = directory.with_name(directory.name + (".log" if node == "0" else f".node{node}.log"))
+    command = [sys.executable, "-m", "adloco_dist.launch", *slurm, *options, *overrides]
+    with log.open("a", encoding="utf-8") as output:
+        driver = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+
+    def pass_on(signum: int, frame: FrameType | None) -> None:
+        driver.terminate()  # it lets the round end
+
+    for number in (signal.SIGTERM, signal.SIGUSR2):  # the latter is submitit's warning before the time limit
+        signal.signal(number, pass_on)
+    return driver.wait()

@@ -1,0 +1,113 @@
+"""A real Slurm of two hosts: batch jobs over both, a job that meets its time limit, and a sweep of jobs."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from commands import SMALL
+
+from adloco_dist.testing.hosts import Host, hosts
+from adloco_dist.testing.slurm import Slurm, slurm, why_unavailable
+
+ROOT = Path(__file__).parent.parent.parent
+TINY_JOB = ("--nproc-per-node", "1", *SMALL, "merge=none", "pool.trainers=2", "pool.workers_per_trainer=2")
+
+pytestmark = pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[tuple[Slurm, list[Host]]]:
+    directory = tempfile.TemporaryDirectory(prefix="slurm")  # a short path: sockets lie in it
+    with directory as short, hosts(2) as nodes, slurm(nodes, Path(short) / "s") as running:
+        yield running, nodes
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What a user's working copy holds, with runs of its own."""
+    for name in ("launch", "slurm"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.setenv("ADLOCO_PYTHON", sys.executable)
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    return tmp_path
+
+
+def facts(directory: Path) -> dict:
+    return json.loads((directory / "run.json").read_text())
+
+
+def test_a_batch_job_trains_over_both_hosts(cluster: tuple[Slurm, list[Host]], checkout: Path) -> None:
+    running, nodes = cluster
+    job_id = running.sbatch(["--nodes", "2", "slurm/train.sbatch", *TINY_JOB], checkout)
+    (job,) = running.wait(job_id, timeout_seconds=180)
+    log = (checkout / f"adloco-{job_id}.log").read_text()
+    assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), log + running.logs()
+    run = checkout / "runs" / f"slurm-{job_id}"
+    found = facts(run)
+    assert found["cluster"]["slurm_job"] == str(job_id)
+    assert [rank["host"] for rank in found["cluster"]["ranks"]] == [host.name for host in nodes]
+    assert [rank["interface"] for rank in found["cluster"]["ranks"]] == ["eth0", "eth0"]
+    assert [link["nodes"] for link in found["cluster"]["links"]] == [[0, 1]]
+    assert found["layout"]["hosts"] == {"0": [0, 1], "1": [0, 1]}, "trainers average over the two"
+    assert found["result"]["stop"] == "budget.rounds=3 reached"
+    assert {path.name for path in (run / "logs").iterdir()} == {"rank0.log", "rank1.log"}
+    assert log.count("ended: budget.rounds=3 reached") == 2, "each host tells it"
+    assert not list(checkout.glob(".adloco-*")), "no flag is left"
+
+
+def test_a_job_that_meets_its_time_limit_stops_cleanly_and_is_requeued(
+    cluster: tuple[Slurm, list[Host]], checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice: the second time it has been requeued as often as it may."""
+    monkeypatch.setenv("ADLOCO_MAX_REQUEUES", "1")
+    running, _ = cluster
+    limit = ["--time", "1", "--signal", "B:USR1@40"]
+    endless = [*TINY_JOB, "budget.rounds=1000000"]
+    job_id = running.sbatch([*limit, "--nodes", "2", "slurm/train.sbatch", *endless], checkout)
+    (job,) = running.wait(job_id, timeout_seconds=300)
+    log = (checkout / f"adloco-{job_id}.log").read_text()
+    assert (job["Restarts"], job["ExitCode"]) == ("1", "75:0"), log + running.logs()
+    assert log.count("time limit: requeued (0 times before)") == 1
+    run = checkout / "runs" / f"slurm-{job_id}"
+    for start in (run.with_name(f"{run.name}.aside-1"), run):
+        assert facts(start)["result"]["stop"] == "interrupted"
+        assert (start / "model" / "model.safetensors").exists()
+    assert "Traceback" not in log
+
+
+def test_a_job_that_is_told_to_end_stops_cleanly(cluster: tuple[Slurm, list[Host]], checkout: Path) -> None:
+    """scancel, or a preemption: SIGTERM to the steps; it is not requeued."""
+    running, _ = cluster
+    job_id = running.sbatch(["--nodes", "2", "slurm/train.sbatch", *TINY_JOB, "budget.rounds=1000000"], checkout)
+    log = checkout / f"adloco-{job_id}.log"
+    while "round 2 " not in (log.read_text() if log.exists() else ""):
+        (job,) = running.jobs(job_id)
+        assert job["JobState"] in ("PENDING", "RUNNING"), log.read_text() + running.logs()
+    running.run(["scancel", str(job_id)])
+    (job,) = running.wait(job_id, timeout_seconds=60)
+    assert (job["JobState"], job["Restarts"]) == ("CANCELLED", "0")
+    assert facts(checkout / "runs" / f"slurm-{job_id}")["result"]["stop"] == "interrupted", log.read_text()
+
+
+def test_a_sweep_is_one_job_for_each_run(cluster: tuple[Slurm, list[Host]], checkout: Path) -> None:
+    running, nodes = cluster
+    arguments = ["batching.eta=0.5,0.8", "switch.n=1.5,2", "hydra.launcher.nodes=2", "hydra.launcher.timeout_min=5"]
+    command = running.host.command(["slurm/sweep", *TINY_JOB, "budget.rounds=1", *arguments])
+    environment = os.environ | running.environment
+    done = subprocess.run(
+        command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr + running.logs()
+    runs = [facts(path.parent) for path in checkout.glob("runs/sweep_*/*/run.json")]
+    points = {(run["settings"]["batching"]["eta"], run["settings"]["switch"]["n"]) for run in runs}
+    assert points == {(0.5, 1.5), (0.5, 2), (0.8, 1.5), (0.8, 2)}
+    assert len({run["cluster"]["slurm_job"] for run in runs}) == 4
+    assert all(run["cluster"]["hosts"] == [host.name for host in nodes] for run in runs)
+    assert done.stdout.count("finished") >= 4
+    (table,) = checkout.glob("runs/sweep_*/sweep.csv")
+    assert table.read_text().count("finished") == 4

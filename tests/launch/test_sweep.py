@@ -1,0 +1,103 @@
+"""Sweeps from the command line: every combination a run of its own."""
+
+import csv
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import SMALL, environment, facts, run, torchrun_command, train_command
+
+SWEPT = ("--nproc-per-node", "2", *SMALL, "merge=none", "pool.trainers=1,2", "pool.workers_per_trainer=1,2")
+"""Two by two, of which one leaves a rank idle, which its ranks refuse."""
+
+
+def table(folder: Path) -> list[dict[str, Any]]:
+    with (folder / "sweep.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_one_run_fails_alone_and_finished_ones_are_not_repeated(tmp_path: Path) -> None:
+    done = run(train_command("-m", "--jobs", "2", *SWEPT, "hydra.sweep.dir=grid"), tmp_path)
+    assert done.code == 1, done.output
+    rows = {(row["pool.trainers"], row["pool.workers_per_trainer"]): row for row in table(tmp_path / "grid")}
+    states = {point: row["state"] for point, row in rows.items()}
+    assert states == {("1", "1"): "failed", ("1", "2"): "finished", ("2", "1"): "finished", ("2", "2"): "finished"}
+    for (trainers, workers), row in rows.items():
+        directory = tmp_path / "grid" / f"pool.trainers={trainers},pool.workers_per_trainer={workers}"
+        assert row["directory"] == str(directory.relative_to(tmp_path))
+        if row["state"] == "failed":
+            assert not directory.exists()
+            continue
+        result = facts(directory)["result"]
+        saved = next(candidate for candidate in result["candidates"] if candidate["name"] == result["saved"])
+        assert float(row["loss"]) == saved["validation_loss"]
+        assert (int(row["rounds"]), int(row["tokens"])) == (3, result["tokens"])
+        assert facts(directory)["settings"]["pool"]["trainers"] == int(trainers)
+        assert facts(directory)["cluster"]["ranks"][0]["cores"] == max(1, (os.cpu_count() or 1) // 2), (
+            "half the machine"
+        )
+    (told,) = [line for line in done.output.splitlines() if line.startswith("failed: ")]
+    log = tmp_path / "grid" / "pool.trainers=1,pool.workers_per_trainer=1.log"
+    assert told.startswith("failed: pool.trainers=1,pool.workers_per_trainer=1: error: pool.trainers=1")
+    assert told.endswith(f"log: {log.relative_to(tmp_path)}")
+    assert "leave some of 2 ranks idle" in log.read_text()
+
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "grid").glob("*/run.json")}
+    more = [argument.replace("workers_per_trainer=1,2", "workers_per_trainer=1,2,3") for argument in SWEPT]
+    again = run(train_command("-m", *more, "hydra.sweep.dir=grid", "budget.rounds=1"), tmp_path)
+    assert again.code == 1
+    assert "sweep of 6 runs, 3 of them finished before" in again.output
+    assert len(table(tmp_path / "grid")) == 6
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_two_sweeps_at_once(tmp_path: Path) -> None:
+    """Neither ports nor directories collide, though both start in one second and sweep the same settings."""
+    sweeps = [
+        subprocess.Popen(
+            train_command("-m", *SMALL, f"seed={seed}", "batching.eta=0.5,0.8", "budget.rounds=1"), cwd=tmp_path,
+            env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for seed in (1, 2)
+    ]  # fmt: skip
+    outputs = [process.communicate(timeout=240)[0] for process in sweeps]
+    assert [process.returncode for process in sweeps] == [0, 0], "\n".join(outputs)
+    folders = sorted((tmp_path / "runs").iterdir())
+    assert len(folders) == 2
+    seeds = set()
+    for folder in folders:
+        assert [row["state"] for row in table(folder)] == ["finished", "finished"]
+        seeds |= {facts(path.parent)["settings"]["seed"] for path in folder.glob("*/run.json")}
+    assert seeds == {1, 2}
+
+
+def test_a_sweep_under_torchrun_is_refused_on_every_rank(tmp_path: Path) -> None:
+    standalone = ("--standalone", "--nproc-per-node", "2")
+    done = run(torchrun_command("-m", "batching.eta=0.5,0.8", torchrun=standalone), tmp_path, timeout_seconds=60)
+    assert done.code != 0
+    (line,) = [line for line in done.output.splitlines() if line.startswith("error: ")]
+    assert line.endswith("start it without torchrun: python launch/train.py -m batching.eta=0.5,0.8")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["batching.eta=0.5"], "-m: no setting has several values"),
+        (["batching.etaa=0.5,0.8"], "no such setting; did you mean batching.eta"),
+        (["batching.eta=0.5,-1"], "batching.eta=-1.0: must be"),
+        (["batching.eta=interval(0.5,1)"], "names no values one by one"),
+        (["batching.eta=0.5,0.8", "run.directory=x"], "set hydra.sweep.dir"),
+        (["batching.eta=0.5,0.8", "--jobs", "999"], "--jobs=999: must be <= "),
+        (["batching.eta=0.5,0.8", "hydra/launcher=nothing"], "hydra/launcher=nothing: no such choice"),
+    ],
+)
+def test_mistakes_in_a_sweep(tmp_path: Path, arguments: list[str], told: str) -> None:
+    done = run(train_command("-m", *arguments), tmp_path)
+    assert done.code == 2, done.output
+    (line,) = [line for line in done.output.splitlines() if line.startswith("error: ")]
+    assert told in line
+    assert "Traceback" not in done.output
+    assert list(tmp_path.iterdir()) == []

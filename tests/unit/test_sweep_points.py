@@ -1,0 +1,50 @@
+"""How a sweep expands: points, their names, and where they are kept."""
+
+from pathlib import Path
+
+import pytest
+
+from adloco_dist.config import SettingsError
+from adloco_dist.launch.sweep import expand
+
+
+def test_every_combination_is_a_point_named_by_what_sets_it_apart() -> None:
+    points, hydra = expand(["switch.n=1.5,2,3", "model=nano", "batching.eta=0.5,0.8,1.0", "hydra/launcher=slurm"])
+    assert hydra == ["hydra/launcher=slurm"]
+    assert len(points) == 9
+    assert points[0].values == {"switch.n": "1.5", "batching.eta": "0.5"}
+    assert points[0].overrides == ("switch.n=1.5", "model=nano", "batching.eta=0.5")
+    assert points[0].directory.name == "batching.eta=0.5,switch.n=1.5"
+    assert points[0].log.name == "batching.eta=0.5,switch.n=1.5.log"
+    assert len({point.directory for point in points}) == 9
+
+
+def test_a_larger_grid_finds_what_a_smaller_one_has_run() -> None:
+    small, _ = expand(["batching.eta=0.5,0.8", "seed=1"])
+    large, _ = expand(["seed=1", "batching.eta=0.3,0.5,0.8,0.8"])
+    assert {point.directory for point in small} < {point.directory for point in large}
+    assert len(large) == 3, "a value named twice is one run"
+    other, _ = expand(["batching.eta=0.5,0.8", "seed=2"])
+    assert {point.directory for point in small}.isdisjoint(point.directory for point in other)
+
+
+def test_names_hold_no_separators_and_do_not_collide() -> None:
+    points, _ = expand(["data=text", "data.train=[a/b.txt],[a_b.txt],[a/b.txt,c d.txt]"])
+    assert len({point.directory for point in points}) == 3
+    assert {point.directory.parent for point in points} == {points[0].directory.parent}
+    assert points[0].overrides == ("data=text", "data.train=[a/b.txt]")
+    long, _ = expand(["model.warm_start=" + ",".join(letter * 300 for letter in "ab")])
+    assert all(len(point.log.name) < 255 for point in long)
+    assert long[0].directory != long[1].directory
+
+
+def test_where_a_sweep_is_kept() -> None:
+    assert expand(["seed=1,2"])[0][0].directory.parent == Path("runs/sweep_seed")
+    assert expand(["seed=1,2", "run.root=elsewhere"])[0][0].directory.parent.parent == Path("elsewhere")
+    assert expand(["seed=1,2", "hydra.sweep.dir=mine"])[0][0].directory == Path("mine/seed=1")
+
+
+@pytest.mark.parametrize("overrides", [["seed=1"], [], ["seed=interval(1,2)"], ["run.directory=a,b"], ["sed=1,2"]])
+def test_what_is_no_sweep(overrides: list[str]) -> None:
+    with pytest.raises(SettingsError):
+        expand(overrides)
