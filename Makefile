@@ -19,8 +19,9 @@ setup: .venv/ready
 train: setup
 	$(BIN)/python launch/train.py --nproc-per-node 4 $(ARGS)
 
+# Two files at a time: most tests wait for processes to start.
 test: setup
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: setup
 	$(BIN)/ruff check .

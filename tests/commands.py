@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -21,6 +22,14 @@ SMALL = (
     "evaluation.final_sequences=8",
     "tracking=none",
 )
+
+
+def documented(page: str, start: str) -> list[str]:
+    """The words of the one command in a page's code blocks that begins with `start`, as a shell would read them."""
+    blocks = (ROOT / page).read_text(encoding="utf-8").split("```")[1::2]
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    (command,) = [line for line in lines if line.startswith(start)]
+    return shlex.split(command, comments=True)
 
 
 @dataclass(frozen=True)

@@ -6,19 +6,19 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import ROOT, documented
 
 import adloco_dist
 from adloco_dist.testing.hosts import Host, hosts, run_on, why_unavailable
 
-ROOT = Path(__file__).parent.parent.parent
-
 pytestmark = pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
 
 
-def driver(nodes: list[Host], host: Host, *arguments: str, program: str = "train.py") -> list[str]:
-    """The driver as it is started on one of two hosts."""
-    rendezvous = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-endpoint", f"{nodes[0].name}:29511"]
-    return [sys.executable, str(ROOT / "launch" / program), *rendezvous, "--local-addr", host.name, *arguments]
+def driver(nodes: list[Host], *arguments: str, program: str = "train.py") -> list[str]:
+    """The driver as docs/nodes.md starts it on each of two hosts, with one rank on each."""
+    command = documented("docs/nodes.md", f"python launch/{program} --nnodes")
+    ours = {"node1:29500": f"{nodes[0].name}:29511", "4": "1"}
+    return [sys.executable, str(ROOT / command[1]), *(ours.get(word, word) for word in command[2:]), *arguments]
 
 
 def errors(outputs: list[str]) -> list[str]:
@@ -37,7 +37,7 @@ def assert_refused(done: list[tuple[int, str]], directory: Path) -> str:
 
 def test_the_check_shows_hosts_and_measures_their_link(tmp_path: Path) -> None:
     with hosts(2, rate="100mbit") as nodes:
-        commands = [(host, driver(nodes, host, "--payload-mb", "4", program="check.py")) for host in nodes]
+        commands = [(host, driver(nodes, "--payload-mb", "4", program="check.py")) for host in nodes]
         done = run_on(commands, tmp_path)
     assert [code for code, _ in done] == [0, 0], done
     shown = "".join(output for _, output in done)
@@ -56,7 +56,7 @@ def test_the_check_shows_hosts_and_measures_their_link(tmp_path: Path) -> None:
 def test_an_interface_that_one_host_does_not_have(tmp_path: Path) -> None:
     with hosts(2) as nodes:
         wrong = {nodes[1].name: ["cluster.interface=eth9"]}
-        done = run_on([(host, driver(nodes, host, *wrong.get(host.name, []))) for host in nodes], tmp_path)
+        done = run_on([(host, driver(nodes, *wrong.get(host.name, []))) for host in nodes], tmp_path)
     line = assert_refused(done, tmp_path)
     assert line == f"error: cluster.interface=eth9: {nodes[1].name} has no such interface with an address, but eth0, lo"
 
@@ -65,7 +65,7 @@ def test_hosts_that_cannot_reach_each_other(tmp_path: Path) -> None:
     """The loopback of one is no address for the other."""
     with hosts(2) as nodes:
         wrong = {nodes[1].name: ["cluster.interface=lo"]}
-        done = run_on([(host, driver(nodes, host, *wrong.get(host.name, []))) for host in nodes], tmp_path)
+        done = run_on([(host, driver(nodes, *wrong.get(host.name, []))) for host in nodes], tmp_path)
     line = assert_refused(done, tmp_path)
     assert line.startswith(
         f"error: {nodes[0].name} (eth0 {nodes[0].address}) cannot reach {nodes[1].name} at 127.0.0.1"
@@ -77,8 +77,8 @@ def test_a_firewall_that_lets_only_the_rendezvous_through(tmp_path: Path) -> Non
     with hosts(2) as nodes, (tmp_path / "first").open("w") as output:
         ephemeral = ["ip", "rule", "add", "pref", "1", "ipproto", "tcp", "dport", "30000-60999", "prohibit"]
         subprocess.run(nodes[1].command(ephemeral), check=True)
-        waiting = nodes[0].start(driver(nodes, nodes[0]), output, cwd=tmp_path)
-        done = run_on([(nodes[1], driver(nodes, nodes[1]))], tmp_path)
+        waiting = nodes[0].start(driver(nodes), output, cwd=tmp_path)
+        done = run_on([(nodes[1], driver(nodes))], tmp_path)
     waiting.wait()  # it ended with its host
     line = assert_refused(done, tmp_path)
     assert line.startswith("error: MASTER_ADDR=")
@@ -87,7 +87,7 @@ def test_a_firewall_that_lets_only_the_rendezvous_through(tmp_path: Path) -> Non
 
 def test_a_node_that_never_comes(tmp_path: Path) -> None:
     with hosts(2) as nodes:
-        ((code, output),) = run_on([(nodes[0], driver(nodes, nodes[0], "--join-timeout", "3"))], tmp_path)
+        ((code, output),) = run_on([(nodes[0], driver(nodes, "--join-timeout", "3"))], tmp_path)
     assert code == 1
     (line,) = errors([output])
     assert line.startswith(f"error: --rdzv-endpoint={nodes[0].name}:29511: did not bring together 2 nodes within 3 s")
@@ -101,7 +101,7 @@ def test_other_code_on_one_host(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "conf", other / "conf")
     (other / "round" / "outer.py").write_text((other / "round" / "outer.py").read_text() + "\n# changed\n")
     with hosts(2) as nodes:
-        commands = [(host, driver(nodes, host)) for host in nodes]
+        commands = [(host, driver(nodes)) for host in nodes]
         commands[1] = (nodes[1], ["env", f"PYTHONPATH={other.parent}", *commands[1][1]])
         done = run_on(commands, tmp_path)
     line = assert_refused(done, tmp_path)

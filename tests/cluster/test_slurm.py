@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commands import SMALL
+from commands import ROOT, SMALL, documented
 
 from adloco_dist.testing.hosts import Host, hosts
 from adloco_dist.testing.slurm import Slurm, slurm, why_unavailable
 
-ROOT = Path(__file__).parent.parent.parent
 TINY_JOB = ("--nproc-per-node", "1", *SMALL, "merge=none", "pool.trainers=2", "pool.workers_per_trainer=2")
 
 pytestmark = pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
@@ -43,7 +42,8 @@ def facts(directory: Path) -> dict:
 
 def test_a_batch_job_trains_over_both_hosts(cluster: tuple[Slurm, list[Host]], checkout: Path) -> None:
     running, nodes = cluster
-    job_id = running.sbatch(["--nodes", "2", "slurm/train.sbatch", *TINY_JOB], checkout)
+    command = documented("docs/slurm.md", "sbatch")
+    job_id = running.sbatch([*command[1:], *TINY_JOB], checkout)
     (job,) = running.wait(job_id, timeout_seconds=180)
     log = (checkout / f"adloco-{job_id}.log").read_text()
     assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), log + running.logs()
@@ -96,8 +96,8 @@ def test_a_job_that_is_told_to_end_stops_cleanly(cluster: tuple[Slurm, list[Host
 
 def test_a_sweep_is_one_job_for_each_run(cluster: tuple[Slurm, list[Host]], checkout: Path) -> None:
     running, nodes = cluster
-    arguments = ["batching.eta=0.5,0.8", "switch.n=1.5,2", "hydra.launcher.nodes=2", "hydra.launcher.timeout_min=5"]
-    command = running.host.command(["slurm/sweep", *TINY_JOB, "budget.rounds=1", *arguments])
+    arguments = [*TINY_JOB, "budget.rounds=1", "hydra.launcher.nodes=2", "hydra.launcher.timeout_min=5"]
+    command = running.host.command([*documented("docs/slurm.md", "slurm/sweep"), *arguments])
     environment = os.environ | running.environment
     done = subprocess.run(
         command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=300, check=False

@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import ROOT, documented
 
 from adloco_dist.testing.hosts import Host, hosts, run_on, why_unavailable
 
-ROOT = Path(__file__).parent.parent.parent
 SETTINGS = (
     "model=nano",
     "pool.trainers=2",
@@ -26,6 +26,17 @@ SETTINGS = (
 pytestmark = pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
 
 
+def torchrun_on(nodes: list[Host]) -> list[str]:
+    """The command of docs/nodes.md, with one rank per host."""
+    ours = {
+        "torchrun": [sys.executable, "-m", "torch.distributed.run"],
+        "launch/train.py": [str(ROOT / "launch" / "train.py")],
+        "node1:29500": [f"{nodes[0].name}:29511"],
+        "4": ["1"],
+    }
+    return [word for theirs in documented("docs/nodes.md", "torchrun") for word in ours.get(theirs, [theirs])]
+
+
 def train_on_two_hosts(tmp_path: Path, *settings: str) -> tuple[list[Host], list[str], list[int]]:
     """Under plain torchrun, to the end.
 
@@ -35,13 +46,7 @@ def train_on_two_hosts(tmp_path: Path, *settings: str) -> tuple[list[Host], list
     with hosts(2, rate="200mbit") as nodes:
         commands = []
         for host in nodes:
-            torchrun = [
-                sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1",
-                "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{nodes[0].name}:29511", "--rdzv-id", "test",
-                "--local-addr", host.name,
-            ]  # fmt: skip
-            train = [str(ROOT / "launch" / "train.py"), *SETTINGS, *settings, "run.directory=run"]
-            commands.append((host, [*torchrun, *train]))
+            commands.append((host, [*torchrun_on(nodes), *SETTINGS, *settings, "run.directory=run"]))
         done = run_on(commands, tmp_path)
         outputs = [output for _, output in done]
         assert [code for code, _ in done] == [0, 0], "\n".join(outputs)

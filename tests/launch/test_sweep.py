@@ -1,13 +1,14 @@
 """Sweeps from the command line: every combination a run of its own."""
 
 import csv
+import itertools
 import os
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import SMALL, environment, facts, run, torchrun_command, train_command
+from commands import SMALL, documented, environment, facts, run, torchrun_command, train_command
 
 SWEPT = ("--nproc-per-node", "2", *SMALL, "merge=none", "pool.trainers=1,2", "pool.workers_per_trainer=1,2")
 """Two by two, of which one leaves a rank idle, which its ranks refuse."""
@@ -45,12 +46,23 @@ def test_one_run_fails_alone_and_finished_ones_are_not_repeated(tmp_path: Path) 
     assert "leave some of 2 ranks idle" in log.read_text()
 
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "grid").glob("*/run.json")}
-    more = [argument.replace("workers_per_trainer=1,2", "workers_per_trainer=1,2,3") for argument in SWEPT]
-    again = run(train_command("-m", *more, "hydra.sweep.dir=grid", "budget.rounds=1"), tmp_path)
+    again = run(train_command("-m", *SWEPT, "hydra.sweep.dir=grid"), tmp_path)
     assert again.code == 1
-    assert "sweep of 6 runs, 3 of them finished before" in again.output
-    assert len(table(tmp_path / "grid")) == 6
+    assert "sweep of 4 runs, 3 of them finished before" in again.output
+    assert len(table(tmp_path / "grid")) == 4
     assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_the_documented_sweep_is_nine_runs(tmp_path: Path) -> None:
+    words = documented("docs/sweeps.md", "python launch/train.py")
+    done = run(train_command(*words[2:], "--jobs", "2", *SMALL, "budget.rounds=1", "run.root=."), tmp_path)
+    assert done.code == 0, done.output
+    (folder,) = tmp_path.iterdir()
+    assert folder.name.startswith("sweep_eta_n-")
+    found = {(row["batching.eta"], row["switch.n"]) for row in table(folder) if row["state"] == "finished"}
+    assert found == set(itertools.product(("0.5", "0.8", "1.0"), ("1.5", "2", "3")))
+    settings = [facts(path.parent)["settings"] for path in folder.glob("*/run.json")]
+    assert {(str(one["batching"]["eta"]), str(one["switch"]["n"])) for one in settings} == found
 
 
 def test_two_sweeps_at_once(tmp_path: Path) -> None:
