@@ -95,7 +95,7 @@ def test_a_killed_rank_is_named(tmp_path: Path) -> None:
         output = process.communicate(timeout=60)[0]
         assert process.returncode == 1
     (line,) = errors(output)
-    assert line == f"error: local rank 1 on {os.uname().nodename} was ended by SIGKILL; was memory short?"
+    assert line == f"error: rank 1 on {os.uname().nodename}: ended by SIGKILL; was memory short?"
 
 
 def test_ranks_end_when_their_agent_is_gone(tmp_path: Path) -> None:

@@ -52,6 +52,10 @@ def test_one_run_fails_alone_and_finished_ones_are_not_repeated(tmp_path: Path) 
     assert len(table(tmp_path / "grid")) == 4
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
+    other = run(train_command("-m", *SWEPT, "hydra.sweep.dir=grid", "budget.rounds=2"), tmp_path)
+    assert other.code == 2
+    assert "holds a finished run with budget.rounds=3 instead of 2; set another hydra.sweep.dir" in other.output
+
 
 def test_the_documented_sweep_is_nine_runs(tmp_path: Path) -> None:
     words = documented("docs/sweeps.md", "python launch/train.py")
@@ -103,6 +107,7 @@ def test_a_sweep_under_torchrun_is_refused_on_every_rank(tmp_path: Path) -> None
         (["batching.eta=interval(0.5,1)"], "names no values one by one"),
         (["batching.eta=0.5,0.8", "run.directory=x"], "set hydra.sweep.dir"),
         (["batching.eta=0.5,0.8", "--jobs", "999"], "--jobs=999: must be <= "),
+        (["batching.eta=0.5,0.8", "--dry-run"], "--dry-run: has no effect with -m"),
         (["batching.eta=0.5,0.8", "hydra/launcher=nothing"], "hydra/launcher=nothing: no such choice"),
     ],
 )

@@ -1,11 +1,11 @@
-"""The installed wheel finds its config groups, from any directory."""
+"""The installed wheel finds its config groups and trains, from any directory."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-from commands import ROOT, environment
+from commands import ROOT, SMALL, environment, facts
 
 PROGRAM = """
 import adloco_dist
@@ -33,3 +33,12 @@ def test_the_installed_wheel_finds_its_groups(tmp_path: Path) -> None:
     installed = {path.relative_to(site / "adloco_dist" / "conf") for path in (site / "adloco_dist").rglob("*.yaml")}
     assert installed == groups
     assert os.access(site / "bin" / "adloco-train", os.X_OK)
+
+    trained = subprocess.run(
+        [str(site / "bin" / "adloco-train"), *SMALL, "--nproc-per-node", "2", "run.directory=run"], cwd=empty,
+        env=environment() | {"PYTHONPATH": str(site)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    assert [path.name for path in empty.iterdir()] == ["run"]
+    assert facts(empty / "run")["result"]["stop"] == "budget.rounds=3 reached"
+    assert facts(empty / "run")["cluster"]["world_size"] == 2

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
@@ -52,7 +52,10 @@ class Rendezvous:
         except KeyError as missing:
             line = f"--slurm: {missing} is not set; start it with srun inside a job, as slurm/train.sbatch does"
             raise SettingsError(line) from missing
-        names = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True)
+        try:
+            names = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise SettingsError(f"--slurm: scontrol does not say which hosts {nodes} are ({error})") from error
         port = FIRST_SLURM_PORT + int(job) % NUM_SLURM_PORTS
         # A requeued job has the same id: what is left of its last start must not meet it.
         attempt = os.environ.get("SLURM_RESTART_COUNT", "0")
@@ -60,11 +63,7 @@ class Rendezvous:
 
 
 def start_ranks(rendezvous: Rendezvous, num_ranks: int, module: str, arguments: Sequence[str]) -> int:
-    """Run `python -m module arguments` as every rank of this node, until all nodes are done; the exit code of the run.
-
-    Raises:
-        SettingsError: the rendezvous cannot be held where it was asked for.
-    """
+    """Run `python -m module arguments` as every rank of this node, until all nodes are done; the exit code."""
     # What failed is told below, in one line; the agent's summary would only bury it.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     # Ranks are in sessions of their own, out of the terminal's reach; the agent passes nothing on, for it would give
@@ -82,12 +81,12 @@ def start_ranks(rendezvous: Rendezvous, num_ranks: int, module: str, arguments: 
         rdzv_configs={"join_timeout": rendezvous.timeout_seconds, "read_timeout": rendezvous.timeout_seconds},
         local_addr=rendezvous.address,
         max_restarts=0,
-        signals_to_handle="SIGHUP,SIGQUIT",
+        signals_to_handle="SIGQUIT",  # not SIGHUP, which nohup wants ignored
     )
     try:
         elastic_launch(config, sys.executable)("-u", "-m", module, *arguments)
     except ChildFailedError as failures:
-        return _told([failures.failures[rank] for rank in sorted(failures.failures)])
+        return _told(failures.failures)
     except (RendezvousTimeoutError, RendezvousConnectionError) as error:
         where = f"--rdzv-endpoint={rendezvous.endpoint}"
         wanted = f"{rendezvous.num_nodes} nodes within {rendezvous.timeout_seconds} s"
@@ -112,33 +111,40 @@ def check_port(port: int) -> None:
             require(False, "--master-port", port, rule)
 
 
-def _told(failures: Sequence[ProcessFailure]) -> int:
-    """Print the cause of this node's failures, unless a rank or another node has; the exit code."""
-    codes = {failure.exitcode for failure in failures}
+def _told(failures: Mapping[int, ProcessFailure]) -> int:
+    """Print the cause of this node's failures, unless the ranks have; the exit code.
+
+    Args:
+        failures: by rank.
+    """
+    codes = {failure.exitcode for failure in failures.values()}
     for agreed in (EXIT_USER_ERROR, EXIT_STOPPED):
         if agreed in codes:  # all ranks end with it, and have said why
             return agreed
-    # A rank that a signal ended has told nobody: the others only lost contact with it.
-    killed = [failure for failure in failures if failure.exitcode < 0]
-    recorded = [message["message"] for failure in failures if isinstance(message := _recorded(failure), dict)]
-    own = [message for message in recorded if message.startswith("RankFailedError: ")]
     host = socket.gethostname()
+    # A rank that a signal ended has told nobody: the others only lost contact with it.
+    killed = {rank: failure for rank, failure in failures.items() if failure.exitcode < 0}
+    recorded = [message for failure in failures.values() if (message := _recorded(failure))]
+    own = [message for message in recorded if message.startswith("RankFailedError: ")]
     if killed:
-        rank, name = killed[0].local_rank, signal.Signals(-killed[0].exitcode).name
-        advice = "; was memory short?" if name == "SIGKILL" else ""
-        print(f"error: local rank {rank} on {host} was ended by {name}{advice}", file=sys.stderr)
+        rank, failure = min(killed.items())
+        advice = "; was memory short?" if -failure.exitcode == signal.SIGKILL else ""
+        line = f"error: rank {rank} on {host}: ended by {signal.Signals(-failure.exitcode).name}{advice}"
     elif own:
-        print(f"error: {own[0].removeprefix('RankFailedError: ')}", file=sys.stderr)
-    elif recorded:
-        print(f"ended on {host}: {recorded[0].removeprefix('PeerFailedError: ')}", file=sys.stderr)
+        line = f"error: {own[0].removeprefix('RankFailedError: ')}"
+    elif recorded:  # the cause is on another node, which tells it
+        line = f"ended on {host}: {recorded[0].removeprefix('PeerFailedError: ')}"
     else:
-        print(f"error: local rank {failures[0].local_rank} on {host} ended with code {failures[0].exitcode}")
+        rank, failure = min(failures.items())
+        line = f"error: rank {rank} on {host}: ended with code {failure.exitcode}"
+    print(line, file=sys.stderr)
     return EXIT_FAILURE
 
 
-def _recorded(failure: ProcessFailure) -> object:
-    """What the rank left in its error file."""
-    return failure.error_file_data["message"]
+def _recorded(failure: ProcessFailure) -> str | None:
+    """What the rank left in its error file, if it left one."""
+    message = failure.error_file_data["message"]
+    return message["message"] if isinstance(message, dict) else None
 
 
 def _pass_on_stop(signum: int, frame: FrameType | None) -> None:

@@ -19,14 +19,19 @@ With -m, settings may have several values, and every combination of them is a ru
 Exit codes: 0 done, 1 failed, 2 a mistake in what was asked (nothing was started), 75 asked to stop before the end.
 """
 
+ONLY_OF_SWEEPS = ("jobs", "redo")
+NOT_OF_SWEEPS = ("master_port", "nnodes", "rdzv_endpoint", "slurm", "dry_run", "print_config")
+
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of launch/train.py and adloco-train; ends the process."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    options = _parser().parse_intermixed_args(arguments)  # settings and options in any order
+    parser = _parser()
+    options = parser.parse_intermixed_args(arguments)  # settings and options in any order
     # All ranks raise what one of them found, so rank 0 speaks for all.
     with told_in_one_line(speaks=os.environ.get("RANK", "0") == "0"):
         try:
+            _refuse_without_effect(parser, options)
             sys.exit(_act(options, arguments))
         except KeyboardInterrupt:
             sys.exit(EXIT_STOPPED)
@@ -60,6 +65,16 @@ def _act(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         print_dry_run(settings, [node for node in range(options.nnodes) for _ in range(num_ranks)])
         return 0
     return start(options, num_ranks, "adloco_dist.launch", options.overrides)
+
+
+def _refuse_without_effect(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return
+    unused = NOT_OF_SWEEPS if options.multirun else ONLY_OF_SWEEPS
+    for name in unused:
+        if getattr(options, name) != parser.get_default(name):
+            where = "with" if options.multirun else "without"
+            raise SettingsError(f"--{name.replace('_', '-')}: has no effect {where} -m; leave it out")
 
 
 def start(options: argparse.Namespace, num_ranks: int, module: str, overrides: Sequence[str]) -> int:

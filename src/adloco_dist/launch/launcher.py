@@ -47,14 +47,14 @@ def prepare_launch(name: str, hydra_overrides: Sequence[str]) -> Launch:
         needs = "" if name != "slurm" else "; it needs hydra-submitit-launcher: pip install 'adloco_dist[slurm]'"
         raise SettingsError(explain(error) + needs) from error
     context = HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks(config))
-    return functools.partial(_launch, config, context)
+    return functools.partial(_launch, name, config, context)
 
 
 def _launch(
-    config: DictConfig, context: HydraContext, runs: Sequence[Sequence[str]], options: Sequence[str]
+    name: str, config: DictConfig, context: HydraContext, runs: Sequence[Sequence[str]], options: Sequence[str]
 ) -> list[int]:
-    for name in [name for name in os.environ if name.startswith("SBATCH_")]:
-        del os.environ[name]  # they are in the config by now; sbatch would let them win over it
+    for variable in [variable for variable in os.environ if variable.startswith("SBATCH_")]:
+        del os.environ[variable]  # they are in the config by now; sbatch would let them win over it
     task = functools.partial(run_in_job, options=list(options))
     launcher = Plugins.instance().instantiate_launcher(config=config, hydra_context=context, task_function=task)
 
@@ -68,6 +68,7 @@ def _launch(
             print(f"run {number + 1} of {len(runs)}: its job has no result: {type(error).__name__}: {first_line}")
             return EXIT_FAILURE
 
+    print(f"{len(runs)} jobs through {name}; interrupted, they go on", flush=True)
     at_once = config.hydra.launcher.get("array_parallelism", len(runs))
     with ThreadPoolExecutor(min(at_once, len(runs))) as executor:
         return list(executor.map(launch_one, range(len(runs))))

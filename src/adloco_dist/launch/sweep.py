@@ -9,11 +9,12 @@ from pathlib import Path
 
 from hydra.core.override_parser.types import Override
 
-from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, SettingsError
-from adloco_dist.config.compose import compose, parse
+from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, Settings, SettingsError
+from adloco_dist.config.compose import compose, flatten, parse, to_plain
 from adloco_dist.launch.launcher import prepare_launch
 from adloco_dist.launch.slots import deal_slots, run_here
-from adloco_dist.run.directory import is_finished, set_aside
+from adloco_dist.run.directory import is_finished, read_run, set_aside
+from adloco_dist.run.journal import strict_json
 from adloco_dist.tools.sweeps import show_table, write_csv
 
 LONGEST_NAME = 150
@@ -57,18 +58,23 @@ def sweep(overrides: Sequence[str], options: Sequence[str], num_jobs: int, redo:
     """
     points, hydra_overrides = expand(overrides)
     for point in points:
-        compose(point.overrides)
+        settings = compose(point.overrides)
+        if not redo and is_finished(point.directory):
+            _refuse_other_run(point.directory, settings)
     folder = points[0].directory.parent
     through = _launcher(hydra_overrides)
     slots = deal_slots(num_jobs) if through is None else []
     launch = prepare_launch(through, [*hydra_overrides, f"hydra.sweep.dir={_quoted(folder)}"]) if through else None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(f"hydra.sweep.dir={folder}: cannot be made ({error.strerror}); name another") from error
     if redo:
         for point in points:
             if is_finished(point.directory):
                 set_aside("hydra.sweep.dir", point.directory)
     due = [point for point in points if not is_finished(point.directory)]
     print(f"sweep of {len(points)} runs, {len(points) - len(due)} of them finished before, in {folder}", flush=True)
-    folder.mkdir(parents=True, exist_ok=True)
     if launch is None:
         codes = run_here([(point.directory.name, point.arguments(options), point.log) for point in due], slots)
     else:
@@ -78,6 +84,15 @@ def sweep(overrides: Sequence[str], options: Sequence[str], num_jobs: int, redo:
     states = show_table(rows)
     write_csv(folder / "sweep.csv", rows)
     return EXIT_FAILURE if "failed" in states else EXIT_STOPPED if "stopped" in states else 0
+
+
+def _refuse_other_run(directory: Path, settings: Settings) -> None:
+    """A finished run counts for a point only if it ran with the point's settings."""
+    ran, wanted = flatten(read_run(directory)["settings"]), flatten(strict_json(to_plain(settings)))
+    for key, value in wanted.items():
+        if ran.get(key) != value and not key.startswith("run."):
+            told = f"holds a finished run with {key}={ran.get(key)} instead of {value}"
+            raise SettingsError(f"{directory}: {told}; set another hydra.sweep.dir, or keep it aside with --redo")
 
 
 def expand(overrides: Sequence[str]) -> tuple[list[Point], list[str]]:
