@@ -27,6 +27,7 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
     second = opened(tmp_path / "run", Unfinished.set_aside)
     assert second.path == tmp_path / "run"
     assert (tmp_path / "run.aside-1").is_dir()
+    second.close()
 
 
 def test_a_writer_whose_directory_was_taken_over_stops(tmp_path: Path) -> None:
@@ -38,6 +39,7 @@ def test_a_writer_whose_directory_was_taken_over_stops(tmp_path: Path) -> None:
     (tmp_path / "run").rename(tmp_path / "moved")
     with pytest.raises(DirectoryTakenError, match="is gone"):
         first.write([])
+    first.close()
 
 
 def test_only_a_run_that_came_to_its_own_end_is_finished(tmp_path: Path) -> None:
@@ -74,6 +76,8 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
 def test_two_runs_of_one_second_have_directories_of_their_own(tmp_path: Path) -> None:
     runs = [open_directory(RunSettings(root=str(tmp_path)), needed_bytes=1) for _ in range(3)]
     assert len({run.path for run in runs}) == 3
+    for run in runs:
+        run.close()
 
 
 def test_too_little_room_is_told_before_anything_is_made(tmp_path: Path) -> None:

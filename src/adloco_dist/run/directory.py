@@ -83,24 +83,21 @@ def open_directory(run: RunSettings, needed_bytes: int) -> RunDirectory:
         SettingsError: it holds another run or other files, is in use, or cannot be made or written. Nothing was made
             or changed then.
     """
-    named = run.directory is not None
-    setting = "run.directory" if named else "run.root"
-    path = Path(run.directory) if run.directory is not None else Path(run.root) / f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
-    while not named and path.exists():  # another run of the same second
-        path = path.with_name(path.name + "x")
+    setting = "run.root" if run.directory is None else "run.directory"
+    path = Path(run.directory or f"{run.root}/{datetime.now():%Y-%m-%d_%H-%M-%S}")
     _check_place(setting, path, needed_bytes)
     try:
+        if run.directory is None:
+            return RunDirectory(setting, _make_new(path))
         if (path / LOCK_FILE).exists() or (path / RUN_FILE).exists():
             _refuse_run(setting, path, run.unfinished)
             set_aside(setting, path)
         elif path.is_dir() and any(path.iterdir()):
             raise SettingsError(f"{setting}={path}: holds other files; name a new or an empty directory")
-        path.mkdir(parents=True, exist_ok=named)
+        path.mkdir(parents=True, exist_ok=True)
         return RunDirectory(setting, path)
     except OSError as error:
-        raise SettingsError(
-            f"{setting}={path}: cannot be written ({error.strerror}); name another directory"
-        ) from error
+        raise SettingsError(f"{setting}={path}: cannot be written ({error.strerror}); name another") from error
 
 
 def read_run(directory: Path) -> dict[str, Any]:
@@ -137,6 +134,16 @@ def set_aside(setting: str, path: Path) -> None:
         number += 1
     path.rename(aside)
     taken.close()
+
+
+def _make_new(path: Path) -> Path:
+    """A directory that was not there: of this name, or of a longer one for another run of the same second."""
+    while True:
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            path = path.with_name(path.name + "x")
 
 
 def _check_place(setting: str, path: Path, needed_bytes: int) -> None:
