@@ -14,8 +14,8 @@ from adloco_dist.config.compose import compose
 from adloco_dist.decisions.environment import Environment, Link, first_difference, must_agree, remarks
 from adloco_dist.launch.driver import add_torchrun_options, start
 
-NARROWEST = 150
-"""Columns of a table that does not go to a terminal."""
+TABLE_WIDTH = 150
+"""Characters of a table's line where the terminal has fewer, or is none."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -66,7 +66,7 @@ def run_check(overrides: Sequence[str], payload_bytes: int) -> None:
 
 def show(environments: Sequence[Environment], links: Sequence[Link], backend: str) -> None:
     """Print two tables and the differences that matter."""
-    console = Console(width=max(NARROWEST, shutil.get_terminal_size().columns))
+    console = Console(width=max(TABLE_WIDTH, shutil.get_terminal_size().columns))
     table = Table(box=None, pad_edge=False)
     for title in ("rank", "node", "host", "interface", "device", "driver", "torch", "python", "threads", "memory GB"):
         table.add_column(title)

@@ -71,7 +71,10 @@ class RunFile:
 
 
 class Journal:
-    """Hands records to all sinks; one without sinks, on ranks other than 0, hands them to nobody."""
+    """Hands records to all sinks, in order, and closes them from the last to the first.
+
+    One without sinks, on ranks other than 0, hands them to nobody.
+    """
 
     def __init__(self, sinks: Sequence[Sink] = ()) -> None:
         self._sinks = sinks
@@ -81,7 +84,7 @@ class Journal:
             sink.write(records)
 
     def close(self, result: Record | None = None) -> None:
-        for sink in self._sinks:
+        for sink in reversed(self._sinks):
             sink.close(result)
 
 

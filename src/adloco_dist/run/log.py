@@ -3,6 +3,7 @@
 import faulthandler
 import logging
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import TextIO
@@ -10,23 +11,21 @@ from typing import TextIO
 from adloco_dist.run.directory import LOGS_DIRECTORY
 
 
-def log_path(directory: Path, rank: int) -> Path:
-    """Where the rank's log is, on its own node."""
-    return directory / LOGS_DIRECTORY / f"rank{rank}.log"
-
-
 def open_log(directory: Path, rank: int) -> TextIO:
     """Log to the rank's file from here on: events, warnings, tracebacks, and of ranks other than 0 all they print.
 
+    Where that file cannot be made, the rank says so and goes on without.
+
     Returns:
         The terminal, for what a node other than rank 0's has to tell.
-
-    Raises:
-        OSError: the file cannot be made.
     """
-    path = log_path(directory, rank)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.open("a", encoding="utf-8", buffering=1)
+    path = directory / LOGS_DIRECTORY / f"rank{rank}.log"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a", encoding="utf-8", buffering=1)
+    except OSError as error:
+        print(f"note: rank {rank} on {socket.gethostname()} keeps no log: {error}", flush=True)
+        return sys.stdout
     handler = logging.StreamHandler(file)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.getLogger().addHandler(handler)
