@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from adloco_dist.config import SettingsError
+from adloco_dist.launch.launcher import compose_launcher
 from adloco_dist.launch.sweep import expand
 
 
@@ -48,3 +49,20 @@ def test_where_a_sweep_is_kept() -> None:
 def test_what_is_no_sweep(overrides: list[str]) -> None:
     with pytest.raises(SettingsError):
         expand(overrides)
+
+
+def test_slurm_jobs_ask_for_what_the_site_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"PARTITION": "gpu", "ACCOUNT": "lab", "TIMELIMIT": "1440", "GPUS_PER_NODE": "4"}.items():
+        monkeypatch.setenv(f"SBATCH_{name}", value)
+    config, _ = compose_launcher("slurm", ["hydra/launcher=slurm", "hydra.sweep.dir=grid", "hydra.launcher.nodes=2"])
+    job = config.hydra.launcher
+    assert (job.partition, job.account, job.timeout_min, job.gpus_per_node) == ("gpu", "lab", 1440, 4)
+    assert (job.nodes, job.tasks_per_node, job.submitit_folder) == (2, 1, "grid/slurm/%j")
+    overridden = ["hydra/launcher=slurm", "hydra.launcher.partition=long", "hydra.launcher.timeout_min=5"]
+    job = compose_launcher("slurm", overridden)[0].hydra.launcher
+    assert (job.partition, job.timeout_min) == ("long", 5)
+
+
+def test_a_setting_that_the_launcher_does_not_know() -> None:
+    with pytest.raises(SettingsError, match=r"hydra.launcher.minutes"):
+        compose_launcher("slurm", ["hydra/launcher=slurm", "hydra.launcher.minutes=5"])

@@ -12,6 +12,7 @@ from types import FrameType
 
 from hydra import initialize_config_module
 from hydra._internal.callbacks import Callbacks
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
@@ -36,6 +37,16 @@ def prepare_launch(name: str, hydra_overrides: Sequence[str]) -> Launch:
     Raises:
         SettingsError: it is not installed, or does not take a setting.
     """
+    config, loader = compose_launcher(name, hydra_overrides)
+    return functools.partial(_launch, name, config, HydraContext(loader, Callbacks(config)))
+
+
+def compose_launcher(name: str, hydra_overrides: Sequence[str]) -> tuple[DictConfig, ConfigLoader]:
+    """What Hydra makes of the launcher's settings, those of the environment (slurm/site.env) included.
+
+    Raises:
+        SettingsError: as `prepare_launch`.
+    """
     store_schema()
     try:
         with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
@@ -43,11 +54,10 @@ def prepare_launch(name: str, hydra_overrides: Sequence[str]) -> Launch:
             assert hydra is not None
             config = hydra.compose_config("train", [*QUIET, *hydra_overrides], run_mode=RunMode.MULTIRUN)
             OmegaConf.resolve(config.hydra.launcher)
+            return config, hydra.config_loader
     except (HydraException, OmegaConfBaseException) as error:
         needs = "" if name != "slurm" else "; it needs hydra-submitit-launcher: pip install 'adloco_dist[slurm]'"
         raise SettingsError(explain(error) + needs) from error
-    context = HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks(config))
-    return functools.partial(_launch, name, config, context)
 
 
 def _launch(
