@@ -23,6 +23,25 @@ SMALL = (
     "tracking=none",
 )
 
+BROKEN_OUTER_STEP = """
+import os
+if os.environ.get("RANK") == "{rank}":
+    import adloco_dist.train as train
+    outer, steps = train.outer, []
+    def broken(trainer, group):
+        steps.append(trainer.id)
+        if steps.count({trainer}) == 2:
+            raise ArithmeticError("the outer step broke")
+        return outer(trainer, group)
+    train.outer = broken
+"""
+
+
+def break_outer_step(directory: Path, rank: int, trainer: int) -> str:
+    """Let a rank fail in a trainer's second outer step, wherever PYTHONPATH is what this returns."""
+    (directory / "sitecustomize.py").write_text(BROKEN_OUTER_STEP.format(rank=rank, trainer=trainer))
+    return str(directory)
+
 
 def documented(page: str, start: str) -> list[str]:
     """The words of the one command in a page's code blocks that begins with `start`, as a shell would read them."""

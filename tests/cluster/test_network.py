@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import ROOT, documented
+from commands import ROOT, SMALL, break_outer_step, documented
 
 import adloco_dist
 from adloco_dist.testing.hosts import Host, hosts, run_on, why_unavailable
@@ -107,3 +107,17 @@ def test_other_code_on_one_host(tmp_path: Path) -> None:
     line = assert_refused(done, tmp_path)
     assert line.startswith("error: adloco_dist code differs between ranks: ")
     assert line.endswith("start every node with the same command and code")
+
+
+def test_an_error_is_told_once_and_the_other_host_says_whom_it_lost(tmp_path: Path) -> None:
+    python_path = f"PYTHONPATH={break_outer_step(tmp_path, rank=1, trainer=1)}"
+    settings = [*SMALL, "merge=none", "pool.trainers=2", "pool.workers_per_trainer=2", "pool.placement=spread"]
+    with hosts(2) as nodes:
+        done = run_on([(host, ["env", python_path, *driver(nodes, *settings)]) for host in nodes], tmp_path)
+    told = f"rank 1 on {nodes[1].name}, round 2, trainer 1: ArithmeticError: the outer step broke"
+    assert [code for code, _ in done] == [1, 1]
+    first, second = (output for _, output in done)
+    assert errors([first, second]) == [f"error: {told}"]
+    assert f"error: {told}" in second, "on the host whose rank failed"
+    assert f"ended on {nodes[0].name}: {told}" in first.splitlines()
+    assert "Traceback" not in first + second

@@ -9,24 +9,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from commands import SMALL, environment, facts, metrics, run, torchrun_command, train_command
+from commands import SMALL, break_outer_step, environment, facts, metrics, run, torchrun_command, train_command
 
 ENDLESS = (*SMALL, "budget.rounds=100000", "run.directory=run")
 AGENT_GONE_SECONDS = 5.0
 """Within this the ranks of an agent that was killed have ended: what the project promises, not what it takes."""
-
-BROKEN_OUTER_STEP = """
-import os
-if os.environ.get("RANK") == "1":
-    import adloco_dist.train as train
-    outer, steps = train.outer, []
-    def broken(trainer, group):
-        steps.append(trainer.id)
-        if steps.count(3) == 2:
-            raise ArithmeticError("the outer step broke")
-        return outer(trainer, group)
-    train.outer = broken
-"""
 
 
 @contextmanager
@@ -60,9 +47,7 @@ def errors(output: str) -> list[str]:
 
 @pytest.fixture
 def broken_outer_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 1 fails in the second outer step of trainer 3."""
-    (tmp_path / "sitecustomize.py").write_text(BROKEN_OUTER_STEP)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", break_outer_step(tmp_path, rank=1, trainer=3))
 
 
 @pytest.mark.usefixtures("broken_outer_step")
