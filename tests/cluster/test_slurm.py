@@ -57,6 +57,7 @@ def test_a_batch_job_trains_over_both_hosts(cluster: tuple[Slurm, list[Host]], c
     assert found["result"]["stop"] == "budget.rounds=3 reached"
     assert {path.name for path in (run / "logs").iterdir()} == {"rank0.log", "rank1.log"}
     assert log.count("ended: budget.rounds=3 reached") == 2, "each host tells it"
+    assert "Traceback" not in log
     assert not list(checkout.glob(".adloco-*")), "no flag is left"
 
 

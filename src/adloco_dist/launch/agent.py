@@ -6,10 +6,12 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
 import psutil
@@ -19,6 +21,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from adloco_dist.cluster.signals import STOP_SIGNALS
 from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, EXIT_USER_ERROR, SettingsError, require
+from adloco_dist.launch.outcome import OUTCOME, noted_codes
 
 FIRST_SLURM_PORT = 20000
 """Below Linux' ephemeral ports, so that no outgoing connection holds it by chance."""
@@ -64,8 +67,9 @@ class Rendezvous:
 
 def start_ranks(rendezvous: Rendezvous, num_ranks: int, module: str, arguments: Sequence[str]) -> int:
     """Run `python -m module arguments` as every rank of this node, until all nodes are done; the exit code."""
-    # What failed is told below, in one line; the agent's summary would only bury it.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    # What failed is told below, in one line; the agent's own account, from loggers of its own, would bury it.
+    for name in [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     # Ranks are in sessions of their own, out of the terminal's reach; the agent passes nothing on, for it would give
     # them 30 seconds and then kill them in the middle of their round.
     for number in STOP_SIGNALS:
@@ -83,17 +87,27 @@ def start_ranks(rendezvous: Rendezvous, num_ranks: int, module: str, arguments: 
         max_restarts=0,
         signals_to_handle="SIGQUIT",  # not SIGHUP, which nohup wants ignored
     )
-    try:
-        elastic_launch(config, sys.executable)("-u", "-m", module, *arguments)
-    except ChildFailedError as failures:
-        return _told(failures.failures)
-    except (RendezvousTimeoutError, RendezvousConnectionError) as error:
-        where = f"--rdzv-endpoint={rendezvous.endpoint}"
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[OUTCOME] = folder
+        try:
+            elastic_launch(config, sys.executable)("-u", "-m", module, *arguments)
+        except ChildFailedError as failures:
+            return _told(failures.failures)
+        except (RendezvousTimeoutError, RendezvousConnectionError) as error:
+            return _told_of_rendezvous(rendezvous, error, ranks_were_up=bool(noted_codes(Path(folder))))
+        return max((code for code in noted_codes(Path(folder)) if code is not None), default=0)
+
+
+def _told_of_rendezvous(rendezvous: Rendezvous, error: Exception, ranks_were_up: bool) -> int:
+    """Print why the nodes are not together; the exit code."""
+    if ranks_were_up:  # the agent that holds the store ended first, and tells the cause
+        line = f"ended on {socket.gethostname()}: the agent at {rendezvous.endpoint} is gone; see what it says"
+    else:
         wanted = f"{rendezvous.num_nodes} nodes within {rendezvous.timeout_seconds} s"
         remedy = "start the same command on every node, and check that this host and port can be reached from all"
-        print(f"error: {where}: did not bring together {wanted} ({error}); {remedy}", file=sys.stderr)
-        return EXIT_FAILURE
-    return 0
+        line = f"error: --rdzv-endpoint={rendezvous.endpoint}: did not bring together {wanted} ({error}); {remedy}"
+    print(line, file=sys.stderr)
+    return EXIT_FAILURE
 
 
 def check_port(port: int) -> None:
@@ -112,15 +126,13 @@ def check_port(port: int) -> None:
 
 
 def _told(failures: Mapping[int, ProcessFailure]) -> int:
-    """Print the cause of this node's failures, unless the ranks have; the exit code.
+    """Print the cause of this node's failures, unless its ranks have; the exit code.
 
     Args:
         failures: by rank.
     """
-    codes = {failure.exitcode for failure in failures.values()}
-    for agreed in (EXIT_USER_ERROR, EXIT_STOPPED):
-        if agreed in codes:  # all ranks end with it, and have said why
-            return agreed
+    if EXIT_USER_ERROR in {failure.exitcode for failure in failures.values()}:  # and said why
+        return EXIT_USER_ERROR
     host = socket.gethostname()
     # A rank that a signal ended has told nobody: the others only lost contact with it.
     killed = {rank: failure for rank, failure in failures.items() if failure.exitcode < 0}

@@ -5,9 +5,11 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from adloco_dist.config import EXIT_STOPPED, Settings, SettingsError, require, told_in_one_line
 from adloco_dist.config.compose import compose, to_yaml
+from adloco_dist.launch.outcome import outcome_noted
 
 DESCRIPTION = """\
 Train a pool of DiLoCo trainers. Started alone, it runs on this machine; under torchrun, on all its nodes:
@@ -28,8 +30,9 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = _parser()
     options = parser.parse_intermixed_args(arguments)  # settings and options in any order
+    is_rank = "TORCHELASTIC_RUN_ID" in os.environ
     # All ranks raise what one of them found, so rank 0 speaks for all.
-    with told_in_one_line(speaks=os.environ.get("RANK", "0") == "0"):
+    with outcome_noted() if is_rank else nullcontext(), told_in_one_line(speaks=os.environ.get("RANK", "0") == "0"):
         try:
             _refuse_without_effect(parser, options)
             sys.exit(_act(options, arguments))

@@ -22,7 +22,7 @@ import adloco_dist
 from adloco_dist.cluster.failures import PeerFailedError, RankFailedError, end_with_agent, failed
 from adloco_dist.cluster.runtime import Place, join_store, started
 from adloco_dist.cluster.signals import StopRequest, stop_on_signals
-from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, Settings, SettingsError, TrackingMode, told_in_one_line
+from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, EXIT_USER_ERROR, Settings, SettingsError, TrackingMode
 from adloco_dist.config.compose import compose, to_plain
 from adloco_dist.decisions.environment import Environment, Link, remarks
 from adloco_dist.decisions.plan import INTERRUPTED, Premises
@@ -58,8 +58,12 @@ def told_as_rank(work: Callable[[Place, Store], None]) -> None:
     place = Place.from_torchrun()
 
     def body() -> None:
-        with told_in_one_line(speaks=place.local_rank == 0):  # of a node that nobody else hears of
+        try:
             store = join_store(place)
+        except SettingsError as error:  # of this node alone: the others do not hear of it
+            if place.local_rank == 0:
+                print(f"error: {error}", file=sys.stderr, flush=True)
+            os._exit(EXIT_USER_ERROR)
         try:
             work(place, store)
         except SettingsError:

@@ -1,0 +1,40 @@
+"""How ranks end in agreement, and how the driver that started them learns of it."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from adloco_dist.config import EXIT_STOPPED, EXIT_USER_ERROR
+
+OUTCOME = "ADLOCO_OUTCOME"
+"""In the environment of ranks that a driver has started: a folder, where each of them has a file."""
+
+
+@contextmanager
+def outcome_noted() -> Iterator[None]:
+    """Around all that a rank does: an end that all ranks agreed on is noted for the driver.
+
+    To torchrun's agent every code but 0 is the failure of one rank: it ends the others, and with itself the store that
+    the agents of other nodes still need. Under torchrun alone there is nobody to note it for, and the code is left.
+    """
+    folder = os.environ.get(OUTCOME)
+    if folder is None:
+        yield
+        return
+    note = Path(folder) / os.environ["RANK"]
+    note.touch()
+    try:
+        yield
+    except SystemExit as end:
+        if end.code not in (EXIT_USER_ERROR, EXIT_STOPPED):
+            raise
+        note.write_text(str(end.code), encoding="utf-8")
+        sys.exit(0)
+
+
+def noted_codes(folder: Path) -> list[int | None]:
+    """One for every rank of this node that was started: the code that it ended with, None for one that noted none."""
+    notes = [note.read_text(encoding="utf-8") for note in folder.iterdir()]
+    return [int(note) if note else None for note in notes]
