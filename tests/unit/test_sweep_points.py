@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from adloco_dist.config import SettingsError
-from adloco_dist.launch.launcher import compose_launcher
+from adloco_dist.launch.launcher import compose_launcher, prepare_launch
 from adloco_dist.launch.sweep import expand
 
 
@@ -61,6 +61,12 @@ def test_slurm_jobs_ask_for_what_the_site_says(monkeypatch: pytest.MonkeyPatch) 
     overridden = ["hydra/launcher=slurm", "hydra.launcher.partition=long", "hydra.launcher.timeout_min=5"]
     job = compose_launcher("slurm", overridden)[0].hydra.launcher
     assert (job.partition, job.timeout_min) == ("long", 5)
+
+
+def test_a_machine_that_cannot_submit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(SettingsError, match="hydra/launcher=slurm: no sbatch on this machine"):
+        prepare_launch("slurm", ["hydra/launcher=slurm", "hydra.sweep.dir=grid"])
 
 
 def test_a_setting_that_the_launcher_does_not_know() -> None:

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,9 +36,11 @@ def prepare_launch(name: str, hydra_overrides: Sequence[str]) -> Launch:
     """The launcher with its settings, before anything is submitted.
 
     Raises:
-        SettingsError: it is not installed, or does not take a setting.
+        SettingsError: it is not installed, cannot submit from here, or does not take a setting.
     """
     config, loader = compose_launcher(name, hydra_overrides)
+    if name == "slurm" and shutil.which("sbatch") is None:
+        raise SettingsError("hydra/launcher=slurm: no sbatch on this machine; start it where jobs are submitted")
     return functools.partial(_launch, name, config, HydraContext(loader, Callbacks(config)))
 
 
