@@ -1,20 +1,18 @@
 """The environment check: every rank's node, versions, memory and clock, and the link of every pair of nodes."""
 
 import argparse
-import os
 import shutil
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 
 from rich.console import Console
 from rich.table import Table
 
-from adloco_dist.config import SettingsError, require, told_in_one_line
+from adloco_dist.config import SettingsError, require
 from adloco_dist.config.compose import compose
 from adloco_dist.decisions.environment import Environment, Link, first_difference, must_agree, remarks
 from adloco_dist.launch.driver import add_torchrun_options, start
-from adloco_dist.launch.outcome import outcome_noted
+from adloco_dist.launch.outcome import ends_told
 
 TABLE_WIDTH = 150
 """Characters of a table's line where the terminal has fewer, or is none."""
@@ -30,8 +28,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--payload-mb", type=float, default=16.0, help="of the all-reduces that are measured")
     add_torchrun_options(parser)
     options = parser.parse_intermixed_args(arguments)
-    is_rank = "TORCHELASTIC_RUN_ID" in os.environ
-    with outcome_noted() if is_rank else nullcontext(), told_in_one_line(speaks=os.environ.get("RANK", "0") == "0"):
+    with ends_told() as is_rank:
         require(options.payload_mb > 0, "--payload-mb", options.payload_mb, "must be > 0")
         if is_rank:
             run_check(options.overrides, int(options.payload_mb * 1e6))

@@ -5,11 +5,10 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 
-from adloco_dist.config import EXIT_STOPPED, Settings, SettingsError, require, told_in_one_line
+from adloco_dist.config import EXIT_STOPPED, Settings, SettingsError, require
 from adloco_dist.config.compose import compose, to_yaml
-from adloco_dist.launch.outcome import outcome_noted
+from adloco_dist.launch.outcome import ends_told
 
 DESCRIPTION = """\
 Train a pool of DiLoCo trainers. Started alone, it runs on this machine; under torchrun, on all its nodes:
@@ -30,26 +29,27 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = _parser()
     options = parser.parse_intermixed_args(arguments)  # settings and options in any order
-    is_rank = "TORCHELASTIC_RUN_ID" in os.environ
-    # All ranks raise what one of them found, so rank 0 speaks for all.
-    with outcome_noted() if is_rank else nullcontext(), told_in_one_line(speaks=os.environ.get("RANK", "0") == "0"):
+    with ends_told() as is_rank:
         try:
-            _refuse_without_effect(parser, options)
-            sys.exit(_act(options, arguments))
+            sys.exit(_as_rank(options, arguments) if is_rank else _as_driver(parser, options))
         except KeyboardInterrupt:
             sys.exit(EXIT_STOPPED)
 
 
-def _act(options: argparse.Namespace, arguments: Sequence[str]) -> int:
-    """Do what was asked; the exit code. What needs torch is imported once it is clear that it is needed."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        if options.multirun:
-            rule = "-m: each run of a sweep is a torchrun of its own; start it without torchrun"
-            raise SettingsError(f"{rule}: python launch/train.py {shlex.join(arguments)}")
-        from adloco_dist.launch.rank import run_rank
+def _as_rank(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """Train, or refuse to; the exit code."""
+    if options.multirun:
+        rule = "-m: each run of a sweep is a torchrun of its own; start it without torchrun"
+        raise SettingsError(f"{rule}: python launch/train.py {shlex.join(arguments)}")
+    from adloco_dist.launch.rank import run_rank
 
-        run_rank(options.overrides, options.dry_run)
-        return 0
+    run_rank(options.overrides, options.dry_run)
+    return 0
+
+
+def _as_driver(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    """Do what was asked; the exit code. What needs torch is imported once it is clear that it is needed."""
+    _refuse_without_effect(parser, options)
     # What failed is told in one line; torch's warnings about it, with addresses of its code, would bury it.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if options.multirun:
@@ -71,8 +71,6 @@ def _act(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 
 def _refuse_without_effect(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        return
     unused = NOT_OF_SWEEPS if options.multirun else ONLY_OF_SWEEPS
     for name in unused:
         if getattr(options, name) != parser.get_default(name):

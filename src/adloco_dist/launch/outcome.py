@@ -3,18 +3,30 @@
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from adloco_dist.config import EXIT_STOPPED, EXIT_USER_ERROR
+from adloco_dist.config import EXIT_STOPPED, EXIT_USER_ERROR, told_in_one_line
 
 OUTCOME = "ADLOCO_OUTCOME"
 """In the environment of ranks that a driver has started: a folder, where each of them has a file."""
 
 
 @contextmanager
-def outcome_noted() -> Iterator[None]:
-    """Around all that a rank does: an end that all ranks agreed on is noted for the driver.
+def ends_told() -> Iterator[bool]:
+    """Around all that a command does, on a rank as in the driver; yields which of the two this process is.
+
+    What one rank finds, all of them raise: rank 0 speaks for all.
+    """
+    is_rank = "TORCHELASTIC_RUN_ID" in os.environ
+    speaks = os.environ.get("RANK", "0") == "0"
+    with _outcome_noted() if is_rank else nullcontext(), told_in_one_line(speaks):
+        yield is_rank
+
+
+@contextmanager
+def _outcome_noted() -> Iterator[None]:
+    """An end that all ranks agreed on is noted for the driver.
 
     To torchrun's agent every code but 0 is the failure of one rank: it ends the others, and with itself the store that
     the agents of other nodes still need. Under torchrun alone there is nobody to note it for, and the code is left.
