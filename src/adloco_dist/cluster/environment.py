@@ -6,7 +6,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 from importlib.resources import files
@@ -28,12 +28,43 @@ LATENCY_TRIES = 10
 BANDWIDTH_TRIES = 3
 
 
-def describe(runtime: Runtime, root: Path) -> Environment:
-    """This rank's environment; its clock is not compared yet.
+def survey(runtime: Runtime, disk: Path) -> list[Environment]:
+    """All ranks' environments by rank, on every rank. Collective.
 
     Args:
-        root: where run directories are made.
+        disk: an existing folder, where the run's files will be.
     """
+    mine = _describe(runtime, disk, runtime.control.clock_offset_seconds())
+    return [Environment(**message) for message in runtime.control.exchange(asdict(mine))]
+
+
+def measure_links(runtime: Runtime, backend: Backend, payload_bytes: int, timeout_seconds: float) -> list[Link]:
+    """All-reduces between the first ranks of every two nodes, one pair after the other; the links on every rank.
+
+    Collective over the whole world.
+    """
+    heads = {node: rank for rank, node in reversed(list(enumerate(runtime.nodes)))}
+    links = {}
+    for pair in combinations(sorted(heads), 2):
+        ranks = [heads[node] for node in pair]
+        group = dist.new_group(ranks, timeout=timedelta(seconds=timeout_seconds), backend=backend.name)
+        if runtime.rank in ranks:
+            assert isinstance(group, dist.ProcessGroup)
+            device = runtime.device if backend is Backend.nccl else torch.device("cpu")
+            tiny, payload = torch.zeros(1, device=device), torch.zeros(payload_bytes // 4, device=device)
+            for tensor in (tiny, payload):  # connections are made by the first use
+                _all_reduce(tensor, group)
+            latency = _median_seconds(partial(_all_reduce, tiny, group), LATENCY_TRIES)
+            seconds = _median_seconds(partial(_all_reduce, payload, group), BANDWIDTH_TRIES)
+            links[pair] = Link(pair, latency, payload.nbytes / seconds)
+            dist.destroy_process_group(group)
+    mine = [asdict(links[pair]) for pair in links if runtime.rank == heads[pair[0]]]
+    everyone = runtime.control.exchange({"links": mine})
+    found = [link for message in everyone for link in message["links"]]
+    return [Link(tuple(link["nodes"]), link["latency_seconds"], link["bytes_per_second"]) for link in found]
+
+
+def _describe(runtime: Runtime, disk: Path, clock_offset_seconds: float) -> Environment:
     device, interface = runtime.device, runtime.interface
     is_cuda = device.type == "cuda"
     return Environment(
@@ -54,40 +85,9 @@ def describe(runtime: Runtime, root: Path) -> Environment:
         threads=runtime.threads,
         memory_bytes=psutil.virtual_memory().available,
         device_memory_bytes=torch.cuda.mem_get_info(device)[0] if is_cuda else None,
-        disk_bytes=psutil.disk_usage(str(_existing(root))).free,
+        disk_bytes=psutil.disk_usage(str(disk)).free,
+        clock_offset_seconds=clock_offset_seconds,
     )
-
-
-def survey(runtime: Runtime, root: Path) -> list[Environment]:
-    """All ranks' environments by rank, on every rank. Collective."""
-    mine = replace(describe(runtime, root), clock_offset_seconds=runtime.control.clock_offset_seconds())
-    return [Environment(**message) for message in runtime.control.exchange(asdict(mine))]
-
-
-def measure_links(runtime: Runtime, backend: Backend, payload_bytes: int, timeout_seconds: float) -> list[Link]:
-    """All-reduces between the first ranks of every two nodes, one pair after the other; the links on every rank.
-
-    Collective over the whole world.
-    """
-    heads = {node: rank for rank, node in reversed(list(enumerate(runtime.nodes)))}
-    links = {}
-    for pair in combinations(sorted(heads), 2):
-        ranks = [heads[node] for node in pair]
-        group = dist.new_group(ranks, timeout=timedelta(seconds=timeout_seconds), backend=backend.name)
-        if runtime.rank in ranks:
-            assert isinstance(group, dist.ProcessGroup)
-            device = runtime.device if backend is Backend.nccl else torch.device("cpu")
-            tiny, payload = torch.zeros(1, device=device), torch.zeros(payload_bytes // 4, device=device)
-            for tensor in (tiny, payload):  # connections are made by the first use
-                dist.all_reduce(tensor, group=group)
-            latency = _median_seconds(partial(_all_reduce, tiny, group), LATENCY_TRIES)
-            seconds = _median_seconds(partial(_all_reduce, payload, group), BANDWIDTH_TRIES)
-            links[pair] = Link(pair, latency, payload.nbytes / seconds)
-            dist.destroy_process_group(group)
-    mine = [asdict(links[pair]) for pair in links if runtime.rank == heads[pair[0]]]
-    everyone = runtime.control.exchange({"links": mine})
-    found = [link for message in everyone for link in message["links"]]
-    return [Link(tuple(link["nodes"]), link["latency_seconds"], link["bytes_per_second"]) for link in found]
 
 
 def _all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
@@ -121,7 +121,3 @@ def _driver_version() -> str:
 
     pynvml.nvmlInit()
     return str(pynvml.nvmlSystemGetDriverVersion())
-
-
-def _existing(path: Path) -> Path:
-    return next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())

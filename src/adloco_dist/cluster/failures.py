@@ -31,19 +31,19 @@ def about(what: str) -> Iterator[None]:
         raise
 
 
-def failed(error: Exception, where: str, store: Store | None) -> RuntimeError:
+def failed(error: Exception, where: str, store: Store) -> RuntimeError:
     """What to raise instead of `error`, so that of all ranks one tells the cause.
 
     The first to write into the store has failed by itself: its peers lose contact only when its process ends.
 
     Args:
         where: "rank 3 on node1".
-        store: shared by all ranks; None before it was reached.
+        store: shared by all ranks.
     """
     line = ", ".join([where, *reversed(getattr(error, "__notes__", []))])
     line += f": {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
     try:
-        first = store.compare_set(FIRST_FAILURE, "", line).decode() if store else line
+        first = store.compare_set(FIRST_FAILURE, "", line).decode()
     except RuntimeError:  # the store's host is gone
         first = line
     return RankFailedError(line) if first == line else PeerFailedError(first)

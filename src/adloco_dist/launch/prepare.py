@@ -14,7 +14,7 @@ from adloco_dist.decisions.environment import Environment, Link, first_differenc
 from adloco_dist.decisions.layout import Layout, experiment_layout
 from adloco_dist.decisions.replay import Trajectory, check_trajectory
 from adloco_dist.models import model_config
-from adloco_dist.run.directory import RunDirectory, open_directory
+from adloco_dist.run.directory import RunDirectory, existing_part, open_directory
 from adloco_dist.run.records import read_trajectory
 
 OF_THE_NODE = {"batching.capacity", "cluster.interface", "cluster.memory_bytes", "cluster.threads_per_rank"}
@@ -31,16 +31,16 @@ def survey_cluster(runtime: Runtime, settings: Settings) -> tuple[list[Environme
     Raises:
         SettingsError: on all ranks, when some run other code than others.
     """
-    environments = survey(runtime, run_root(settings))
+    environments = survey(runtime, run_disk(settings))
     _refuse_difference([must_agree(environment) for environment in environments])
     if not settings.cluster.check_links:
         return environments, []
     return environments, measure_links(runtime, Backend.gloo, PROBE_BYTES, LINK_SECONDS)
 
 
-def run_root(settings: Settings) -> Path:
-    """Where the run directory is, or will be made."""
-    return Path(settings.run.directory or settings.run.root)
+def run_disk(settings: Settings) -> Path:
+    """The folder on whose disk the run directory is, or will be made."""
+    return existing_part(Path(settings.run.directory or settings.run.root))
 
 
 def compare_settings(control: ControlPlane, settings: Settings) -> None:

@@ -100,6 +100,11 @@ def open_directory(run: RunSettings, needed_bytes: int) -> RunDirectory:
         raise SettingsError(f"{setting}={path}: cannot be written ({error.strerror}); name another") from error
 
 
+def existing_part(path: Path) -> Path:
+    """`path`, or the nearest folder above it that is there already."""
+    return next(part for part in (path, *path.absolute().parents) if part.exists())
+
+
 def read_run(directory: Path) -> dict[str, Any]:
     """The contents of run.json.
 
@@ -147,7 +152,7 @@ def _make_new(path: Path) -> Path:
 
 
 def _check_place(setting: str, path: Path, needed_bytes: int) -> None:
-    existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    existing = existing_part(path)
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         raise SettingsError(f"{setting}={path}: {existing} is not a directory that can be written; name another")
     free_bytes = shutil.disk_usage(existing).free
