@@ -14,6 +14,7 @@ import torch
 from common import interleave, median_ratio, parse, report, spread
 
 from adloco_dist.cluster.runtime import Place, Runtime, join_store, started
+from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import ClusterSettings
 from adloco_dist.config.compose import compose
 from adloco_dist.data.corpora import load_corpus
@@ -68,7 +69,7 @@ def main() -> None:
     cases = [(1, False), (2, False), (2, True), (4, False), (4, True)]
     with tempfile.TemporaryDirectory() as directory:
         place = Place(0, 1, 0, 1, 0, init_method=f"file://{Path(directory) / 'rendezvous'}")
-        with started(ClusterSettings(), place, join_store(place)) as runtime:
+        with started(ClusterSettings(), place, join_store(place), StopRequest()) as runtime:
             is_cuda = runtime.device.type == "cuda"
             sides, megabytes = [], []
             for instances, at_once in cases:

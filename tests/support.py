@@ -106,10 +106,11 @@ def train_small_pool(
     premises = find_premises(rank, layout, trajectory or Trajectory())
     prepare(rank)
     outcome = train(rank, premises, Journal([sink] if runtime.rank == 0 else []), StopRequest())
+    trainers = outcome.rank.trainers.values()
     return {
-        "anchors": {trainer.id: trainer.anchor.numpy().copy() for trainer in outcome.trainers},
-        "unread": {trainer.id: trainer.shard.unread().tolist() for trainer in outcome.trainers},
-        "cursors": {trainer.id: trainer.shard.cursor for trainer in outcome.trainers},
+        "anchors": {trainer.id: trainer.anchor.numpy().copy() for trainer in trainers},
+        "unread": {trainer.id: trainer.shard.unread().tolist() for trainer in trainers},
+        "cursors": {trainer.id: trainer.shard.cursor for trainer in trainers},
         "chosen": None if outcome.weights is None else outcome.weights.numpy().copy(),
         "result": outcome.result,
         "stop": outcome.stop,

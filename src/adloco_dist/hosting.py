@@ -1,6 +1,7 @@
 """What a rank works with: its share of the pool, set up before the first round and changed by every regrouping."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -9,7 +10,7 @@ from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Algorithm, Settings, SettingsError, Shards
 from adloco_dist.data.corpora import Splits
-from adloco_dist.data.shards import Shard, deal
+from adloco_dist.data.shards import Shard, ShardState, deal
 from adloco_dist.decisions.batch import largest_local_batch
 from adloco_dist.decisions.layout import Layout
 from adloco_dist.decisions.plan import Premises, RoundPlan
@@ -63,10 +64,16 @@ class Rank:
         return [worker for trainer in self.trainers.values() for worker in trainer.workers]
 
 
-def host(settings: Settings, runtime: Runtime, splits: Splits, module: nn.Module, layout: Layout) -> Rank:
+def host(
+    settings: Settings, runtime: Runtime, splits: Splits, module: nn.Module, layout: Layout,
+    shard_states: Mapping[int, ShardState] | None = None,
+) -> Rank:  # fmt: skip
     """Set up this rank's share of the pool: every trainer that has a worker here, all from the same weights.
 
     Collective.
+
+    Args:
+        shard_states: of a run that goes on: the trainers' shards; None: they are dealt.
 
     Raises:
         SettingsError: on all ranks, when one of them cannot do what is asked, or not even one sequence fits on it.
@@ -74,9 +81,11 @@ def host(settings: Settings, runtime: Runtime, splits: Splits, module: nn.Module
     first = new_lane(module, runtime.device, settings.precision)
     flat_model = first.flat_model
     initial_weights = flat_model.initial_weights()
-    shards = dict(
-        enumerate(deal(splits.train.num_sequences, len(layout.trainers), settings.seed, settings.data.shards))
-    )
+    # A run that goes on may have merged some of those it began with.
+    num_trainers = len(layout.trainers) if shard_states is None else settings.pool.trainers
+    shards = dict(enumerate(deal(splits.train.num_sequences, num_trainers, settings.seed, settings.data.shards)))
+    if shard_states is not None:
+        shards = {id: Shard.restored(state, shards) for id, state in shard_states.items()}
     hosted = {id: layout.workers_on(runtime.rank, id) for id in layout.trainers_on(runtime.rank)}
     num_workers = sum(map(len, hosted.values()))
     resident = count_resident(first, settings, len(hosted), num_workers, runtime.ranks_on_device)

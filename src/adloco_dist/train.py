@@ -3,23 +3,24 @@
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from adloco_dist.checkpointing import Checkpoints
 from adloco_dist.cluster.failures import about
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import Algorithm
 from adloco_dist.decisions.layout import Layout
-from adloco_dist.decisions.plan import Premises, RoundPlan
+from adloco_dist.decisions.plan import INTERRUPTED, SPOILT, PoolReport, Premises, RoundPlan
 from adloco_dist.decisions.planning import plan_round
 from adloco_dist.decisions.records import round_records
 from adloco_dist.decisions.report import RankReport, TrainerReport, pool_report
+from adloco_dist.decisions.state import RunState
 from adloco_dist.hosting import Rank, regroup
-from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.trainer import Trainer
-from adloco_dist.round.coordinate import coordinate
+from adloco_dist.round.coordinate import all_complete, coordinate
 from adloco_dist.round.evaluate import evaluate, part_of
 from adloco_dist.round.finish import finish
 from adloco_dist.round.inner import InnerPhase
@@ -40,67 +41,105 @@ class Outcome:
 
     stop: str
     """Why it ended."""
-    result: dict[str, Any]
-    """The evaluation of all candidates and which one was chosen; the same on every rank."""
-    weights: torch.Tensor | None
+    rank: Rank
+    """What this rank holds."""
+    plan: RoundPlan
+    """The last one."""
+    result: dict[str, Any] | None = None
+    """The evaluation of all candidates and which one was chosen, the same on every rank; None: stopped early."""
+    weights: torch.Tensor | None = None
     """The flat weights that were chosen, on rank 0."""
-    flat_model: FlatModel
-    trainers: Sequence[Trainer]
-    """This rank's shares."""
 
 
-def train(rank: Rank, premises: Premises, journal: Journal, stop: StopRequest) -> Outcome:
+def train(
+    rank: Rank, premises: Premises, journal: Journal, stop: StopRequest, checkpoints: Checkpoints | None = None,
+    resumed: RunState | None = None,
+) -> Outcome:  # fmt: skip
     """Train the pool until its budget is spent or a rank was asked to stop.
 
     Collective: every rank calls it with equal settings, corpus and module.
+
+    Args:
+        checkpoints: takes the state of the run when a plan says so, or it is stopped; None: nothing is kept.
+        resumed: where the run goes on, of which `rank` holds the tensors; None: it begins.
 
     Raises:
         RanksDisagreeError: on every rank, when ranks hold different anchors of a trainer or act on different plans.
     """
     settings, runtime = rank.settings, rank.runtime
-    plan: RoundPlan | None = None
-    report = opening_report(rank, premises.layout)
+    start = time.monotonic() - (resumed.seconds if resumed else 0.0)
+    plan = resumed.plan if resumed else None
+    known = resumed.pool if resumed else None
+    is_midway = resumed is not None and known is None
+    pool, last_plan = PoolReport(), None
+    report = opening_report(rank, premises.layout, is_new=resumed is None)
     report.stop_requested = stop.requested
-    start = time.monotonic()
 
     def decide(reports: Sequence[RankReport]) -> RoundPlan:
-        return plan_round(settings, premises, plan, pool_report(reports, plan, time.monotonic() - start))
+        nonlocal pool
+        pool = pool_report(reports, plan, time.monotonic() - start)
+        if known:  # the last round's, beside what is true of the ranks now
+            pool = replace(known, errors=pool.errors, stop_requested=pool.stop_requested, capacities=pool.capacities)
+        return plan_round(settings, premises, plan, pool)
 
     while True:
-        last_plan = plan
-        plan, reports, report = coordinate(runtime.control, report, decide)
-        if reports:  # rank 0 alone
-            journal.write(round_records(settings, last_plan, plan, reports))
-        if plan.error:
-            raise RanksDisagreeError(f"after round {plan.round}: {plan.error}")
-        if plan.stop:
-            break
+        if not is_midway:
+            last_plan = plan
+            plan, reports, report = coordinate(runtime.control, report, decide)
+            if reports and not known:  # rank 0 alone
+                journal.write(round_records(settings, last_plan, plan, reports))
+            known = None
+            if plan.error:
+                raise RanksDisagreeError(f"after round {plan.round}: {plan.error}")
+            if checkpoints and last_plan and plan.checkpoint:
+                checkpoints.save(rank, plan.last_checkpoint, last_plan, pool, plan.seconds)
+            if plan.stop:
+                break
+        assert plan
         with about(f"round {plan.round + 1}"):
-            if last_plan and plan.regrouping:
+            if not is_midway and last_plan and plan.regrouping:
                 regroup(rank, last_plan.layout, plan, report)
-            run_round(rank, plan, report)
+            if not run_round(rank, plan, report, stop, is_midway):
+                if checkpoints:
+                    checkpoints.save(rank, plan.last_checkpoint.next(), plan, None, time.monotonic() - start)
+                return Outcome(INTERRUPTED, rank, plan)
+        is_midway = False
         report.stop_requested = stop.requested
+        report.is_writing = checkpoints is not None and checkpoints.is_writing
         log.info("round %d: %s", plan.round + 1, report.in_words())
-
+    if plan.stop in (INTERRUPTED, SPOILT):
+        return Outcome(plan.stop, rank, plan)
     result, weights = finish(
         rank.trainers, plan.layout, rank.flat_model, rank.groups, runtime.control, rank.splits.validation,
         settings.evaluation, settings.final,
     )  # fmt: skip
-    return Outcome(plan.stop, result, weights, rank.flat_model, list(rank.trainers.values()))
+    return Outcome(plan.stop, rank, plan, result, weights)
 
 
-def run_round(rank: Rank, plan: RoundPlan, report: RankReport) -> None:
-    """One round of every trainer, trainers in ascending order: the order of all their collectives."""
+def run_round(rank: Rank, plan: RoundPlan, report: RankReport, stop: StopRequest, is_midway: bool = False) -> bool:
+    """One round of every trainer, trainers in ascending order: the order of all their collectives.
+
+    Args:
+        is_midway: the workers are in the middle of its inner phase already.
+
+    Returns:
+        Whether it is complete. If not, ranks were asked to stop: their workers are in the middle of the inner phase.
+    """
     settings, layout, device = rank.settings, plan.layout, rank.runtime.device
     is_ddp = settings.algorithm.name is Algorithm.ddp
     shares = {id: TrainerReport(num_workers=len(trainer.workers)) for id, trainer in rank.trainers.items()}
     if rank.estimators:
         for lane in rank.lanes:
             lane.sketch.renew(settings.seed, plan.round)
-    phase = InnerPhase(plan, settings, rank.splits.train, rank.estimators)
+    heartbeat, place = rank.runtime.heartbeat, f"round {plan.round + 1}"
+    heartbeat.enter(f"{place}: inner phase")
+    phase = InnerPhase(plan, settings, rank.splits.train, rank.estimators, stop, is_midway)
     for id, done in phase.run(list(rank.trainers.values()), rank.lanes, rank.residence).items():
         shares[id].seconds["inner"], shares[id].train_loss_sum = done.seconds, done.loss_sum
         shares[id].pass_seconds_per_sequence, shares[id].notes = done.pass_seconds_per_sequence, done.notes
+    heartbeat.enter(f"{place}: outer step")
+    if not all_complete(rank.runtime.control, report, all(w.updates_done == plan.updates for w in rank.workers)):
+        return False
     for id, shard in rank.shards.items():
         shard.advance(plan.updates * plan.total_batch(id))
     for id in layout.trainers:
@@ -115,7 +154,8 @@ def run_round(rank: Rank, plan: RoundPlan, report: RankReport) -> None:
                 share.statistics, share.bytes_sent["statistics"] = measured.statistics, measured.bytes_sent
             with timed(share.seconds, "outer", device):
                 step = adopt(trainer) if is_ddp else outer(trainer, group)
-        share.num_finite, share.pseudo_gradient_norm = step.num_finite, step.pseudo_gradient_norm
+        share.num_finite, share.spoilt = step.num_finite, step.spoilt
+        share.pseudo_gradient_norm = step.pseudo_gradient_norm
         share.bytes_sent["outer"] = step.bytes_sent
         if is_ddp:
             share.bytes_sent["gradients"] = plan.updates * ring_bytes_sent(rank.flat_model.gradient, group)
@@ -126,6 +166,8 @@ def run_round(rank: Rank, plan: RoundPlan, report: RankReport) -> None:
             with timed(share.seconds, "evaluate", device):
                 assess(rank, trainer, layout, share)
     report.trainers, report.capacity, report.plan_digest = shares, rank.capacity, plan.digest()
+    heartbeat.enter(f"{place}: report")
+    return True
 
 
 def assess(rank: Rank, trainer: Trainer, layout: Layout, share: TrainerReport) -> None:
@@ -136,12 +178,16 @@ def assess(rank: Rank, trainer: Trainer, layout: Layout, share: TrainerReport) -
     )
 
 
-def opening_report(rank: Rank, layout: Layout) -> RankReport:
-    """The state before training: all ranks must hold the same anchors, whose loss is where the curves start."""
-    report = RankReport(rank.runtime.rank)
+def opening_report(rank: Rank, layout: Layout, is_new: bool) -> RankReport:
+    """Before the first round of a start: all ranks must hold the same anchors.
+
+    Args:
+        is_new: the run begins, and the anchors' loss is where its curves start.
+    """
+    report = RankReport(rank.runtime.rank, capacity=rank.capacity)
     for id, trainer in rank.trainers.items():
         share = TrainerReport(num_workers=len(trainer.workers), checksum=trainer.checksum())
-        if rank.settings.evaluation.every_rounds is not None:
+        if is_new and rank.settings.evaluation.every_rounds is not None:
             with timed(share.seconds, "evaluate", rank.runtime.device):
                 assess(rank, trainer, layout, share)
         report.trainers[id] = share

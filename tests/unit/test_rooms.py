@@ -16,10 +16,11 @@ FLOORS = {
     "round": 4,
     "run": 4,
     "hosting": 5,
-    "train": 6,
-    "tools": 7,
-    "testing": 7,
-    "launch": 8,
+    "checkpointing": 6,
+    "train": 7,
+    "tools": 8,
+    "testing": 8,
+    "launch": 9,
 }
 
 

@@ -49,6 +49,12 @@ def failed(error: Exception, where: str, store: Store) -> RuntimeError:
     return RankFailedError(line) if first == line else PeerFailedError(first)
 
 
+def is_timeout(error: RuntimeError) -> bool:
+    """Whether a collective has waited too long, rather than lost a connection."""
+    told = str(error).lower()
+    return "timed out" in told or "timeout" in told
+
+
 def end_with_agent() -> None:
     """Let the kernel end this process when its parent ends: torchrun killed with -9 leaves no ranks behind."""
     parent = os.getppid()

@@ -13,7 +13,10 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from adloco_dist.cluster.control import ControlPlane
+from adloco_dist.cluster.failures import is_timeout
+from adloco_dist.cluster.heartbeat import Heartbeat
 from adloco_dist.cluster.network import Interface, check_store, join_network
+from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import Backend, ClusterSettings, Device, SettingsError
 
 STORE_SECONDS = 120.0
@@ -60,6 +63,7 @@ class Runtime:
     interface: Interface | None
     """Of this rank's node; None on a single node."""
     control: ControlPlane
+    heartbeat: Heartbeat
 
 
 def join_store(place: Place) -> Store:
@@ -76,10 +80,13 @@ def join_store(place: Place) -> Store:
 
 
 @contextmanager
-def started(cluster: ClusterSettings, place: Place, store: Store) -> Iterator[Runtime]:
+def started(cluster: ClusterSettings, place: Place, store: Store, stop: StopRequest) -> Iterator[Runtime]:
     """Join the control plane, settle on devices and backend, and leave in order.
 
     The default process group is the control plane (gloo); tensors travel in groups of their own.
+
+    Args:
+        stop: set when any rank was asked to stop.
 
     Raises:
         SettingsError: on every rank, when the interface, device or backend that was asked for cannot be had on one, or
@@ -87,6 +94,7 @@ def started(cluster: ClusterSettings, place: Place, store: Store) -> Iterator[Ru
     """
     threads = cluster.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // place.local_world_size)
     torch.set_num_threads(threads)
+    heartbeat = Heartbeat(store, place.rank, place.world_size, cluster.heartbeat_seconds, cluster.silence_seconds, stop)
     speaks = place.local_rank == 0
     interface = join_network(store, place.node, place.num_nodes, speaks, cluster.interface)
     dist.init_process_group(
@@ -102,18 +110,27 @@ def started(cluster: ClusterSettings, place: Place, store: Store) -> Iterator[Ru
     control.agree(error)
     place_of_work = {"node": place.node, "host": socket.gethostname(), "device": _identity(device)}
     census = control.exchange(place_of_work)
-    yield Runtime(
-        rank=place.rank,
-        world_size=place.world_size,
-        device=device,
-        backend=choose_backend(cluster.backend, [member["device"] for member in census]),
-        nodes=tuple(member["node"] for member in census),
-        hosts=tuple(member["host"] for member in census),
-        ranks_on_device=census.count(place_of_work),
-        threads=threads,
-        interface=interface,
-        control=control,
-    )
+    heartbeat.hosts = hosts = tuple(member["host"] for member in census)
+    try:
+        yield Runtime(
+            rank=place.rank,
+            world_size=place.world_size,
+            device=device,
+            backend=choose_backend(cluster.backend, [member["device"] for member in census]),
+            nodes=tuple(member["node"] for member in census),
+            hosts=hosts,
+            ranks_on_device=census.count(place_of_work),
+            threads=threads,
+            interface=interface,
+            control=control,
+            heartbeat=heartbeat,
+        )
+    except RuntimeError as error:
+        if is_timeout(error):
+            error.add_note(f"waiting for {', '.join(heartbeat.behind()) or 'ranks that have come as far'}")
+        raise
+    finally:
+        heartbeat.close()
     # Not in a `finally`: after an error no more collectives; the process ends and torchrun ends the rest.
     dist.destroy_process_group()
 

@@ -1,6 +1,7 @@
-"""A request to stop, which the round loop honours at the next plan: a signal, or a file."""
+"""A request to stop: a signal, or a file."""
 
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,15 +13,26 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 @dataclass
 class StopRequest:
-    """Whether somebody asked this rank to stop; rank 0 sees it in the next report and stops all ranks together."""
+    """Whether somebody asked the run to stop: this rank by a signal or a file, or, as it has heard, another one."""
 
-    signalled: bool = False
+    is_heard: bool = False
+    """Set by a signal, or by the heartbeat; no more than a look, for it is asked before every update."""
+    is_signalled: bool = False
+    """Whether this process itself got a signal."""
+    is_passed_on: bool = False
+    """Whether all ranks know."""
     file: Path | None = None
     """Asks for it by being there: for those who cannot send a signal, such as a batch script on another node."""
 
+    def wait_for_signal(self, seconds: float) -> None:
+        """Until this very process gets one, at most so long."""
+        deadline = time.monotonic() + seconds
+        while not self.is_signalled and time.monotonic() < deadline:
+            time.sleep(0.1)
+
     @property
     def requested(self) -> bool:
-        return self.signalled or (self.file is not None and self.file.exists())
+        return self.is_heard or (self.file is not None and self.file.exists())
 
 
 @contextmanager
@@ -32,7 +44,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
     request = StopRequest()
 
     def note(signum: int, frame: object) -> None:
-        request.signalled = True
+        request.is_signalled = request.is_heard = True
 
     previous = {number: signal.signal(number, note) for number in STOP_SIGNALS}
     yield request

@@ -5,6 +5,7 @@ from adloco_dist.config.batching import (
     BatchingSettings,
     SwitchSettings,
 )
+from adloco_dist.config.checkpointing import CheckpointSettings
 from adloco_dist.config.choices import (
     Algorithm,
     Backend,
@@ -72,6 +73,7 @@ __all__ = [
     "BatchRequest",
     "BatchingSettings",
     "BudgetSettings",
+    "CheckpointSettings",
     "ClusterSettings",
     "Concurrency",
     "Corpus",

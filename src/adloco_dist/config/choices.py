@@ -182,3 +182,4 @@ class Unfinished(Enum):
 
     refuse = "refuse"
     set_aside = "set_aside"
+    resume = "resume"

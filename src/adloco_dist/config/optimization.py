@@ -73,9 +73,12 @@ class OuterSettings:
     """Rate of the outer SGD on the anchor, whose gradient is the pseudo-gradient (DiLoCo, 2311.08105)."""
     momentum: float = 0.9
     nesterov: bool = True
+    spoilt_rounds: int = 10
+    """Rounds in a row in which workers of a trainer may be left out, for they were not finite, before the run stops."""
 
     def __post_init__(self) -> None:
         require(0 < self.lr < inf, "outer.lr", self.lr, "must be > 0")
         require(0 <= self.momentum < 1, "outer.momentum", self.momentum, "must be in [0, 1)")
         usable = not self.nesterov or self.momentum > 0
+        require(self.spoilt_rounds >= 1, "outer.spoilt_rounds", self.spoilt_rounds, "must be >= 1")
         require(usable, "outer.nesterov", self.nesterov, "needs outer.momentum > 0; set outer.nesterov=false")

@@ -70,15 +70,23 @@ class ClusterSettings:
     whole round where ranks can be left without workers (merge.freed=retire)."""
     outer_seconds: float = 600.0
     """Timeout of the traffic of outer steps and merges."""
+    heartbeat_seconds: float = 1.0
+    """Every rank says so often that it lives, and where it stands."""
+    silence_seconds: float = 10.0
+    """A rank that is silent for so long is taken for dead, and the run ends with its name. Raise it where links are
+    interrupted for longer and the run should sit that out."""
     max_communicators: int | None = None
     """Most process groups for tensors that a rank is in at one time, beside the control plane: the least recently
     used is released and formed again when needed. null: 8 with nccl (each takes over half a GB), any number with gloo.
     """
 
     def __post_init__(self) -> None:
-        for name in ("control_seconds", "outer_seconds"):
+        for name in ("control_seconds", "outer_seconds", "heartbeat_seconds"):
             value = getattr(self, name)
             require(value > 0, f"cluster.{name}", value, "must be > 0 seconds")
+        rule = f"must be at least three heartbeats of cluster.heartbeat_seconds={self.heartbeat_seconds}"
+        enough = self.silence_seconds >= 3 * self.heartbeat_seconds
+        require(enough, "cluster.silence_seconds", self.silence_seconds, rule)
         threads = self.threads_per_rank
         require(threads is None or threads >= 1, "cluster.threads_per_rank", threads, "must be >= 1, or null")
         memory = self.memory_bytes
@@ -125,7 +133,8 @@ class RunSettings:
     """The run directory; null: a new one under `root`, named by date and time."""
     root: str = "runs"
     unfinished: Unfinished = Unfinished.refuse
-    """When `directory` holds a run that has not ended. set_aside: it is renamed, and the run begins anew."""
+    """When `directory` holds a run that has not ended. resume: it goes on from its newest whole checkpoint. set_aside:
+    it is renamed, and the run begins anew."""
     stop_file: str | None = None
-    """When this file appears, on any node, the round ends, records and model are written, and the exit code is 75;
-    null: `stop` in the run directory."""
+    """When this file appears, on any node, all ranks stop, a checkpoint is written, and the exit code is 75; null:
+    `stop` in the run directory."""

@@ -8,6 +8,7 @@ is imported or any process group exists.
 from dataclasses import dataclass, field
 
 from adloco_dist.config.batching import MEASURED_REQUESTS, BatchingSettings, SwitchSettings
+from adloco_dist.config.checkpointing import CheckpointSettings
 from adloco_dist.config.choices import (
     Algorithm,
     BatchRequest,
@@ -53,6 +54,7 @@ class Settings:
     merge: MergeSettings = field(default_factory=MergeSettings)
     budget: BudgetSettings = field(default_factory=lambda: BudgetSettings(rounds=20))
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     instances: InstanceSettings = field(default_factory=InstanceSettings)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     tracking: TrackingSettings = field(default_factory=TrackingSettings)

@@ -1,7 +1,8 @@
 """A trainer's sequences and the cursor into them (design: Data)."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,10 @@ def deal(num_sequences: int, num_trainers: int, seed: int, policy: Shards = Shar
     return [Shard(order[trainer::num_trainers], seed, trainer) for trainer in range(num_trainers)]
 
 
+ShardState = dict[str, Any]
+"""trainer, cursor, and members: the states of the shards that it was united from."""
+
+
 class Shard:
     """The sequences of one trainer, read in a fresh random order every epoch.
 
@@ -50,6 +55,7 @@ class Shard:
         self._opening_size = 0
         self._first_epoch = 0
         self._members: tuple[Shard, ...] = ()
+        self._lineage: list[ShardState] = []
         self._seed, self._trainer = seed, trainer
         self._orders: dict[int, SequenceIds] = {}
         self._lock = threading.Lock()  # workers of one rank may read at once
@@ -79,8 +85,29 @@ class Shard:
         union._members = tuple(members)
         union._size = sum(map(len, members))
         union._opening_size = sum(member.num_unread for member in members)
+        union._lineage = [member.state() for member in members]
         union._first_epoch = self._first_epoch + max(0, self.cursor + self.num_unread - self._opening_size) // len(self)
         return union
+
+    def state(self) -> "ShardState":
+        """What brings this shard about again, in plain JSON values: where it stands, and what it was united from."""
+        return {"trainer": self._trainer, "cursor": self.cursor, "members": list(self._lineage)}
+
+    @staticmethod
+    def restored(state: "ShardState", dealt: Mapping[int, "Shard"]) -> "Shard":
+        """The shard that `state` was taken of.
+
+        Args:
+            dealt: every trainer's shard as the run began with it, by id.
+        """
+        origin = dealt[state["trainer"]]
+        shard = Shard(origin._sequence_ids, origin._seed, origin._trainer)
+        if state["members"]:
+            members = [Shard.restored(member, dealt) for member in state["members"]]
+            (survivor,) = [member for member in members if member._trainer == shard._trainer]
+            shard = survivor.united(members)
+        shard.cursor = state["cursor"]
+        return shard
 
     def peek(self, offset: int, count: int) -> SequenceIds:
         """The ids of `count` sequences that begin `offset` after the cursor; the cursor stays."""

@@ -24,6 +24,11 @@ class BatchReport:
     seconds_per_update: float = 0.0
     """The round's wall time without evaluations, divided by its updates."""
 
+    @classmethod
+    def from_message(cls, message: dict[str, Any]) -> "BatchReport":
+        statistics = message["statistics"] and GradientStatistics(**message["statistics"])
+        return cls(**{**message, "statistics": statistics})
+
 
 @dataclass(frozen=True)
 class BatchPlan:

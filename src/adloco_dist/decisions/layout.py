@@ -76,6 +76,27 @@ def _vacancies(num_trainers: int, width: int, ranks_on: Mapping[int, Sequence[in
     return vacancies
 
 
+def host_anew(layout: Layout, nodes: Sequence[int], placement: Placement) -> Layout:
+    """The same trainers and workers on other ranks, after merges too, when trainers differ in size.
+
+    All workers in one line, trainer by trainer, are dealt to the ranks in turn: loads differ by at most one, and a
+    trainer's workers stand on distinct ranks as long as there are enough, neighbours in the order of the deal.
+
+    Args:
+        nodes: the node of each rank, one entry per rank.
+    """
+    order = list(range(len(nodes)))
+    if placement is Placement.spread:  # the first rank of every node, then the second
+        seat = {rank: nodes[:rank].count(nodes[rank]) for rank in order}
+        order.sort(key=lambda rank: (seat[rank], rank))
+    hosts: dict[int, tuple[int, ...]] = {}
+    dealt = 0
+    for trainer in layout.trainers:
+        workers = range(dealt, dealt := dealt + layout.num_workers(trainer))
+        hosts[trainer] = tuple(order[worker % len(order)] for worker in workers)
+    return Layout(hosts)
+
+
 # Where a rank stands, (-vacancies of its node, -its own vacancies, rank): fuller nodes and lower ranks sort first.
 _Standing = tuple[int, int, int]
 

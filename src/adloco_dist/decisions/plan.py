@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from adloco_dist.decisions.batch import (
-    BatchPlan,
-    BatchReport,
-)
+from adloco_dist.decisions.batch import BatchPlan, BatchReport
+from adloco_dist.decisions.checkpointing import Mark
 from adloco_dist.decisions.layout import Layout
 from adloco_dist.decisions.regrouping import Regrouping
 from adloco_dist.decisions.replay import Trajectory
@@ -17,6 +15,8 @@ from adloco_dist.decisions.schedule import Progress
 
 INTERRUPTED = "interrupted"
 """Why a run stops that was asked to, before its budget was spent."""
+SPOILT = "workers were not finite"
+"""Why a run stops that comes to nothing: in too many rounds in a row, workers of a trainer were left out."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,12 @@ class RoundPlan:
     """Whether anchors are evaluated at the end of this round."""
     is_concurrent: bool
     """Whether the instances of a rank have their turns at once."""
+    checkpoint: bool
+    """Whether the state before this round is written."""
+    last_checkpoint: Mark
+    """The newest that was planned, this one included."""
+    spoilt_rounds: Mapping[int, int]
+    """By trainer: rounds in a row, up to this one, in which a worker was left out because it was not finite."""
 
     def to_message(self) -> dict[str, Any]:
         """Plain JSON values. Shallow where it can be: `asdict` would copy thousands of workers one by one."""
@@ -62,6 +68,7 @@ class RoundPlan:
             "layout": vars(self.layout),
             "batches": {trainer: batch.to_message() for trainer, batch in self.batches.items()},
             "progress": vars(self.progress),
+            "last_checkpoint": vars(self.last_checkpoint),
         }
 
     @classmethod
@@ -74,12 +81,19 @@ class RoundPlan:
             "shard_sequences": {int(trainer): size for trainer, size in message["shard_sequences"].items()},
             "batches": {int(id): BatchPlan.from_message(batch) for id, batch in message["batches"].items()},
             "progress": Progress(**message["progress"]),
+            "last_checkpoint": Mark(**message["last_checkpoint"]),
+            "spoilt_rounds": {int(trainer): count for trainer, count in message["spoilt_rounds"].items()},
         }
         return cls(**{**message, **decoded})
 
     def digest(self) -> str:
         """Tells whether two ranks act on the same plan."""
         return hashlib.sha256(json.dumps(self.to_message(), sort_keys=True).encode()).hexdigest()[:16]
+
+    def spoilt_in_words(self) -> str:
+        """Which trainers had workers that were not finite, and for how long."""
+        told = ", ".join(f"trainer {id} in {count} rounds in a row" for id, count in self.spoilt_rounds.items())
+        return f"workers were not finite: {told}; lower inner.lr, or look at the data"
 
     def total_batch(self, trainer: int) -> int:
         """B_i = M_i b_i, in sequences."""
@@ -110,5 +124,25 @@ class PoolReport:
     batches: Mapping[int, BatchReport] = field(default_factory=dict)
     not_finite: frozenset[int] = frozenset()
     """Trainers whose anchor is not finite."""
+    spoilt: frozenset[int] = frozenset()
+    """Trainers of which a worker was left out of the outer step."""
     capacities: Sequence[int | None] = ()
     """Sequences that every rank's device takes in one pass; None: any number."""
+    is_writing: bool = False
+    """Whether a rank has not finished the last checkpoint."""
+
+    def to_message(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        batches = {id: asdict(batch) for id, batch in self.batches.items()}
+        return {
+            **vars(self), "batches": batches, "not_finite": sorted(self.not_finite), "spoilt": sorted(self.spoilt)
+        }  # fmt: skip
+
+    @classmethod
+    def from_message(cls, message: dict[str, Any]) -> "PoolReport":
+        decoded = {
+            "batches": {int(id): BatchReport.from_message(batch) for id, batch in message["batches"].items()},
+            "not_finite": frozenset(message["not_finite"]),
+            "spoilt": frozenset(message["spoilt"]),
+        }
+        return cls(**{**message, **decoded})

@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 
 from adloco_dist.config import BatchRequest, Settings, Shards
 from adloco_dist.decisions.batch import BatchDemand, BatchPremises, BatchReport, first_demand, next_demand, take
+from adloco_dist.decisions.checkpointing import Mark, is_due
 from adloco_dist.decisions.layout import Layout
 from adloco_dist.decisions.merging import Merge, Standing, choose_merges
-from adloco_dist.decisions.plan import INTERRUPTED, PoolReport, Premises, RoundPlan
+from adloco_dist.decisions.plan import INTERRUPTED, SPOILT, PoolReport, Premises, RoundPlan
 from adloco_dist.decisions.regrouping import Regrouping, assign_workers
 from adloco_dist.decisions.replay import Trajectory
 from adloco_dist.decisions.schedule import Progress
@@ -34,7 +35,8 @@ def plan_round(settings: Settings, premises: Premises, last: RoundPlan | None, r
     round_ = last.round + 1 if last else 0
     pool_tokens = last.pool_tokens + last.updates * last.progress.tokens_per_update if last else 0
     fraction = _fraction(settings, round_, pool_tokens, report.seconds)
-    stop = _stop_reason(settings, round_, pool_tokens, report)
+    spoilt = {id: last.spoilt_rounds.get(id, 0) + 1 for id in sorted(report.spoilt)} if last else {}
+    stop = _stop_reason(settings, round_, pool_tokens, report, spoilt)
     pool = _pool(settings, premises, last, report)
     demands = _demands(settings, premises.trajectory, pool, round_, last, report, fraction)
     regrouping = None if stop else _regrouping(settings, premises.trajectory, pool, round_, demands, report)
@@ -52,6 +54,7 @@ def plan_round(settings: Settings, premises: Premises, last: RoundPlan | None, r
     sequences_per_update = sum(pool.layout.num_workers(id) * batch.local_batch for id, batch in batches.items())
     tokens_per_update = sequences_per_update * settings.data.sequence_length
     every = settings.evaluation.every_rounds
+    checkpoint = _checkpoint(settings, last, Mark(0, round_, pool_tokens, report.seconds), stop, report)
     return RoundPlan(
         round=round_,
         stop=stop,
@@ -67,7 +70,23 @@ def plan_round(settings: Settings, premises: Premises, last: RoundPlan | None, r
         progress=Progress(pool_tokens, tokens_per_update, fraction, _fraction_per_update(settings, tokens_per_update)),
         evaluate=every is not None and (round_ + 1) % every == 0,
         is_concurrent=premises.is_concurrent,
+        checkpoint=checkpoint is not None,
+        last_checkpoint=checkpoint or (last.last_checkpoint if last else Mark()),
+        spoilt_rounds={id: count for id, count in spoilt.items() if id in pool.layout.hosts},
     )
+
+
+def _checkpoint(
+    settings: Settings, last: RoundPlan | None, now: Mark, stop: str | None, report: PoolReport
+) -> Mark | None:
+    """The checkpoint that is written before the round, if any: none of a state that nobody should go on from."""
+    if last is None or report.errors or report.not_finite or (report.is_writing and stop is None):
+        return None
+    goes_on_later = stop in (INTERRUPTED, SPOILT)
+    goes_on = stop is None and is_due(settings.checkpoint, last.last_checkpoint, now)
+    if not goes_on_later and not goes_on:
+        return None
+    return replace(now, number=last.last_checkpoint.number + 1)
 
 
 def _pool(settings: Settings, premises: Premises, last: RoundPlan | None, report: PoolReport) -> _Pool:
@@ -160,9 +179,13 @@ def _shard_sequences_after(
     return sizes
 
 
-def _stop_reason(settings: Settings, rounds: int, tokens: int, report: PoolReport) -> str | None:
+def _stop_reason(
+    settings: Settings, rounds: int, tokens: int, report: PoolReport, spoilt: Mapping[int, int]
+) -> str | None:
     if report.errors:
         return "the ranks disagree"
+    if any(count >= settings.outer.spoilt_rounds for count in spoilt.values()):
+        return SPOILT
     spent = {"rounds": rounds, "tokens": tokens, "seconds": report.seconds}
     for unit, limit in vars(settings.budget).items():
         if limit is not None and spent[unit] >= limit:

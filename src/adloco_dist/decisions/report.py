@@ -25,6 +25,8 @@ class TrainerReport:
     """Workers of the trainer on this rank."""
     num_finite: int = 0
     """Workers of the whole trainer that contributed to the outer step."""
+    spoilt: list[int] = field(default_factory=list)
+    """Workers on this rank that were left out of the outer step, for they were not finite."""
     pseudo_gradient_norm: float = 0.0
     statistics: GradientStatistics | None = None
     """Of the round's first gradients, on the trainer's lowest rank; None elsewhere, and where nothing was measured."""
@@ -59,6 +61,8 @@ class RankReport:
     """By trainer."""
     capacity: int | None = None
     """Sequences that the rank's device takes in one pass; None: any number."""
+    is_writing: bool = False
+    """Whether the rank has not finished its part of the last checkpoint."""
     trainers: dict[int, TrainerReport] = field(default_factory=dict)
 
     def to_message(self) -> dict[str, Any]:
@@ -115,7 +119,9 @@ def pool_report(reports: Sequence[RankReport], last: RoundPlan | None, seconds: 
         errors=errors,
         batches=_batch_reports(reports, shares, last) if last else {},
         not_finite=frozenset(id for id, parts in shares.items() if not all(share.is_finite for _, share in parts)),
+        spoilt=frozenset(id for id, parts in shares.items() if any(share.spoilt for _, share in parts)),
         capacities=[report.capacity for report in reports],
+        is_writing=any(report.is_writing for report in reports),
     )
 
 

@@ -48,12 +48,13 @@ def run_check(overrides: Sequence[str], payload_bytes: int) -> None:
 
     from adloco_dist.cluster.environment import measure_links, survey
     from adloco_dist.cluster.runtime import Place, started
+    from adloco_dist.cluster.signals import StopRequest
     from adloco_dist.launch.prepare import LINK_SECONDS, run_disk
     from adloco_dist.launch.rank import told_as_rank
 
     def check(place: Place, store: Store) -> None:
         settings = compose(overrides)
-        with started(settings.cluster, place, store) as runtime:
+        with started(settings.cluster, place, store, StopRequest()) as runtime:
             environments = survey(runtime, run_disk(settings))
             links = measure_links(runtime, runtime.backend, payload_bytes, LINK_SECONDS)
             if runtime.rank == 0:

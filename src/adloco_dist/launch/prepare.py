@@ -13,6 +13,7 @@ from adloco_dist.data.corpora import Splits, load_corpus
 from adloco_dist.decisions.environment import Environment, Link, first_difference, must_agree, told_by_value
 from adloco_dist.decisions.layout import Layout, experiment_layout
 from adloco_dist.decisions.replay import Trajectory, check_trajectory
+from adloco_dist.decisions.state import RunState
 from adloco_dist.models import model_config
 from adloco_dist.run.directory import RunDirectory, existing_part, open_directory
 from adloco_dist.run.records import read_trajectory
@@ -58,25 +59,36 @@ def _refuse_difference(members: list[dict[str, str]]) -> None:
         raise SettingsError(f"{difference}; start every node with the same command and code")
 
 
-def prepare(settings: Settings, runtime: Runtime) -> tuple[Layout, Splits, PretrainedConfig, Trajectory]:
+def prepare(
+    settings: Settings, runtime: Runtime, resumed: RunState | None = None
+) -> tuple[Layout, Splits, PretrainedConfig, Trajectory]:
     """Everything that can be refused before a run exists: layout, corpus, the model's shape, batches to replay.
 
     The batches are known on rank 0 alone, which plans with them.
 
+    Args:
+        resumed: where the run goes on; None: it begins.
+
     Raises:
         SettingsError: on all ranks, when one of them finds a mistake.
     """
-    layout = experiment_layout(settings, runtime.nodes)
+    layout = resumed.plan.layout if resumed else experiment_layout(settings, runtime.nodes)
     prepared: tuple[Splits, PretrainedConfig] | None = None
     trajectory = Trajectory()
     error: SettingsError | None = None
     try:
         splits = load_corpus(settings.data)
-        check_shards(layout, splits, settings.data.shards)
+        if resumed is None:
+            check_shards(layout, splits, settings.data.shards)
+        elif splits.digest != resumed.corpus:
+            told = f"digest {splits.digest[:8]}, {resumed.corpus[:8]} then"
+            rule = f"its text is not what the run was trained on ({told})"
+            raise SettingsError(f"data.corpus={settings.data.corpus.name}: {rule}; give it the same")
         prepared = splits, model_config(settings.model, splits.vocab_size, settings.data.sequence_length)
         if settings.batching.replay is not None and runtime.rank == 0:
             trajectory = read_trajectory("batching.replay", settings.batching.replay)
-            check_trajectory(settings, layout, trajectory)
+            if resumed is None:
+                check_trajectory(settings, layout, trajectory)
     except SettingsError as mistake:
         error = mistake
     runtime.control.agree(error)
@@ -101,12 +113,13 @@ def check_shards(layout: Layout, splits: Splits, policy: Shards) -> None:
 
 
 def agree_on_directory(
-    control: ControlPlane, settings: Settings, needed_bytes: int
+    control: ControlPlane, settings: Settings, needed_bytes: int, goes_on: bool = False
 ) -> tuple[Path, RunDirectory | None]:
     """Rank 0 makes and takes the run directory, all ranks learn its path.
 
     Args:
         needed_bytes: what must be free there.
+        goes_on: the run in it goes on from one of its checkpoints.
 
     Raises:
         SettingsError: on all ranks, when rank 0 cannot have it.
@@ -115,7 +128,7 @@ def agree_on_directory(
     directory: RunDirectory | None = None
     if control.rank == 0:
         try:
-            directory = open_directory(settings.run, needed_bytes)
+            directory = open_directory(settings.run, needed_bytes, goes_on)
         except SettingsError as mistake:
             error = mistake
     reply = {"path": str(directory.path) if directory else "", "error": str(error) if error else None}

@@ -1,4 +1,4 @@
-"""One rank of a run: agree with the others on settings, corpus and layout, train, write what lasts."""
+"""One rank of a run: agree with the others on settings, corpus and layout, train or go on, write what lasts."""
 
 import logging
 import os
@@ -6,41 +6,43 @@ import platform
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from datetime import UTC, datetime
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-import hydra
-import torch
 import transformers
-from rich.console import Console
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.elastic.multiprocessing.errors import record
 
-import adloco_dist
+from adloco_dist.checkpointing import Checkpoints, restore
 from adloco_dist.cluster.failures import PeerFailedError, RankFailedError, end_with_agent, failed
-from adloco_dist.cluster.runtime import Place, join_store, started
-from adloco_dist.cluster.signals import StopRequest, stop_on_signals
-from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, EXIT_USER_ERROR, Settings, SettingsError, TrackingMode
-from adloco_dist.config.compose import compose, to_plain
-from adloco_dist.decisions.environment import Environment, Link, remarks
-from adloco_dist.decisions.plan import INTERRUPTED, Premises
+from adloco_dist.cluster.runtime import Place, Runtime, join_store, started
+from adloco_dist.cluster.signals import stop_on_signals
+from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, EXIT_USER_ERROR, Settings, SettingsError
+from adloco_dist.config.compose import compose
+from adloco_dist.decisions.plan import INTERRUPTED, SPOILT, Premises
 from adloco_dist.hosting import Rank, find_premises, host
+from adloco_dist.launch.opening import open_journal, print_note
 from adloco_dist.launch.prepare import agree_on_directory, compare_settings, prepare, survey_cluster
+from adloco_dist.launch.resume import Source, as_decided, check_restarts, fresh_volumes, is_elastic, resumed
 from adloco_dist.models import build_model
-from adloco_dist.run.directory import STOP_FILE, RunDirectory
-from adloco_dist.run.display import Display
-from adloco_dist.run.journal import Journal, MetricsFile, RunFile, Sink
+from adloco_dist.run.directory import STOP_FILE
+from adloco_dist.run.journal import Journal
 from adloco_dist.run.log import open_log
 from adloco_dist.run.model import save_model
-from adloco_dist.run.tracking import WandbSink
+from adloco_dist.run.writer import CheckpointWriter
 from adloco_dist.tools.planner import print_dry_run
 from adloco_dist.train import Outcome, train
 
 log = logging.getLogger(__name__)
+AGENT_SECONDS = 10.0
+"""Agents that make room for another node end their ranks, one a little later than the other: a rank that ended by
+itself before that would look as if it had failed."""
 RECORDS_BYTES = 1 << 20
 """Room that a run directory must have beside the model."""
+
+
+class SpoiltError(RuntimeError):
+    """Training comes to nothing: in too many rounds in a row, workers were not finite."""
 
 
 def run_rank(overrides: Sequence[str], dry_run: bool) -> None:
@@ -85,110 +87,77 @@ def told_as_rank(work: Callable[[Place, Store], None]) -> None:
 def _run(place: Place, store: Store, overrides: Sequence[str], dry_run: bool) -> None:
     transformers.utils.logging.disable_progress_bar()  # rank 0 shows the run's own
     settings, error = _compose(overrides)
-    with stop_on_signals() as stop, started(settings.cluster, place, store) as runtime:
+    with ExitStack() as stack:
+        stop = stack.enter_context(stop_on_signals())
+        runtime = stack.enter_context(started(settings.cluster, place, store, stop))
         control = runtime.control
         control.agree(error)
         compare_settings(control, settings)
+        check_restarts(settings)
         if dry_run:
             if runtime.rank == 0:
                 print_dry_run(settings, runtime.nodes)
             return
         environments, links = survey_cluster(runtime, settings)
-        layout, splits, config, trajectory = prepare(settings, runtime)
-        rank = host(settings, runtime, splits, build_model(settings.model, config, settings.seed), layout)
-        premises = find_premises(rank, layout, trajectory)
+        source = stack.enter_context(resumed(runtime, settings, print_note if runtime.rank == 0 else log.info))
+        rank, premises = _host(runtime, settings, source)
         needed_bytes = 4 * rank.flat_model.num_elements + RECORDS_BYTES
-        directory, taken = agree_on_directory(control, settings, needed_bytes)
+        directory, taken = agree_on_directory(control, settings, needed_bytes, goes_on=source is not None)
+        volumes = source.archive.volumes if source else stack.enter_context(fresh_volumes(runtime, directory, settings))
         terminal = open_log(directory, runtime.rank)
         log.info("%s", environments[runtime.rank])
+        (directory / STOP_FILE).unlink(missing_ok=True)  # what stopped the run before it goes on now
         stop.file = Path(settings.run.stop_file) if settings.run.stop_file else directory / STOP_FILE
-        journal = open_journal(rank, premises, taken, environments, links)
-        outcome = _train(rank, premises, journal, stop)
-        if outcome.weights is not None and runtime.rank == 0:
-            path = save_model(directory, outcome.flat_model, outcome.weights, splits)
-            journal.close({"stop": outcome.stop, **outcome.result})
-            print(f"ended: {outcome.stop}\nrun directory: {directory}\nmodel: {path}")
-        elif place.local_rank == 0:
-            # Every node's terminal tells how it went; files are on rank 0's node.
-            best = min(candidate["validation_perplexity"] for candidate in outcome.result["candidates"])
-            where = f"run directory on {runtime.hosts[0]}: {directory}"
-            print(f"ended: {outcome.stop}; best perplexity {best:.3f}; {where}", file=terminal, flush=True)
+        journal, tell = open_journal(rank, premises, taken, environments, links, source)
+        writer = CheckpointWriter(volumes, store, runtime.world_size, settings.checkpoint, tell)
+        try:
+            checkpoints = Checkpoints(writer, journal, directory)
+            outcome = train(rank, premises, journal, stop, checkpoints, source and source.state)
+            writer.wait()
+            if outcome.stop == SPOILT:
+                raise SpoiltError(outcome.plan.spoilt_in_words())
+        except Exception:
+            journal.close()
+            raise
+        told = _end(outcome, journal, directory, writer.newest)
+        if place.local_rank == 0:  # every node's terminal tells how it went; files are on rank 0's node
+            print(told if runtime.rank == 0 else f"{told} (on {runtime.hosts[0]})", file=terminal, flush=True)
         # Before any rank ends: torchrun ends the others as soon as one exits with another code than 0.
         control.exchange({})
+        if outcome.stop == INTERRUPTED and is_elastic():
+            stop.wait_for_signal(AGENT_SECONDS)
     if outcome.stop == INTERRUPTED:
         sys.exit(EXIT_STOPPED)
 
 
-def _train(rank: Rank, premises: Premises, journal: Journal, stop: StopRequest) -> Outcome:
-    try:
-        return train(rank, premises, journal, stop)
-    except Exception:
-        journal.close()
-        raise
+def _host(runtime: Runtime, settings: Settings, source: Source | None) -> tuple[Rank, Premises]:
+    """This rank's share of the pool, as it begins or as the checkpoint has it."""
+    state = source.state if source else None
+    layout, splits, config, trajectory = prepare(settings, runtime, state)
+    module = build_model(settings.model, config, settings.seed)
+    rank = host(as_decided(settings, source), runtime, splits, module, layout, state.shards if state else None)
+    rank.settings = settings
+    premises = find_premises(rank, layout, trajectory)
+    if source:
+        restore(rank, source.state, source.archive.read)
+    return rank, premises
 
 
-def open_journal(
-    rank: Rank,
-    premises: Premises,
-    taken: RunDirectory | None,
-    environments: Sequence[Environment],
-    links: Sequence[Link],
-) -> Journal:
-    """Rank 0's files, tracking and display; a journal without sinks elsewhere.
-
-    Args:
-        taken: the run directory, on rank 0.
-    """
-    if taken is None:
-        return Journal()
-    settings = rank.settings
-    plain = to_plain(settings)
-    facts = _facts(rank, premises, plain, environments, links)
-    sinks: list[Sink] = [taken, RunFile(taken.path, facts), MetricsFile(taken.path)]
-    if settings.tracking.mode is not TrackingMode.disabled:
-        sinks.append(WandbSink(settings.tracking, taken.path, plain))
-    for line in remarks(environments):
-        print(f"note: {line}")
-    sinks.append(Display(Console(), settings.budget))
-    return Journal(sinks)
-
-
-def _facts(
-    rank: Rank, premises: Premises, plain: dict[str, Any], environments: Sequence[Environment], links: Sequence[Link]
-) -> dict[str, Any]:
-    runtime, splits = rank.runtime, rank.splits
-    return {
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {
-            "adloco_dist": adloco_dist.__version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "hydra": hydra.__version__,
-        },
-        "settings": plain,
-        "layout": asdict(premises.layout),
-        "batch_limits": premises.batch_limits,
-        "instances": {"at_once": premises.is_concurrent, "resident": rank.residence.resident},
-        "cluster": {
-            "world_size": runtime.world_size,
-            "nodes": runtime.nodes,
-            "hosts": runtime.hosts,
-            "device": str(runtime.device),
-            "backend": runtime.backend.name,
-            "threads_per_rank": runtime.threads,
-            "slurm_job": os.environ.get("SLURM_JOB_ID"),
-            "ranks": [asdict(environment) for environment in environments],
-            "links": [asdict(link) for link in links],
-        },
-        "corpus": {
-            "source": splits.source,
-            "digest": splits.digest,
-            "train_tokens": len(splits.train.tokens),
-            "validation_tokens": len(splits.validation.tokens),
-            "vocab_size": splits.vocab_size,
-        },
-    }
+def _end(outcome: Outcome, journal: Journal, directory: Path, checkpoint: str | None) -> str:
+    """Write what a run that has come to an end leaves; what there is to tell of it."""
+    rank, result = outcome.rank, outcome.result
+    if result is None:
+        journal.close({"stop": outcome.stop, "saved": None, "candidates": []})
+        told = f"stopped: {outcome.stop} in round {outcome.plan.round + 1}\nrun directory: {directory}"
+        resume = "the same command with run.directory and run.unfinished=resume goes on"
+        return f"{told}\ncheckpoint: {checkpoint}; {resume}" if checkpoint else told
+    told = f"ended: {outcome.stop}\nrun directory: {directory}"
+    if outcome.weights is not None:
+        path = save_model(directory, rank.flat_model, outcome.weights, rank.splits)
+        told += f"\nmodel: {path}"
+    journal.close({"stop": outcome.stop, **result})
+    best = min(candidate["validation_perplexity"] for candidate in result["candidates"])
+    return told if outcome.weights is not None else f"{told}; best perplexity {best:.3f}"
 
 
 def _compose(overrides: Sequence[str]) -> tuple[Settings, SettingsError | None]:

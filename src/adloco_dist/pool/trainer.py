@@ -1,5 +1,7 @@
 """A trainer's share on this rank, with all its state."""
 
+from collections.abc import Mapping
+
 import torch
 
 from adloco_dist.config import OuterState, Settings
@@ -37,6 +39,19 @@ class Trainer:
             momentum = new_outer_vector(torch.zeros_like(initial_weights), on_cpu)
             self.outer_optimizer.state[self.anchor]["momentum_buffer"] = momentum
             self.outer_vectors.append(momentum)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint keeps of the outer state, by name: these very tensors."""
+        return dict(zip(("anchor", "momentum"), self.outer_vectors, strict=False))
+
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Become what `state` was taken of.
+
+        Raises:
+            KeyError: a part of it is missing.
+        """
+        for name, vector in self.state().items():
+            vector.copy_(state[name])
 
     @property
     def is_finite(self) -> bool:

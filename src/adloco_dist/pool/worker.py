@@ -1,6 +1,6 @@
 """A model instance: weights and an inner optimizer. Logical: a rank hosts it, and it may come to another trainer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -24,6 +24,10 @@ class Worker:
         """
         self.id = id
         self.weights = weights
+        self.updates_done = 0
+        """Of the present round."""
+        self.loss_sum = torch.zeros((), dtype=weights.dtype, device=flat_model.device)
+        """Over those, of the batches' mean losses in nats per token."""
         self._parts: list[tuple[torch.Tensor, slice]] = []
         groups = []
         boundary = flat_model.decay_boundary
@@ -54,6 +58,40 @@ class Worker:
         flat_model.point_at(self.weights)
         for leaf, part in self._parts:
             leaf.grad = flat_model.gradient[part]
+
+    def begin_round(self, reset_moments: bool) -> None:
+        """Before the first update of a round."""
+        self.updates_done = 0
+        self.loss_sum.zero_()
+        if reset_moments:
+            self.reset_optimizer()
+
+    def state(self, with_weights: bool) -> dict[str, torch.Tensor]:
+        """What a checkpoint keeps of the worker, by name: these very tensors.
+
+        Args:
+            with_weights: in the middle of a round, when they differ from the anchor: weights and progress as well.
+        """
+        state = {
+            f"{part}.{name}": value
+            for part, (leaf, _) in enumerate(self._parts)
+            for name, value in self.optimizer.state[leaf].items()
+        }
+        if with_weights:
+            state |= {"weights": self.weights, "loss_sum": self.loss_sum}
+            state["updates_done"] = torch.tensor(self.updates_done)
+        return state
+
+    def restore(self, state: Mapping[str, torch.Tensor], anchor: torch.Tensor) -> None:
+        """Become what `state` was taken of; without weights in it the worker stands at `anchor`.
+
+        Raises:
+            KeyError: a part of the state is missing.
+        """
+        self.weights.copy_(anchor)
+        for name, value in self.state("weights" in state).items():
+            value.copy_(state[name])
+        self.updates_done = int(state.get("updates_done", 0))
 
     def vectors(self) -> list[torch.Tensor]:
         """The weights and the moments of both parts: all that is as large as the model, in a fixed order."""

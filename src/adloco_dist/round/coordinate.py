@@ -22,3 +22,15 @@ def coordinate(
     plan = RoundPlan.from_message(control.broadcast(decide(reports).to_message() if reports else None))
     spent = time.perf_counter() - start
     return plan, reports, RankReport(report.rank, control_seconds=spent, control_bytes_sent=control.bytes_sent - sent)
+
+
+def all_complete(control: ControlPlane, report: RankReport, complete: bool) -> bool:
+    """Whether all ranks have come to the end of the inner phase, before anybody enters a collective of the outer step.
+
+    What it costs goes into `report`.
+    """
+    start, sent = time.perf_counter(), control.bytes_sent
+    answer = all(reply["complete"] for reply in control.exchange({"complete": complete}))
+    report.control_seconds += time.perf_counter() - start
+    report.control_bytes_sent += control.bytes_sent - sent
+    return answer

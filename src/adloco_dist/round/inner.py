@@ -12,6 +12,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from adloco_dist.cluster.failures import about
+from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import Settings
 from adloco_dist.data.tokens import TokenStore
 from adloco_dist.decisions.plan import RoundPlan
@@ -59,6 +60,10 @@ class InnerPhase:
     store: TokenStore
     estimators: Mapping[int, GradientEstimator] = field(default_factory=dict)
     """By trainer: who watches its workers' first gradients. A trainer that is missing is not measured."""
+    stop: StopRequest = field(default_factory=StopRequest)
+    """Ends the phase after the updates that are being taken."""
+    is_resumed: bool = False
+    """Whether workers go on where they stand in the round, rather than begin it."""
 
     def run(
         self, trainers: Sequence[Trainer], lanes: Sequence[Lane], residence: Residence | None = None
@@ -74,6 +79,9 @@ class InnerPhase:
         """
         turns = [_Turn(trainer, worker) for trainer in trainers for worker in trainer.workers]
         device = lanes[0].flat_model.device
+        if not self.is_resumed:
+            for turn in turns:
+                turn.worker.begin_round(self.settings.inner.reset_each_round)
         wait_for(device)
         start = time.perf_counter()
         if not self.plan.is_concurrent:
@@ -138,28 +146,38 @@ class InnerPhase:
         settings, plan, trainer, worker, result = self.settings, self.plan, turn.trainer, turn.worker, turn.result
         clip_norm, batch, gradient = settings.inner.clip_norm, plan.batches[trainer.id], lane.flat_model.gradient
         rate_scale = batch_scale(settings, batch.local_batch)
-        loss_sum = torch.zeros((), device=gradient.device, dtype=gradient.dtype)
         seconds: dict[str, float] = {}
+        if worker.updates_done and trainer.id in self.estimators:
+            lane.flat_model.point_at(trainer.anchor.to(gradient.device))
+            self._gradient(turn, lane, 0)  # seen before the interruption, by an estimator that is no more
         worker.take_turn(lane.flat_model)
-        if settings.inner.reset_each_round:
-            worker.reset_optimizer()
-        for update in range(plan.updates):
-            offset = update * plan.total_batch(trainer.id) + worker.id * batch.local_batch
-            tokens = _to_device(self.store.sequences(trainer.shard.peek(offset, batch.local_batch)), gradient.device)
+        for update in range(worker.updates_done, plan.updates):
+            if self.stop.is_heard and lane.module is lane.flat_model.module:  # ddp must stop together
+                return
             is_timed = settings.switch.n == "auto" and update == plan.updates - 1
             with timed(seconds, "passes", gradient.device) if is_timed else nullcontext():
-                estimator = self.estimators.get(trainer.id) if update == 0 else None
-                # Seeded by who and when, never by where: hosting does not change a random number.
-                seed = (settings.seed, trainer.id, worker.id, plan.round, update)
-                loss_sum += _update_gradient(lane, worker.id, tokens, batch.batch_limit, seed, estimator, result.notes)
+                worker.loss_sum += self._gradient(turn, lane, update)
             if clip_norm is not None:
                 norm = torch.linalg.vector_norm(gradient)
                 gradient.mul_((clip_norm / (norm + 1e-6)).clamp(max=1.0))  # on the device: no synchronisation
             worker.set_learning_rate(learning_rate(settings.inner, plan.progress, update) * rate_scale)
             worker.optimizer.step()
+            worker.updates_done = update + 1
             yield
-        result.loss_sum = float(loss_sum) / plan.updates
+        result.loss_sum = float(worker.loss_sum) / plan.updates
         result.pass_seconds_per_sequence = seconds.get("passes", 0.0) / batch.local_batch
+
+    def _gradient(self, turn: _Turn, lane: Lane, update: int) -> torch.Tensor:
+        """Fill the lane's gradient with that of one update, at the weights that its module points at; the mean loss."""
+        plan, trainer, worker = self.plan, turn.trainer, turn.worker
+        batch = plan.batches[trainer.id]
+        offset = update * plan.total_batch(trainer.id) + worker.id * batch.local_batch
+        sequences = self.store.sequences(trainer.shard.peek(offset, batch.local_batch))
+        tokens = _to_device(sequences, lane.flat_model.device)
+        estimator = self.estimators.get(trainer.id) if update == 0 else None
+        # Seeded by who and when, never by where: hosting does not change a random number.
+        seed = (self.settings.seed, trainer.id, worker.id, plan.round, update)
+        return _update_gradient(lane, worker.id, tokens, batch.batch_limit, seed, estimator, turn.result.notes)
 
     def _by_trainer(self, turns: Sequence[_Turn], seconds: float) -> dict[int, InnerResult]:
         """The turns' results added up, in the order of the turns whatever came first."""

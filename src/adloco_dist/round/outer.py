@@ -21,6 +21,8 @@ class OuterStep:
 
     num_finite: int
     """Workers of the whole trainer whose weights were finite and contributed."""
+    spoilt: list[int]
+    """Workers on this rank that were not finite."""
     pseudo_gradient_norm: float
     bytes_sent: int
     """By this rank."""
@@ -29,11 +31,14 @@ class OuterStep:
 def outer(trainer: Trainer, group: dist.ProcessGroup | None) -> OuterStep:
     """One outer step of a trainer; every rank of `group` takes the same step, and nobody broadcasts.
 
-    A worker whose weights are not finite contributes nothing and restarts from the new anchor with fresh moments;
-    the number of the others travels in the payload. If none is left, the anchor stays.
+    A worker whose weights or losses are not finite contributes nothing and restarts from the new anchor with fresh
+    moments; the number of the others travels in the payload. If none is left, the anchor stays.
     """
     flat_model = trainer.flat_model
-    finite = [bool(torch.isfinite(worker.weights.sum())) for worker in trainer.workers]
+    # Loss and gradients that are not finite leave weights that are not, and so do differences.
+    finite = [
+        bool(torch.isfinite(worker.weights.sum()) and torch.isfinite(worker.loss_sum)) for worker in trainer.workers
+    ]
     _sum_differences(trainer, finite)
     payload = flat_model.payload
     payload[-1] = sum(finite)
@@ -48,7 +53,8 @@ def outer(trainer: Trainer, group: dist.ProcessGroup | None) -> OuterStep:
         if not was_finite:
             worker.reset_optimizer()
     norm = float(torch.linalg.vector_norm(flat_model.gradient)) if num_finite else 0.0
-    return OuterStep(num_finite, norm, ring_bytes_sent(payload, group))
+    spoilt = [worker.id for worker, was_finite in zip(trainer.workers, finite, strict=True) if not was_finite]
+    return OuterStep(num_finite, spoilt, norm, ring_bytes_sent(payload, group))
 
 
 def adopt(trainer: Trainer) -> OuterStep:
@@ -56,7 +62,7 @@ def adopt(trainer: Trainer) -> OuterStep:
     (worker,) = trainer.workers
     _sum_differences(trainer, [True])
     trainer.anchor.copy_(worker.weights)
-    return OuterStep(1, float(torch.linalg.vector_norm(trainer.flat_model.gradient)), 0)
+    return OuterStep(1, [], float(torch.linalg.vector_norm(trainer.flat_model.gradient)), 0)
 
 
 def ring_bytes_sent(payload: torch.Tensor, group: dist.ProcessGroup | None) -> int:

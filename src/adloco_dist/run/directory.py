@@ -7,6 +7,7 @@ import shutil
 import socket
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -72,12 +73,16 @@ class RunDirectory:
     def close(self, result: Record | None = None) -> None:
         self._lock.close()
 
+    def state(self) -> Record:
+        return {}
 
-def open_directory(run: RunSettings, needed_bytes: int) -> RunDirectory:
+
+def open_directory(run: RunSettings, needed_bytes: int, goes_on: bool = False) -> RunDirectory:
     """Make and take the directory that `run` names, or a new one under its root, named by date and time.
 
     Args:
         needed_bytes: what must be free there.
+        goes_on: a run that is there goes on from one of its checkpoints.
 
     Raises:
         SettingsError: it holds another run or other files, is in use, or cannot be made or written. Nothing was made
@@ -89,6 +94,9 @@ def open_directory(run: RunSettings, needed_bytes: int) -> RunDirectory:
     try:
         if run.directory is None:
             return RunDirectory(setting, _make_new(path))
+        if goes_on:
+            path.mkdir(parents=True, exist_ok=True)  # the checkpoint may lie on other nodes
+            return RunDirectory(setting, path)
         if (path / LOCK_FILE).exists() or (path / RUN_FILE).exists():
             _refuse_run(setting, path, run.unfinished)
             set_aside(setting, path)
@@ -134,11 +142,13 @@ def set_aside(setting: str, path: Path) -> None:
         SettingsError: a process writes into it.
     """
     taken = RunDirectory(setting, path)
-    number = 1
-    while (aside := path.with_name(f"{path.name}.aside-{number}")).exists():
-        number += 1
-    path.rename(aside)
+    path.rename(free_name(path))
     taken.close()
+
+
+def free_name(path: Path) -> Path:
+    """The first name beside `path` under which it can be set aside."""
+    return next(aside for number in count(1) if not (aside := path.with_name(f"{path.name}.aside-{number}")).exists())
 
 
 def _make_new(path: Path) -> Path:
@@ -165,5 +175,5 @@ def _refuse_run(setting: str, path: Path, unfinished: Unfinished) -> None:
     if is_finished(path):
         raise SettingsError(f"{setting}={path}: already holds a run; name a new directory, or leave it out")
     if unfinished is Unfinished.refuse:
-        remedy = "name a new directory, or set run.unfinished=set_aside"
+        remedy = "name a new directory, or set run.unfinished to resume or set_aside"
         raise SettingsError(f"{setting}={path}: holds a run that has not ended; {remedy}")

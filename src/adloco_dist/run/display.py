@@ -19,10 +19,10 @@ TITLES = (
 class Display:
     """A sink for people."""
 
-    def __init__(self, console: Console, budget: BudgetSettings) -> None:
+    def __init__(self, console: Console, budget: BudgetSettings, earlier_seconds: float = 0.0) -> None:
         self._console = console
         (self._unit, limit), *_ = ((unit, limit) for unit, limit in vars(budget).items() if limit is not None)
-        self._start = time.monotonic()
+        self._start = time.monotonic() - earlier_seconds
         self._latest: dict[int, Record] = {}
         self._told: set[tuple[int, str]] = set()
         self._progress = Progress(
@@ -63,8 +63,15 @@ class Display:
     def close(self, result: Record | None) -> None:
         if self._console.is_terminal:
             self._live.stop()
-        if result is not None:
+        if result is not None and result["candidates"]:
             self._console.print(_result_table(result))
+
+    def state(self) -> Record:
+        return {}
+
+    def tell(self, line: str) -> None:
+        """Show a line that belongs to no record; from any thread."""
+        self._console.print(f"note: {line}", soft_wrap=True, highlight=False)
 
     def _tell_notes(self, records: Sequence[Record]) -> None:
         """Print every note once; the records hold it for each round that it is about."""

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,30 +21,49 @@ class Sink(Protocol):
     def close(self, result: Record | None) -> None:
         """End with the run's result, or with None if there is none."""
 
+    def state(self) -> Record:
+        """What it needs to go on after a restart, as plain JSON values; keys are its own."""
+        ...
+
 
 class MetricsFile:
     """metrics.jsonl: one JSON object per round and trainer, written out at once."""
 
-    def __init__(self, directory: Path) -> None:
-        self._file = (directory / METRICS_FILE).open("w", encoding="utf-8")
+    def __init__(self, directory: Path, keep_bytes: int = 0) -> None:
+        """
+        Args:
+            keep_bytes: of a run that goes on: what it had written by then; the rest is cut off.
+        """
+        path = directory / METRICS_FILE
+        self._file = path.open("r+b" if keep_bytes and path.exists() else "wb")
+        self._file.truncate(min(keep_bytes, self._file.seek(0, os.SEEK_END)))
+        self._file.seek(0, os.SEEK_END)
 
     def write(self, records: Sequence[Record]) -> None:
         for record in records:
-            self._file.write(json.dumps(strict_json(record)) + "\n")
+            self._file.write(json.dumps(strict_json(record)).encode() + b"\n")
         self._file.flush()
 
     def close(self, result: Record | None) -> None:
         self._file.close()
 
+    def state(self) -> Record:
+        return {"metrics_bytes": self._file.tell()}
+
 
 class RunFile:
     """run.json: what ran and where (known at the start), who merged with whom, and the result (known at the end)."""
 
-    def __init__(self, directory: Path, facts: Record) -> None:
+    def __init__(self, directory: Path, facts: Record, earlier: Record | None = None) -> None:
+        """
+        Args:
+            earlier: the state of a run that goes on.
+        """
         self._path = directory / RUN_FILE
-        self._facts = {**facts, "merges": []}
-        self._totals = {"rounds": 0, "tokens": 0, "bytes_sent": 0}
-        self._start = time.monotonic()
+        earlier = earlier or {"merges": [], "totals": {"rounds": 0, "tokens": 0, "bytes_sent": 0}, "seconds": 0.0}
+        self._facts = {**facts, "merges": list(earlier["merges"])}
+        self._totals = dict(earlier["totals"])
+        self._start = time.monotonic() - earlier["seconds"]
         self._save({**self._facts, "result": None})
 
     def write(self, records: Sequence[Record]) -> None:
@@ -63,6 +83,11 @@ class RunFile:
     def close(self, result: Record | None) -> None:
         totals = {**self._totals, "seconds": round(time.monotonic() - self._start, 3)}
         self._save({**self._facts, "result": {**result, **totals} if result else None})
+
+    def state(self) -> Record:
+        seconds = time.monotonic() - self._start
+        kept = {key: self._facts[key] for key in ("merges", "started", "resumed") if key in self._facts}
+        return {**kept, "totals": dict(self._totals), "seconds": seconds}
 
     def _save(self, content: Record) -> None:
         temporary = self._path.with_suffix(".tmp")
@@ -86,6 +111,10 @@ class Journal:
     def close(self, result: Record | None = None) -> None:
         for sink in reversed(self._sinks):
             sink.close(result)
+
+    def state(self) -> Record:
+        """What all sinks together need to go on after a restart."""
+        return {key: value for sink in self._sinks for key, value in sink.state().items()}
 
 
 def strict_json(value: Any) -> Any:

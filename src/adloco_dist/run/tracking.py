@@ -14,16 +14,26 @@ from adloco_dist.decisions.records import Record
 class WandbSink:
     """Logs every round under trainer<id>/..., and the result as the run's summary."""
 
-    def __init__(self, tracking: TrackingSettings, directory: Path, config: dict[str, Any]) -> None:
+    def __init__(
+        self, tracking: TrackingSettings, directory: Path, config: dict[str, Any], id: str | None = None
+    ) -> None:
+        """
+        Args:
+            id: of the run that goes on; None: a new one.
+        """
         os.environ.setdefault("WANDB_SILENT", "true")  # the terminal belongs to the progress display
         self._run = wandb.init(
-            project=tracking.project, name=directory.name, dir=directory, config=config, mode=_mode(tracking.mode)
-        )
+            project=tracking.project, name=directory.name, dir=directory, config=config, mode=_mode(tracking.mode),
+            id=id, resume="allow",
+        )  # fmt: skip
 
     def write(self, records: Sequence[Record]) -> None:
         for record in records:
             trainer = f"trainer{record['trainer']}"
             self._run.log(_flat(trainer, record), step=record["round"])
+
+    def state(self) -> Record:
+        return {"tracking_id": self._run.id}
 
     def close(self, result: Record | None) -> None:
         if result is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from adloco_dist.cluster.runtime import Place, join_store, started
+from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import ClusterSettings, Device
 
 TIMEOUT_SECONDS = 120.0
@@ -69,7 +70,7 @@ def _collect(pipes: dict[Connection, int]) -> list[Any]:
 def _run_rank(pipe: Connection, place: Place, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     cluster = ClusterSettings(device=Device.cpu, threads_per_rank=1, control_seconds=60, outer_seconds=60)
     try:
-        with started(cluster, place, join_store(place)) as runtime:
+        with started(cluster, place, join_store(place), StopRequest()) as runtime:
             result = function(runtime, *arguments)
         pipe.send((result, None))
     except Exception:  # reported to the test, whatever it is

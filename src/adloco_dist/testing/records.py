@@ -18,3 +18,7 @@ class KeptRecords:
 
     def close(self, result: Record | None) -> None:
         """Nothing is left to do."""
+
+    def state(self) -> Record:
+        """Nothing is needed to go on."""
+        return {}

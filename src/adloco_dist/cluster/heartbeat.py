@@ -1,0 +1,156 @@
+"""Who lives, and where everybody stands: told through the store, whatever collectives hang."""
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+from adloco_dist.cluster.failures import FIRST_FAILURE, PeerFailedError
+from adloco_dist.cluster.signals import StopRequest
+from adloco_dist.config import EXIT_FAILURE
+
+log = logging.getLogger(__name__)
+STOP = "stop_requested"
+"""Key in the store: a rank was asked to stop."""
+START_SECONDS = 120.0
+"""Ranks that were never heard of may still be importing."""
+
+
+def own_client(store: Store) -> Store:
+    """The same store through a connection of its own, for another thread."""
+    return store.clone()  # pyright: ignore[reportAttributeAccessIssue]  (torch's stub has forgotten it)
+
+
+@dataclass
+class _Heard:
+    """What was last heard of a rank, and when by this one's clock."""
+
+    beat: bytes = b""
+    at: float = 0.0
+
+
+class Heartbeat:
+    """Tells all ranks that this one lives, ends it when another is dead or has failed, and passes on stop requests.
+
+    Rank 0 listens to all ranks, the others to rank 0 alone: what a beat costs does not grow with their number. A
+    thread talks to the store through a client of its own; a second one watches that the store still answers, for
+    when the node of rank 0 vanishes without a word, no call to it returns.
+    """
+
+    def __init__(
+        self, store: Store, rank: int, world_size: int, every_seconds: float, silence_seconds: float,
+        stop: StopRequest,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            stop: shared with the round loop: set here when any rank was asked to stop.
+        """
+        self.hosts: Sequence[str] = ["a host that was not heard of"] * world_size
+        """Of every rank, for what is told; set once they are known."""
+        self._store = own_client(store)
+        self._store.set_timeout(timedelta(seconds=silence_seconds))
+        self._rank, self._stop = rank, stop
+        self._every, self._silence = every_seconds, silence_seconds
+        self._start = time.monotonic()
+        self._place, self._stage = "start", 0
+        self._heard = {other: _Heard(at=self._start) for other in (range(world_size) if rank == 0 else [0])}
+        self._answered_at = self._start
+        self._closing = threading.Event()
+        self._threads = [
+            threading.Thread(target=target, name=name, daemon=True)
+            for name, target in (("heartbeat", self._beat_on), ("watch", self._watch))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def enter(self, place: str) -> None:
+        """Say where this rank stands from now on ("round 3: inner phase"); all ranks enter the same places in turn."""
+        self._place, self._stage = place, self._stage + 1
+
+    def close(self) -> None:
+        """Fall silent; the run is over, or has failed, and nobody listens any more."""
+        self._closing.set()
+        for thread in self._threads:
+            thread.join(timeout=self._silence)
+
+    def behind(self) -> list[str]:
+        """The ranks that have not come as far as this one, with where they were last heard of.
+
+        Raises:
+            RuntimeError: the store is gone.
+        """
+        told = []
+        for rank, host in enumerate(self.hosts):
+            if rank == self._rank:
+                continue
+            beat = json.loads(self._store.get(_key(rank))) if self._store.check([_key(rank)]) else {}
+            if beat.get("stage", -1) < self._stage:
+                told.append(f"rank {rank} on {host} ({beat.get('place', 'never heard of')})")
+        return told
+
+    def _beat_on(self) -> None:
+        number = 0
+        while not self._closing.wait(self._every):
+            number += 1
+            try:
+                self._beat(number)
+            except RuntimeError as error:
+                if not self._closing.is_set():
+                    reason = next(iter(str(error).splitlines()), "")
+                    self._end(f"rank 0 on {self.hosts[0]}, whose node holds the store: lost contact ({reason})")
+
+    def _beat(self, number: int) -> None:
+        mine = {"number": number, "stage": self._stage, "place": self._place}
+        self._store.set(_key(self._rank), json.dumps(mine))
+        if self._stop.requested and not self._stop.is_passed_on:
+            self._stop.is_heard = self._stop.is_passed_on = True
+            self._store.set(STOP, "1")
+        for rank, heard in self._heard.items():
+            if rank != self._rank and self._store.check([_key(rank)]):
+                beat = self._store.get(_key(rank))
+                if beat != heard.beat:
+                    heard.beat, heard.at = beat, time.monotonic()
+        if self._store.check([STOP]):
+            self._stop.is_heard = self._stop.is_passed_on = True
+        failure = self._store.get(FIRST_FAILURE).decode() if self._store.check([FIRST_FAILURE]) else None
+        self._answered_at = time.monotonic()
+        if failure and not self._closing.is_set():
+            self._end(failure)
+        self._look_for_the_dead()
+
+    def _look_for_the_dead(self) -> None:
+        now = time.monotonic()
+        for rank, heard in self._heard.items():
+            patience = self._silence if heard.beat else max(self._silence, START_SECONDS)
+            if rank != self._rank and now - heard.at > patience:
+                place = json.loads(heard.beat)["place"] if heard.beat else "never heard of"
+                line = f"rank {rank} on {self.hosts[rank]}: silent for {now - heard.at:.0f} s ({place})"
+                self._store.compare_set(FIRST_FAILURE, "", line)
+                self._end(line)
+
+    def _watch(self) -> None:
+        while not self._closing.wait(self._every):
+            if time.monotonic() - self._answered_at > self._silence + self._every:
+                self._end(f"rank 0 on {self.hosts[0]}, whose node holds the store: silent for {self._silence:g} s")
+
+    def _end(self, line: str) -> None:
+        """End this process, whatever its main thread waits for; torchrun's error file has the line."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        error = PeerFailedError(line)
+        log.error("%s (stood in %s)", error, self._place)
+        get_error_handler().record_exception(error)
+        logging.shutdown()
+        os._exit(EXIT_FAILURE)
+
+
+def _key(rank: int) -> str:
+    return f"beat/{rank}"

@@ -1,0 +1,127 @@
+"""Rank 0's records: what it knows when a run begins or goes on, and where it goes."""
+
+import logging
+import os
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+import hydra
+import torch
+import transformers
+from rich.console import Console
+
+import adloco_dist
+from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.config import TrackingMode
+from adloco_dist.config.compose import to_plain
+from adloco_dist.decisions.environment import Environment, Link, remarks
+from adloco_dist.decisions.plan import Premises
+from adloco_dist.hosting import Rank
+from adloco_dist.launch.resume import Source
+from adloco_dist.run.directory import METRICS_FILE, RunDirectory
+from adloco_dist.run.display import Display
+from adloco_dist.run.journal import Journal, MetricsFile, RunFile, Sink
+from adloco_dist.run.tracking import WandbSink
+
+log = logging.getLogger(__name__)
+
+
+def print_note(line: str) -> None:
+    """Tell the user what belongs to no record, before there is a display."""
+    print(f"note: {line}", flush=True)
+
+
+def open_journal(
+    rank: Rank,
+    premises: Premises,
+    taken: RunDirectory | None,
+    environments: Sequence[Environment],
+    links: Sequence[Link],
+    source: Source | None,
+) -> tuple[Journal, Callable[[str], None]]:
+    """Rank 0's files, tracking and display, and what shows a line there; a journal without sinks elsewhere.
+
+    Args:
+        taken: the run directory, on rank 0.
+        source: where the run goes on; None: it begins.
+    """
+    if taken is None:
+        return Journal(), log.info
+    settings, runtime = rank.settings, rank.runtime
+    plain = to_plain(settings)
+    facts = _facts(rank, premises, plain, environments, links)
+    earlier = dict(source.state.journal) if source else {}
+    keep_bytes = earlier.get("metrics_bytes", 0)
+    if source:
+        _restore_records(taken, source, keep_bytes)
+        facts["resumed"] = [*earlier.get("resumed", []), _start(source, runtime)]
+        facts["started"] = earlier["started"]
+    sinks: list[Sink] = [taken, RunFile(taken.path, facts, earlier or None), MetricsFile(taken.path, keep_bytes)]
+    if settings.tracking.mode is not TrackingMode.disabled:
+        sinks.append(WandbSink(settings.tracking, taken.path, plain, earlier.get("tracking_id")))
+    for line in remarks(environments):
+        print_note(line)
+    display = Display(Console(), settings.budget, source.state.seconds if source else 0.0)
+    return Journal([*sinks, display]), display.tell
+
+
+def _restore_records(taken: RunDirectory, source: Source, num_bytes: int) -> None:
+    """metrics.jsonl as of the checkpoint, for a node that has not got it; what is here else is cut to that."""
+    path = taken.path / METRICS_FILE
+    records = source.archive.records()
+    if records is not None:
+        path.write_bytes(records)
+    held = path.stat().st_size if path.exists() else 0
+    if held < num_bytes:
+        print_note(f"{path} has {held} bytes of the {num_bytes} that belong to the checkpoint: older records are lost")
+
+
+def _start(source: Source, runtime: Runtime) -> dict[str, Any]:
+    """Of every start but the first: from where, when, and on what."""
+    return {
+        "checkpoint": source.archive.name,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "world_size": runtime.world_size,
+        "hosts": runtime.hosts,
+    }
+
+
+def _facts(
+    rank: Rank, premises: Premises, plain: dict[str, Any], environments: Sequence[Environment], links: Sequence[Link]
+) -> dict[str, Any]:
+    runtime, splits = rank.runtime, rank.splits
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {
+            "adloco_dist": adloco_dist.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "hydra": hydra.__version__,
+        },
+        "settings": plain,
+        "layout": asdict(premises.layout),
+        "batch_limits": premises.batch_limits,
+        "instances": {"at_once": premises.is_concurrent, "resident": rank.residence.resident},
+        "cluster": {
+            "world_size": runtime.world_size,
+            "nodes": runtime.nodes,
+            "hosts": runtime.hosts,
+            "device": str(runtime.device),
+            "backend": runtime.backend.name,
+            "threads_per_rank": runtime.threads,
+            "slurm_job": os.environ.get("SLURM_JOB_ID"),
+            "ranks": [asdict(environment) for environment in environments],
+            "links": [asdict(link) for link in links],
+        },
+        "corpus": {
+            "source": splits.source,
+            "digest": splits.digest,
+            "train_tokens": len(splits.train.tokens),
+            "validation_tokens": len(splits.validation.tokens),
+            "vocab_size": splits.vocab_size,
+        },
+    }
