@@ -74,10 +74,11 @@ def test_a_job_that_meets_its_time_limit_stops_cleanly_and_is_requeued(
     log = (checkout / f"adloco-{job_id}.log").read_text()
     assert (job["Restarts"], job["ExitCode"]) == ("1", "75:0"), log + running.logs()
     assert log.count("time limit: requeued (0 times before)") == 1
-    run = checkout / "runs" / f"slurm-{job_id}"
-    for start in (run.with_name(f"{run.name}.aside-1"), run):
-        assert facts(start)["result"]["stop"] == "interrupted"
-        assert (start / "model" / "model.safetensors").exists()
+    run = facts(checkout / "runs" / f"slurm-{job_id}")
+    assert run["result"]["stop"] == "interrupted"
+    (second,) = run["resumed"]
+    assert f"note: goes on from runs/slurm-{job_id}/checkpoints/{second['checkpoint']}" in log
+    assert int(second["checkpoint"].rpartition("-")[2]) > 0, "the first start's rounds are not lost"
     assert "Traceback" not in log
 
 

@@ -93,7 +93,7 @@ def test_ranks_end_when_their_agent_is_gone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by", ["SIGTERM", "stop file"])
-def test_a_request_to_stop_ends_the_round_and_says_so(tmp_path: Path, by: str) -> None:
+def test_a_request_to_stop_leaves_a_checkpoint_to_go_on_from(tmp_path: Path, by: str) -> None:
     with running(train_command(*ENDLESS), tmp_path) as process:
         if by == "SIGTERM":
             process.send_signal(signal.SIGTERM)
@@ -102,8 +102,12 @@ def test_a_request_to_stop_ends_the_round_and_says_so(tmp_path: Path, by: str) -
         output = process.communicate(timeout=120)[0]
         assert process.returncode == 75, output
     assert facts(tmp_path / "run")["result"]["stop"] == "interrupted"
-    assert (tmp_path / "run" / "model" / "config.json").exists()
+    assert "run.unfinished=resume goes on" in output
     assert "Traceback" not in output
+    resumed = run(train_command(*ENDLESS, "run.unfinished=resume", "budget.rounds=3"), tmp_path)
+    assert resumed.code == 0, resumed.output
+    assert "note: goes on from run/checkpoints/000001-round-" in resumed.output
+    assert (tmp_path / "run" / "model" / "config.json").exists()
 
 
 def test_a_directory_has_one_writer_and_an_unfinished_run_is_never_lost(tmp_path: Path) -> None:

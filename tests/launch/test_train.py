@@ -188,7 +188,7 @@ def test_other_algorithms(tmp_path: Path, algorithm: str) -> None:
     assert ("gradients" in rows[-1]["bytes_sent"]) == (algorithm == "ddp")
 
 
-def test_ctrl_c_ends_the_round_and_keeps_the_model(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_a_checkpoint_and_whole_rounds(tmp_path: Path) -> None:
     process = subprocess.Popen(
         train_command(*SMALL, "run.directory=run", "budget.rounds=100000"), cwd=tmp_path, env=environment(),
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
@@ -204,7 +204,7 @@ def test_ctrl_c_ends_the_round_and_keeps_the_model(tmp_path: Path) -> None:
     assert process.returncode == 75, output
     assert "Traceback" not in output
     assert facts(tmp_path / "run")["result"]["stop"] == "interrupted"
-    AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("*/manifest.json")] == ["manifest.json"]
     rows = metrics(tmp_path / "run")
     assert len(rows) % 4 == 0, "whole rounds only"
     assert rows[-1]["round"] >= 2

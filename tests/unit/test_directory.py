@@ -51,7 +51,9 @@ def test_only_a_run_that_came_to_its_own_end_is_finished(tmp_path: Path) -> None
     with pytest.raises(SettingsError, match="already holds a run"):
         opened(tmp_path / "done", Unfinished.set_aside)
     for name in ("stopped", "killed"):
-        with pytest.raises(SettingsError, match=r"holds a run that has not ended; .*run.unfinished to resume or set_aside"):
+        with pytest.raises(
+            SettingsError, match=r"holds a run that has not ended; .*run.unfinished to resume or set_aside"
+        ):
             opened(tmp_path / name)
         opened(tmp_path / name, Unfinished.set_aside).close()
 

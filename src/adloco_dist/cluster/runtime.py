@@ -64,6 +64,8 @@ class Runtime:
     """Of this rank's node; None on a single node."""
     control: ControlPlane
     heartbeat: Heartbeat
+    store: Store
+    """Shared by all ranks, for what is told apart from collectives."""
 
 
 def join_store(place: Place) -> Store:
@@ -124,6 +126,7 @@ def started(cluster: ClusterSettings, place: Place, store: Store, stop: StopRequ
             interface=interface,
             control=control,
             heartbeat=heartbeat,
+            store=store,
         )
     except RuntimeError as error:
         if is_timeout(error):

@@ -39,7 +39,9 @@ def plan_round(settings: Settings, premises: Premises, last: RoundPlan | None, r
     stop = _stop_reason(settings, round_, pool_tokens, report, spoilt)
     pool = _pool(settings, premises, last, report)
     demands = _demands(settings, premises.trajectory, pool, round_, last, report, fraction)
-    regrouping = None if stop else _regrouping(settings, premises.trajectory, pool, round_, demands, report)
+    # A run that is asked to stop has the plan with which it will go on.
+    goes_on = stop in (None, INTERRUPTED)
+    regrouping = _regrouping(settings, premises.trajectory, pool, round_, demands, report) if goes_on else None
     if regrouping:
         layout = regrouping.layout_after(pool.layout)
         demands = {id: demands[id] for id in layout.trainers}  # a survivor keeps its own

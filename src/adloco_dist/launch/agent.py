@@ -26,6 +26,9 @@ from adloco_dist.launch.outcome import OUTCOME, noted_codes
 FIRST_SLURM_PORT = 20000
 """Below Linux' ephemeral ports, so that no outgoing connection holds it by chance."""
 NUM_SLURM_PORTS = 10000
+ELASTIC_TIMEOUTS = {"last_call_timeout": 5, "keep_alive_interval": 2, "keep_alive_max_attempt": 3, "read_timeout": 20}
+"""Seconds: a last call for nodes once there are enough, heartbeats of agents (missed so often: dead), and for an answer
+of the node that holds the rendezvous."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,11 @@ class Rendezvous:
     """How the agents of a job's nodes find each other: torchrun's c10d rendezvous."""
 
     num_nodes: int = 1
+    """At most."""
+    least_nodes: int | None = None
+    """With which the job starts, or goes on without others; None: all."""
+    max_restarts: int = 0
+    """How often the ranks of a node are started again when one fails; nodes that come or go do not count."""
     endpoint: str = "localhost:0"
     """Host and port of the store, which the agent on that host opens; port 0: a free one, on a single node."""
     job: str = ""
@@ -40,10 +48,22 @@ class Rendezvous:
     address: str | None = "localhost"
     """Of this node, for the others; None: its full host name."""
     timeout_seconds: int = 600
-    """For all nodes to come."""
+    """For all nodes to come, or the least number of them."""
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the job outlives ranks and nodes."""
+        return self.max_restarts > 0
+
+    def timeouts(self) -> dict[str, int]:
+        """torchrun's own, in seconds. An elastic job does not wait for nodes that are lost as it does for late ones."""
+        timeouts = {"join_timeout": self.timeout_seconds, "read_timeout": self.timeout_seconds}
+        if self.is_elastic:
+            timeouts |= ELASTIC_TIMEOUTS
+        return timeouts
 
     @classmethod
-    def from_slurm(cls, timeout_seconds: int) -> "Rendezvous":
+    def from_slurm(cls, timeout_seconds: int, max_restarts: int) -> "Rendezvous":
         """Between the nodes of this Slurm job, for a process that srun started once on each.
 
         Raises:
@@ -62,7 +82,8 @@ class Rendezvous:
         port = FIRST_SLURM_PORT + int(job) % NUM_SLURM_PORTS
         # A requeued job has the same id: what is left of its last start must not meet it.
         attempt = os.environ.get("SLURM_RESTART_COUNT", "0")
-        return cls(num_nodes, f"{names.stdout.split()[0]}:{port}", f"{job}-{attempt}", here, timeout_seconds)
+        endpoint = f"{names.stdout.split()[0]}:{port}"
+        return cls(num_nodes, None, max_restarts, endpoint, f"{job}-{attempt}", here, timeout_seconds)
 
 
 def start_ranks(rendezvous: Rendezvous, num_ranks: int, module: str, arguments: Sequence[str]) -> int:
@@ -75,16 +96,19 @@ def start_ranks(rendezvous: Rendezvous, num_ranks: int, module: str, arguments: 
     for number in STOP_SIGNALS:
         signal.signal(number, _pass_on_stop)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // num_ranks)))
+    if rendezvous.is_elastic:
+        # Else the agents would go on with the store of their first start, on a node that may be gone.
+        os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     config = LaunchConfig(
-        min_nodes=rendezvous.num_nodes,
+        min_nodes=rendezvous.least_nodes or rendezvous.num_nodes,
         max_nodes=rendezvous.num_nodes,
         nproc_per_node=num_ranks,
         run_id=rendezvous.job or uuid.uuid4().hex,
         rdzv_backend="c10d",
         rdzv_endpoint=rendezvous.endpoint,
-        rdzv_configs={"join_timeout": rendezvous.timeout_seconds, "read_timeout": rendezvous.timeout_seconds},
+        rdzv_configs=rendezvous.timeouts(),
         local_addr=rendezvous.address,
-        max_restarts=0,
+        max_restarts=rendezvous.max_restarts,
         signals_to_handle="SIGQUIT",  # not SIGHUP, which nohup wants ignored
     )
     with tempfile.TemporaryDirectory() as folder:
@@ -103,7 +127,7 @@ def _told_of_rendezvous(rendezvous: Rendezvous, error: Exception, ranks_were_up:
     if ranks_were_up:  # the agent that holds the store ended first, and tells the cause
         line = f"ended on {socket.gethostname()}: the agent at {rendezvous.endpoint} is gone; see what it says"
     else:
-        wanted = f"{rendezvous.num_nodes} nodes within {rendezvous.timeout_seconds} s"
+        wanted = f"{rendezvous.least_nodes or rendezvous.num_nodes} nodes within {rendezvous.timeout_seconds} s"
         remedy = "start the same command on every node, and check that this host and port can be reached from all"
         line = f"error: --rdzv-endpoint={rendezvous.endpoint}: did not bring together {wanted} ({error}); {remedy}"
     print(line, file=sys.stderr)
@@ -162,7 +186,7 @@ def _recorded(failure: ProcessFailure) -> str | None:
 def _pass_on_stop(signum: int, frame: FrameType | None) -> None:
     if not _signal_ranks(signal.SIGINT):  # still waiting for other nodes
         sys.exit(EXIT_STOPPED)
-    message = "stopping: the round ends, then records and model are written (Ctrl-C again: stop at once, without)"
+    message = "stopping: a checkpoint is written (Ctrl-C again: stop at once, without)"
     print(f"\n{message}", file=sys.stderr, flush=True)
     signal.signal(signal.SIGINT, _kill_ranks)
 

@@ -21,7 +21,7 @@ Exit codes: 0 done, 1 failed, 2 a mistake in what was asked (nothing was started
 """
 
 ONLY_OF_SWEEPS = ("jobs", "redo")
-NOT_OF_SWEEPS = ("master_port", "nnodes", "rdzv_endpoint", "slurm", "dry_run", "print_config")
+NOT_OF_SWEEPS = ("master_port", "nnodes", "max_restarts", "rdzv_endpoint", "slurm", "dry_run", "print_config")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -65,7 +65,7 @@ def _as_driver(parser: argparse.ArgumentParser, options: argparse.Namespace) -> 
     if options.dry_run:
         from adloco_dist.tools.planner import print_dry_run
 
-        print_dry_run(settings, [node for node in range(options.nnodes) for _ in range(num_ranks)])
+        print_dry_run(settings, [node for node in range(_num_nodes(options)[1]) for _ in range(num_ranks)])
         return 0
     return start(options, num_ranks, "adloco_dist.launch", options.overrides)
 
@@ -86,17 +86,20 @@ def start(options: argparse.Namespace, num_ranks: int, module: str, overrides: S
     """
     from adloco_dist.launch.agent import Rendezvous, check_port, start_ranks
 
+    least_nodes, num_nodes = _num_nodes(options)
+    restarts = options.max_restarts
     if options.slurm:
-        rendezvous = Rendezvous.from_slurm(options.join_timeout)
-    elif options.nnodes == 1:
+        rendezvous = Rendezvous.from_slurm(options.join_timeout, restarts)
+    elif num_nodes == 1:
         check_port(options.master_port or 0)
-        rendezvous = Rendezvous(endpoint=f"localhost:{options.master_port or 0}")
+        rendezvous = Rendezvous(max_restarts=restarts, endpoint=f"localhost:{options.master_port or 0}")
     else:
         rule = "needs --rdzv-endpoint=HOST:PORT, the same on all nodes; or start torchrun on each (see README)"
         require(options.rdzv_endpoint is not None, "--nnodes", options.nnodes, rule)
         rendezvous = Rendezvous(
-            options.nnodes, options.rdzv_endpoint, options.rdzv_id, options.local_addr, options.join_timeout
-        )
+            num_nodes, least_nodes, restarts, options.rdzv_endpoint, options.rdzv_id, options.local_addr,
+            options.join_timeout,
+        )  # fmt: skip
     return start_ranks(rendezvous, num_ranks, module, overrides)
 
 
@@ -104,7 +107,10 @@ def add_torchrun_options(parser: argparse.ArgumentParser) -> None:
     """Where to run: named as torchrun's, for that is what takes them."""
     parser.add_argument("--nproc-per-node", type=int, metavar="G", help="ranks on this machine (one per GPU, else 2)")
     parser.add_argument("--master-port", type=int, metavar="PORT", help="port of the rendezvous (default: a free one)")
-    parser.add_argument("--nnodes", type=int, default=1, metavar="N", help="nodes that this command is started on")
+    parser.add_argument("--nnodes", default="1", metavar="N|MIN:MAX", help="nodes that this command is started on")
+    parser.add_argument(
+        "--max-restarts", type=int, default=0, metavar="R", help="starts after a rank or a node was lost"
+    )
     parser.add_argument("--rdzv-endpoint", metavar="HOST:PORT", help="one of several nodes, where all of them meet")
     parser.add_argument("--rdzv-id", default="adloco", metavar="ID", help="keeps jobs apart that meet at one place")
     parser.add_argument("--local-addr", metavar="ADDR", help="this node's address (default: its full host name)")
@@ -124,9 +130,20 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _num_nodes(options: argparse.Namespace) -> tuple[int, int]:
+    """At least and at most."""
+    least, _, most = options.nnodes.partition(":")
+    is_range = least.isdecimal() and (most or least).isdecimal() and 1 <= int(least) <= int(most or least)
+    require(is_range, "--nnodes", options.nnodes, "must be N, or MIN:MAX, with 1 <= MIN <= MAX")
+    require(options.max_restarts >= 0, "--max-restarts", options.max_restarts, "must be >= 0")
+    is_elastic = not most or least == most or options.max_restarts > 0
+    rule = "when a node is lost, the ranks of the others fail and are started again; set --max-restarts as well"
+    require(is_elastic, "--nnodes", options.nnodes, rule)
+    return int(least), int(most or least)
+
+
 def _num_ranks(settings: Settings, options: argparse.Namespace) -> int:
     """As asked; else one rank per GPU; without GPUs two, so that there is something to distribute; no idle ones."""
-    require(options.nnodes >= 1, "--nnodes", options.nnodes, "must be >= 1")
     if options.nproc_per_node is not None:
         require(options.nproc_per_node >= 1, "--nproc-per-node", options.nproc_per_node, "must be >= 1")
         return options.nproc_per_node

@@ -6,6 +6,7 @@ import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -56,7 +57,7 @@ def open_journal(
     earlier = dict(source.state.journal) if source else {}
     keep_bytes = earlier.get("metrics_bytes", 0)
     if source:
-        _restore_records(taken, source, keep_bytes)
+        restore_records(taken.path, source)
         facts["resumed"] = [*earlier.get("resumed", []), _start(source, runtime)]
         facts["started"] = earlier["started"]
     sinks: list[Sink] = [taken, RunFile(taken.path, facts, earlier or None), MetricsFile(taken.path, keep_bytes)]
@@ -65,18 +66,18 @@ def open_journal(
     for line in remarks(environments):
         print_note(line)
     display = Display(Console(), settings.budget, source.state.seconds if source else 0.0)
-    return Journal([*sinks, display]), display.tell
+    return Journal([*sinks, display], display.tell), display.tell
 
 
-def _restore_records(taken: RunDirectory, source: Source, num_bytes: int) -> None:
-    """metrics.jsonl as of the checkpoint, for a node that has not got it; what is here else is cut to that."""
-    path = taken.path / METRICS_FILE
+def restore_records(directory: Path, source: Source) -> None:
+    """metrics.jsonl as of the checkpoint, for a node that has not got it."""
+    path = directory / METRICS_FILE
     records = source.archive.records()
     if records is not None:
         path.write_bytes(records)
-    held = path.stat().st_size if path.exists() else 0
-    if held < num_bytes:
-        print_note(f"{path} has {held} bytes of the {num_bytes} that belong to the checkpoint: older records are lost")
+    held, wanted = path.stat().st_size if path.exists() else 0, source.state.journal["metrics_bytes"]
+    if held < wanted:
+        print_note(f"{path} has {held} bytes of the {wanted} that belong to the checkpoint: older records are lost")
 
 
 def _start(source: Source, runtime: Runtime) -> dict[str, Any]:

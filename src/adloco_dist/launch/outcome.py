@@ -35,8 +35,8 @@ def _outcome_noted() -> Iterator[None]:
     if folder is None:
         yield
         return
-    note = Path(folder) / os.environ["RANK"]
-    note.touch()
+    note = Path(folder) / os.environ["LOCAL_RANK"]
+    note.write_text("", encoding="utf-8")  # of an earlier start, too
     try:
         yield
     except SystemExit as end:

@@ -109,7 +109,7 @@ def _run(place: Place, store: Store, overrides: Sequence[str], dry_run: bool) ->
         (directory / STOP_FILE).unlink(missing_ok=True)  # what stopped the run before it goes on now
         stop.file = Path(settings.run.stop_file) if settings.run.stop_file else directory / STOP_FILE
         journal, tell = open_journal(rank, premises, taken, environments, links, source)
-        writer = CheckpointWriter(volumes, store, runtime.world_size, settings.checkpoint, tell)
+        writer = CheckpointWriter(volumes, runtime.store, runtime.world_size, settings.checkpoint, tell)
         try:
             checkpoints = Checkpoints(writer, journal, directory)
             outcome = train(rank, premises, journal, stop, checkpoints, source and source.state)

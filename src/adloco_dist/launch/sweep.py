@@ -39,7 +39,7 @@ class Point:
 
     def arguments(self, options: Sequence[str]) -> list[str]:
         """Of the driver that runs it."""
-        return [*options, *self.overrides, f"run.directory={_quoted(self.directory)}", "run.unfinished=set_aside"]
+        return [*options, *self.overrides, f"run.directory={_quoted(self.directory)}", "run.unfinished=resume"]
 
 
 def sweep(overrides: Sequence[str], options: Sequence[str], num_jobs: int, redo: bool) -> int:

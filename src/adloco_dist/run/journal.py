@@ -1,15 +1,19 @@
 """What rank 0 writes down and shows: the sinks of a run's records."""
 
 import json
+import logging
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from adloco_dist.decisions.records import Record
 from adloco_dist.run.directory import METRICS_FILE, RUN_FILE
+
+
+log = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
@@ -35,20 +39,27 @@ class MetricsFile:
             keep_bytes: of a run that goes on: what it had written by then; the rest is cut off.
         """
         path = directory / METRICS_FILE
-        self._file = path.open("r+b" if keep_bytes and path.exists() else "wb")
-        self._file.truncate(min(keep_bytes, self._file.seek(0, os.SEEK_END)))
-        self._file.seek(0, os.SEEK_END)
+        self._file = path.open("r+b" if keep_bytes and path.exists() else "wb", buffering=0)
+        self._num_bytes = self._file.truncate(min(keep_bytes, self._file.seek(0, os.SEEK_END)))
+        self._file.seek(self._num_bytes)
+        self._pending = b""
 
     def write(self, records: Sequence[Record]) -> None:
-        for record in records:
-            self._file.write(json.dumps(strict_json(record)).encode() + b"\n")
-        self._file.flush()
+        """
+        Raises:
+            OSError: there is no room for all; the rest is kept, and written before the next ones.
+        """
+        self._pending += b"".join(json.dumps(strict_json(record)).encode() + b"\n" for record in records)
+        while self._pending:
+            num_written = self._file.write(self._pending)
+            self._pending = self._pending[num_written:]
+            self._num_bytes += num_written
 
     def close(self, result: Record | None) -> None:
         self._file.close()
 
     def state(self) -> Record:
-        return {"metrics_bytes": self._file.tell()}
+        return {"metrics_bytes": self._num_bytes + len(self._pending)}
 
 
 class RunFile:
@@ -98,15 +109,23 @@ class RunFile:
 class Journal:
     """Hands records to all sinks, in order, and closes them from the last to the first.
 
-    One without sinks, on ranks other than 0, hands them to nobody.
+    One without sinks, on ranks other than 0, hands them to nobody. A full disk does not end a run: sinks keep what they
+    could not write.
     """
 
-    def __init__(self, sinks: Sequence[Sink] = ()) -> None:
-        self._sinks = sinks
+    def __init__(self, sinks: Sequence[Sink] = (), tell: Callable[[str], None] = log.warning) -> None:
+        """
+        Args:
+            tell: takes one line for the user.
+        """
+        self._sinks, self._tell = sinks, tell
 
     def write(self, records: Sequence[Record]) -> None:
         for sink in self._sinks:
-            sink.write(records)
+            try:
+                sink.write(records)
+            except OSError as error:
+                self._tell(f"round {records[0]['round']}: records are not written: {error}")
 
     def close(self, result: Record | None = None) -> None:
         for sink in reversed(self._sinks):

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -145,6 +146,7 @@ class CheckpointWriter:
         if errors:
             kept = f"the newest whole one is {self.newest}" if self.newest else "there is none yet"
             self._tell(f"checkpoint {mark.name} could not be written, {kept}: {errors[0]}")
+            shutil.rmtree(folder, ignore_errors=True)  # all ranks have ended their part: room for what else is written
             return
         self.newest = mark.name
         for volume in self._volumes.all:

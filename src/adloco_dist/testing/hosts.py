@@ -39,6 +39,19 @@ class Host:
             start_new_session=True,
         )
 
+    def cut(self) -> None:
+        """Take its link down: nothing comes or goes, and nobody is told."""
+        _run("ip", "link", "set", f"{self.name}v", "down")
+
+    def mend(self) -> None:
+        """Bring the link up again."""
+        _run("ip", "link", "set", f"{self.name}v", "up")
+
+    def lose(self) -> None:
+        """As by a power cut: the link is dead first, so that no connection is closed, then every process on it."""
+        self.cut()
+        _kill_all(self)
+
     def bytes_sent(self) -> int:
         """What left the host's link so far, by the kernel's own counter, all headers included."""
         path = "/sys/class/net/eth0/statistics/tx_bytes"
@@ -108,10 +121,13 @@ def _add(host: Host, bridge: str, names: str, rate: str | None) -> None:
         _run("ip", "netns", "exec", host.name, "tc", "qdisc", "replace", "dev", "eth0", "root", *shape)
 
 
-def _remove(host: Host) -> None:
+def _kill_all(host: Host) -> None:
     processes = subprocess.run(["ip", "netns", "pids", host.name], capture_output=True, text=True, check=False).stdout
-    for pid in processes.split():
-        subprocess.run(["kill", "-9", pid], check=False, capture_output=True)
+    subprocess.run(["kill", "-9", *processes.split()], check=False, capture_output=True)
+
+
+def _remove(host: Host) -> None:
+    _kill_all(host)
     # The kernel removes a namespace's links some time after the namespace; the next host may bear the same name.
     for rest in (("link", "del", f"{host.name}v"), ("netns", "del", host.name)):
         subprocess.run(["ip", *rest], check=False, capture_output=True)

@@ -77,7 +77,7 @@ def _result(directory: Path) -> dict[str, float]:
         result = read_run(directory)["result"]
     except SettingsError:
         return {}
-    if result is None:
+    if result is None or not result["candidates"]:  # killed, or stopped early
         return {}
     saved = next(candidate for candidate in result["candidates"] if candidate["name"] == result["saved"])
     losses = {"loss": saved["validation_loss"], "perplexity": saved["validation_perplexity"]}

@@ -1,0 +1,154 @@
+"""Invariant 2: a run that was interrupted, anywhere, and goes on is the run that was never stopped."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from resuming import train_kept
+from support import held_anchors
+
+from adloco_dist.decisions.plan import INTERRUPTED
+from adloco_dist.testing.processes import run_ranks
+
+POOL = (
+    "pool.trainers=3",
+    "pool.workers_per_trainer=2",
+    "budget.rounds=7",
+    "merge=worst_with_worst",
+    "merge.every_rounds=2",
+    "batching.request=norm_test",
+    "checkpoint.every_minutes=null",
+)
+BETWEEN_ROUNDS = 40
+"""Looks of rank 0 until it sees the request in its report on a whole round."""
+CLOCKS = ("seconds", "bytes_sent", "plan")  # a plan holds the seconds that have passed
+
+
+def run(nodes: list[int], folder: Path, looks: int | None, *overrides: str, **options: Any) -> list[dict[str, Any]]:
+    return run_ranks(train_kept_with, nodes, str(folder), looks, [*POOL, *overrides], options)
+
+
+def train_kept_with(runtime: Any, folder: str, looks: int | None, overrides: list[str], options: Any) -> Any:
+    return train_kept(runtime, folder, looks, *overrides, **options)
+
+
+def assert_same(ended: list[dict[str, Any]], reference: list[dict[str, Any]], tolerance: float = 0.0) -> None:
+    for name in ("anchors", "momentum"):
+        expected = held_anchors([{"anchors": rank[name]} for rank in reference])
+        for trainer, vector in held_anchors([{"anchors": rank[name]} for rank in ended]).items():
+            np.testing.assert_allclose(vector, expected[trainer], rtol=0, atol=tolerance)
+    cursors = {trainer: cursor for rank in reference for trainer, cursor in rank["cursors"].items()}
+    assert {trainer: cursor for rank in ended for trainer, cursor in rank["cursors"].items()} == cursors
+
+
+def without_clocks(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in record.items() if key not in CLOCKS} for record in records]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    ended = run([0, 0], tmp_path_factory.mktemp("whole"), None)
+    assert len(held_anchors(ended)) == 1, "three trainers have become one"
+    return ended
+
+
+@pytest.mark.parametrize("looks", [1, 6, 18, 25, BETWEEN_ROUNDS])
+def test_stopped_at_any_update_and_resumed_is_the_same_run(
+    uninterrupted: list[dict[str, Any]], tmp_path: Path, looks: int
+) -> None:
+    stopped = run([0, 0], tmp_path, looks)
+    assert {rank["stop"] for rank in stopped} == {INTERRUPTED}
+    assert len({rank["round"] for rank in stopped}) == 1, "in the same round on all ranks"
+    is_midway = any(done < 3 for rank in stopped for done in rank["updates_done"])
+    assert is_midway == (looks != BETWEEN_ROUNDS)
+    ended = run([0, 0], tmp_path, None)
+    assert_same(ended, uninterrupted)
+    records = [*stopped[0]["records"], *ended[0]["records"]]
+    assert without_clocks(records) == without_clocks(uninterrupted[0]["records"]), "no round twice, none left out"
+    written = (tmp_path / "shared" / "metrics.jsonl").read_text().splitlines()
+    assert len(written) == len(uninterrupted[0]["records"])
+
+
+def test_stopped_again_and_again(uninterrupted: list[dict[str, Any]], tmp_path: Path) -> None:
+    starts = 0
+    ended = run([0, 0], tmp_path, 5)
+    while ended[0]["stop"] == INTERRUPTED:
+        starts += 1
+        assert starts < 60
+        ended = run([0, 0], tmp_path, 5 + starts)
+    assert starts > 4
+    assert_same(ended, uninterrupted)
+
+
+@pytest.mark.parametrize("nodes", [[0], [0, 1, 1], [0, 0, 1, 1]])
+@pytest.mark.parametrize("looks", [14, 25])
+def test_on_another_number_of_ranks_it_is_the_same_run(
+    uninterrupted: list[dict[str, Any]], tmp_path: Path, nodes: list[int], looks: int
+) -> None:
+    run([0, 0], tmp_path, looks)
+    ended = run(nodes, tmp_path, None)
+    assert f"workers of 2 ranks are hosted on {len(nodes)}" in ended[0]["told"][-1]
+    assert_same(ended, uninterrupted, tolerance=1e-9)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("inner=sgd", "inner.momentum=0.9", "outer=average", "algorithm.name=localsgd"),
+        ("inner.reset_each_round=true", "merge.freed=retire", "batching.estimator=per_sequence"),
+        ("merge.freed=redistribute", "batching.estimator=workers", "batching.request=inner_product_test"),
+        ("data.shards=shared", "merge.policy=best_with_worst", "precision=fp32"),
+        ("instances.concurrency=threads", "+model.overrides.summary_first_dropout=0.0"),
+        ("pool.trainers=1", "merge=none", "algorithm=ddp", "batching.request=none"),
+    ],
+)
+def test_whatever_the_algorithm(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    reference = run([0, 0], tmp_path / "whole", None, *overrides)
+    for looks in (11, 20):
+        folder = tmp_path / f"stopped-{looks}"
+        assert run([0, 0], folder, looks, *overrides)[0]["stop"] == INTERRUPTED
+        assert_same(run([0, 0], folder, None, *overrides), reference)
+
+
+def test_checkpoints_come_at_their_interval_and_the_newest_whole_one_is_used(
+    uninterrupted: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    settings = ("checkpoint.every_rounds=2", "checkpoint.keep_last=3")
+    assert_same(run([0, 0], tmp_path, None, *settings), uninterrupted)
+    checkpoints = tmp_path / "shared" / "checkpoints"
+    rounds = {int(path.name.rpartition("-")[2]): path for path in checkpoints.iterdir()}
+    assert len(rounds) == 3
+    assert max(rounds) < 7, "nothing needs to go on from the end"
+    (tmp_path / "shared" / "run.json").unlink()  # as if it had been killed before its end
+    (rounds[max(rounds)] / "trainer-0.safetensors").unlink(missing_ok=True)
+    for part in rounds[max(rounds)].glob("trainer-*-worker-1.safetensors"):
+        part.write_bytes(part.read_bytes()[:-1])
+    ended = run([0, 0], tmp_path, None, *settings)
+    skipped, goes_on = ended[0]["told"][:2]
+    assert skipped.startswith(f"checkpoint {rounds[max(rounds)].name} is skipped: trainer-")
+    assert goes_on.endswith(sorted(rounds.values())[-2].name)
+    assert_same(ended, uninterrupted)
+
+
+def test_nodes_with_directories_of_their_own(uninterrupted: list[dict[str, Any]], tmp_path: Path) -> None:
+    run([0, 1], tmp_path, 20, own_directories=True)
+    for node in (0, 1):
+        files = {path.name for path in (tmp_path / f"node{node}" / "checkpoints").glob("*/*")}
+        assert {"state.json", "manifest.json", "metrics.jsonl"} <= files, "a copy of everything is on each of two"
+    for path in (tmp_path / "node0").glob("checkpoints/*/*"):  # the node of rank 0 comes back without its disk
+        path.unlink()
+    (tmp_path / "node0" / "metrics.jsonl").unlink()
+    ended = run([0, 1], tmp_path, None, own_directories=True)
+    assert_same(ended, uninterrupted)
+    rows = (tmp_path / "node0" / "metrics.jsonl").read_text().splitlines()
+    assert len(rows) == len(uninterrupted[0]["records"])
+
+
+def test_a_part_that_nobody_holds_costs_its_checkpoint(tmp_path: Path) -> None:
+    run([0, 1], tmp_path, 20, "checkpoint.copies=false", own_directories=True)
+    (tmp_path / "node1" / "checkpoints").rename(tmp_path / "gone")
+    (tmp_path / "node1" / "checkpoints").mkdir()
+    ended = run([0, 1], tmp_path, None, own_directories=True)
+    assert "is skipped: trainer-" in ended[0]["told"][0]
+    assert "holds no whole checkpoint: the run begins anew" in ended[0]["told"][1]

@@ -1,0 +1,162 @@
+"""Runs that are killed, restarted, or cannot write: they go on from checkpoints, and end as if nothing had been."""
+
+import hashlib
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+from commands import SMALL, environment, facts, metrics, run, torchrun_command, train_command
+
+SETTINGS = (
+    *SMALL, "pool.trainers=3", "merge.every_rounds=4", "budget.rounds=30", "algorithm.updates_per_round=8",
+    "checkpoint.every_rounds=1", "batching.capacity=4096", "run.directory=run", "run.unfinished=resume",
+)  # fmt: skip
+MODEL = "run/model/model.safetensors"
+CLOCKS = ("seconds", "bytes_sent", "plan")
+
+
+def digest(folder: Path) -> str:
+    return hashlib.sha256((folder / MODEL).read_bytes()).hexdigest()
+
+
+def rows(folder: Path) -> list[dict[str, object]]:
+    return [{key: value for key, value in row.items() if key not in CLOCKS} for row in metrics(folder / "run")]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    done = run(train_command(*SETTINGS), folder)
+    assert done.code == 0, done.output
+    return folder
+
+
+def kill(folder: Path, whom: str, until: str, *options: str, how: signal.Signals = signal.SIGKILL) -> tuple[int, str]:
+    """Start the run, and end the driver or a rank when a line begins with `until`; exit code and output."""
+    process = subprocess.Popen(
+        train_command(*SETTINGS, *options), cwd=folder, env=environment(), stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    output = ""
+    for line in process.stdout:
+        output += line
+        if line.startswith(until):
+            break
+    assert process.poll() is None, output
+    ranks = psutil.Process(process.pid).children()
+    victims = {rank.environ()["RANK"]: rank for rank in ranks} | {"driver": psutil.Process(process.pid)}
+    victims[whom].send_signal(how)
+    output += process.communicate(timeout=120)[0]
+    psutil.wait_procs(ranks, timeout=15)
+    assert not any(rank.is_running() for rank in ranks)
+    return process.returncode, output
+
+
+@pytest.mark.parametrize(("whom", "until"), [("driver", "round 3 "), ("0", "before round 5"), ("1", "round 12 ")])
+def test_killed_at_any_moment_it_ends_with_the_same_weights(
+    undisturbed: Path, tmp_path: Path, whom: str, until: str
+) -> None:
+    kill(tmp_path, whom, until)
+    again = run(train_command(*SETTINGS), tmp_path)
+    assert again.code == 0, again.output
+    assert "note: goes on from run/checkpoints/" in again.output
+    assert digest(tmp_path) == digest(undisturbed)
+    assert rows(tmp_path) == rows(undisturbed)
+    told = facts(tmp_path / "run")
+    assert len(told["resumed"]) == 1
+    assert {key: value for key, value in told["result"].items() if key not in ("seconds", "bytes_sent")} == {
+        key: value
+        for key, value in facts(undisturbed / "run")["result"].items()
+        if key not in ("seconds", "bytes_sent")
+    }
+
+
+def test_a_lost_rank_is_started_again(undisturbed: Path, tmp_path: Path) -> None:
+    code, output = kill(tmp_path, "1", "round 3 ", "--max-restarts", "2")
+    assert code == 0, output
+    assert output.count("note: goes on from run/checkpoints/") == 1
+    assert digest(tmp_path) == digest(undisturbed)
+    assert rows(tmp_path) == rows(undisturbed)
+
+
+def test_torchrun_itself_starts_a_lost_rank_again(
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that kills itself in its first start, in the outer step of round 4."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\n"
+        "if os.environ.get('RANK') == '1' and os.environ.get('TORCHELASTIC_RESTART_COUNT') == '0':\n"
+        "    import adloco_dist.train as train\n"
+        "    outer, steps = train.outer, []\n"
+        "    def deadly(trainer, group):\n"
+        "        steps.append(trainer.id)\n"
+        "        if len(steps) == 8:\n"
+        "            os.kill(os.getpid(), 9)\n"
+        "        return outer(trainer, group)\n"
+        "    train.outer = deadly\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    options = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "1")
+    refused = run(torchrun_command(*SETTINGS, torchrun=options), tmp_path)
+    assert "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on all nodes" in refused.output
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    done = run(torchrun_command(*SETTINGS, torchrun=options), tmp_path)
+    assert done.code == 0, done.output
+    assert "note: goes on from run/checkpoints/" in done.output
+    assert digest(tmp_path) == digest(undisturbed)
+
+
+def test_restarts_that_would_find_nothing_are_refused(tmp_path: Path) -> None:
+    done = run(train_command("--max-restarts", "1", *SMALL), tmp_path)
+    assert done.code == 2
+    assert "error: --max-restarts=1: a run that is started again must find its checkpoints" in done.output
+    assert not (tmp_path / "runs").exists()
+    refused = run(train_command("--nnodes", "1:2", "--rdzv-endpoint", "localhost:29599", *SMALL), tmp_path)
+    assert refused.code == 2
+    assert "error: --nnodes=1:2: when a node is lost" in refused.output
+
+
+def test_resuming_with_other_settings(undisturbed: Path, tmp_path: Path) -> None:
+    kill(tmp_path, "driver", "round 3 ", how=signal.SIGINT)
+    refused = run(train_command(*SETTINGS, "model=tiny"), tmp_path)
+    assert refused.code == 2
+    assert "was trained with model." in refused.output
+    goes_on = run(train_command(*SETTINGS, "budget.rounds=4", "inner.lr=1e-4"), tmp_path)
+    assert goes_on.code == 0, goes_on.output
+    assert "note: goes on with inner.lr=0.0001 instead of 0.0003" in goes_on.output
+    finished = run(train_command(*SETTINGS), tmp_path)
+    assert finished.code == 2
+    assert "already holds a run that has ended" in finished.output
+
+
+def test_weights_and_biases_goes_on_with_the_same_run(tmp_path: Path) -> None:
+    kill(tmp_path, "driver", "round 3 ", "tracking=offline", how=signal.SIGINT)
+    done = run(train_command(*SETTINGS, "tracking=offline", "budget.rounds=6"), tmp_path)
+    assert done.code == 0, done.output
+    runs = [path.name for path in (tmp_path / "run" / "wandb").glob("offline-run-*")]
+    assert len(runs) == 2
+    assert len({name.rpartition("-")[2] for name in runs}) == 1, "two parts of one run"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system needs root")
+def test_a_disk_that_fills_up_costs_checkpoints_not_the_run(undisturbed: Path, tmp_path: Path) -> None:
+    """There is room for the first checkpoint alone."""
+    disk = tmp_path / "run"
+    disk.mkdir()
+    size = sum(path.stat().st_size for path in (undisturbed / "run").rglob("*") if path.is_file())
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={int(size * 1.1)}", "tmpfs", str(disk)], check=True)
+    try:
+        done = run(train_command(*SETTINGS, "run.stop_file=nothing"), tmp_path)
+        assert done.code == 0, done.output
+        assert "could not be written, the newest whole one is 00000" in done.output
+        assert "No space left on device" in done.output
+        assert digest(tmp_path) == digest(undisturbed)
+        assert rows(tmp_path) == rows(undisturbed)
+        assert len(list(disk.glob("checkpoints/*"))) == 1, "what could not be completed takes no room"
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)

@@ -1,0 +1,98 @@
+"""A small pool that is interrupted and goes on, on forked ranks."""
+
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from support import small_module, small_settings, small_splits
+
+from adloco_dist.checkpointing import Checkpoints, restore
+from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.cluster.signals import StopRequest
+from adloco_dist.decisions.layout import experiment_layout
+from adloco_dist.decisions.replay import Trajectory
+from adloco_dist.hosting import find_premises, host
+from adloco_dist.launch.opening import restore_records
+from adloco_dist.launch.resume import as_decided, fresh_volumes, resumed
+from adloco_dist.run.journal import Journal, MetricsFile, RunFile
+from adloco_dist.run.writer import CheckpointWriter
+from adloco_dist.testing.records import KeptRecords
+from adloco_dist.train import train
+
+
+class StopAfterLooks(StopRequest):
+    """Is heard when it has been looked at so often: at an update that a test chooses."""
+
+    def __init__(self, looks: int | None) -> None:
+        self.left = looks
+        super().__init__()
+
+    @property
+    def is_heard(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        if self.left is None or threading.current_thread().name == "heartbeat":
+            return False
+        self.left -= 1
+        return self.left < 0
+
+    @is_heard.setter
+    def is_heard(self, value: bool) -> None:
+        if value:
+            self.left = 0
+
+
+def train_kept(
+    runtime: Runtime, directory: str, looks: int | None, *overrides: str, own_directories: bool = False
+) -> dict[str, Any]:
+    """Train from the newest checkpoint, if there is one, until the budget is spent or a rank is asked to stop.
+
+    Args:
+        looks: how often rank 0 looks for a request to stop before it sees one; None: there is none.
+        own_directories: every node has a directory of its own.
+
+    Returns:
+        This rank's anchors (by trainer), cursors, what ended the run, what was told, and on rank 0 the records.
+    """
+    path = Path(directory) / (f"node{runtime.nodes[runtime.rank]}" if own_directories else "shared")
+    settings = small_settings(f"run.directory={path}", "run.unfinished=resume", *overrides)
+    told: list[str] = []
+    sink = KeptRecords([])
+    with ExitStack() as stack:
+        source = stack.enter_context(resumed(runtime, settings, told.append))
+        state = source.state if source else None
+        layout = state.plan.layout if state else experiment_layout(settings, runtime.nodes)
+        shards = state.shards if state else None
+        module = small_module(settings)
+        rank = host(as_decided(settings, source), runtime, small_splits(), module, layout, shards)
+        rank.settings = settings
+        premises = find_premises(rank, layout, Trajectory())
+        if source:
+            restore(rank, source.state, source.archive.read)
+        volumes = source.archive.volumes if source else stack.enter_context(fresh_volumes(runtime, path, settings))
+        journal = Journal()
+        if runtime.rank == 0:
+            earlier = dict(source.state.journal) if source else {}
+            if source:
+                restore_records(path, source)
+            facts = {"started": "then"}
+            metrics = MetricsFile(path, earlier.get("metrics_bytes", 0))
+            journal = Journal([RunFile(path, facts, earlier or None), metrics, sink])
+        writer = CheckpointWriter(volumes, runtime.store, runtime.world_size, settings.checkpoint, told.append)
+        stop = StopAfterLooks(looks if runtime.rank == 0 else None)
+        outcome = train(rank, premises, journal, stop, Checkpoints(writer, journal, path), state)
+        writer.wait()
+        runtime.control.exchange({})
+        if runtime.rank == 0:
+            journal.close(outcome.result and {"stop": outcome.stop, **outcome.result})
+    trainers = outcome.rank.trainers.values()
+    return {
+        "anchors": {trainer.id: trainer.anchor.numpy().copy() for trainer in trainers},
+        "momentum": {trainer.id: trainer.outer_vectors[-1].numpy().copy() for trainer in trainers},
+        "cursors": {trainer.id: trainer.shard.cursor for trainer in trainers},
+        "stop": outcome.stop,
+        "round": outcome.plan.round,
+        "records": sink.records,
+        "told": told,
+        "updates_done": [worker.updates_done for worker in outcome.rank.workers],
+        "newest": writer.newest,
+    }
