@@ -1,6 +1,7 @@
 """A small pool that is interrupted and goes on, on forked ranks."""
 
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.decisions.layout import experiment_layout
 from adloco_dist.decisions.replay import Trajectory
-from adloco_dist.hosting import find_premises, host
+from adloco_dist.hosting import Rank, find_premises, host
 from adloco_dist.launch.opening import restore_records
 from adloco_dist.launch.resume import as_decided, fresh_volumes, resumed
 from adloco_dist.run.journal import Journal, MetricsFile, RunFile
@@ -29,26 +30,32 @@ class StopAfterLooks(StopRequest):
         super().__init__()
 
     @property
-    def is_heard(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def is_heard(self) -> bool:
         if self.left is None or threading.current_thread().name == "heartbeat":
             return False
         self.left -= 1
         return self.left < 0
 
     @is_heard.setter
-    def is_heard(self, value: bool) -> None:
+    def is_heard(self, value: bool) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         if value:
             self.left = 0
 
 
 def train_kept(
-    runtime: Runtime, directory: str, looks: int | None, *overrides: str, own_directories: bool = False
+    runtime: Runtime,
+    directory: str,
+    looks: int | None,
+    *overrides: str,
+    own_directories: bool = False,
+    prepare: Callable[[Rank], None] = lambda rank: None,
 ) -> dict[str, Any]:
     """Train from the newest checkpoint, if there is one, until the budget is spent or a rank is asked to stop.
 
     Args:
         looks: how often rank 0 looks for a request to stop before it sees one; None: there is none.
         own_directories: every node has a directory of its own.
+        prepare: changes what the rank works with before the first round.
 
     Returns:
         This rank's anchors (by trainer), cursors, what ended the run, what was told, and on rank 0 the records.
@@ -68,6 +75,7 @@ def train_kept(
         premises = find_premises(rank, layout, Trajectory())
         if source:
             restore(rank, source.state, source.archive.read)
+        prepare(rank)
         volumes = source.archive.volumes if source else stack.enter_context(fresh_volumes(runtime, path, settings))
         journal = Journal()
         if runtime.rank == 0:

@@ -78,8 +78,9 @@ def train(
     def decide(reports: Sequence[RankReport]) -> RoundPlan:
         nonlocal pool
         pool = pool_report(reports, plan, time.monotonic() - start)
-        if known:  # the last round's, beside what is true of the ranks now
-            pool = replace(known, errors=pool.errors, stop_requested=pool.stop_requested, capacities=pool.capacities)
+        if known:  # the last round's, but for what a new start changes
+            now = {name: getattr(pool, name) for name in ("errors", "stop_requested", "capacities", "spoilt")}
+            pool = replace(known, **now)
         return plan_round(settings, premises, plan, pool)
 
     while True:

@@ -77,6 +77,7 @@ def _record(
             **_batch(plan.batches[trainer], shares),
             "train_loss": sum(share.train_loss_sum for share in reports) / record["workers"],
             "finite_workers": reports[0].num_finite,
+            "spoilt_workers": sorted(worker for share in reports for worker in share.spoilt),
             "pseudo_gradient_norm": reports[0].pseudo_gradient_norm,
         }
     validation_tokens = sum(share.validation_tokens for share in reports)

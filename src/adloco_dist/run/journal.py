@@ -12,7 +12,6 @@ from typing import Any, Protocol
 from adloco_dist.decisions.records import Record
 from adloco_dist.run.directory import METRICS_FILE, RUN_FILE
 
-
 log = logging.getLogger(__name__)
 
 

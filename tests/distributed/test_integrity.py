@@ -1,0 +1,72 @@
+"""Invariant 3, and workers that are not finite: named, left out, and never in a checkpoint."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from resuming import train_kept
+from safetensors.numpy import load_file
+from support import held_anchors
+
+from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.decisions.plan import SPOILT
+from adloco_dist.hosting import Rank
+from adloco_dist.testing.processes import run_ranks
+from adloco_dist.train import RanksDisagreeError
+
+POOL = ("pool.trainers=2", "pool.workers_per_trainer=2", "merge=none", "checkpoint.every_rounds=1", "budget.rounds=6")
+
+
+def train_apart(runtime: Runtime, folder: str) -> str:
+    """One bit of rank 1's anchor of trainer 1 flips in the third round."""
+
+    def prepare(rank: Rank) -> None:
+        if runtime.rank == 1:
+            trainer = rank.trainers[1]
+            step, rounds = trainer.outer_optimizer.step, []
+
+            def faulty(*arguments: Any, **options: Any) -> Any:
+                result = step(*arguments, **options)
+                rounds.append(1)
+                if len(rounds) == 3:
+                    trainer.anchor[5] = np.nextafter(float(trainer.anchor[5]), 1.0)
+                return result
+
+            trainer.outer_optimizer.step = faulty
+
+    with pytest.raises(RanksDisagreeError) as raised:
+        train_kept(runtime, folder, None, *POOL, prepare=prepare)
+    return str(raised.value)
+
+
+def test_an_anchor_that_differs_names_the_ranks_and_comes_into_no_checkpoint(tmp_path: Path) -> None:
+    told = run_ranks(train_apart, [0, 0], str(tmp_path))
+    assert set(told) == {"after round 3: the anchor of trainer 1 differs between rank 0 and rank 1"}
+    rounds = [path.name.rpartition("-")[2] for path in (tmp_path / "shared" / "checkpoints").iterdir()]
+    assert max(rounds) <= "2"
+
+
+def train_spoilt(runtime: Runtime, folder: str, *overrides: str) -> dict[str, Any]:
+    return train_kept(runtime, folder, None, *POOL, *overrides)
+
+
+def test_workers_that_are_never_finite_stop_the_run_with_its_last_good_anchors(tmp_path: Path) -> None:
+    mad = ("inner.lr=1e300", "inner.clip_norm=null", "outer.spoilt_rounds=3", "checkpoint.every_rounds=null")
+    ended = run_ranks(train_spoilt, [0, 0], str(tmp_path), *mad)
+    assert {rank["stop"] for rank in ended} == {SPOILT}
+    rows = [row for row in ended[0]["records"] if row["round"]]
+    assert [(row["round"], row["finite_workers"], row["spoilt_workers"]) for row in rows] == [
+        (round_, 0, [0, 1]) for round_ in (1, 1, 2, 2, 3, 3)
+    ]
+    (checkpoint,) = (tmp_path / "shared" / "checkpoints").iterdir()
+    initial = {}
+    for trainer, anchor in held_anchors(ended).items():
+        assert np.isfinite(anchor).all()
+        np.testing.assert_array_equal(load_file(checkpoint / f"trainer-{trainer}.safetensors")["anchor"], anchor)
+        initial[trainer] = anchor
+    np.testing.assert_array_equal(initial[0], initial[1])
+    goes_on = run_ranks(train_spoilt, [0, 0], str(tmp_path), "outer.spoilt_rounds=3")
+    assert {rank["stop"] for rank in goes_on} == {"budget.rounds=6 reached"}
+    assert any(line.startswith("goes on with inner.lr=") for line in goes_on[0]["told"])
+    assert all(row["finite_workers"] == 2 for row in goes_on[0]["records"])
