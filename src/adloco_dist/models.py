@@ -51,8 +51,9 @@ def build_model(model: ModelSettings, config: PretrainedConfig, seed: int) -> Pr
         source = _model_directory(model.warm_start)
         try:  # safetensors only: reading weights never runs code
             return AutoModelForCausalLM.from_pretrained(
-                source, config=config, dtype=torch.float32, local_files_only=True, use_safetensors=True
-            )
+                source, config=config, dtype=torch.float32, local_files_only=True, use_safetensors=True,
+                trust_remote_code=False,
+            )  # fmt: skip
         except (OSError, ValueError, RuntimeError) as error:
             raise SettingsError(
                 f"model.warm_start={model.warm_start}: its model.safetensors cannot be read; save it with "
@@ -95,7 +96,7 @@ def _fresh_config(model: ModelSettings, vocab_size: int, sequence_length: int) -
 def _warm_start_config(model: ModelSettings) -> PretrainedConfig:
     source = _model_directory(str(model.warm_start))
     try:
-        config = AutoConfig.from_pretrained(source, local_files_only=True)
+        config = AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise SettingsError(f"model.warm_start={model.warm_start}: its config.json cannot be read") from error
     _check_fields(model, config)

@@ -13,10 +13,16 @@ def load_model(directory: Path) -> PreTrainedModel:
     """The model that the run saved.
 
     Raises:
-        SettingsError: the run saved none, for it did not end.
+        SettingsError: the run saved none, for it did not end; or it cannot be read.
     """
     path = directory / MODEL_DIRECTORY
     if not (path / "config.json").is_file():
         raise SettingsError(f"RUN={directory}: has no {MODEL_DIRECTORY}/; the run has not ended, or is no run")
     logging.disable_progress_bar()
-    return AutoModelForCausalLM.from_pretrained(path, local_files_only=True, use_safetensors=True)
+    try:  # safetensors only, and no code of the directory's own: reading a model never runs any
+        return AutoModelForCausalLM.from_pretrained(
+            path, local_files_only=True, use_safetensors=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        told = next(iter(str(error).splitlines()), "")
+        raise SettingsError(f"RUN={directory}: its {MODEL_DIRECTORY}/ cannot be read ({told})") from error

@@ -37,7 +37,9 @@ def continue_text(directory: Path, text: str, num_tokens: int, temperature: floa
     model: Any = load_model(directory)  # Any: transformers' own types refuse to bind generate() to a model
     if not (directory / MODEL_DIRECTORY / "tokenizer_config.json").is_file():
         raise SettingsError(f"RUN={directory}: its model has no tokenizer; copy the one of its token files to model/")
-    tokenizer = AutoTokenizer.from_pretrained(directory / MODEL_DIRECTORY, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(
+        directory / MODEL_DIRECTORY, local_files_only=True, trust_remote_code=False
+    )
     torch.manual_seed(seed)
     chosen = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
     prompt = tokenizer(text, return_tensors="pt")
