@@ -1,0 +1,55 @@
+"""Ranks that are dead, stuck or slow: told apart, and named."""
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+from commands import SMALL, run, train_command
+from test_failures import ENDLESS, errors, running
+
+STUCK = """
+import os
+if os.environ.get("RANK") == "1":
+    import threading
+    import adloco_dist.train as train
+    run_round, rounds = train.run_round, []
+    def stuck(rank, plan, report, stop, is_midway=False):
+        rounds.append(plan.round)
+        if len(rounds) == 2:
+            rank.runtime.heartbeat.enter("a place where it is stuck")
+            threading.Event().wait()
+        return run_round(rank, plan, report, stop, is_midway)
+    train.run_round = stuck
+"""
+
+
+@pytest.fixture
+def stuck_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text(STUCK)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+
+@pytest.mark.usefixtures("stuck_rank")
+def test_a_timeout_names_who_was_waited_for(tmp_path: Path) -> None:
+    done = run(train_command(*SMALL, "run.directory=run", "cluster.control_seconds=4"), tmp_path)
+    assert done.code == 1, done.output
+    (line,) = errors(done.output)
+    here = os.uname().nodename
+    assert f"rank 0 on {here}, waiting for rank 1 on {here} (a place where it is stuck), round 2: " in line
+    assert "Timed out" in line or "timeout" in line
+
+
+def test_a_silent_rank_is_taken_for_dead_and_named(tmp_path: Path) -> None:
+    with running(train_command(*ENDLESS, "cluster.silence_seconds=3"), tmp_path) as process:
+        ranks = {rank.environ()["RANK"]: rank for rank in psutil.Process(process.pid).children()}
+        ranks["1"].send_signal(signal.SIGSTOP)  # the process is there, and so are its connections
+        ranks["0"].wait(timeout=30)
+        ranks["1"].kill()  # a stopped process ignores the agent
+        output = process.communicate(timeout=60)[0]
+        assert process.returncode == 1
+    log = (tmp_path / "run" / "logs" / "rank0.log").read_text()
+    assert re.search(rf"rank 1 on {os.uname().nodename}: silent for \d+ s \(", log), log
+    assert len(errors(output)) == 1
