@@ -12,6 +12,7 @@ from adloco_dist.checkpointing import Checkpoints
 from adloco_dist.cluster.failures import about
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import Algorithm
+from adloco_dist.decisions.checkpointing import Mark
 from adloco_dist.decisions.layout import Layout
 from adloco_dist.decisions.plan import INTERRUPTED, SPOILT, PoolReport, Premises, RoundPlan
 from adloco_dist.decisions.planning import plan_round
@@ -101,8 +102,10 @@ def train(
             if not is_midway and last_plan and plan.regrouping:
                 regroup(rank, last_plan.layout, plan, report)
             if not run_round(rank, plan, report, stop, is_midway):
+                seconds = time.monotonic() - start
+                mark = Mark(plan.last_checkpoint.number + 1, plan.round, plan.pool_tokens, seconds)
                 if checkpoints:
-                    checkpoints.save(rank, plan.last_checkpoint.next(), plan, None, time.monotonic() - start)
+                    checkpoints.save(rank, mark, plan, None, seconds)
                 return Outcome(INTERRUPTED, rank, plan)
         is_midway = False
         report.stop_requested = stop.requested

@@ -5,6 +5,7 @@ import http.server
 import logging
 import re
 import secrets
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -141,6 +142,7 @@ class _Server(http.server.ThreadingHTTPServer):
 
     def __init__(self, folder: Path, token: str, received: Callable[[str], None], host: str) -> None:
         self.folder, self.token, self.received = folder, token, received
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, 0), _Handler)
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from adloco_dist.config import CheckpointSettings, SettingsError
@@ -21,10 +21,6 @@ class Mark:
     tokens: int = 0
     """Of the whole pool."""
     seconds: float = 0.0
-
-    def next(self) -> "Mark":
-        """A checkpoint out of turn."""
-        return replace(self, number=self.number + 1)
 
     @property
     def name(self) -> str:
@@ -62,7 +58,10 @@ def obsolete(settings: CheckpointSettings, names: Sequence[str]) -> list[str]:
     ]
 
 
-FIXED = ("seed", "precision", "model.", "data.", "pool.trainers", "algorithm.name", "inner.optimizer")
+FIXED = (
+    "seed", "precision", "model.", "data.", "pool.trainers", "pool.workers_per_trainer", "algorithm.name",
+    "inner.optimizer",
+)  # fmt: skip
 """Settings (or sections) that make a checkpoint what it is: with others it would be another run, or no run at all."""
 FREE = ("run.", "tracking.", "checkpoint.")
 """Those that have no part in what is computed."""
