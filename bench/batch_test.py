@@ -219,6 +219,7 @@ def train_with(runtime: Runtime, rule: str, tokens: int, seed: int) -> dict[str,
     rows = [row for row in records.records if row["round"]]
     if not rows:
         return None
+    assert outcome.result
     return {
         "loss": outcome.result["candidates"][0]["validation_loss"],
         "tokens": rows[-1]["pool_tokens"],

@@ -83,7 +83,7 @@ def latency(runtime: Runtime, repetitions: int) -> dict[str, list[float]]:
         rank = new_rank(settings, runtime, layout)
         premises = find_premises(rank, layout, Trajectory())
         first = plan_round(settings, premises, None, PoolReport())
-        own = opening_report(rank, layout)
+        own = opening_report(rank, layout, is_new=True)
         dist.barrier()
         start = time.perf_counter()
         plan, _, own = coordinate(runtime.control, own, partial(decide, settings, premises, first))

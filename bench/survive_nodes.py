@@ -82,7 +82,7 @@ class Job:
         goal = self.newest_round() + more
         self.wait_for(f"round {goal}", lambda: self.newest_round() >= goal)
 
-    def time_to_train_again(self, change: Callable[[], None]) -> tuple[float, int]:
+    def time_to_train_again(self, change: Callable[[], object]) -> tuple[float, int]:
         """Seconds from `change` to the first round after the restart that it brings, and the rounds that were lost."""
         restarts, rounds_before = self.count("note: goes on from"), self.newest_round()
         change()
@@ -137,7 +137,7 @@ def lose_hosts() -> dict[str, float]:
         ended = running.wait_for("the agents' end", lambda: all(process.poll() is not None for process in left))
         print(f"host of the rendezvous lost: all agents ended after {ended:.1f} s", flush=True)
         first.mend()
-        taken, _ = running.time_to_train_again(lambda: [running.start(host) for host in running.nodes] and None)
+        taken, _ = running.time_to_train_again(lambda: [running.start(host) for host in running.nodes])
         print(f"started again: training after {taken:.1f} s", flush=True)
         running.wait_for_rounds(2)
     return {

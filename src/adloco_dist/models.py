@@ -46,7 +46,11 @@ def model_config(model: ModelSettings, vocab_size: int, sequence_length: int) ->
 
 
 def build_model(model: ModelSettings, config: PretrainedConfig, seed: int) -> PreTrainedModel:
-    """The module in fp32 on the CPU, with weights from `model.warm_start` or drawn from `seed`: equal on all ranks."""
+    """The module in fp32 on the CPU, with weights from `model.warm_start` or drawn from `seed`: equal on all ranks.
+
+    Raises:
+        SettingsError: the weights cannot be read, or there is no model of such settings.
+    """
     if model.warm_start is not None:
         source = _model_directory(model.warm_start)
         try:  # safetensors only: reading weights never runs code
@@ -60,7 +64,15 @@ def build_model(model: ModelSettings, config: PretrainedConfig, seed: int) -> Pr
                 "save_pretrained"
             ) from error
     torch.manual_seed(seed)
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    told = f"model.architecture={model.architecture}, model.overrides={model.overrides}"
+    try:
+        module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        token_losses(module, torch.zeros(1, 3, dtype=torch.int64)).sum().backward()
+    except Exception as error:  # of any kind: what does not fit together shows when it is built, or computed
+        reason = next(iter(str(error).splitlines()), "")
+        raise SettingsError(f"{told}: no such model can be computed ({reason}); change the overrides") from error
+    module.zero_grad(set_to_none=True)
+    return module
 
 
 def token_losses(module: Callable[..., Any], tokens: torch.Tensor) -> torch.Tensor:

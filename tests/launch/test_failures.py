@@ -133,7 +133,7 @@ def test_a_stop_file_that_is_there_from_the_start(tmp_path: Path) -> None:
     (tmp_path / "stop").touch()
     done = run(train_command(*SMALL, "run.stop_file=stop", "run.directory=run"), tmp_path)
     assert done.code == 75, done.output
-    assert "ended: interrupted" in done.output
+    assert "stopped: interrupted in round 1" in done.output
     assert {row["round"] for row in metrics(tmp_path / "run")} == {0}
     assert facts(tmp_path / "run")["result"]["rounds"] == 0
 

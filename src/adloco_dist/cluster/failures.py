@@ -1,8 +1,5 @@
-"""How a rank fails: with what it was about, told once for all ranks, and never after its agent is gone."""
+"""How a rank fails: with what it was about, told once for all ranks."""
 
-import ctypes
-import os
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,7 +7,6 @@ from torch.distributed.distributed_c10d import Store
 
 FIRST_FAILURE = "first_failure"
 """Key in the store: who failed first, in one line."""
-PR_SET_PDEATHSIG = 1
 
 
 class RankFailedError(RuntimeError):
@@ -53,11 +49,3 @@ def is_timeout(error: RuntimeError) -> bool:
     """Whether a collective has waited too long, rather than lost a connection."""
     told = str(error).lower()
     return "timed out" in told or "timeout" in told
-
-
-def end_with_agent() -> None:
-    """Let the kernel end this process when its parent ends: torchrun killed with -9 leaves no ranks behind."""
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended in between
-        os.kill(os.getpid(), signal.SIGKILL)

@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,17 +36,16 @@ class StopRequest:
 
 
 @contextmanager
-def stop_on_signals() -> Iterator[StopRequest]:
-    """Turn `STOP_SIGNALS` into a request while the block runs. Main thread only.
+def stop_on_signals(request: StopRequest, signals: Sequence[signal.Signals]) -> Iterator[None]:
+    """Turn signals into a request while the block runs. Main thread only.
 
     A signal may come more than once (from the terminal and again from torchrun): it never ends the process.
     """
-    request = StopRequest()
 
     def note(signum: int, frame: object) -> None:
         request.is_signalled = request.is_heard = True
 
-    previous = {number: signal.signal(number, note) for number in STOP_SIGNALS}
-    yield request
+    previous = {number: signal.signal(number, note) for number in signals}
+    yield
     for number, handler in previous.items():
         signal.signal(number, handler)

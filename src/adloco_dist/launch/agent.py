@@ -21,7 +21,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from adloco_dist.cluster.signals import STOP_SIGNALS
 from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, EXIT_USER_ERROR, SettingsError, require
-from adloco_dist.launch.outcome import OUTCOME, noted_codes
+from adloco_dist.launch.outcome import AGENT, OUTCOME, noted_codes
 
 FIRST_SLURM_PORT = 20000
 """Below Linux' ephemeral ports, so that no outgoing connection holds it by chance."""
@@ -112,7 +112,7 @@ def start_ranks(rendezvous: Rendezvous, num_ranks: int, module: str, arguments: 
         signals_to_handle="SIGQUIT",  # not SIGHUP, which nohup wants ignored
     )
     with tempfile.TemporaryDirectory() as folder:
-        os.environ[OUTCOME] = folder
+        os.environ[OUTCOME], os.environ[AGENT] = folder, str(os.getpid())
         try:
             elastic_launch(config, sys.executable)("-u", "-m", module, *arguments)
         except ChildFailedError as failures:
@@ -158,12 +158,13 @@ def _told(failures: Mapping[int, ProcessFailure]) -> int:
     if EXIT_USER_ERROR in {failure.exitcode for failure in failures.values()}:  # and said why
         return EXIT_USER_ERROR
     host = socket.gethostname()
-    # A rank that a signal ended has told nobody: the others only lost contact with it.
-    killed = {rank: failure for rank, failure in failures.items() if failure.exitcode < 0}
+    # A rank that a signal ended has told nobody: the others only lost contact with it. (SIGTERM came from the agent.)
+    by_signal = [(rank, failure) for rank, failure in failures.items() if failure.exitcode < 0]
+    killed = [(rank, failure) for rank, failure in by_signal if failure.exitcode != -signal.SIGTERM]
     recorded = [message for failure in failures.values() if (message := _recorded(failure))]
     own = [message for message in recorded if message.startswith("RankFailedError: ")]
     if killed:
-        rank, failure = min(killed.items())
+        rank, failure = killed[0]  # the first to be found
         advice = "; was memory short?" if -failure.exitcode == signal.SIGKILL else ""
         line = f"error: rank {rank} on {host}: ended by {signal.Signals(-failure.exitcode).name}{advice}"
     elif own:

@@ -25,7 +25,6 @@ from adloco_dist.launch.resume import Source
 from adloco_dist.run.directory import METRICS_FILE, RunDirectory
 from adloco_dist.run.display import Display
 from adloco_dist.run.journal import Journal, MetricsFile, RunFile, Sink
-from adloco_dist.run.tracking import WandbSink
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +61,8 @@ def open_journal(
         facts["started"] = earlier["started"]
     sinks: list[Sink] = [taken, RunFile(taken.path, facts, earlier or None), MetricsFile(taken.path, keep_bytes)]
     if settings.tracking.mode is not TrackingMode.disabled:
+        from adloco_dist.run.tracking import WandbSink  # half a second, and files in the temporary folder
+
         sinks.append(WandbSink(settings.tracking, taken.path, plain, earlier.get("tracking_id")))
     for line in remarks(environments):
         print_note(line)

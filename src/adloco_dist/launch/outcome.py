@@ -1,6 +1,8 @@
-"""How ranks end in agreement, and how the driver that started them learns of it."""
+"""How ranks end: in agreement, which the driver that started them learns of, or with their agent."""
 
+import ctypes
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -12,6 +14,22 @@ OUTCOME = "ADLOCO_OUTCOME"
 """In the environment of ranks that a driver has started: a folder, where each of them has a file."""
 
 
+AGENT = "ADLOCO_AGENT"
+"""In their environment as well: the driver's process id."""
+PR_SET_PDEATHSIG = 1
+
+
+def end_with_agent() -> None:
+    """Let the kernel end this process when its parent ends: torchrun killed with -9 leaves no ranks behind.
+
+    Called before anything heavy is imported: until then the parent may end unnoticed.
+    """
+    agent = int(os.environ.get(AGENT, os.getppid()))
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != agent:  # it is gone already
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 @contextmanager
 def ends_told() -> Iterator[bool]:
     """Around all that a command does, on a rank as in the driver; yields which of the two this process is.
@@ -19,6 +37,8 @@ def ends_told() -> Iterator[bool]:
     What one rank finds, all of them raise: rank 0 speaks for all.
     """
     is_rank = "TORCHELASTIC_RUN_ID" in os.environ
+    if is_rank:
+        end_with_agent()
     speaks = os.environ.get("RANK", "0") == "0"
     with _outcome_noted() if is_rank else nullcontext(), told_in_one_line(speaks):
         yield is_rank

@@ -3,6 +3,7 @@
 import logging
 import os
 import platform
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -14,16 +15,16 @@ from torch.distributed.distributed_c10d import Store
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from adloco_dist.checkpointing import Checkpoints, restore
-from adloco_dist.cluster.failures import PeerFailedError, RankFailedError, end_with_agent, failed
+from adloco_dist.cluster.failures import PeerFailedError, RankFailedError, failed
 from adloco_dist.cluster.runtime import Place, Runtime, join_store, started
-from adloco_dist.cluster.signals import stop_on_signals
+from adloco_dist.cluster.signals import STOP_SIGNALS, StopRequest, stop_on_signals
 from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, EXIT_USER_ERROR, Settings, SettingsError
 from adloco_dist.config.compose import compose
 from adloco_dist.decisions.plan import INTERRUPTED, SPOILT, Premises
 from adloco_dist.hosting import Rank, find_premises, host
 from adloco_dist.launch.opening import open_journal, print_note
 from adloco_dist.launch.prepare import agree_on_directory, compare_settings, prepare, survey_cluster
-from adloco_dist.launch.resume import Source, as_decided, check_restarts, fresh_volumes, is_elastic, resumed
+from adloco_dist.launch.resume import Source, as_decided, check_restarts, fresh_volumes, has_ended, is_elastic, resumed
 from adloco_dist.models import build_model
 from adloco_dist.run.directory import STOP_FILE
 from adloco_dist.run.journal import Journal
@@ -56,7 +57,6 @@ def run_rank(overrides: Sequence[str], dry_run: bool) -> None:
 
 def told_as_rank(work: Callable[[Place, Store], None]) -> None:
     """Do a rank's work; a failure goes into torchrun's error file, told once for all ranks, and ends the process."""
-    end_with_agent()
     place = Place.from_torchrun()
 
     def body() -> None:
@@ -88,8 +88,11 @@ def _run(place: Place, store: Store, overrides: Sequence[str], dry_run: bool) ->
     transformers.utils.logging.disable_progress_bar()  # rank 0 shows the run's own
     settings, error = _compose(overrides)
     with ExitStack() as stack:
-        stop = stack.enter_context(stop_on_signals())
+        stop = StopRequest()
+        stack.enter_context(stop_on_signals(stop, [number for number in STOP_SIGNALS if number != signal.SIGTERM]))
         runtime = stack.enter_context(started(settings.cluster, place, store, stop))
+        # Not before: an agent whose other ranks have failed ends with it those that wait for them to start.
+        stack.enter_context(stop_on_signals(stop, [signal.SIGTERM]))
         control = runtime.control
         control.agree(error)
         compare_settings(control, settings)
@@ -98,8 +101,12 @@ def _run(place: Place, store: Store, overrides: Sequence[str], dry_run: bool) ->
             if runtime.rank == 0:
                 print_dry_run(settings, runtime.nodes)
             return
+        tell = print_note if runtime.rank == 0 else log.info
+        if has_ended(control, settings):
+            tell(f"run.directory={settings.run.directory} holds a run that has ended: there is nothing to go on with")
+            return
         environments, links = survey_cluster(runtime, settings)
-        source = stack.enter_context(resumed(runtime, settings, print_note if runtime.rank == 0 else log.info))
+        source = stack.enter_context(resumed(runtime, settings, tell))
         rank, premises = _host(runtime, settings, source)
         needed_bytes = 4 * rank.flat_model.num_elements + RECORDS_BYTES
         directory, taken = agree_on_directory(control, settings, needed_bytes, goes_on=source is not None)

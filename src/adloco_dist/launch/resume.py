@@ -101,6 +101,13 @@ def is_elastic() -> bool:
     return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0
 
 
+def has_ended(control: ControlPlane, settings: Settings) -> bool:
+    """Whether the run that is to go on has come to its own end, as who starts it again and again may not know."""
+    run = settings.run
+    ended = run.unfinished is Unfinished.resume and run.directory is not None and is_finished(Path(run.directory))
+    return any(reply["ended"] for reply in control.exchange({"ended": ended}))
+
+
 @contextmanager
 def fresh_volumes(runtime: Runtime, directory: Path, settings: Settings) -> Iterator[Volumes]:
     """Where a run that begins writes its checkpoints, while the block runs. Collective.
@@ -126,7 +133,7 @@ def resumed(runtime: Runtime, settings: Settings, tell: Tell) -> Iterator[Source
         tell: takes lines for the user; on rank 0.
 
     Raises:
-        SettingsError: on all ranks, when the run there has ended, or cannot go on with these settings.
+        SettingsError: on all ranks, when the run there cannot go on with these settings.
     """
     run, control = settings.run, runtime.control
     if run.unfinished is not Unfinished.resume or run.directory is None:
@@ -134,10 +141,7 @@ def resumed(runtime: Runtime, settings: Settings, tell: Tell) -> Iterator[Source
         return
     directory = Path(run.directory)
     folder = directory / CHECKPOINTS_DIRECTORY
-    replies = control.exchange({"finished": is_finished(directory), "there": folder.is_dir()})
-    if any(reply["finished"] for reply in replies):
-        raise SettingsError(f"run.directory={directory}: already holds a run that has ended; name a new directory")
-    if not any(reply["there"] for reply in replies):
+    if not any(reply["there"] for reply in control.exchange({"there": folder.is_dir()})):
         yield None
         return
     with volumes_of(runtime, folder, lambda path: received(folder, path, settings)) as volumes:

@@ -103,7 +103,8 @@ class CheckpointWriter:
             written = {file: write_tensors(folder / file, tensors) for file, tensors in parts.items()}
             written |= {file: write_content(folder / file, content) for file, content in contents.items()}
             report["parts"] = {file: asdict(part) for file, part in written.items()}
-        except OSError as error:
+        except Exception as error:  # whatever it is, rank 0 must hear of it
+            log.exception("checkpoint %s", mark.name)
             report["error"] = _in_words(error)
             written = {}
         if self._settings.copies:
@@ -112,8 +113,8 @@ class CheckpointWriter:
             self._store.set(_key(mark, self._volumes.rank), json.dumps(report))
             if self._volumes.rank == 0:
                 self._conclude(mark, folder)
-        except RuntimeError as error:  # the store is gone, and the run with it
-            log.warning("checkpoint %s: %s", mark.name, error)
+        except Exception:  # the store is gone, and the run with it; or worse, which the log tells
+            log.exception("checkpoint %s", mark.name)
 
     def _copy_to_buddy(self, folder: Path, files: list[str]) -> str | None:
         """Why not, where it fails: the part is still where it was written."""
@@ -163,5 +164,6 @@ def _key(mark: Mark, rank: int) -> str:
     return f"checkpoint/{mark.name}/{rank}"
 
 
-def _in_words(error: OSError) -> str:
-    return f"{socket.gethostname()}: {error.strerror or error}"
+def _in_words(error: Exception) -> str:
+    told = error.strerror if isinstance(error, OSError) and error.strerror else error
+    return f"{socket.gethostname()}: {told}"

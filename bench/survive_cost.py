@@ -1,0 +1,110 @@
+"""What a checkpoint costs: how long training is blocked by the copy, and how much the background write slows it."""
+
+import argparse
+import statistics
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from adloco_dist.checkpointing import Checkpoints, parts
+from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.cluster.signals import StopRequest
+from adloco_dist.config.compose import compose
+from adloco_dist.data.corpora import load_corpus
+from adloco_dist.decisions.checkpointing import Mark
+from adloco_dist.decisions.layout import experiment_layout
+from adloco_dist.decisions.plan import PoolReport
+from adloco_dist.decisions.planning import plan_round
+from adloco_dist.decisions.replay import Trajectory
+from adloco_dist.decisions.report import RankReport
+from adloco_dist.hosting import find_premises, host
+from adloco_dist.launch.resume import fresh_volumes
+from adloco_dist.models import build_model, model_config
+from adloco_dist.run.journal import Journal, MetricsFile, RunFile
+from adloco_dist.run.parts import digest_of
+from adloco_dist.run.writer import CheckpointWriter
+from adloco_dist.testing.processes import run_ranks
+from adloco_dist.train import run_round
+
+ROUNDS_PER_CHECKPOINT = 5
+SETTINGS = (
+    "model=tiny", "algorithm.updates_per_round=20", "pool.trainers=2", "pool.workers_per_trainer=1", "merge=none",
+    "batching.local_batch=4", "batching.request=none", "batching.capacity=1024", "data.sequence_length=128",
+    "budget=rounds", "budget.rounds=1000", "inner.schedule=constant", "cluster.device=cpu",
+)  # fmt: skip
+
+
+def measure_on_rank(runtime: Runtime, folder: str, pairs: int) -> dict[str, list[float]]:
+    """Seconds of five rounds with a checkpoint before them and without, in turn; of the copy; bytes of both."""
+    settings = compose(SETTINGS)
+    splits = load_corpus(settings.data)
+    length = settings.data.sequence_length
+    module = build_model(settings.model, model_config(settings.model, splits.vocab_size, length), settings.seed)
+    layout = experiment_layout(settings, runtime.nodes)
+    rank = host(settings, runtime, splits, module, layout)
+    plan = plan_round(settings, find_premises(rank, layout, Trajectory()), None, PoolReport())
+    directory = Path(folder)
+    taken: dict[str, list[float]] = {"with": [], "without": [], "blocked": [], "bytes": []}
+    with fresh_volumes(runtime, directory, settings) as volumes:
+        journal = Journal([RunFile(directory, {"started": ""}), MetricsFile(directory)] if runtime.rank == 0 else [])
+        writer = CheckpointWriter(volumes, runtime.store, runtime.world_size, settings.checkpoint, print)
+        checkpoints = Checkpoints(writer, journal, directory)
+        numbers = iter(range(1, 10**6))
+
+        def rounds(mark: Mark | None) -> float:
+            runtime.control.exchange({})
+            start = time.perf_counter()
+            if mark:
+                checkpoints.save(rank, mark, plan, PoolReport(), 0.0)
+                taken["blocked"].append(time.perf_counter() - start)
+            for _ in range(ROUNDS_PER_CHECKPOINT):
+                run_round(rank, replace(plan, round=next(numbers)), RankReport(runtime.rank), StopRequest())
+            runtime.control.exchange({})
+            seconds = time.perf_counter() - start
+            assert not writer.is_busy, "the writing took longer than five rounds"
+            return seconds
+
+        mark = Mark()
+        for number in range(pairs + 1):
+            mark = Mark(number + 1, number)
+            sides = (("with", mark), ("without", None))
+            for name, one in sides if number % 2 else reversed(sides):
+                taken[name].append(rounds(one))
+        written = [path for path in (volumes.folder / mark.name).iterdir()]
+        taken["bytes"].append(sum(digest_of(path).num_bytes for path in written))
+    state = parts(rank, plan, is_midway=False)
+    taken["state"] = [float(sum(tensor.nbytes for tensors in state.values() for tensor in tensors.values()))]
+    return {name: values if name in ("bytes", "state") else values[1:] for name, values in taken.items()}
+
+
+def measure_cost(pairs: int) -> tuple[dict[str, float], list[list[str]]]:
+    """The figures, and rows for a table."""
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = run_ranks(measure_on_rank, [0, 0], folder, pairs)
+    first = ranks[0]
+    round_seconds = statistics.median(first["without"]) / ROUNDS_PER_CHECKPOINT
+    blocked = statistics.median(first["blocked"])
+    ratios = sorted(a / b for a, b in zip(first["with"], first["without"], strict=True))
+    quartiles = statistics.quantiles(ratios, n=4)
+    size_ratio = first["bytes"][0] / sum(rank["state"][0] for rank in ranks)
+    rows = [
+        ["a round, ms", f"{round_seconds * 1e3:.1f}"],
+        ["copy, ms", f"{blocked * 1e3:.2f}"],
+        ["one checkpoint in five rounds: slower by, % (quartiles)",
+         f"{(quartiles[1] - 1) * 100:.2f} ({(quartiles[0] - 1) * 100:.2f} to {(quartiles[2] - 1) * 100:.2f})"],
+        ["bytes written over the state's", f"{size_ratio:.4f}"],
+    ]  # fmt: skip
+    figures = {
+        "checkpoint_blocked": blocked / round_seconds,
+        "checkpoint_overhead": statistics.median(ratios) - 1,
+        "checkpoint_size_ratio": size_ratio,
+    }
+    return figures, rows
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=12)
+    for name, value in measure_cost(parser.parse_args().pairs)[0].items():
+        print(f"{name} = {value:.4g}")
