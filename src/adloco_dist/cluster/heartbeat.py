@@ -97,7 +97,7 @@ class Heartbeat:
 
     def _beat_on(self) -> None:
         number = 0
-        while not self._closing.wait(self._every):
+        while not self._closing.is_set():
             number += 1
             try:
                 self._beat(number)
@@ -105,6 +105,7 @@ class Heartbeat:
                 if not self._closing.is_set():
                     reason = next(iter(str(error).splitlines()), "")
                     self._end(f"rank 0 on {self.hosts[0]}, whose node holds the store: lost contact ({reason})")
+            self._closing.wait(self._every)
 
     def _beat(self, number: int) -> None:
         mine = {"number": number, "stage": self._stage, "place": self._place}
