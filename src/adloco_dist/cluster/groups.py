@@ -1,6 +1,6 @@
 """From rank sets to process groups."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 
 import torch
@@ -54,20 +54,22 @@ class Groups:
 
     def keep(self, rank_sets: Collection[RankSet]) -> None:
         """Release all groups but those of `rank_sets`."""
-        for ranks in [ranks for ranks in self._groups if ranks not in rank_sets]:
-            self._release(ranks)
+        self._release([ranks for ranks in self._groups if ranks not in rank_sets])
 
     def _make_room(self, ranks: RankSet) -> None:
         if self._most is None:
             return
         for rank in ranks:
             crowded = [other for other in self._groups if rank in other]
-            for other in crowded[: max(0, len(crowded) + 1 - self._most)]:
-                self._release(other)
+            self._release(crowded[: max(0, len(crowded) + 1 - self._most)])
 
-    def _release(self, ranks: RankSet) -> None:
-        group = self._groups.pop(ranks)
-        if group is not None:
-            if self._backend is Backend.nccl:
-                torch.cuda.synchronize()  # nothing of it may still be on its way
-            dist.destroy_process_group(group)
+    def _release(self, rank_sets: Sequence[RankSet]) -> None:
+        if not rank_sets:
+            return
+        if self._backend is Backend.nccl:
+            torch.cuda.synchronize()  # nothing of them may still be on its way
+        dist.barrier()  # a rank that is done with a group must not close connections on which another still waits
+        for ranks in rank_sets:
+            group = self._groups.pop(ranks)
+            if group is not None:
+                dist.destroy_process_group(group)
