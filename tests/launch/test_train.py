@@ -48,7 +48,7 @@ def test_the_display_is_live(finished_run: Path) -> None:
 
 def test_the_run_directory(finished_run: Path) -> None:
     names = {path.name for path in finished_run.iterdir()}
-    assert names == {"run.json", "metrics.jsonl", "model", "logs", "wandb", ".lock"}
+    assert names == {"run.json", "metrics.jsonl", "model", "logs", "checkpoints", "wandb", ".lock"}
     record = facts(finished_run)
     assert record["layout"]["hosts"] == {"0": [0], "1": [1], "2": [0], "3": [1]}
     assert record["settings"]["algorithm"]["name"] == "diloco"

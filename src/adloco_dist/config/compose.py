@@ -59,14 +59,14 @@ def parse(overrides: Sequence[str]) -> list[Override]:
         raise SettingsError(explain(error)) from error
     for override in parsed:
         _check_key(override.key_or_group, override.input_line or "")
+        if override.is_delete():
+            raise SettingsError(f"{override.input_line}: a setting cannot be removed; set it to another value")
         if (
             override.key_or_group in GROUPS
             and not override.is_sweep_override()
             and not isinstance(override.value(), str)
         ):
             raise SettingsError(f"{override.input_line}: names none of the group's choices; --help lists the groups")
-        if override.is_delete():
-            raise SettingsError(f"{override.input_line}: a setting cannot be removed; set it to another value")
     return parsed
 
 

@@ -127,8 +127,10 @@ def _run(place: Place, store: Store, overrides: Sequence[str], dry_run: bool) ->
             journal.close()
             raise
         told = _end(outcome, journal, directory, writer.newest)
-        if place.local_rank == 0:  # every node's terminal tells how it went; files are on rank 0's node
-            print(told if runtime.rank == 0 else f"{told} (on {runtime.hosts[0]})", file=terminal, flush=True)
+        if runtime.rank == 0:
+            print("\n".join(told))
+        elif place.local_rank == 0:  # every node's terminal tells how it went; files are on rank 0's node
+            print(f"{told[0]}; run directory on {runtime.hosts[0]}: {directory}", file=terminal, flush=True)
         # Before any rank ends: torchrun ends the others as soon as one exits with another code than 0.
         control.exchange({})
         if outcome.stop == INTERRUPTED and is_elastic():
@@ -150,21 +152,20 @@ def _host(runtime: Runtime, settings: Settings, source: Source | None) -> tuple[
     return rank, premises
 
 
-def _end(outcome: Outcome, journal: Journal, directory: Path, checkpoint: str | None) -> str:
-    """Write what a run that has come to an end leaves; what there is to tell of it."""
-    rank, result = outcome.rank, outcome.result
+def _end(outcome: Outcome, journal: Journal, directory: Path, checkpoint: str | None) -> list[str]:
+    """Write what a run that has come to an end leaves; the lines that there are to tell of it."""
+    rank, result, where = outcome.rank, outcome.result, f"run directory: {directory}"
     if result is None:
         journal.close({"stop": outcome.stop, "saved": None, "candidates": []})
-        told = f"stopped: {outcome.stop} in round {outcome.plan.round + 1}\nrun directory: {directory}"
-        resume = "the same command with run.directory and run.unfinished=resume goes on"
-        return f"{told}\ncheckpoint: {checkpoint}; {resume}" if checkpoint else told
-    told = f"ended: {outcome.stop}\nrun directory: {directory}"
-    if outcome.weights is not None:
-        path = save_model(directory, rank.flat_model, outcome.weights, rank.splits)
-        told += f"\nmodel: {path}"
-    journal.close({"stop": outcome.stop, **result})
+        told = [f"stopped: {outcome.stop} in round {outcome.plan.round + 1}", where]
+        goes_on = "the same command with run.directory and run.unfinished=resume goes on"
+        return [*told, f"checkpoint: {checkpoint}; {goes_on}"] if checkpoint else told
     best = min(candidate["validation_perplexity"] for candidate in result["candidates"])
-    return told if outcome.weights is not None else f"{told}; best perplexity {best:.3f}"
+    told = [f"ended: {outcome.stop}; best perplexity {best:.3f}", where]
+    if outcome.weights is not None:
+        told.append(f"model: {save_model(directory, rank.flat_model, outcome.weights, rank.splits)}")
+    journal.close({"stop": outcome.stop, **result})
+    return told
 
 
 def _compose(overrides: Sequence[str]) -> tuple[Settings, SettingsError | None]:
