@@ -15,7 +15,8 @@ from adloco_dist.testing.hosts import Host, hosts, why_unavailable
 SETTINGS = (
     "model=nano", "pool.trainers=2", "pool.workers_per_trainer=2", "batching.request=none", "merge=none",
     "data.sequence_length=32", "algorithm.updates_per_round=10", "budget=rounds", "budget.rounds=100000",
-    "evaluation=final_only", "tracking=none", "checkpoint.every_rounds=1", "checkpoint.every_minutes=null",
+    "evaluation=final_only", "tracking=none", "cluster.threads_per_rank=1", "checkpoint.every_rounds=1",
+    "checkpoint.every_minutes=null",
 )  # fmt: skip
 PATIENCE_SECONDS = 150.0
 
@@ -82,3 +83,25 @@ def test_a_lost_host_costs_a_checkpoint_interval_and_is_taken_back(tmp_path: Pat
             subprocess.run(host.command(["kill", "-INT", str(drivers[host].pid)]), check=False)
         assert [driver.wait(timeout=60) for driver in drivers.values()] == [75, 75], everything()
     assert "Traceback" not in everything()
+
+
+WATCHED = "import sys, threading; from adloco_dist.launch.contact import watch_rendezvous"
+WATCHED += "; watch_rendezvous(sys.argv[1], patience_seconds=1.0); threading.Event().wait()"
+STORE = "import socket; store = socket.create_server(('', 29515)); print('up', flush=True)"
+STORE += "; exec('while True: store.accept()[0].close(); print(1, flush=True)')"
+
+
+def test_an_agent_ends_when_the_host_of_the_rendezvous_vanishes(tmp_path: Path) -> None:
+    with hosts(2) as (first, second):
+        outputs = {host: tmp_path / host.name for host in (first, second)}
+        with outputs[first].open("w") as output:
+            store = first.start([sys.executable, "-c", STORE], output)
+        wait_until(lambda: "up" in outputs[first].read_text(), lambda: "")
+        with outputs[second].open("w") as output:
+            agent = second.start([sys.executable, "-c", WATCHED, f"{first.name}:29515"], output)
+        wait_until(lambda: "1" in outputs[first].read_text(), lambda: "the agent never called")
+        first.lose()
+        store.wait()
+        assert agent.wait(timeout=PATIENCE_SECONDS) == 1
+        line = f"the host of the rendezvous at {first.name}:29515 has not answered for 1 s"
+        assert line in outputs[second].read_text()

@@ -21,6 +21,7 @@ SETTINGS = (
     "budget.rounds=6",
     "evaluation.every_rounds=2",
     "tracking=none",
+    "cluster.threads_per_rank=1",
 )
 
 pytestmark = pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")

@@ -21,6 +21,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from adloco_dist.cluster.signals import STOP_SIGNALS
 from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, EXIT_USER_ERROR, SettingsError, require
+from adloco_dist.launch.contact import watch_rendezvous
 from adloco_dist.launch.outcome import AGENT, OUTCOME, noted_codes
 
 FIRST_SLURM_PORT = 20000
@@ -111,6 +112,8 @@ def start_ranks(rendezvous: Rendezvous, num_ranks: int, module: str, arguments: 
         max_restarts=rendezvous.max_restarts,
         signals_to_handle="SIGQUIT",  # not SIGHUP, which nohup wants ignored
     )
+    if rendezvous.num_nodes > 1:
+        watch_rendezvous(rendezvous.endpoint)
     with tempfile.TemporaryDirectory() as folder:
         os.environ[OUTCOME], os.environ[AGENT] = folder, str(os.getpid())
         try:
