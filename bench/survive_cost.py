@@ -28,6 +28,7 @@ from adloco_dist.testing.processes import run_ranks
 from adloco_dist.train import run_round
 
 ROUNDS_PER_CHECKPOINT = 5
+PAIRS_PER_START = 6
 SETTINGS = (
     "model=tiny", "algorithm.updates_per_round=20", "pool.trainers=2", "pool.workers_per_trainer=1", "merge=none",
     "batching.local_batch=4", "batching.request=none", "batching.capacity=1024", "data.sequence_length=128",
@@ -49,7 +50,7 @@ def measure_on_rank(runtime: Runtime, folder: str, pairs: int) -> dict[str, list
     with fresh_volumes(runtime, directory, settings) as volumes:
         journal = Journal([RunFile(directory, {"started": ""}), MetricsFile(directory)] if runtime.rank == 0 else [])
         writer = CheckpointWriter(volumes, runtime.store, runtime.world_size, settings.checkpoint, print)
-        checkpoints = Checkpoints(writer, journal, directory)
+        checkpoints = Checkpoints(writer, journal, directory, settings)
         numbers = iter(range(1, 10**6))
 
         def rounds(mark: Mark | None) -> float:
@@ -78,16 +79,20 @@ def measure_on_rank(runtime: Runtime, folder: str, pairs: int) -> dict[str, list
     return {name: values if name in ("bytes", "state") else values[1:] for name, values in taken.items()}
 
 
-def measure_cost(pairs: int) -> tuple[dict[str, float], list[list[str]]]:
+def measure_cost(starts: int) -> tuple[dict[str, float], list[list[str]]]:
     """The figures, and rows for a table."""
-    with tempfile.TemporaryDirectory() as folder:
-        ranks = run_ranks(measure_on_rank, [0, 0], folder, pairs)
-    first = ranks[0]
-    round_seconds = statistics.median(first["without"]) / ROUNDS_PER_CHECKPOINT
-    blocked = statistics.median(first["blocked"])
-    ratios = sorted(a / b for a, b in zip(first["with"], first["without"], strict=True))
+    taken: dict[str, list[float]] = {"with": [], "without": [], "blocked": []}
+    size_ratio = 0.0
+    for _ in range(starts):
+        with tempfile.TemporaryDirectory() as folder:
+            ranks = run_ranks(measure_on_rank, [0, 0], folder, PAIRS_PER_START)
+        for name, values in taken.items():
+            values += ranks[0][name]
+        size_ratio = ranks[0]["bytes"][0] / sum(rank["state"][0] for rank in ranks)
+    round_seconds = statistics.median(taken["without"]) / ROUNDS_PER_CHECKPOINT
+    blocked = statistics.median(taken["blocked"])
+    ratios = sorted(a / b for a, b in zip(taken["with"], taken["without"], strict=True))
     quartiles = statistics.quantiles(ratios, n=4)
-    size_ratio = first["bytes"][0] / sum(rank["state"][0] for rank in ranks)
     rows = [
         ["a round, ms", f"{round_seconds * 1e3:.1f}"],
         ["copy, ms", f"{blocked * 1e3:.2f}"],
@@ -105,6 +110,6 @@ def measure_cost(pairs: int) -> tuple[dict[str, float], list[list[str]]]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=12)
-    for name, value in measure_cost(parser.parse_args().pairs)[0].items():
+    parser.add_argument("--starts", type=int, default=4)
+    for name, value in measure_cost(parser.parse_args().starts)[0].items():
         print(f"{name} = {value:.4g}")

@@ -70,7 +70,7 @@ def write_checkpoints(runtime: Runtime, settings: Settings, place: Place) -> Non
     journal = Journal([MetricsFile(directory)])
     with fresh_volumes(runtime, directory, settings) as volumes:
         writer = CheckpointWriter(volumes, join_store(place), 1, settings.checkpoint, print)
-        checkpoints = Checkpoints(writer, journal, directory)
+        checkpoints = Checkpoints(writer, journal, directory, settings)
         train(rank, find_premises(rank, layout, trajectory), journal, StopMidway(), checkpoints)
         writer.wait()
     journal.close()

@@ -87,7 +87,7 @@ def train_kept(
             journal = Journal([RunFile(path, facts, earlier or None), metrics, sink])
         writer = CheckpointWriter(volumes, runtime.store, runtime.world_size, settings.checkpoint, told.append)
         stop = StopAfterLooks(looks if runtime.rank == 0 else None)
-        outcome = train(rank, premises, journal, stop, Checkpoints(writer, journal, path), state)
+        outcome = train(rank, premises, journal, stop, Checkpoints(writer, journal, path, settings), state)
         writer.wait()
         runtime.control.exchange({})
         if runtime.rank == 0:

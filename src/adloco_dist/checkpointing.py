@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from adloco_dist.config import Settings
 from adloco_dist.config.compose import flatten, to_plain
 from adloco_dist.decisions.checkpointing import Mark
 from adloco_dist.decisions.plan import PoolReport, RoundPlan
@@ -24,12 +25,14 @@ ReadPart = Callable[[str], Mapping[str, torch.Tensor]]
 class Checkpoints:
     """Saves what a rank holds; rank 0 adds what all ranks know."""
 
-    def __init__(self, writer: CheckpointWriter, journal: Journal, directory: Path) -> None:
+    def __init__(self, writer: CheckpointWriter, journal: Journal, directory: Path, settings: Settings) -> None:
         """
         Args:
             directory: of the run, where rank 0's records are.
+            settings: of the run; made plain once, which takes longer than the copy of a small model.
         """
         self._writer, self._journal, self._directory = writer, journal, directory
+        self._settings = flatten(to_plain(settings))
 
     @property
     def is_writing(self) -> bool:
@@ -47,7 +50,7 @@ class Checkpoints:
         contents: dict[str, bytes] = {}
         if rank.runtime.rank == 0:
             state = RunState(
-                settings=flatten(to_plain(rank.settings)),
+                settings=self._settings,
                 corpus=rank.splits.digest,
                 world_size=rank.runtime.world_size,
                 plan=replace(plan, last_checkpoint=mark),

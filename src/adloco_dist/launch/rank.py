@@ -118,7 +118,7 @@ def _run(place: Place, store: Store, overrides: Sequence[str], dry_run: bool) ->
         journal, tell = open_journal(rank, premises, taken, environments, links, source)
         writer = CheckpointWriter(volumes, runtime.store, runtime.world_size, settings.checkpoint, tell)
         try:
-            checkpoints = Checkpoints(writer, journal, directory)
+            checkpoints = Checkpoints(writer, journal, directory, settings)
             outcome = train(rank, premises, journal, stop, checkpoints, source and source.state)
             writer.wait()
             if outcome.stop == SPOILT:

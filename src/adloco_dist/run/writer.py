@@ -4,8 +4,8 @@ import json
 import logging
 import shutil
 import socket
-import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -45,14 +45,16 @@ class CheckpointWriter:
         self._store = own_client(store)
         self._store.set_timeout(PATIENCE)
         self._world_size = world_size
-        self._thread: threading.Thread | None = None
+        # One thread for the whole run: a new one must get a turn on cores that train before start() returns.
+        self._background = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future[None] | None = None
         self._buffers: dict[tuple[torch.Size, torch.dtype], list[torch.Tensor]] = {}
         self.newest: str | None = None
         """On rank 0: the name of the newest whole checkpoint of this start."""
 
     @property
     def is_busy(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+        return self._writing is not None and not self._writing.done()
 
     @property
     def has_several_volumes(self) -> bool:
@@ -68,14 +70,12 @@ class CheckpointWriter:
         """
         self.wait()
         copies = self._copied(parts)
-        self._thread = threading.Thread(target=self._write, args=(mark, copies, contents), name="checkpoint")
-        self._thread.daemon = True  # a process that must end does not wait for it
-        self._thread.start()
+        self._writing = self._background.submit(self._write, mark, copies, contents)
 
     def wait(self) -> None:
         """Until this rank's work on the last checkpoint is done."""
-        if self._thread:
-            self._thread.join()
+        if self._writing:
+            self._writing.result()
 
     def _copied(self, parts: Snapshot) -> Snapshot:
         """The same in CPU memory, which is kept for the next time: fresh memory costs more than the copy."""
