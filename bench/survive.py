@@ -19,7 +19,7 @@ def main() -> None:
     figures: dict[str, float] = {}
     rows: list[list[str]] = []
     if "cost" in wanted:
-        cost, table = measure_cost(1 if options.quick else 4)
+        cost, table = measure_cost(1 if options.quick else 8)
         figures |= cost
         rows += table
     if "damage" in wanted:

@@ -110,6 +110,6 @@ def measure_cost(starts: int) -> tuple[dict[str, float], list[list[str]]]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--starts", type=int, default=4)
+    parser.add_argument("--starts", type=int, default=8)
     for name, value in measure_cost(parser.parse_args().starts)[0].items():
         print(f"{name} = {value:.4g}")

@@ -2,26 +2,29 @@
 
 import json
 import random
+import resource
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from adloco_dist.config import CheckpointSettings, Placement, SettingsError
 from adloco_dist.data.shards import Shard, deal
 from adloco_dist.decisions.checkpointing import Mark, check_resumed, is_due, number_in, obsolete
 from adloco_dist.decisions.layout import Layout, host_anew
+from adloco_dist.run.image import BLOCK_BYTES, Image
 from adloco_dist.run.parts import (
     MANIFEST_FILE,
     DamagedError,
     Part,
     check_part,
+    digest_of,
     prune,
     read_manifest,
     write_content,
     write_manifest,
-    write_tensors,
 )
 
 
@@ -106,10 +109,16 @@ def test_a_shard_is_restored_through_any_merges() -> None:
             assert twin.state() == shard.state()
 
 
+def filled(tensors: dict[str, torch.Tensor]) -> Image:
+    image = Image()
+    image.fill(tensors)
+    return image
+
+
 def written(folder: Path) -> dict[str, Part]:
     parts = {
         "state.json": write_content(folder / "state.json", b'{"round": 3}'),
-        "trainer-0.safetensors": write_tensors(folder / "trainer-0.safetensors", {"anchor": torch.arange(9.0)}),
+        "trainer-0.safetensors": filled({"anchor": torch.arange(9.0)}).write(folder / "trainer-0.safetensors"),
     }
     write_manifest(folder, parts)
     return parts
@@ -151,8 +160,41 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         write_content(tmp_path / "a" / "blocked", b"x")
     with pytest.raises(OSError):
-        write_tensors(tmp_path / "a" / "state.json" / "under a file", {"anchor": torch.zeros(3)})
+        filled({"anchor": torch.zeros(3)}).write(tmp_path / "a" / "state.json" / "under a file")
     assert (tmp_path / "a" / "trainer-0.safetensors").read_bytes() == before
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == [
         "blocked", "manifest.json", "state.json", "trainer-0.safetensors",
     ]  # fmt: skip
+
+
+def test_an_image_is_the_file_that_safetensors_reads(tmp_path: Path) -> None:
+    image, path = Image(), tmp_path / "part"
+    for number, size in enumerate((5, 3 * BLOCK_BYTES, 1000, *range(BLOCK_BYTES // 4 - 140, BLOCK_BYTES // 4))):
+        tensors = {
+            "halves": torch.arange(3).bfloat16(),
+            "step": torch.tensor(float(number)),
+            "vector": torch.randn(size),
+            "columns": torch.randn(4, 6).T,
+            "updates": torch.tensor(number),
+        }
+        image.fill(tensors)
+        part = image.write(path)
+        assert part == digest_of(path)
+        read = load_file(path)
+        assert read.keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            torch.testing.assert_close(read[name], tensor, rtol=0, atol=0)
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_block(tmp_path: Path) -> None:
+    """The system shortens the write, which the rest then no longer fits past the cache."""
+    image = filled({"vector": torch.randn(5 * BLOCK_BYTES)})
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (BLOCK_BYTES + 1000, unlimited[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            image.write(tmp_path / "part")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    assert list(tmp_path.iterdir()) == []
+    assert image.write(tmp_path / "part") == digest_of(tmp_path / "part")

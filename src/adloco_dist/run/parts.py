@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load, save_file
+from safetensors.torch import load
 from xxhash import xxh3_128
 
 from adloco_dist.config import CheckpointSettings
@@ -60,21 +60,25 @@ def worker_file(trainer: int, worker: int) -> str:
     return f"trainer-{trainer}-worker-{worker}.safetensors"
 
 
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> Part:
-    """Write a part, whole or not at all.
+def write_whole(path: Path, fill: Callable[[Path], Any]) -> None:
+    """Fill a file beside `path`, see it safe on the disk, and rename it into place.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: it cannot be written; there is no file then.
     """
-
-    def fill(temporary: Path) -> None:
-        try:
-            save_file(dict(tensors), temporary)
-        except Exception as error:  # safetensors has an error of its own for what the system refuses
-            raise OSError(f"{path.name}: {error}") from error
-
-    _write(path, fill)
-    return digest_of(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fill(temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        parent = os.open(path.parent, os.O_RDONLY)
+        os.fsync(parent)
+        os.close(parent)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def write_content(path: Path, content: bytes) -> Part:
@@ -83,7 +87,7 @@ def write_content(path: Path, content: bytes) -> Part:
     Raises:
         OSError: it cannot be written.
     """
-    _write(path, lambda temporary: temporary.write_bytes(content))
+    write_whole(path, lambda temporary: temporary.write_bytes(content))
     return Part(len(content), xxh3_128(content).hexdigest())
 
 
@@ -163,23 +167,6 @@ def prune(checkpoints: Path, settings: CheckpointSettings) -> None:
 
 def _number(name: str) -> int:
     return number_in(name) or 0
-
-
-def _write(path: Path, fill: Callable[[Path], Any]) -> None:
-    """Fill a file beside `path`, see it safe on the disk, and rename it into place."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fill(temporary)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        parent = os.open(path.parent, os.O_RDONLY)
-        os.fsync(parent)
-        os.close(parent)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _compare(name: str, wanted: Part, found: Part) -> None:

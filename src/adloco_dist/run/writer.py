@@ -17,7 +17,8 @@ from adloco_dist.cluster.heartbeat import own_client
 from adloco_dist.cluster.volumes import Volumes
 from adloco_dist.config import CheckpointSettings
 from adloco_dist.decisions.checkpointing import Mark
-from adloco_dist.run.parts import MANIFEST_FILE, Part, prune, write_content, write_manifest, write_tensors
+from adloco_dist.run.image import Image
+from adloco_dist.run.parts import MANIFEST_FILE, Part, prune, write_content, write_manifest
 
 log = logging.getLogger(__name__)
 Snapshot = Mapping[str, Mapping[str, torch.Tensor]]
@@ -48,7 +49,7 @@ class CheckpointWriter:
         # One thread for the whole run: a new one must get a turn on cores that train before start() returns.
         self._background = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
-        self._buffers: dict[tuple[torch.Size, torch.dtype], list[torch.Tensor]] = {}
+        self._images: dict[str, Image] = {}
         self.newest: str | None = None
         """On rank 0: the name of the newest whole checkpoint of this start."""
 
@@ -69,38 +70,23 @@ class CheckpointWriter:
             contents: this rank's other files.
         """
         self.wait()
-        copies = self._copied(parts)
-        self._writing = self._background.submit(self._write, mark, copies, contents)
+        self._images = {file: self._images.get(file, Image()) for file in parts}
+        for file, tensors in parts.items():
+            self._images[file].fill(tensors)
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        self._writing = self._background.submit(self._write, mark, self._images, contents)
 
     def wait(self) -> None:
         """Until this rank's work on the last checkpoint is done."""
         if self._writing:
             self._writing.result()
 
-    def _copied(self, parts: Snapshot) -> Snapshot:
-        """The same in CPU memory, which is kept for the next time: fresh memory costs more than the copy."""
-        used: dict[tuple[torch.Size, torch.dtype], int] = {}
-        copies: dict[str, dict[str, torch.Tensor]] = {}
-        on_gpu = False
-        for file, tensors in parts.items():
-            copies[file] = {}
-            for name, tensor in tensors.items():
-                kind = tensor.shape, tensor.dtype
-                place = used[kind] = used.get(kind, -1) + 1
-                buffers = self._buffers.setdefault(kind, [])
-                if place == len(buffers):
-                    buffers.append(torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda))
-                copies[file][name] = buffers[place].copy_(tensor, non_blocking=True)
-                on_gpu = on_gpu or tensor.is_cuda
-        if on_gpu:
-            torch.cuda.synchronize()
-        return copies
-
-    def _write(self, mark: Mark, parts: Snapshot, contents: Mapping[str, bytes]) -> None:
+    def _write(self, mark: Mark, images: Mapping[str, Image], contents: Mapping[str, bytes]) -> None:
         folder = self._volumes.folder / mark.name
         report: dict[str, object] = {}
         try:
-            written = {file: write_tensors(folder / file, tensors) for file, tensors in parts.items()}
+            written = {file: image.write(folder / file) for file, image in images.items()}
             written |= {file: write_content(folder / file, content) for file, content in contents.items()}
             report["parts"] = {file: asdict(part) for file, part in written.items()}
         except Exception as error:  # whatever it is, rank 0 must hear of it
