@@ -192,6 +192,7 @@ def test_the_list_of_settings_changes_only_on_purpose() -> None:
         ("model=pretrained", ["model.architecture=null", "warm_start"]),
         ("~inner", ["~inner", "cannot be removed"]),
         ("seed=-1", ["seed=-1", ">= 0"]),
+        ("seed=18446744073709551616", ["seed=18446744073709551616", "below 2**64"]),
         ("batching.eta=0", ["batching.eta=0", "> 0"]),
         ("batching.theta=-1", ["batching.theta=-1", "> 0"]),
         ("batching.nu=0", ["batching.nu=0", "> 0"]),

@@ -33,6 +33,7 @@ def continue_text(directory: Path, text: str, num_tokens: int, temperature: floa
     """
     require(num_tokens >= 1, "--tokens", num_tokens, "must be >= 1")
     require(temperature >= 0, "--temperature", temperature, "must be >= 0")
+    require(0 <= seed < 2**64, "--seed", seed, "must be >= 0 and below 2**64")
     require(bool(text), "text", text, "must not be empty")
     model: Any = load_model(directory)  # Any: transformers' own types refuse to bind generate() to a model
     if not (directory / MODEL_DIRECTORY / "tokenizer_config.json").is_file():
