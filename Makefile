@@ -36,6 +36,7 @@ bench: setup
 	$(BIN)/python bench/regroup.py $(ARGS)
 	$(BIN)/python bench/coordinator.py $(ARGS)
 	$(BIN)/python bench/instances.py $(ARGS)
+	$(BIN)/python bench/survive.py $(ARGS)
 
 clean:
 	rm -rf .venv build dist src/*.egg-info

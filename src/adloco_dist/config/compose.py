@@ -14,7 +14,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from adloco_dist.config import Settings, SettingsError
+from adloco_dist.config import Settings, SettingsError, require
 
 CONFIG_MODULE = "adloco_dist.conf"
 GROUPS = ("model", "data", "algorithm", "inner", "outer", "merge", "budget", "evaluation", "tracking", "experiment")
@@ -35,6 +35,7 @@ def compose(overrides: Sequence[str]) -> Settings:
                 )
         with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
             config = hydra_compose("train", list(overrides))
+        _check_sizes(config)
         settings = OmegaConf.to_object(config)
     except (HydraException, OmegaConfBaseException) as error:
         raise SettingsError(explain(error)) from error
@@ -113,6 +114,16 @@ def _check_key(key: str, line: str) -> None:
     near = difflib.get_close_matches(key, [*keys, *GROUPS], n=3) or _same_name(key, keys)
     hint = f"did you mean {' or '.join(near)}?" if near else "--print-config lists all settings"
     raise SettingsError(f"{line}: no such setting; {hint}")
+
+
+def _check_sizes(config: DictConfig) -> None:
+    """Refuse whole numbers that fit neither a float nor a tensor."""
+    plain = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(plain, dict)
+    for key, value in flatten({str(section): values for section, values in plain.items()}).items():
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, int):
+                require(abs(number) < 2**64, key, number, "must be below 2**64")
 
 
 def _keys(section: Any, prefix: str = "") -> Iterable[str]:

@@ -7,6 +7,10 @@ from adloco_dist.config.choices import Corpus, OuterState, Placement, Shards
 from adloco_dist.config.errors import require
 
 
+MOST_WORKERS = 1 << 20
+"""Of a pool: every rank and every plan lists all of them."""
+
+
 @dataclass
 class PoolSettings:
     """Trainers, their workers, and where both live."""
@@ -24,6 +28,8 @@ class PoolSettings:
         require(self.trainers >= 1, "pool.trainers", self.trainers, "must be >= 1")
         workers = self.workers_per_trainer
         require(workers is None or workers >= 1, "pool.workers_per_trainer", workers, "must be >= 1, or null")
+        rule = f"times pool.workers_per_trainer={workers} must be <= {MOST_WORKERS}; lower one of them"
+        require(self.trainers * (workers or 1) <= MOST_WORKERS, "pool.trainers", self.trainers, rule)
 
 
 @dataclass

@@ -66,7 +66,7 @@ class Settings:
         return self.batching.request in MEASURED_REQUESTS
 
     def __post_init__(self) -> None:
-        require(0 <= self.seed < 2**64, "seed", self.seed, "must be >= 0 and below 2**64")
+        require(self.seed >= 0, "seed", self.seed, "must be >= 0")
         request = self.batching.request
         if self.algorithm.name is Algorithm.ddp:
             trainers = self.pool.trainers
