@@ -6,7 +6,6 @@ from typing import Any
 from adloco_dist.config.choices import Corpus, OuterState, Placement, Shards
 from adloco_dist.config.errors import require
 
-
 MOST_WORKERS = 1 << 20
 """Of a pool: every rank and every plan lists all of them."""
 
