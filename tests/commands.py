@@ -5,9 +5,13 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 ROOT = Path(__file__).parent.parent
 SMALL = (
@@ -78,6 +82,31 @@ def run(command: list[str], cwd: Path, timeout_seconds: float = 180) -> Finished
         stdin=subprocess.DEVNULL, timeout=timeout_seconds, check=False,
     )  # fmt: skip
     return Finished(done.returncode, done.stdout)
+
+
+@contextmanager
+def running(command: list[str], cwd: Path, until: str = "round 2 ") -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """A driver, and what it has printed: up to a line that starts with `until`; killed at the end if it still runs."""
+    process = subprocess.Popen(
+        command, cwd=cwd, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    ranks: list[psutil.Process] = []
+    try:
+        output = ""
+        for line in process.stdout:
+            output += line
+            if line.startswith(until):
+                break
+        assert process.poll() is None, output
+        ranks = psutil.Process(process.pid).children()
+        yield process, output
+    finally:
+        for left in (process, *ranks):
+            if left.poll() is None if isinstance(left, subprocess.Popen) else left.is_running():
+                left.kill()
+        process.communicate()
 
 
 def metrics(directory: Path) -> list[dict[str, Any]]:

@@ -3,42 +3,15 @@
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
-from commands import SMALL, break_outer_step, environment, facts, metrics, run, torchrun_command, train_command
+from commands import SMALL, break_outer_step, facts, metrics, run, running, torchrun_command, train_command
 
 ENDLESS = (*SMALL, "budget.rounds=100000", "run.directory=run")
 AGENT_GONE_SECONDS = 5.0
 """Within this the ranks of an agent that was killed have ended: what the project promises, not what it takes."""
-
-
-@contextmanager
-def running(command: list[str], cwd: Path, until: str = "round 2 ") -> Iterator["subprocess.Popen[str]"]:
-    """A driver that has printed a line which starts with `until`; killed at the end if it still runs."""
-    process = subprocess.Popen(
-        command, cwd=cwd, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        start_new_session=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    ranks: list[psutil.Process] = []
-    try:
-        output = ""
-        for line in process.stdout:
-            output += line
-            if line.startswith(until):
-                break
-        assert process.poll() is None, output
-        ranks = psutil.Process(process.pid).children()
-        yield process
-    finally:
-        for left in (process, *ranks):
-            if left.poll() is None if isinstance(left, subprocess.Popen) else left.is_running():
-                left.kill()
-        process.communicate()
 
 
 def errors(output: str) -> list[str]:
@@ -74,7 +47,7 @@ def test_torchrun_finds_the_error_in_its_file(tmp_path: Path) -> None:
 
 
 def test_a_killed_rank_is_named(tmp_path: Path) -> None:
-    with running(train_command(*ENDLESS), tmp_path) as process:
+    with running(train_command(*ENDLESS), tmp_path) as (process, _):
         ranks = {rank.environ()["RANK"]: rank for rank in psutil.Process(process.pid).children()}
         ranks["1"].kill()
         output = process.communicate(timeout=60)[0]
@@ -84,7 +57,7 @@ def test_a_killed_rank_is_named(tmp_path: Path) -> None:
 
 
 def test_ranks_end_when_their_agent_is_gone(tmp_path: Path) -> None:
-    with running(train_command(*ENDLESS), tmp_path) as process:
+    with running(train_command(*ENDLESS), tmp_path) as (process, _):
         ranks = psutil.Process(process.pid).children()
         assert len(ranks) == 2
         process.kill()
@@ -94,7 +67,7 @@ def test_ranks_end_when_their_agent_is_gone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by", ["SIGTERM", "stop file"])
 def test_a_request_to_stop_leaves_a_checkpoint_to_go_on_from(tmp_path: Path, by: str) -> None:
-    with running(train_command(*ENDLESS), tmp_path) as process:
+    with running(train_command(*ENDLESS), tmp_path) as (process, _):
         if by == "SIGTERM":
             process.send_signal(signal.SIGTERM)
         else:
@@ -111,7 +84,7 @@ def test_a_request_to_stop_leaves_a_checkpoint_to_go_on_from(tmp_path: Path, by:
 
 
 def test_a_directory_has_one_writer_and_an_unfinished_run_is_never_lost(tmp_path: Path) -> None:
-    with running(train_command(*ENDLESS), tmp_path) as process:
+    with running(train_command(*ENDLESS), tmp_path) as (process, _):
         rank0 = next(rank for rank in psutil.Process(process.pid).children() if rank.environ()["RANK"] == "0")
         refused = run(train_command(*SMALL, "run.directory=run", "run.unfinished=set_aside"), tmp_path)
         assert refused.code == 2

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from commands import SMALL, environment, facts, metrics, run, torchrun_command, train_command
+from commands import SMALL, facts, metrics, run, running, torchrun_command, train_command
 
 SETTINGS = (
     *SMALL, "pool.trainers=3", "merge.every_rounds=4", "budget.rounds=30", "algorithm.updates_per_round=8",
@@ -36,23 +36,13 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def kill(folder: Path, whom: str, until: str, *options: str, how: signal.Signals = signal.SIGKILL) -> tuple[int, str]:
     """Start the run, and end the driver or a rank when a line begins with `until`; exit code and output."""
-    process = subprocess.Popen(
-        train_command(*SETTINGS, *options), cwd=folder, env=environment(), stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, start_new_session=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    output = ""
-    for line in process.stdout:
-        output += line
-        if line.startswith(until):
-            break
-    assert process.poll() is None, output
-    ranks = psutil.Process(process.pid).children()
-    victims = {rank.environ()["RANK"]: rank for rank in ranks} | {"driver": psutil.Process(process.pid)}
-    victims[whom].send_signal(how)
-    output += process.communicate(timeout=120)[0]
-    psutil.wait_procs(ranks, timeout=15)
-    assert not any(rank.is_running() for rank in ranks)
+    with running(train_command(*SETTINGS, *options), folder, until) as (process, output):
+        ranks = psutil.Process(process.pid).children()
+        victims = {rank.environ()["RANK"]: rank for rank in ranks} | {"driver": psutil.Process(process.pid)}
+        victims[whom].send_signal(how)
+        output += process.communicate(timeout=120)[0]
+        psutil.wait_procs(ranks, timeout=15)
+        assert not any(rank.is_running() for rank in ranks)
     return process.returncode, output
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from commands import SMALL, run, train_command
-from test_failures import ENDLESS, errors, running
+from commands import SMALL, run, running, train_command
+from test_failures import ENDLESS, errors
 
 STUCK = """
 import os
@@ -43,7 +43,7 @@ def test_a_timeout_names_who_was_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_silent_rank_is_taken_for_dead_and_named(tmp_path: Path) -> None:
-    with running(train_command(*ENDLESS, "cluster.silence_seconds=3"), tmp_path) as process:
+    with running(train_command(*ENDLESS, "cluster.silence_seconds=3"), tmp_path) as (process, _):
         ranks = {rank.environ()["RANK"]: rank for rank in psutil.Process(process.pid).children()}
         ranks["1"].send_signal(signal.SIGSTOP)  # the process is there, and so are its connections
         ranks["0"].wait(timeout=30)
