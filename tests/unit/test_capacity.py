@@ -57,7 +57,8 @@ def test_on_a_cpu_the_memory_budget_decides() -> None:
     """A doubled budget holds twice as many sequences, once the pool's own vectors are paid for."""
     settings = small_settings("batching.padding_fraction=1")
     vector_bytes = FlatModel(small_module(settings), CPU, settings.precision).gradient.nbytes
-    state = (2 * 3 + 2 + 1) * vector_bytes  # two workers with two moments each, anchor, its momentum, gradient
+    kept = 2 * 3 + 2  # two workers with two moments each, anchor, its momentum
+    state = (kept + 1 + kept) * vector_bytes  # and the gradient, and the copy for a checkpoint
 
     def capacity(budget: int) -> int | None:
         return probed(small_settings("batching.padding_fraction=1", f"cluster.memory_bytes={budget}"))

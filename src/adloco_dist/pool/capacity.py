@@ -13,16 +13,16 @@ from adloco_dist.config import InnerOptimizer, Settings
 
 
 def state_vectors(settings: Settings, num_trainers: int, num_workers: int, num_lanes: int = 1) -> dict[str, int]:
-    """Flat vectors that a rank holds for its share of the pool, by kind."""
+    """Flat vectors that a rank holds for its share of the pool, by kind; the checkpoint's copy always on the CPU."""
     inner, has_outer_momentum = settings.inner, settings.outer.momentum > 0
     moments = 2 if inner.optimizer is InnerOptimizer.adamw else 1 if inner.momentum else 0
-    return {
+    kept = {
         "weights": num_workers,
         "inner moments": num_workers * moments,
         "anchors": num_trainers,
         "outer momentum": num_trainers * has_outer_momentum,
-        "gradient": num_lanes,
     }
+    return {**kept, "gradient": num_lanes, "checkpoint": sum(kept.values())}
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

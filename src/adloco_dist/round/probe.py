@@ -97,11 +97,12 @@ def _by_counting(
     """Bytes of passes of one and of two sequences give those of any number: they grow in proportion."""
     one, two = (pass_bytes(flat_model, settings, batch) for batch in (1, 2))
     memory = settings.cluster.memory_bytes
-    if memory is None:  # what the pool holds is no longer available
-        left = psutil.virtual_memory().available // sharers
+    vectors = state_vectors(settings, len(trainers), sum(len(trainer.workers) for trainer in trainers), num_lanes)
+    if memory is None:  # what the pool holds is no longer available; the copy for a checkpoint is made later
+        memory, held = psutil.virtual_memory().available // sharers, vectors["checkpoint"]
     else:
-        vectors = state_vectors(settings, len(trainers), sum(len(trainer.workers) for trainer in trainers), num_lanes)
-        left = memory - sum(vectors.values()) * flat_model.gradient.nbytes
+        held = sum(vectors.values())
+    left = memory - held * flat_model.gradient.nbytes
     per_sequence = max(1, two - one)
     left_per_lane = settings.batching.padding_fraction * left / num_lanes
     return int((left_per_lane - (one - per_sequence)) // per_sequence)

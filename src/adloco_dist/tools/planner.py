@@ -76,7 +76,7 @@ def _trainer_table(settings: Settings, layout: Layout, nodes: Sequence[int], pay
 
 
 def _rank_table(settings: Settings, layout: Layout, nodes: Sequence[int], vector_bytes: int) -> Table:
-    table = Table(title="memory per rank in MB, activations not counted")
+    table = Table(title="memory per rank in MB, activations not counted; checkpoint: its copy, on the CPU")
     kinds = list(state_vectors(settings, 0, 0))
     for title in ("rank", "node", "workers", *kinds, "sum"):
         table.add_column(title, justify="right")
