@@ -34,7 +34,8 @@ def test_an_error_names_rank_round_and_trainer_once(tmp_path: Path) -> None:
     assert "Traceback" in log, "the whole story is in the rank's own log"
     assert "round 1: trainer 1: inner" in log
     other = (tmp_path / "run" / "logs" / "rank0.log").read_text()
-    assert "PeerFailedError: rank 1 on" in other, "who only lost contact says whom it lost"
+    told = f"rank 1 on {os.uname().nodename}, round 2, trainer 3: ArithmeticError: the outer step broke"
+    assert told in other, "who only lost contact says whom it lost"
     assert facts(tmp_path / "run")["result"] is None
 
 
