@@ -59,7 +59,6 @@ class Image:
     def _write_past_cache(self, path: Path) -> None:
         num_blocks = -(-self._num_bytes // BLOCK_BYTES)
         blocks = self._room.numpy().data[: num_blocks * BLOCK_BYTES]
-
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         try:
             through_cache = fcntl.fcntl(file, fcntl.F_GETFL)
@@ -72,7 +71,7 @@ class Image:
                     is_direct = fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT
                     if error.errno != errno.EINVAL or not is_direct:
                         raise
-                    fcntl.fcntl(file, fcntl.F_SETFL, through_cache)  # larger blocks are asked for, or the last was cut
+                    fcntl.fcntl(file, fcntl.F_SETFL, through_cache)  # other blocks are wanted, or the last was cut
             os.ftruncate(file, self._num_bytes)
         finally:
             os.close(file)
