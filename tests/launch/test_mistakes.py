@@ -23,6 +23,7 @@ def assert_refused(done: Finished, cwd: Path, *words: str) -> None:
     [
         (["inner.lrr=1"], ["no such setting", "inner.lr"]),
         (["--nnodes", "2"], ["--nnodes=2", "torchrun"]),
+        (["--nnodes", "2", "--rdzv-endpoint", "node1:abc"], ["--rdzv-endpoint=node1:abc", "HOST:PORT"]),
         (["--nproc-per-node", "0"], ["--nproc-per-node=0"]),
         (["--slurm"], ["--slurm", "SLURM_JOB_ID", "srun"]),
         (["--jobs", "2"], ["--jobs: has no effect without -m"]),

@@ -9,7 +9,7 @@ import time
 import psutil
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from adloco_dist.config import EXIT_FAILURE
+from adloco_dist.config import EXIT_FAILURE, SettingsError, require
 
 EVERY_SECONDS = 5.0
 ANSWER_SECONDS = 5.0
@@ -22,24 +22,40 @@ DEFAULT_PORT = 29400
 def watch_rendezvous(endpoint: str, patience_seconds: float = PATIENCE_SECONDS) -> None:
     """End this process when its ranks have ended and the endpoint's host, once reached, no longer answers.
 
-    Nothing is sent over an established connection to a host without power that the kernel would not repeat for a
-    quarter of an hour, and torch's store client waits for the answer without a limit. A refusal is an answer: there
-    the host lives, and the store's connections were closed, which the agent notices by itself.
+    What was sent to a host without power the kernel repeats for a quarter of an hour, and so long torch's store client
+    waits for an answer. A refusal is an answer: the host lives, and has closed the store's connections, which the agent
+    notices by itself.
 
     Args:
         endpoint: "host:port", of the store that the agents share.
+
+    Raises:
+        SettingsError: it is no host and port.
     """
-    threading.Thread(target=_watch, args=[endpoint, patience_seconds], name="rendezvous-watch", daemon=True).start()
+    arguments = (*_address(endpoint), patience_seconds)
+    threading.Thread(target=_watch, args=arguments, name="rendezvous-watch", daemon=True).start()
 
 
-def _watch(endpoint: str, patience_seconds: float) -> None:
-    address = parse_rendezvous_endpoint(endpoint, DEFAULT_PORT)
+def _address(endpoint: str) -> tuple[str, int]:
+    """Host and port of the rendezvous.
+
+    Raises:
+        SettingsError: it names none.
+    """
+    require(bool(endpoint), "--rdzv-endpoint", endpoint, "must be HOST:PORT, of one of the nodes")
+    try:
+        return parse_rendezvous_endpoint(endpoint, DEFAULT_PORT)
+    except ValueError as error:
+        raise SettingsError(f"--rdzv-endpoint={endpoint}: must be HOST:PORT ({error})") from error
+
+
+def _watch(host: str, port: int, patience_seconds: float) -> None:
     answered_at: float | None = None
     while True:
-        if _answers(*address):
+        if _answers(host, port):
             answered_at = time.monotonic()
         elif answered_at is not None and time.monotonic() - answered_at > patience_seconds and not _has_ranks():
-            where = f"the host of the rendezvous at {endpoint}"
+            where = f"the host of the rendezvous at {host}:{port}"
             line = f"ended on {socket.gethostname()}: {where} has not answered for {patience_seconds:.0f} s"
             print(f"{line}; start the job again, where it goes on from its checkpoint", file=sys.stderr, flush=True)
             os._exit(EXIT_FAILURE)  # the main thread cannot be woken
