@@ -7,28 +7,33 @@ from survive_damage import measure_damage
 from survive_kills import measure_kills
 from survive_nodes import measure_nodes
 
-PARTS = ("cost", "damage", "configs", "kills", "nodes")
+COUNTS = {"cost": 8, "damage": 200, "configs": 500, "kills": 50, "nodes": 1}
+"""By part: starts, damages, command lines, kills, and the one run of nodes."""
+QUICK = {"cost": 1, "damage": 200, "configs": 40, "kills": 4, "nodes": 0}
 
 
 def main() -> None:
     parser = parse(__doc__ or "")
-    parser.add_argument("--only", choices=PARTS, help="one part of it")
+    parser.add_argument("--only", choices=COUNTS, help="one part of it")
+    parser.add_argument("--count", type=int, help=f"with --only: how many (default: {COUNTS})")
     parser.add_argument("--seed", type=int, default=0, help="of what is random")
     options = parser.parse_args()
-    wanted = [options.only] if options.only else PARTS
+    counts = QUICK if options.quick else COUNTS
+    if options.only:
+        counts = dict.fromkeys(COUNTS, 0) | {options.only: options.count or counts[options.only]}
     figures: dict[str, float] = {}
     rows: list[list[str]] = []
-    if "cost" in wanted:
-        cost, table = measure_cost(1 if options.quick else 8)
+    if counts["cost"]:
+        cost, table = measure_cost(counts["cost"])
         figures |= cost
         rows += table
-    if "damage" in wanted:
-        figures |= measure_damage(200)
-    if "configs" in wanted:
-        figures |= measure_configs(40 if options.quick else 500, options.seed)
-    if "kills" in wanted:
-        figures |= measure_kills(4 if options.quick else 50, options.seed)
-    if "nodes" in wanted and not options.quick:
+    if counts["damage"]:
+        figures |= measure_damage(counts["damage"])
+    if counts["configs"]:
+        figures |= measure_configs(counts["configs"], options.seed)
+    if counts["kills"]:
+        figures |= measure_kills(counts["kills"], options.seed)
+    if counts["nodes"]:
         figures |= measure_nodes()
     rows += [[name, f"{value:.4g}"] for name, value in figures.items() if not name.startswith("checkpoint")]
     report("survival, 2 ranks (nodes: 3 hosts)", ["", "measured"], rows, figures, options.json)

@@ -8,7 +8,6 @@ several, and numbers that are not finite are failures.
 
 import math
 import tempfile
-import time
 import traceback
 import warnings
 from collections import Counter
@@ -21,7 +20,6 @@ from typing import Any
 import hypothesis
 import numpy as np
 import torch
-from common import parse, report
 from hypothesis import HealthCheck, Phase, given
 from hypothesis.configuration import set_hypothesis_home_dir
 from survive_commands import Start, starts
@@ -181,21 +179,3 @@ def measure_configs(count: int, seed: int) -> dict[str, float]:
             hypothesis.seed(f"{seed} {len(endings)}")(options(given(starts())(try_one)))()
     tally = Counter(endings.values())
     return {"configs_tried": len(endings), "configs_failed": tally[FAILED], "configs_trained": tally[TRAINED]}
-
-
-def main() -> None:
-    parser = parse(__doc__ or "")
-    parser.add_argument("--count", type=int, default=500, help="command lines (%(default)s; with --quick 50)")
-    parser.add_argument("--seed", type=int, default=0, help="of what is drawn (%(default)s)")
-    options = parser.parse_args()
-    start = time.perf_counter()
-    figures = measure_configs(50 if options.quick else options.count, options.seed)
-    seconds = time.perf_counter() - start
-    tried, failed, trained = (int(figures[f"configs_{name}"]) for name in ("tried", "failed", "trained"))
-    rows = [[str(number) for number in (tried, trained, tried - trained - failed, failed)] + [f"{seconds:,.0f}"]]
-    columns = ["tried", "trained", "refused", "failed", "seconds"]
-    report(f"random command lines, seed {options.seed}", columns, rows, figures, options.json)
-
-
-if __name__ == "__main__":
-    main()

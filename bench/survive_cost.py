@@ -1,6 +1,5 @@
 """What a checkpoint costs: how long training is blocked by the copy, and how much the background write slows it."""
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -106,10 +105,3 @@ def measure_cost(starts: int) -> tuple[dict[str, float], list[list[str]]]:
         "checkpoint_size_ratio": size_ratio,
     }
     return figures, rows
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--starts", type=int, default=8)
-    for name, value in measure_cost(parser.parse_args().starts)[0].items():
-        print(f"{name} = {value:.4g}")

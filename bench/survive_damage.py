@@ -10,14 +10,11 @@ import random
 import re
 import shutil
 import tempfile
-import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-from common import parse, report
 
 from adloco_dist.checkpointing import Checkpoints
 from adloco_dist.cluster.runtime import Place, Runtime, join_store, started
@@ -235,17 +232,3 @@ def measure_damage(least: int) -> dict[str, float]:
                     print(f"failure, {told}: {mistake}", flush=True)
     print("damaged:", ", ".join(f"{file} {number}" for file, number in sorted(by_file.items())))
     return {"damage_tried": len(attempts), "damage_missed": missed}
-
-
-def main() -> None:
-    parser = parse(__doc__ or "")
-    parser.add_argument("--count", type=int, default=200, help="cases at least (%(default)s)")
-    options = parser.parse_args()
-    start = time.perf_counter()
-    figures = measure_damage(options.count)
-    row = [f"{number:,.0f}" for number in (*figures.values(), time.perf_counter() - start)]
-    report("damaged checkpoints", ["tried", "missed", "seconds"], [row], figures, options.json)
-
-
-if __name__ == "__main__":
-    main()

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from common import parse, report
 
 import adloco_dist.launch.rank as launch
 import adloco_dist.run.writer as writer
@@ -262,18 +261,3 @@ def _draw(rng: random.Random, place: str, life: float, newest: str | None) -> Sh
     is_rare = place == "merge" or place.startswith((START, END))
     victim, delay = rng.choice(["driver", *2 * [f"rank {rank}"]]), rng.choice([0.0, rng.uniform(0.0, 0.03)])
     return Shot(victim, delay, place, rank, 1 if is_rare else rng.randint(1, 8))
-
-
-def main() -> None:
-    parser = parse(__doc__ or "")
-    parser.add_argument("--count", type=int, default=50, help="kills (%(default)s; with --quick 6)")
-    parser.add_argument("--seed", type=int, default=0, help="of what is drawn (%(default)s)")
-    options = parser.parse_args()
-    start = time.time()
-    figures = measure_kills(6 if options.quick else options.count, options.seed)
-    row = [f"{number:,.0f}" for number in (*figures.values(), time.time() - start)]
-    report(f"runs under fire, seed {options.seed}", ["kills", "lost", "seconds"], [row], figures, options.json)
-
-
-if __name__ == "__main__":
-    main()

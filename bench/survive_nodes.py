@@ -1,6 +1,5 @@
 """Hosts lost with all their processes and files, taken back, and links cut, over one run after the other."""
 
-import argparse
 import json
 import re
 import shutil
@@ -173,8 +172,3 @@ def measure_nodes() -> dict[str, float]:
         print(f"node loss: not measured, {reason}")
         return {}
     return {**lose_hosts(), **cut_link(20.0)}
-
-
-if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__).parse_args()
-    print(measure_nodes())
