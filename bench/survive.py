@@ -18,6 +18,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, help=f"with --only: how many (default: {COUNTS})")
     parser.add_argument("--seed", type=int, default=0, help="of what is random")
     options = parser.parse_args()
+    if options.count and not options.only:
+        parser.error("--count: of what? Name a part with --only")
     counts = QUICK if options.quick else COUNTS
     if options.only:
         counts = dict.fromkeys(COUNTS, 0) | {options.only: options.count or counts[options.only]}
