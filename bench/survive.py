@@ -18,11 +18,13 @@ def main() -> None:
     parser.add_argument("--count", type=int, help=f"with --only: how many (default: {COUNTS})")
     parser.add_argument("--seed", type=int, default=0, help="of what is random")
     options = parser.parse_args()
-    if options.count and not options.only:
-        parser.error("--count: of what? Name a part with --only")
+    if options.count is not None and (options.only in (None, "nodes") or options.count < 1):
+        parser.error(f"--count={options.count}: must be >= 1, of cost, damage, configs or kills (--only)")
     counts = QUICK if options.quick else COUNTS
     if options.only:
-        counts = dict.fromkeys(COUNTS, 0) | {options.only: options.count or counts[options.only]}
+        counts = dict.fromkeys(COUNTS, 0) | {
+            options.only: options.count or counts[options.only] or COUNTS[options.only]
+        }
     figures: dict[str, float] = {}
     rows: list[list[str]] = []
     if counts["cost"]:
