@@ -22,9 +22,8 @@ def main() -> None:
         parser.error(f"--count={options.count}: must be >= 1, of cost, damage, configs or kills (--only)")
     counts = QUICK if options.quick else COUNTS
     if options.only:
-        counts = dict.fromkeys(COUNTS, 0) | {
-            options.only: options.count or counts[options.only] or COUNTS[options.only]
-        }
+        count = options.count or counts[options.only] or COUNTS[options.only]
+        counts = dict.fromkeys(COUNTS, 0) | {options.only: count}
     figures: dict[str, float] = {}
     rows: list[list[str]] = []
     if counts["cost"]:

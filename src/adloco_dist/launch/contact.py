@@ -22,8 +22,8 @@ DEFAULT_PORT = 29400
 def watch_rendezvous(endpoint: str, patience_seconds: float = PATIENCE_SECONDS) -> None:
     """End this process when its ranks have ended and the endpoint's host, once reached, no longer answers.
 
-    The store client of torch waits for the answer of a host without power far beyond its timeouts (docs/lab-notes.md). A
-    refusal is an answer: the host lives, and has closed the store's connections, which the agent notices by itself.
+    The store client of torch waits for the answer of a host without power far beyond its timeouts (docs/lab-notes.md).
+    A refusal is an answer: the host lives, and has closed the store's connections, which the agent notices by itself.
 
     Args:
         endpoint: "host:port", of the store that the agents share.
