@@ -1,6 +1,7 @@
 """How ranks end: in agreement, which the driver that started them learns of, or with their agent."""
 
 import ctypes
+import logging
 import os
 import signal
 import sys
@@ -40,30 +41,37 @@ def ends_told() -> Iterator[bool]:
     if is_rank:
         end_with_agent()
     speaks = os.environ.get("RANK", "0") == "0"
-    with _outcome_noted() if is_rank else nullcontext(), told_in_one_line(speaks):
+    with _ends_at_once() if is_rank else nullcontext(), told_in_one_line(speaks):
         yield is_rank
 
 
 @contextmanager
-def _outcome_noted() -> Iterator[None]:
-    """An end that all ranks agreed on is noted for the driver.
+def _ends_at_once() -> Iterator[None]:
+    """An end that all ranks agreed on is noted for the driver, and the process ends.
 
     To torchrun's agent every code but 0 is the failure of one rank: it ends the others, and with itself the store that
     the agents of other nodes still need. Under torchrun alone there is nobody to note it for, and the code is left.
+
+    The interpreter is not taken down: a thread of gloo's that frees its last work meanwhile asks for the lock of an
+    interpreter that is no more, and aborts the process (torch 2.13; one refusal in sixty).
     """
     folder = os.environ.get(OUTCOME)
-    if folder is None:
-        yield
-        return
-    note = Path(folder) / os.environ["LOCAL_RANK"]
-    note.write_text("", encoding="utf-8")  # of an earlier start, too
+    note = Path(folder) / os.environ["LOCAL_RANK"] if folder else None
+    if note:
+        note.write_text("", encoding="utf-8")  # of an earlier start, too
+    code: str | int | None = None
     try:
         yield
     except SystemExit as end:
-        if end.code not in (EXIT_USER_ERROR, EXIT_STOPPED):
+        code = end.code
+        if code not in (None, 0, EXIT_USER_ERROR, EXIT_STOPPED):
             raise
-        note.write_text(str(end.code), encoding="utf-8")
-        sys.exit(0)
+    if note and code:
+        note.write_text(str(code), encoding="utf-8")
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0 if note else int(code or 0))
 
 
 def noted_codes(folder: Path) -> list[int | None]:
