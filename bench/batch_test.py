@@ -21,6 +21,8 @@ from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import Estimator, Settings
 from adloco_dist.config.compose import compose
 from adloco_dist.data.corpora import load_corpus
+from adloco_dist.data.shards import Shard
+from adloco_dist.data.tokens import TokenStore
 from adloco_dist.decisions.layout import experiment_layout
 from adloco_dist.decisions.plan import PoolReport, Premises
 from adloco_dist.decisions.planning import plan_round
@@ -58,7 +60,7 @@ RULES: dict[str, tuple[str, ...]] = {
 def new_rank(settings: Settings, runtime: Runtime) -> tuple[Rank, Premises]:
     """One rank's share of the pool on the built-in corpus."""
     splits = load_corpus(settings.data)
-    config = model_config(settings.model, splits.vocab_size, settings.data.sequence_length)
+    config = model_config(settings.model, splits.vocabulary, settings.data.sequence_length)
     layout = experiment_layout(settings, runtime.nodes)
     module = build_model(settings.model, config, settings.seed)
     rank = host(settings, runtime, splits, module, layout)
@@ -173,8 +175,10 @@ def accuracy_of_sketches(runtime: Runtime, updates: int, draws: int) -> Any:
 
 def _errors(rank: Rank, draws: int) -> list[tuple[str, Any]]:
     trainer, store = rank.trainers[0], rank.splits.train
+    assert isinstance(trainer.shard, Shard)
+    assert isinstance(store, TokenStore)
     rank.flat_model.point_at(trainer.workers[0].weights)
-    sample = per_sequence_gradients(rank.flat_model, store.sequences(trainer.shard.peek(0, 128)))
+    sample = per_sequence_gradients(rank.flat_model, store.batch(trainer.shard.peek(0, 128)))
     exact = _statistics(sample, np.ones(len(sample)), None)
     noise_scale = exact.noise_scale
     found = []

@@ -10,6 +10,7 @@ from common import interleave, median_ratio, parse, report, spread
 
 from adloco_dist.config.compose import compose
 from adloco_dist.data.corpora import load_corpus
+from adloco_dist.data.tokens import TokenStore
 from adloco_dist.decisions.layout import experiment_layout
 from adloco_dist.decisions.plan import PoolReport, Premises
 from adloco_dist.decisions.planning import plan_round
@@ -36,22 +37,23 @@ def main() -> None:
         ]
     )
     splits = load_corpus(settings.data)
-    config = model_config(settings.model, splits.vocab_size, settings.data.sequence_length)
+    config = model_config(settings.model, splits.vocabulary, settings.data.sequence_length)
     batch, length, store = settings.batching.local_batch, settings.data.sequence_length, splits.train
+    assert isinstance(store, TokenStore)
 
     trainer, lane = lone_trainer(settings, build_model(settings.model, config, 0), store.num_sequences)
     plan = plan_round(settings, Premises(experiment_layout(settings, [0])), None, PoolReport())
 
     def ours() -> None:
         InnerPhase(plan, settings, store).run([trainer], [lane])
-        trainer.shard.advance(plan.updates * batch)
+        trainer.shard.advance(plan.updates, 1, batch, {})
 
     model = build_model(settings.model, config, 0)
     adam = settings.inner
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=adam.lr, betas=(adam.beta1, adam.beta2), weight_decay=adam.weight_decay, fused=True
     )
-    tokens = torch.from_numpy(store.tokens.astype(np.int64))
+    tokens = torch.from_numpy(store.parts[0].astype(np.int64))
     rng = np.random.default_rng(0)
 
     def plain() -> None:

@@ -41,7 +41,7 @@ def new_side(
          f"instances.concurrency={ways}", "batching.capacity=1024", "inner.schedule=constant"]
     )  # fmt: skip
     splits = load_corpus(settings.data)
-    module = build_model(settings.model, model_config(settings.model, splits.vocab_size, length), settings.seed)
+    module = build_model(settings.model, model_config(settings.model, splits.vocabulary, length), settings.seed)
     layout = Layout({trainer: (0,) for trainer in range(instances)})
     rank = host(settings, runtime, splits, module, layout)
     plan = plan_round(settings, find_premises(rank, layout, Trajectory()), None, PoolReport())

@@ -14,6 +14,7 @@ import torch
 from common import parse, report, spread
 
 from adloco_dist.config.compose import compose
+from adloco_dist.data.encoding import Vocabulary
 from adloco_dist.data.tokens import TokenStore
 from adloco_dist.decisions.layout import experiment_layout
 from adloco_dist.decisions.plan import PoolReport, Premises
@@ -35,8 +36,8 @@ def measure(num_workers: int) -> None:
         ["model=small", "pool.trainers=1", f"pool.workers_per_trainer={num_workers}", "algorithm.updates_per_round=2",
          "batching.local_batch=2", "batching.request=none", f"data.sequence_length={LENGTH}"]
     )  # fmt: skip
-    config = model_config(settings.model, VOCAB_SIZE, LENGTH)
-    store = TokenStore(np.random.default_rng(0).integers(0, 256, 64_000).astype(np.uint16), LENGTH)
+    config = model_config(settings.model, Vocabulary(VOCAB_SIZE), LENGTH)
+    store = TokenStore([np.random.default_rng(0).integers(0, 256, 64_000).astype(np.uint16)], LENGTH)
     model = build_model(settings.model, config, 0)
     trainer, lane = lone_trainer(settings, model, store.num_sequences, range(num_workers))
     flat_model = lane.flat_model

@@ -25,6 +25,7 @@ from common import interleave, median_ratio, parse, report, spread
 from torch import nn
 
 from adloco_dist.config.compose import compose
+from adloco_dist.data.encoding import Vocabulary
 from adloco_dist.models import build_model, model_config
 from adloco_dist.round.outer import outer
 from adloco_dist.testing.hosts import hosts, why_unavailable
@@ -41,7 +42,7 @@ Side = Callable[[], None]
 
 def new_model() -> nn.Module:
     settings = compose([MODEL])
-    return build_model(settings.model, model_config(settings.model, VOCAB_SIZE, 64), seed=0)
+    return build_model(settings.model, model_config(settings.model, Vocabulary(VOCAB_SIZE), 64), seed=0)
 
 
 def adloco_side(group: dist.ProcessGroup | None, rank: int) -> tuple[Side, int]:

@@ -22,6 +22,7 @@ from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Settings
 from adloco_dist.config.compose import compose
 from adloco_dist.data.corpora import Splits
+from adloco_dist.data.encoding import Vocabulary
 from adloco_dist.data.tokens import TokenStore
 from adloco_dist.decisions.layout import Layout
 from adloco_dist.decisions.plan import PoolReport, Premises, RoundPlan
@@ -54,9 +55,9 @@ WITH_PAYLOAD = (
 
 def new_rank(settings: Settings, runtime: Runtime, layout: Layout) -> Rank:
     tokens = np.random.default_rng(0).integers(0, VOCAB_SIZE, 20_000).astype(np.uint16)
-    store = TokenStore(tokens, LENGTH)
-    splits = Splits(store, store, VOCAB_SIZE, is_bytes=False, source="noise", digest="")
-    model = build_model(settings.model, model_config(settings.model, VOCAB_SIZE, LENGTH), 0)
+    store = TokenStore([tokens], LENGTH)
+    splits = Splits(store, store, Vocabulary(VOCAB_SIZE), source="noise", digest="")
+    model = build_model(settings.model, model_config(settings.model, splits.vocabulary, LENGTH), 0)
     return host(settings, runtime, splits, model, layout)
 
 

@@ -40,7 +40,7 @@ def measure_on_rank(runtime: Runtime, folder: str, pairs: int) -> dict[str, list
     settings = compose(SETTINGS)
     splits = load_corpus(settings.data)
     length = settings.data.sequence_length
-    module = build_model(settings.model, model_config(settings.model, splits.vocab_size, length), settings.seed)
+    module = build_model(settings.model, model_config(settings.model, splits.vocabulary, length), settings.seed)
     layout = experiment_layout(settings, runtime.nodes)
     rank = host(settings, runtime, splits, module, layout)
     plan = plan_round(settings, find_premises(rank, layout, Trajectory()), None, PoolReport())

@@ -119,7 +119,7 @@ def left_by(directory: Path) -> dict[str, Any]:
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     facts = json.loads((directory / "run.json").read_text())
     for record in (*rows, facts["result"]):
-        record["seconds"] = record["plan"] = None
+        record["seconds"] = record["data_seconds"] = record["resources"] = record["plan"] = None
     for counted, of_messages in [(facts["result"], "bytes_sent"), *((row["bytes_sent"], "control") for row in rows)]:
         counted[of_messages] = None
     return {"weights": weights, "records": rows, "merges": facts["merges"], "result": facts["result"]}

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from support import small_module, small_settings, small_splits
+from support import corpus_and_module, small_settings
 
 from adloco_dist.checkpointing import Checkpoints, restore
 from adloco_dist.cluster.runtime import Runtime
@@ -69,8 +69,8 @@ def train_kept(
         state = source.state if source else None
         layout = state.plan.layout if state else experiment_layout(settings, runtime.nodes)
         shards = state.shards if state else None
-        module = small_module(settings)
-        rank = host(as_decided(settings, source), runtime, small_splits(), module, layout, shards)
+        splits, module = corpus_and_module(settings)
+        rank = host(as_decided(settings, source), runtime, splits, module, layout, shards)
         rank.settings = settings
         premises = find_premises(rank, layout, Trajectory())
         if source:

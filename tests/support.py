@@ -12,13 +12,16 @@ from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import Settings
 from adloco_dist.config.compose import compose
-from adloco_dist.data.corpora import Splits
+from adloco_dist.data.batch import Batch
+from adloco_dist.data.corpora import Splits, load_corpus
+from adloco_dist.data.encoding import Vocabulary
+from adloco_dist.data.shards import Shard
 from adloco_dist.data.tokens import TokenStore
 from adloco_dist.decisions.batch import BatchPlan, BatchPremises, BatchReport, first_demand, next_demand, take
 from adloco_dist.decisions.layout import experiment_layout
 from adloco_dist.decisions.replay import Trajectory
 from adloco_dist.hosting import Rank, find_premises, host
-from adloco_dist.models import build_model, model_config, token_losses
+from adloco_dist.models import build_model, losses, model_config
 from adloco_dist.run.journal import Journal
 from adloco_dist.testing.records import KeptRecords
 from adloco_dist.train import train
@@ -66,22 +69,44 @@ def small_splits(num_sequences: int = 120) -> Splits:
     rng = np.random.default_rng(0)
     steps = rng.choice([1, 2, 5], size=num_sequences * SEQUENCE_LENGTH + 1, p=[0.7, 0.2, 0.1])
     tokens = (np.cumsum(steps) % VOCAB_SIZE).astype(np.uint16)
-    train, validation = TokenStore(tokens, SEQUENCE_LENGTH), TokenStore(tokens[: 20 * SEQUENCE_LENGTH], SEQUENCE_LENGTH)
-    return Splits(train, validation, VOCAB_SIZE, is_bytes=False, source="a Markov chain", digest="")
+    train = TokenStore([tokens], SEQUENCE_LENGTH)
+    validation = TokenStore([tokens[: 20 * SEQUENCE_LENGTH]], SEQUENCE_LENGTH)
+    return Splits(train, validation, Vocabulary(VOCAB_SIZE), source="a Markov chain", digest="")
+
+
+def small_store() -> TokenStore:
+    """The training sequences of `small_splits`."""
+    store = small_splits().train
+    assert isinstance(store, TokenStore)
+    return store
 
 
 def small_module(settings: Settings) -> PreTrainedModel:
-    config = model_config(settings.model, VOCAB_SIZE, SEQUENCE_LENGTH)
+    config = model_config(settings.model, Vocabulary(VOCAB_SIZE), SEQUENCE_LENGTH)
     return build_model(settings.model, config, settings.seed)
+
+
+def corpus_and_module(settings: Settings) -> tuple[Splits, PreTrainedModel]:
+    """The Markov chain, or what the settings name, and a module for its vocabulary."""
+    if not settings.data.train and not settings.data.is_labelled:
+        return small_splits(), small_module(settings)
+    splits = load_corpus(settings.data, settings.seed)
+    config = model_config(settings.model, splits.vocabulary, settings.data.sequence_length, splits.num_labels)
+    return splits, build_model(settings.model, config, settings.seed, settings.data.is_labelled)
+
+
+def first_sequences(count: int, splits: Splits | None = None) -> Batch:
+    """The first `count` training sequences."""
+    return (splits or small_splits()).train.batch(np.arange(count))  # pyright: ignore[reportArgumentType]
 
 
 def sequence_gradients(count: int) -> Matrix:
     """The gradients of the first `count` sequences, one backward pass each: (count, parameters)."""
     module = small_module(small_settings()).double()
     rows = []
-    for sequence in small_splits().train.sequences(np.arange(count)):
+    for sequence in first_sequences(count).split(1):
         module.zero_grad()
-        token_losses(module, sequence[None]).mean().backward()
+        losses(module, sequence).mean().backward()
         rows.append(torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None]).numpy())
     return np.stack(rows)
 
@@ -102,15 +127,18 @@ def train_small_pool(
     settings = small_settings(*overrides)
     sink = KeptRecords([])
     layout = experiment_layout(settings, runtime.nodes)
-    rank = host(settings, runtime, splits or small_splits(), module or small_module(settings), layout)
+    own_splits, own_module = corpus_and_module(settings)
+    rank = host(settings, runtime, splits or own_splits, module or own_module, layout)
     premises = find_premises(rank, layout, trajectory or Trajectory())
     prepare(rank)
     outcome = train(rank, premises, Journal([sink] if runtime.rank == 0 else []), StopRequest())
     trainers = outcome.rank.trainers.values()
+    shards = {trainer.id: trainer.shard for trainer in trainers}
     return {
         "anchors": {trainer.id: trainer.anchor.numpy().copy() for trainer in trainers},
-        "unread": {trainer.id: trainer.shard.unread().tolist() for trainer in trainers},
-        "cursors": {trainer.id: trainer.shard.cursor for trainer in trainers},
+        "unread": {id: shard.unread().tolist() for id, shard in shards.items() if isinstance(shard, Shard)},
+        "cursors": {id: shard.cursor for id, shard in shards.items()},
+        "states": {id: shard.state() for id, shard in shards.items()},
         "chosen": None if outcome.weights is None else outcome.weights.numpy().copy(),
         "result": outcome.result,
         "stop": outcome.stop,

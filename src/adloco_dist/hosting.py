@@ -2,15 +2,18 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
+from typing import Any
 
 from torch import nn
 
 from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Algorithm, Settings, SettingsError, Shards
-from adloco_dist.data.corpora import Splits
-from adloco_dist.data.shards import Shard, ShardState, deal
+from adloco_dist.data.corpora import Splits, TrainerShard
+from adloco_dist.data.shards import ShardState
+from adloco_dist.data.stream_shard import StreamShard
+from adloco_dist.data.streams import RowStreams
 from adloco_dist.decisions.batch import largest_local_batch
 from adloco_dist.decisions.layout import Layout
 from adloco_dist.decisions.plan import Premises, RoundPlan
@@ -40,7 +43,7 @@ class Rank:
     groups: Groups
     lanes: list[Lane]
     residence: Residence
-    shards: dict[int, Shard]
+    shards: dict[int, TrainerShard]
     """Of all trainers, wherever they are hosted: every rank can take any of them over."""
     trainers: dict[int, Trainer]
     """Those with a worker here, by id, ascending."""
@@ -78,14 +81,14 @@ def host(
     Raises:
         SettingsError: on all ranks, when one of them cannot do what is asked, or not even one sequence fits on it.
     """
-    first = new_lane(module, runtime.device, settings.precision)
+    first = new_lane(module, runtime.device, settings)
     flat_model = first.flat_model
     initial_weights = flat_model.initial_weights()
-    # A run that goes on may have merged some of those it began with.
-    num_trainers = len(layout.trainers) if shard_states is None else settings.pool.trainers
-    shards = dict(enumerate(deal(splits.train.num_sequences, num_trainers, settings.seed, settings.data.shards)))
-    if shard_states is not None:
-        shards = {id: Shard.restored(state, shards) for id, state in shard_states.items()}
+    data, seed = settings.data, settings.seed
+    if shard_states is None:
+        shards = dict(enumerate(splits.deal(len(layout.trainers), layout.num_workers(0), data, seed)))
+    else:  # a run that goes on may have merged some of the trainers that it began with
+        shards = splits.restored(shard_states, settings.pool.trainers, data, seed)
     hosted = {id: layout.workers_on(runtime.rank, id) for id in layout.trainers_on(runtime.rank)}
     num_workers = sum(map(len, hosted.values()))
     resident = count_resident(first, settings, len(hosted), num_workers, runtime.ranks_on_device)
@@ -126,8 +129,20 @@ def find_premises(rank: Rank, layout: Layout, trajectory: Trajectory) -> Premise
         trainer: settings.switch.batch_limit or least(*(replies[rank]["capacity"] for rank in layout.ranks(trainer)))
         for trainer in layout.trainers
     }
-    sizes = {trainer: len(shard) for trainer, shard in rank.shards.items()}
+    sizes = {trainer: shard.size for trainer, shard in rank.shards.items() if shard.size is not None}
     return Premises(layout, sizes, limits, trajectory, rank.is_concurrent)
+
+
+def stream_places(rank: Rank, plan: RoundPlan) -> dict[int, list[int]]:
+    """At the end of a round, where the streams stand that workers here have read: by stream, its `Place`."""
+    train, places = rank.splits.train, {}
+    for id, trainer in rank.trainers.items():
+        if isinstance(train, RowStreams) and isinstance(trainer.shard, StreamShard):
+            workers = [worker.id for worker in trainer.workers]
+            sequences = plan.updates * plan.batches[id].local_batch
+            for claim in trainer.shard.ends(workers, plan.layout.num_workers(id), sequences):
+                places[claim.stream.id] = list(astuple(train.place(claim)))
+    return places
 
 
 def regroup(rank: Rank, before: Layout, plan: RoundPlan, report: RankReport) -> None:
@@ -181,10 +196,11 @@ def _bring_together(rank: Rank, before: Layout, plan: RoundPlan, regrouping: Reg
     return bytes_sent
 
 
-def _unite_shards(shards: dict[int, Shard], regrouping: Regrouping, settings: Settings) -> None:
+def _unite_shards(shards: dict[int, TrainerShard], regrouping: Regrouping, settings: Settings) -> None:
     for one in regrouping.merges:
         if settings.data.shards is Shards.disjoint:
-            shards[one.survivor] = shards[one.survivor].united([shards[member] for member in sorted(one.shares)])
+            members: list[Any] = [shards[member] for member in sorted(one.shares)]  # all of one kind
+            shards[one.survivor] = shards[one.survivor].united(members)
         for ended in one.ended:
             del shards[ended]
 
@@ -220,7 +236,7 @@ def _probe(rank: Rank, layout: Layout) -> bool:
         return True
     settings, trainers = rank.settings, list(rank.trainers.values())
     most = max(
-        largest_local_batch(settings.batching, layout.num_workers(trainer.id), len(trainer.shard))
+        largest_local_batch(settings.batching, layout.num_workers(trainer.id), trainer.shard.size)
         for trainer in trainers
     )
     capacity = probe_capacity(rank.lanes, trainers, settings, most, rank.runtime.ranks_on_device)

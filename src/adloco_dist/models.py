@@ -1,6 +1,6 @@
 """Models from settings: transformers does the building, this room says what is wrong.
 
-Shape suffixes: B sequences, L tokens of a sequence that are predicted, V vocabulary.
+Shape suffixes: B sequences, W tokens of the longest of them, V vocabulary.
 """
 
 import difflib
@@ -10,33 +10,59 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+)
 
 from adloco_dist.config import ModelSettings, SettingsError
+from adloco_dist.data.batch import Batch
+from adloco_dist.data.encoding import Vocabulary
+from adloco_dist.data.hub import fetching
+
+NO_TARGET = -100
+"""What torch's cross-entropy passes over."""
+FETCH_REMEDY = "name a transformers directory or a run, or take a shape of your own, as model=tiny does"
 
 
-def model_config(model: ModelSettings, vocab_size: int, sequence_length: int) -> PretrainedConfig:
-    """The transformers config of the model: the architecture's defaults, the overrides, the corpus' vocabulary.
+def model_config(
+    model: ModelSettings, vocabulary: Vocabulary, sequence_length: int, num_labels: int | None = None
+) -> PretrainedConfig:
+    """The transformers config of the model: the architecture's defaults or a warm start's, fitted to the corpus.
+
+    Args:
+        num_labels: classes of a labelled corpus; None: the model is causal.
 
     Raises:
         SettingsError: unknown architecture or field, a warm start that does not fit, or ids beyond the vocabulary.
     """
     if model.warm_start is not None:
-        config = _warm_start_config(model)
-        if config.vocab_size < vocab_size:
+        config = _warm_start_config(model, model.warm_start)
+        if config.vocab_size < vocabulary.size:
             raise SettingsError(
                 f"model.warm_start={model.warm_start}: its vocabulary has {config.vocab_size} ids, the corpus needs "
-                f"{vocab_size}; use the corpus that it was trained on"
+                f"{vocabulary.size}; use the corpus that it was trained on, or its tokenizer (data.tokenizer)"
             )
     else:
-        config = _fresh_config(model, vocab_size, sequence_length)
-        if config.vocab_size < vocab_size:
+        config = _fresh_config(model, vocabulary, sequence_length, is_classifier=num_labels is not None)
+        if config.vocab_size < vocabulary.size:
             raise SettingsError(
-                f"model.overrides.vocab_size={config.vocab_size}: the corpus holds ids up to {vocab_size - 1}; "
-                f"set at least {vocab_size}, or leave it out"
+                f"model.overrides.vocab_size={config.vocab_size}: the corpus holds ids up to {vocabulary.size - 1}; "
+                f"set at least {vocabulary.size}, or leave it out"
             )
-    context = getattr(config, "max_position_embeddings", sequence_length)
+    if num_labels is not None:
+        config.num_labels = num_labels
+        if config.pad_token_id is None:  # where causal architectures look for the last token of a sequence
+            config.pad_token_id = vocabulary.pad
+    context = getattr(config, "max_position_embeddings", None) or sequence_length
     if sequence_length > context:
         raise SettingsError(
             f"data.sequence_length={sequence_length}: the model's context is {context} tokens "
@@ -45,58 +71,140 @@ def model_config(model: ModelSettings, vocab_size: int, sequence_length: int) ->
     return config
 
 
-def build_model(model: ModelSettings, config: PretrainedConfig, seed: int) -> PreTrainedModel:
+def build_model(model: ModelSettings, config: PretrainedConfig, seed: int, is_classifier: bool = False) -> Any:
     """The module in fp32 on the CPU, with weights from `model.warm_start` or drawn from `seed`: equal on all ranks.
 
     Raises:
         SettingsError: the weights cannot be read, or there is no model of such settings.
     """
-    if model.warm_start is not None:
-        source = _model_directory(model.warm_start)
-        try:  # safetensors only: reading weights never runs code
-            return AutoModelForCausalLM.from_pretrained(
-                source, config=config, dtype=torch.float32, local_files_only=True, use_safetensors=True,
-                trust_remote_code=False,
-            )  # fmt: skip
-        except (OSError, ValueError, RuntimeError) as error:
-            raise SettingsError(
-                f"model.warm_start={model.warm_start}: its model.safetensors cannot be read; save it with "
-                "save_pretrained"
-            ) from error
-    torch.manual_seed(seed)
-    told = f"model.architecture={model.architecture}, model.overrides={model.overrides}"
+    torch.manual_seed(seed)  # also of a warm start, for the layers that it does not have
+    auto = AutoModelForSequenceClassification if is_classifier else AutoModelForCausalLM
+    options = {"dtype": torch.float32, "trust_remote_code": model.trust_remote_code}
+    if model.attention is not None:
+        options["attn_implementation"] = model.attention
+    if model.warm_start is not None and not model.from_scratch:
+        source = local_model(model.warm_start)
+        with fetching("model.warm_start", f"{model.warm_start}, its weights as safetensors", FETCH_REMEDY):
+            # safetensors only: reading weights never runs code
+            module = auto.from_pretrained(
+                source, config=config, use_safetensors=True, revision=model.revision, **options
+            )
+    else:
+        module = _computable(auto, config, options, model, is_classifier)
+    if model.reset_output:
+        _reset_output(module)
+    if model.gradient_checkpointing:
+        _checkpoint_activations(module)
+    return module
+
+
+def local_model(name: str) -> str:
+    """The directory of a model: `name` itself, or model/ of the run directory `name`; else `name`, of the hub."""
+    for candidate in (Path(name), Path(name) / "model"):
+        if (candidate / "config.json").is_file():
+            return str(candidate)
+    if Path(name).exists() or name.count("/") > 1 or name.startswith((".", "/", "~")):
+        rule = "no config.json there; name a transformers directory, a run, or a model of the hub"
+        raise SettingsError(f"model.warm_start={name}: {rule}")
+    return name
+
+
+def losses(module: Callable[..., Any], batch: Batch) -> torch.Tensor:
+    """Cross-entropy in nats of everything that is predicted, in at least fp32: (B, W - 1), or (B,) of labels.
+
+    0 where there is no target, at padding.
+
+    Args:
+        module: a model of transformers, or a function that is called like one.
+    """
+    return losses_of(predict(module, batch), batch)
+
+
+def predict(module: Callable[..., Any], batch: Batch) -> torch.Tensor:
+    """Logits: (B, W - 1, V) of a causal model, (B, labels) of a classifier."""
+    if batch.labels is None:  # causal attention never sees the padding at the right
+        return module(input_ids=batch.tokens[:, :-1], use_cache=False).logits
+    return module(input_ids=batch.tokens, attention_mask=_is_token(batch)).logits
+
+
+def losses_of(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """As `losses`, from what was predicted. The one place where labels are shifted."""
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    if batch.labels is not None:
+        return F.cross_entropy(logits, batch.labels, reduction="none")
+    targets = batch.tokens[:, 1:]
+    if batch.lengths is not None:
+        targets = targets.masked_fill(~_is_token(batch)[:, 1:], NO_TARGET)
+    flat = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=NO_TARGET)
+    return flat.view(targets.shape)
+
+
+def _is_token(batch: Batch) -> torch.Tensor:
+    """(B, W): which positions are not padding."""
+    places = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
+    assert batch.lengths is not None
+    return places < batch.lengths[:, None]
+
+
+def _computable(
+    auto: Any, config: PretrainedConfig, options: dict[str, Any], model: ModelSettings, is_classifier: bool
+) -> PreTrainedModel:
+    """A fresh model, tried out."""
+    shape = f"model.warm_start={model.warm_start}" if model.warm_start else f"model.architecture={model.architecture}"
     try:
-        module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        token_losses(module, torch.zeros(1, 3, dtype=torch.int64)).sum().backward()
+        module = auto.from_config(config, **options)
+        tokens = torch.zeros(1, 3, dtype=torch.int64)
+        label = torch.zeros(1, dtype=torch.int64)
+        batch = Batch(tokens, (1,), label + 3, label) if is_classifier else Batch.packed(tokens)
+        losses(module, batch).sum().backward()
     except Exception as error:  # of any kind: what does not fit together shows when it is built, or computed
-        reason = next(iter(str(error).splitlines()), "")
-        raise SettingsError(f"{told}: no such model can be computed ({reason}); change the overrides") from error
+        told = f"{shape}, model.overrides={model.overrides}"
+        if model.attention is not None:
+            told += f", model.attention={model.attention}"
+        rule = f"no such model can be computed ({_reason(error)}); change the overrides"
+        raise SettingsError(f"{told}: {rule}") from error
     module.zero_grad(set_to_none=True)
     return module
 
 
-def token_losses(module: Callable[..., Any], tokens: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy in nats of every predicted token, shape (B, L), in at least fp32.
+def _reset_output(module: PreTrainedModel) -> None:
+    """Draw the layers behind the base model anew: the head of a causal model or a classifier."""
+    base = module.base_model
+    kept = {parameter.data_ptr() for parameter in base.parameters()}
+    heads = [child for child in module.children() if child is not base]
+    if any(parameter.data_ptr() in kept for head in heads for parameter in head.parameters()):
+        rule = "the output layer is the input embedding (tied); add +model.overrides.tie_word_embeddings=false"
+        raise SettingsError(f"model.reset_output=true: {rule}, or leave it out")
+    for head in heads:
+        for layer in head.modules():
+            layer.apply(_reset)
 
-    Args:
-        module: a causal model of transformers, or a function that is called like one.
-        tokens: (B, L + 1) ids; position t predicts t + 1. The one place where labels are shifted.
-    """
-    logits = module(input_ids=tokens[:, :-1], use_cache=False).logits
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    losses = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
-    return losses.view(tokens.shape[0], -1)
+
+def _reset(layer: nn.Module) -> None:
+    """torch's own initialisation, of the layers that have one."""
+    if hasattr(layer, "reset_parameters"):
+        layer.reset_parameters()  # pyright: ignore[reportCallIssue]
 
 
-def _fresh_config(model: ModelSettings, vocab_size: int, sequence_length: int) -> PretrainedConfig:
-    known = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+def _checkpoint_activations(module: PreTrainedModel) -> None:
+    if not module.supports_gradient_checkpointing:
+        rule = f"{module.config.model_type} cannot do that in transformers; leave it out"
+        raise SettingsError(f"model.gradient_checkpointing=true: {rule}")
+    module.gradient_checkpointing_enable({"use_reentrant": False})
+
+
+def _fresh_config(
+    model: ModelSettings, vocabulary: Vocabulary, sequence_length: int, is_classifier: bool
+) -> PretrainedConfig:
+    known = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES if is_classifier else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if model.architecture is None or model.architecture not in known:
-        near = difflib.get_close_matches(str(model.architecture), known, n=3)
+        kind = "classifier" if is_classifier else "causal model"
+        near = difflib.get_close_matches(str(model.architecture), sorted(known), n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else "for example llama or gpt2"
-        raise SettingsError(f"model.architecture={model.architecture}: no causal model of transformers; {hint}")
+        raise SettingsError(f"model.architecture={model.architecture}: no {kind} of transformers; {hint}")
     defaults = AutoConfig.for_model(model.architecture)
     _check_fields(model, defaults)
-    fitted = {"vocab_size": vocab_size, "max_position_embeddings": max(sequence_length, 1024)}
+    fitted = {"vocab_size": vocabulary.size, "max_position_embeddings": max(sequence_length, 1024)}
     # Special token ids of the published tokenizer mean nothing in another vocabulary.
     fitted |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     try:
@@ -105,29 +213,23 @@ def _fresh_config(model: ModelSettings, vocab_size: int, sequence_length: int) -
         raise SettingsError(f"model.overrides={model.overrides}: {' '.join(str(error).split())}") from error
 
 
-def _warm_start_config(model: ModelSettings) -> PretrainedConfig:
-    source = _model_directory(str(model.warm_start))
-    try:
-        config = AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"model.warm_start={model.warm_start}: its config.json cannot be read") from error
+def _warm_start_config(model: ModelSettings, name: str) -> PretrainedConfig:
+    with fetching("model.warm_start", name, FETCH_REMEDY):
+        config = AutoConfig.from_pretrained(
+            local_model(name), trust_remote_code=model.trust_remote_code, revision=model.revision
+        )
     _check_fields(model, config)
+    if model.from_scratch:  # the shape alone is taken
+        for field, value in model.overrides.items():
+            setattr(config, field, value)
     wanted = {"model_type": model.architecture, **model.overrides}
     for field, value in wanted.items():
         if value is not None and getattr(config, field) != value:
             raise SettingsError(
-                f"model.warm_start={model.warm_start}: has {field}={getattr(config, field)}, but the settings ask for "
+                f"model.warm_start={name}: has {field}={getattr(config, field)}, but the settings ask for "
                 f"{value}; use model=pretrained to take the model's own shape"
             )
     return config
-
-
-def _model_directory(name: str) -> Path:
-    """A transformers directory: `name` itself, or model/ of the run directory `name`."""
-    for candidate in (Path(name), Path(name) / "model"):
-        if (candidate / "config.json").is_file():
-            return candidate
-    raise SettingsError(f"model.warm_start={name}: no config.json there; name a transformers directory or a run")
 
 
 def _check_fields(model: ModelSettings, config: PretrainedConfig) -> None:
@@ -137,3 +239,7 @@ def _check_fields(model: ModelSettings, config: PretrainedConfig) -> None:
             near = difflib.get_close_matches(field, known, n=3)
             hint = f"did you mean {' or '.join(near)}?" if near else "see its transformers documentation"
             raise SettingsError(f"model.overrides.{field}: {config.model_type} has no such field; {hint}")
+
+
+def _reason(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

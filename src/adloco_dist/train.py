@@ -19,7 +19,7 @@ from adloco_dist.decisions.planning import plan_round
 from adloco_dist.decisions.records import round_records
 from adloco_dist.decisions.report import RankReport, TrainerReport, pool_report
 from adloco_dist.decisions.state import RunState
-from adloco_dist.hosting import Rank, regroup
+from adloco_dist.hosting import Rank, regroup, stream_places
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.round.coordinate import all_complete, coordinate
 from adloco_dist.round.evaluate import evaluate, part_of
@@ -115,7 +115,7 @@ def train(
         return Outcome(plan.stop, rank, plan)
     result, weights = finish(
         rank.trainers, plan.layout, rank.flat_model, rank.groups, runtime.control, rank.splits.validation,
-        settings.evaluation, settings.final,
+        settings.evaluation, settings.final, settings.data.is_labelled,
     )  # fmt: skip
     return Outcome(plan.stop, rank, plan, result, weights)
 
@@ -140,12 +140,16 @@ def run_round(rank: Rank, plan: RoundPlan, report: RankReport, stop: StopRequest
     phase = InnerPhase(plan, settings, rank.splits.train, rank.estimators, stop, is_midway)
     for id, done in phase.run(list(rank.trainers.values()), rank.lanes, rank.residence).items():
         shares[id].seconds["inner"], shares[id].train_loss_sum = done.seconds, done.loss_sum
+        shares[id].data_seconds, shares[id].num_targets = done.data_seconds, done.num_targets
         shares[id].pass_seconds_per_sequence, shares[id].notes = done.pass_seconds_per_sequence, done.notes
     heartbeat.enter(f"{place}: outer step")
-    if not all_complete(rank.runtime.control, report, all(w.updates_done == plan.updates for w in rank.workers)):
+    is_complete = all(worker.updates_done == plan.updates for worker in rank.workers)
+    places = stream_places(rank, plan) if is_complete else {}
+    is_complete, places = all_complete(rank.runtime.control, report, is_complete, places)
+    if not is_complete:
         return False
     for id, shard in rank.shards.items():
-        shard.advance(plan.updates * plan.total_batch(id))
+        shard.advance(plan.updates, layout.num_workers(id), plan.batches[id].local_batch, places)
     for id in layout.trainers:
         group = rank.groups.of(layout.ranks(id))  # on all ranks, for it may have to be formed
         if id not in rank.trainers:
@@ -170,6 +174,7 @@ def run_round(rank: Rank, plan: RoundPlan, report: RankReport, stop: StopRequest
             with timed(share.seconds, "evaluate", device):
                 assess(rank, trainer, layout, share)
     report.trainers, report.capacity, report.plan_digest = shares, rank.capacity, plan.digest()
+    report.resources = rank.runtime.monitor.take()
     heartbeat.enter(f"{place}: report")
     return True
 
@@ -177,7 +182,7 @@ def run_round(rank: Rank, plan: RoundPlan, report: RankReport, stop: StopRequest
 def assess(rank: Rank, trainer: Trainer, layout: Layout, share: TrainerReport) -> None:
     """Evaluate the trainer's anchor on this rank's part of the validation sequences."""
     limits, part = rank.settings.evaluation, part_of(rank.runtime.rank, trainer.id, layout)
-    share.validation_loss_sum, share.validation_tokens = evaluate(
+    share.validation = evaluate(
         rank.flat_model, trainer.anchor, rank.splits.validation, limits.sequences, limits.batch, part
     )
 

@@ -164,10 +164,10 @@ def test_estimators_agree_on_what_they_can_all_see() -> None:
     assert sketch[0]["statistics"]["mean_squared_norm"] == pytest.approx(exact["mean_squared_norm"], rel=0.1)
     for run in (sketch, workers, per_sequence):
         assert run[1]["statistics"] is None, "only the lowest rank knows"
-    rows, width = 2 * 1, 8 * 4093
+    rows, width = 2 * 1, 8 * (4093 + 1)  # with the size of its chunk
     assert sketch[1]["bytes"] == rows * width
     assert sketch[0]["bytes"] == 0, "the lowest rank receives"
-    assert per_sequence[1]["bytes"] == 2 * per_sequence[1]["vector_bytes"]
+    assert per_sequence[1]["bytes"] == 2 * (per_sequence[1]["vector_bytes"] + 8)
 
 
 def test_statistics_are_those_of_chunks_cut_by_sequence_index() -> None:

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from support import SEQUENCE_LENGTH, small_module, small_settings, small_splits, train_small_pool
+from support import SEQUENCE_LENGTH, small_module, small_settings, small_store, train_small_pool
 from transformers import PreTrainedModel
 
 from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.data.batch import Batch
 from adloco_dist.data.shards import deal
-from adloco_dist.models import token_losses
+from adloco_dist.models import losses
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.testing.processes import run_ranks
 
@@ -21,9 +22,9 @@ PLAIN = ("inner.schedule=constant", "inner.weight_decay=0.1", "evaluation.every_
 
 def batches(num_updates: int, total_batch: int) -> list[torch.Tensor]:
     """What one trainer reads: the sequences of each update, (B, L + 1), in the order of its shard."""
-    store = small_splits().train
+    store = small_store()
     (shard,) = deal(store.num_sequences, 1, seed=0)
-    return [store.sequences(shard.peek(update * total_batch, total_batch)) for update in range(num_updates)]
+    return [store.batch(shard.peek(update * total_batch, total_batch)).tokens for update in range(num_updates)]
 
 
 def loss(module: PreTrainedModel, tokens: torch.Tensor) -> torch.Tensor:
@@ -125,6 +126,6 @@ def test_labels_are_shifted_once() -> None:
     """The training loss equals transformers' own, which shifts by itself (position t predicts t + 1)."""
     module = small_module(small_settings())
     tokens = batches(1, 4)[0]
-    ours = token_losses(module, tokens)
+    ours = losses(module, Batch.packed(tokens))
     assert ours.shape == (4, SEQUENCE_LENGTH)
     torch.testing.assert_close(ours.mean(), module(input_ids=tokens, labels=tokens).loss)

@@ -3,25 +3,25 @@
 import random
 import weakref
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
 from support import (
-    SEQUENCE_LENGTH,
     held_anchors,
     small_module,
     small_settings,
     small_splits,
+    small_store,
     train_poisoned_pool,
     train_small_pool,
 )
 
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import FreedWorkers, MergePolicy, MergeSettings
+from adloco_dist.data.batch import Batch
 from adloco_dist.data.shards import deal
 from adloco_dist.data.tokens import TokenStore
 from adloco_dist.decisions.layout import Layout
@@ -71,23 +71,22 @@ def test_a_shrinking_pool_on_any_ranks_is_the_same_run(freed: str) -> None:
             assert mine.get("train_loss") == pytest.approx(theirs.get("train_loss"), abs=1e-9)
 
 
+@dataclass(frozen=True)
 class CountingStore(TokenStore):
     """Remembers which sequences were read."""
 
-    def __init__(self, store: TokenStore) -> None:
-        super().__init__(store.tokens, SEQUENCE_LENGTH)
-        self.read: list[int] = []
+    read: list[int] = field(default_factory=list)
 
-    def sequences(self, ids: npt.NDArray[np.int64]) -> torch.Tensor:
-        self.read += ids.tolist()
-        return super().sequences(ids)
+    def batch(self, ids: npt.NDArray[np.int64]) -> Batch:
+        self.read.extend(ids.tolist())
+        return super().batch(ids)
 
 
 def count_sequences(runtime: Runtime, *overrides: str) -> dict[str, Any]:
-    splits = small_splits()
-    store = CountingStore(splits.train)
+    whole = small_store()
+    store = CountingStore(whole.parts, whole.sequence_length)
     done = train_small_pool(
-        runtime, *overrides, splits=replace(splits, train=store), prepare=lambda rank: store.read.clear()
+        runtime, *overrides, splits=replace(small_splits(), train=store), prepare=lambda rank: store.read.clear()
     )
     return {**done, "read": store.read}
 
@@ -110,7 +109,7 @@ def test_a_census_of_sequences(freed: str, shards: str) -> None:
         assert records[-1]["cursor"] == taken
         return
     unread = set(ranks[0]["unread"][records[-1]["trainer"]])
-    for shard in deal(small_splits().train.num_sequences, 3, seed=0):
+    for shard in deal(small_store().num_sequences, 3, seed=0):
         ids = set(shard.peek(0, len(shard)).tolist())
         most = max(seen[id] for id in ids)
         behind = {id for id in ids if seen[id] < most}
@@ -149,7 +148,7 @@ def merge_by_hand(runtime: Runtime, outer_state: str, freed: str) -> dict[str, A
         "at_anchor": all((w.weights == t.anchor).all() for t in rank.trainers.values() for w in t.workers),
         "sent": report.merge_bytes_sent,
         "vector_bytes": rank.flat_model.gradient.nbytes,
-        "shards": {id: len(shard) for id, shard in rank.shards.items()},
+        "shards": {id: shard.size for id, shard in rank.shards.items()},
     }
 
 

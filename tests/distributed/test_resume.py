@@ -22,7 +22,7 @@ POOL = (
 )
 BETWEEN_ROUNDS = 40
 """Looks of rank 0 until it sees the request in its report on a whole round."""
-CLOCKS = ("seconds", "bytes_sent", "plan")  # a plan holds the seconds that have passed
+CLOCKS = ("seconds", "data_seconds", "resources", "bytes_sent", "plan")  # a plan holds the seconds that have passed
 
 
 def run(nodes: list[int], folder: Path, looks: int | None, *overrides: str, **options: Any) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ SETTINGS = (
     "checkpoint.every_rounds=1", "batching.capacity=4096", "run.directory=run", "run.unfinished=resume",
 )  # fmt: skip
 MODEL = "run/model/model.safetensors"
-CLOCKS = ("seconds", "bytes_sent", "plan")
+CLOCKS = ("seconds", "data_seconds", "resources", "bytes_sent", "plan")
 
 
 def digest(folder: Path) -> str:

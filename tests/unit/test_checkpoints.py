@@ -89,7 +89,7 @@ def test_a_shard_is_restored_through_any_merges() -> None:
         dealt = dict(enumerate(deal(97, 5, seed=3)))
         shards: dict[int, Shard] = dict(enumerate(deal(97, 5, seed=3)))
         for _ in range(12):
-            shards[rng.choice(list(shards))].advance(rng.randint(0, 60))
+            shards[rng.choice(list(shards))].advance(1, 1, rng.randint(0, 60))
             if len(shards) > 1 and rng.random() < 0.3:
                 survivor, *ended = sorted(rng.sample(sorted(shards), 2), key=lambda _: rng.random())
                 members = [shards[id] for id in sorted([survivor, *ended])]
@@ -104,8 +104,8 @@ def test_a_shard_is_restored_through_any_merges() -> None:
             assert twin.num_unread == shard.num_unread
             for _ in range(2):
                 np.testing.assert_array_equal(twin.peek(0, 150), shard.peek(0, 150))
-                twin.advance(111)
-                shard.advance(111)
+                twin.advance(1, 1, 111)
+                shard.advance(1, 1, 111)
             assert twin.state() == shard.state()
 
 

@@ -10,20 +10,30 @@ from transformers import AutoTokenizer
 
 from adloco_dist.config import Corpus, DataSettings, SettingsError, Shards
 from adloco_dist.data.corpora import load_corpus
-from adloco_dist.data.shards import Shard, deal, permutation
-from adloco_dist.data.tokens import END_OF_TEXT, TokenStore, byte_tokenizer, encode_bytes
+from adloco_dist.data.encoding import END_OF_TEXT, Tokens, byte_tokenizer, encode_bytes
+from adloco_dist.data.order import permutation
+from adloco_dist.data.shards import Shard, deal
+from adloco_dist.data.tokens import TokenStore
 
 
 def text(*paths: Path, **more: object) -> DataSettings:
     return DataSettings(corpus=Corpus.text, train=[str(path) for path in paths], sequence_length=8, **more)  # pyright: ignore[reportArgumentType]
 
 
+def ids_of(store: object) -> Tokens:
+    """All token ids of a store of one array."""
+    assert isinstance(store, TokenStore)
+    (ids,) = store.parts
+    return ids
+
+
 def test_the_standard_library_is_real_text_split_by_file() -> None:
     splits = load_corpus(DataSettings())
-    assert len(splits.train.tokens) > 5_000_000
-    held_out = len(splits.validation.tokens) / (len(splits.train.tokens) + len(splits.validation.tokens))
+    train, validation = ids_of(splits.train), ids_of(splits.validation)
+    assert len(train) > 5_000_000
+    held_out = len(validation) / (len(train) + len(validation))
     assert 0.01 < held_out < 0.15
-    assert b"def __init__(self" in bytes(splits.train.tokens[splits.train.tokens < 256].astype(np.uint8))
+    assert b"def __init__(self" in bytes(train[train < 256].astype(np.uint8))
     assert splits.digest == load_corpus(DataSettings()).digest
 
 
@@ -33,7 +43,7 @@ def test_no_document_is_in_both_splits(tmp_path: Path) -> None:
     (tmp_path / "copy.txt").write_text("document number 7 " * 5)
     splits = load_corpus(text(tmp_path / "*.txt", validation_fraction=0.3))
     train, validation = (
-        set(bytes(np.where(store.tokens == END_OF_TEXT, 0, store.tokens).astype(np.uint8)).split(b"\0")) - {b""}
+        set(bytes(np.where(ids_of(store) == END_OF_TEXT, 0, ids_of(store)).astype(np.uint8)).split(b"\0")) - {b""}
         for store in (splits.train, splits.validation)
     )
     assert train and validation
@@ -55,8 +65,8 @@ def test_the_digest_tells_corpora_apart_but_not_their_places(tmp_path: Path) -> 
 def test_a_single_file_is_split_at_its_tail(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_bytes(bytes(range(97, 107)) * 20)
     splits = load_corpus(text(tmp_path / "x.txt", validation_fraction=0.1))
-    assert (len(splits.train.tokens), len(splits.validation.tokens)) == (181, 20)
-    assert splits.validation.tokens[-1] == END_OF_TEXT
+    assert (len(ids_of(splits.train)), len(ids_of(splits.validation))) == (181, 20)
+    assert ids_of(splits.validation)[-1] == END_OF_TEXT
 
 
 def test_token_files_are_mapped_not_read(tmp_path: Path) -> None:
@@ -64,9 +74,10 @@ def test_token_files_are_mapped_not_read(tmp_path: Path) -> None:
     np.save(tmp_path / "train.npy", ids)
     data = DataSettings(corpus=Corpus.tokens, train=[str(tmp_path / "train.npy")], sequence_length=8)
     splits = load_corpus(data)
-    assert isinstance(splits.train.tokens, np.memmap)
-    assert splits.vocab_size == 321
-    np.testing.assert_array_equal(splits.train.sequences(np.array([3]))[0].numpy(), ids[24:33])
+    assert isinstance(splits.train, TokenStore)
+    assert isinstance(splits.train.parts[0], np.memmap)
+    assert splits.vocabulary.size == 321
+    np.testing.assert_array_equal(splits.train.batch(np.array([3])).tokens[0].numpy(), ids[24:33])
 
 
 @pytest.mark.parametrize(
@@ -130,8 +141,8 @@ def test_the_byte_tokenizer_agrees_with_the_corpus(tmp_path: Path) -> None:
 
 
 def test_sequences_predict_every_token_but_the_first_once() -> None:
-    store = TokenStore(np.arange(50, dtype=np.uint16), sequence_length=7)
-    targets = store.sequences(np.arange(store.num_sequences))[:, 1:].flatten()
+    store = TokenStore([np.arange(50, dtype=np.uint16)], sequence_length=7)
+    targets = store.batch(np.arange(store.num_sequences)).tokens[:, 1:].flatten()
     assert targets.tolist() == list(range(1, 50))
 
 
@@ -152,7 +163,7 @@ def test_each_sequence_is_used_once_per_epoch_whatever_the_batches() -> None:
         for update in range(updates):
             for worker in range(workers):
                 seen += shard.peek(update * total + worker * local_batch, local_batch).tolist()
-        shard.advance(updates * total)
+        shard.advance(updates, workers, local_batch)
     epochs = [seen[start : start + 37] for start in range(0, len(seen) - 36, 37)]
     assert all(Counter(epoch) == Counter(range(100, 137)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == len(epochs), "a fresh order every epoch"
@@ -180,14 +191,14 @@ def test_merges_lose_no_sequence_and_read_none_twice(seed: int) -> None:
         elif shard.num_unread and rng.random() < 0.5:  # to the end of the epoch, where everything begins anew
             count = shard.num_unread
             seen.update(shard.peek(0, count).tolist())
-            shard.advance(count)
+            shard.advance(1, 1, count)
             order = tuple(shard.peek(0, len(shard)).tolist())
             assert order not in orders[trainer], "a fresh order every epoch, also after merges"
             orders[trainer].add(order)
         else:
             count = rng.randint(1, 2 * len(shard))
             seen.update(shard.peek(0, count).tolist())
-            shard.advance(count)
+            shard.advance(1, 1, count)
         for survivor, shard in shards.items():
             unread = set(shard.unread().tolist())
             assert len(unread) == shard.num_unread

@@ -7,6 +7,7 @@ import pytest
 
 from adloco_dist.config import BudgetSettings, InnerSettings, Schedule, Settings
 from adloco_dist.config.compose import compose
+from adloco_dist.decisions.evaluation import Evaluation
 from adloco_dist.decisions.layout import Layout
 from adloco_dist.decisions.plan import PoolReport, Premises, RoundPlan
 from adloco_dist.decisions.planning import plan_round
@@ -81,11 +82,11 @@ def test_the_ranks_that_differ_are_named() -> None:
 def test_shares_of_several_ranks_add_up_to_one_record_per_trainer() -> None:
     plan, next_plan = plans(settings("budget.rounds=2"), 2)
     first = TrainerReport(
-        train_loss_sum=2.0, num_workers=1, num_finite=2, cursor=20, validation_loss_sum=30.0, validation_tokens=10,
+        train_loss_sum=2.0, num_workers=1, num_finite=2, cursor=20, validation=Evaluation(30.0, 10),
         seconds={"inner": 1.0, "outer": 0.5}, bytes_sent={"outer": 100},
     )  # fmt: skip
     second = TrainerReport(
-        train_loss_sum=4.0, num_workers=1, num_finite=2, cursor=20, validation_loss_sum=10.0, validation_tokens=10,
+        train_loss_sum=4.0, num_workers=1, num_finite=2, cursor=20, validation=Evaluation(10.0, 10),
         seconds={"inner": 3.0, "outer": 0.1}, bytes_sent={"outer": 100},
     )  # fmt: skip
     alone = TrainerReport(train_loss_sum=5.0, num_workers=1, num_finite=1, cursor=10)

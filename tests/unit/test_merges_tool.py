@@ -46,7 +46,7 @@ def rounds(first: int, lanes: Mapping[int, Lane], *merges: dict[str, Any]) -> li
     return rows
 
 
-def drawn(*records: list[Record], final: Mapping[str, float | None] | None = None) -> list[str]:
+def drawn(*records: list[Record], final: Mapping[str, str] | None = None) -> list[str]:
     lines = draw_merges([row for rows in records for row in rows], final or {})
     assert all(line == line.rstrip() for line in lines)
     return lines
@@ -62,7 +62,7 @@ def test_four_trainers_become_one_in_three_merges() -> None:
             merge(0, {0: 0.75, 1: 0.25}, (3.5, 2.48123)),
         ),
         rounds(8, {2: lane(0, 1, 2, 3, batches=(20,))}, merge(2, {0: 0.45, 2: 0.55}, (4.1, 7.9))),
-        final={"trainer 2": 80.25},
+        final={"trainer 2": "perplexity 80.25"},
     )
     assert lines == [
         "             trainer 0             trainer 1           trainer 2            trainer 3",
@@ -108,19 +108,19 @@ def test_two_merges_in_one_round_whose_lanes_cross() -> None:
         ),
     )
     assert lines == [
-        "          trainer 0              trainer 1        trainer 2              trainer 3",
-        "round 1   │ {0} 1 worker         │ {1} 1 worker   │ {2} 1 worker         │ {3} 1 worker",
-        "          │ batch 4              │ batch 4        │ batch 4              │ batch 4",
-        "          │                      │                │                      │",
-        "          │ 0.50                 │                │                      │ 0.50",
-        "          │◄─────────────────────┼────────────────┼──────────────────────╯",
-        "          │                      │                │",
-        "          │                      │ 0.25           │ 0.75",
-        "          │                      ╰───────────────►│",
-        "          │                                       │",
-        "round 2   │ {0,3} 2 workers                       │ {2} 2 workers",
-        "          │ batch 4                               │ batch 4",
-        "end       ▼ perplexity unknown                    ▼ perplexity unknown",
+        "          trainer 0           trainer 1        trainer 2         trainer 3",
+        "round 1   │ {0} 1 worker      │ {1} 1 worker   │ {2} 1 worker    │ {3} 1 worker",
+        "          │ batch 4           │ batch 4        │ batch 4         │ batch 4",
+        "          │                   │                │                 │",
+        "          │ 0.50              │                │                 │ 0.50",
+        "          │◄──────────────────┼────────────────┼─────────────────╯",
+        "          │                   │                │",
+        "          │                   │ 0.25           │ 0.75",
+        "          │                   ╰───────────────►│",
+        "          │                                    │",
+        "round 2   │ {0,3} 2 workers                    │ {2} 2 workers",
+        "          │ batch 4                            │ batch 4",
+        "end       ▼ unknown                            ▼ unknown",
         "",
         "before round 2: trainer 3 (asked for any batch, bounded to 8)"
         " into 0 (asked for any batch, bounded to 8), worst_with_worst; "
@@ -134,9 +134,9 @@ def test_three_become_one_from_both_sides_or_from_one() -> None:
     before = rounds(1, {id: lane(id) for id in range(3)})
     middle = drawn(before, rounds(2, {1: lane(0, 1, 2)}, merge(1, {0: 0.2, 1: 0.5, 2: 0.3}, (2.0, 5.0, 3.0))))
     assert middle[3:7] == [
-        "          │                │                      │",
-        "          │ 0.20           │ 0.50                 │ 0.30",
-        "          ╰───────────────►│◄─────────────────────╯",
+        "          │                │                   │",
+        "          │ 0.20           │ 0.50              │ 0.30",
+        "          ╰───────────────►│◄──────────────────╯",
         "                           │",
     ]
     last = drawn(before, rounds(2, {2: lane(0, 1, 2)}, merge(2, {0: 0.2, 1: 0.3, 2: 0.5}, (2.0, 3.0, 5.0))))
@@ -153,7 +153,7 @@ def test_a_lane_that_has_ended_is_not_crossed() -> None:
         rounds(2, {0: lane(0), 2: lane(1, 2)}, merge(2, {1: 0.5, 2: 0.5}, (2.0, 2.0))),
         rounds(3, {0: lane(0, 1, 2)}, merge(0, {0: 0.5, 2: 0.5}, (2.0, 2.0))),
     )
-    assert [line for line in lines if "◄" in line] == ["          │◄──────────────────────────────────────╯"]
+    assert [line for line in lines if "◄" in line] == ["          │◄───────────────────────────────────╯"]
 
 
 def test_a_member_that_is_not_finite_and_idle_ranks() -> None:
@@ -179,16 +179,17 @@ def test_workers_dealt_to_a_trainer_that_does_not_merge() -> None:
         rounds(1, {id: lane(id) for id in range(3)}),
         rounds(2, {0: lane(0, 2), 1: lane(1)}, merge(1, {1: 0.5, 2: 0.5}, (2.0, 2.0))),
     )
-    assert lines[7] == "round 2   │ {0,2} 2 workers      │ {1} 1 worker"
+    assert lines[7] == "round 2   │ {0,2} 2 workers   │ {1} 1 worker"
 
 
 def test_no_merges() -> None:
-    lines = drawn(rounds(1, {0: lane(0, 1, 3, batches=(4, 6)), 1: lane(2, batches=(4, 4))}), final={"trainer 0": 200.0})
+    records = rounds(1, {0: lane(0, 1, 3, batches=(4, 6)), 1: lane(2, batches=(4, 4))})
+    lines = drawn(records, final={"trainer 0": "perplexity 200"})
     assert lines == [
         "             trainer 0             trainer 1",
         "rounds 1-2   │ {0,1,3} 3 workers   │ {2} 1 worker",
         "             │ batch 4-6           │ batch 4",
-        "end          ▼ perplexity 200      ▼ perplexity unknown",
+        "end          ▼ perplexity 200      ▼ unknown",
         "",
         "no trainers merged",
     ]
@@ -202,7 +203,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     result = {"candidates": [{"name": "trainer 1", "validation_perplexity": 9.5}]}
     (tmp_path / "run.json").write_text(json.dumps({"result": result}), encoding="utf-8")
     main([str(tmp_path)])
-    assert "▼ perplexity 9.5" in capsys.readouterr().out
+    assert "▼ perplexity 9.500" in capsys.readouterr().out
     (tmp_path / "early.jsonl").write_text('{"round": 0, "trainer": 0, "ranks": [0]}', encoding="utf-8")
     for name, told in (("none.jsonl", "cannot be read"), ("early.jsonl", "holds no round")):
         with pytest.raises(SystemExit) as ended:

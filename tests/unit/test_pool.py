@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from support import SEQUENCE_LENGTH, VOCAB_SIZE, small_module, small_settings, small_splits
+from support import SEQUENCE_LENGTH, VOCAB_SIZE, small_module, small_settings, small_store
 
 from adloco_dist.config import Precision, Settings
-from adloco_dist.data.shards import permutation
-from adloco_dist.models import token_losses
+from adloco_dist.data.order import permutation
+from adloco_dist.models import losses
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.round.inner import accumulate_gradient
@@ -32,8 +32,8 @@ def test_instances_share_one_module_and_one_gradient() -> None:
     flat_model.point_at(second)
     for name, value in flat_model.module.state_dict().items():
         torch.testing.assert_close(value, 2 * before[name])
-    tokens = small_splits().train.sequences(permutation(4))
-    accumulate_gradient(flat_model, flat_model.module, tokens, None)
+    batch = small_store().batch(permutation(4))
+    accumulate_gradient(flat_model, flat_model.module, batch, None)
     assert flat_model.gradient.abs().sum() > 0
     assert all(p.grad is not None and p.grad.untyped_storage().data_ptr() == flat_model.payload.data_ptr()
                for p in flat_model.module.parameters())  # fmt: skip
@@ -46,15 +46,15 @@ def test_any_number_of_passes_is_one_batch(capacity: int) -> None:
     settings = small_settings()
     flat_model = FlatModel(small_module(settings), CPU, Precision.fp64)
     weights = flat_model.initial_weights()
-    tokens = small_splits().train.sequences(permutation(7))
-    whole_loss = accumulate_gradient(flat_model, flat_model.module, tokens, None)
+    batch = small_store().batch(permutation(7))
+    whole_loss = accumulate_gradient(flat_model, flat_model.module, batch, None)
     whole = flat_model.gradient.clone()
-    loss = accumulate_gradient(flat_model, flat_model.module, tokens, capacity)
+    loss = accumulate_gradient(flat_model, flat_model.module, batch, capacity)
     torch.testing.assert_close(flat_model.gradient, whole, rtol=0, atol=1e-12)
     torch.testing.assert_close(loss, whole_loss, rtol=0, atol=1e-12)
     # And the gradient is that of autograd on a module of its own.
     module = small_module(settings).double()
-    token_losses(module, tokens).mean().backward()
+    losses(module, batch).mean().backward()
     flat_model.point_at(weights)
     for mine, theirs in zip(flat_model.module.parameters(), module.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-12)
@@ -140,11 +140,11 @@ def test_bf16_autocast_keeps_fp32_weights() -> None:
     settings = small_settings("precision=bf16")
     flat_model = FlatModel(small_module(settings), CPU, settings.precision)
     weights = flat_model.initial_weights()
-    tokens = small_splits().train.sequences(permutation(4))
-    loss = accumulate_gradient(flat_model, flat_model.module, tokens, None)
+    batch = small_store().batch(permutation(4))
+    loss = accumulate_gradient(flat_model, flat_model.module, batch, None)
     exact = FlatModel(small_module(settings), CPU, Precision.fp32)
     exact.initial_weights()
-    full = accumulate_gradient(exact, exact.module, tokens, None)
+    full = accumulate_gradient(exact, exact.module, batch, None)
     assert weights.dtype == flat_model.gradient.dtype == torch.float32
     assert loss != full, "bf16 rounds"
     torch.testing.assert_close(loss, full, rtol=2e-2, atol=0)
@@ -155,6 +155,6 @@ def test_an_untrained_model_is_as_good_as_chance() -> None:
     module = small_module(small_settings())
     for parameter in module.parameters():
         parameter.data.zero_()
-    losses = token_losses(module, small_splits().train.sequences(permutation(4)))
-    assert losses.shape == (4, SEQUENCE_LENGTH)
-    torch.testing.assert_close(losses, torch.full_like(losses, float(torch.tensor(VOCAB_SIZE).log())))
+    found = losses(module, small_store().batch(permutation(4)))
+    assert found.shape == (4, SEQUENCE_LENGTH)
+    torch.testing.assert_close(found, torch.full_like(found, float(torch.tensor(VOCAB_SIZE).log())))

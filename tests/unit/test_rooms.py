@@ -10,7 +10,7 @@ FLOORS = {
     "config": 1,
     "decisions": 2,
     "data": 2,
-    "models": 2,
+    "models": 3,
     "cluster": 3,
     "pool": 3,
     "round": 4,

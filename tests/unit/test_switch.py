@@ -4,12 +4,13 @@ import math
 from itertools import product
 
 import torch
-from support import first_batch, next_batch, small_module, small_settings, small_splits
+from support import first_batch, next_batch, small_module, small_settings, small_store
 from torch import nn
 
 from adloco_dist.config import Settings, SwitchMode
 from adloco_dist.config.compose import compose
-from adloco_dist.data.shards import permutation
+from adloco_dist.data.batch import Batch
+from adloco_dist.data.order import permutation
 from adloco_dist.decisions.batch import BatchPlan, BatchPremises, BatchReport
 from adloco_dist.decisions.statistics import GradientStatistics
 from adloco_dist.decisions.switch import automatic_n, least, pass_size, switch
@@ -71,14 +72,14 @@ def test_an_update_sees_exactly_the_planned_sequences_with_equal_weights() -> No
     settings = small_settings()
     flat_model = FlatModel(small_module(settings), torch.device("cpu"), settings.precision)
     flat_model.initial_weights()
-    store = small_splits().train
-    own = torch.stack([gradient_of(flat_model, store.sequences(permutation(14))[i : i + 1]) for i in range(14)])
+    store = small_store()
+    own = torch.stack([gradient_of(flat_model, part) for part in store.batch(permutation(14)).split(1)])
     for limit, batch in product(range(1, 6), range(1, 15)):
         taken = switch(batch, limit, SwitchMode.threshold, 2.0)
-        tokens = store.sequences(permutation(14))[: taken.batch]
+        wanted = store.batch(permutation(14)[: taken.batch])
         recorder = Recorder(flat_model.module)
-        accumulate_gradient(flat_model, recorder, tokens, limit)
-        assert torch.equal(torch.cat(recorder.passes), tokens[:, :-1])
+        accumulate_gradient(flat_model, recorder, wanted, limit)
+        assert torch.equal(torch.cat(recorder.passes), wanted.tokens[:, :-1])
         sizes = [len(part) for part in recorder.passes]
         assert len(sizes) == math.ceil(taken.batch / limit)
         assert len(set(sizes[:-1])) <= 1, "equal but the last"
@@ -86,8 +87,8 @@ def test_an_update_sees_exactly_the_planned_sequences_with_equal_weights() -> No
         torch.testing.assert_close(flat_model.gradient, own[: taken.batch].mean(0), rtol=0, atol=1e-12)
 
 
-def gradient_of(flat_model: FlatModel, tokens: torch.Tensor) -> torch.Tensor:
-    accumulate_gradient(flat_model, flat_model.module, tokens, None)
+def gradient_of(flat_model: FlatModel, batch: Batch) -> torch.Tensor:
+    accumulate_gradient(flat_model, flat_model.module, batch, None)
     return flat_model.gradient.clone()
 
 

@@ -10,6 +10,7 @@ from support import small_module, small_settings
 
 from adloco_dist.config import SettingsError
 from adloco_dist.config.compose import compose
+from adloco_dist.data.encoding import Vocabulary
 from adloco_dist.models import build_model, model_config
 from adloco_dist.run.finished import load_model
 from adloco_dist.run.parts import DamagedError, check_part, decode_tensors, digest_of, read_manifest
@@ -51,7 +52,7 @@ def test_a_model_directory(trap: Path, tmp_path: Path, kind: str) -> None:
         load_model(trap.parent)
     settings = compose(["model=pretrained", f"model.warm_start={trap}"])
     with pytest.raises(SettingsError, match=r"model.warm_start=.*cannot be read"):
-        build_model(settings.model, model_config(settings.model, 23, 12), 0)
+        build_model(settings.model, model_config(settings.model, Vocabulary(23), 12), 0)
     assert not (tmp_path / "fired").exists()
 
 
@@ -71,4 +72,4 @@ def test_a_setting_names_no_class() -> None:
     for line in ("+model.overrides._target_=os.system", "+inner._target_=os.system", "model._target_=os.system"):
         with pytest.raises(SettingsError):
             settings = compose(["model=causal", "model.architecture=gpt2", line])
-            model_config(settings.model, 23, 12)
+            model_config(settings.model, Vocabulary(23), 12)

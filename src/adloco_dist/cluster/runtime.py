@@ -15,6 +15,7 @@ from torch.distributed.rendezvous import rendezvous
 from adloco_dist.cluster.control import ControlPlane
 from adloco_dist.cluster.failures import is_timeout
 from adloco_dist.cluster.heartbeat import Heartbeat
+from adloco_dist.cluster.monitor import Monitor
 from adloco_dist.cluster.network import Interface, check_store, join_network
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import Backend, ClusterSettings, Device, SettingsError
@@ -64,6 +65,7 @@ class Runtime:
     """Of this rank's node; None on a single node."""
     control: ControlPlane
     heartbeat: Heartbeat
+    monitor: Monitor
     store: Store
     """Shared by all ranks, for what is told apart from collectives."""
 
@@ -113,6 +115,7 @@ def started(cluster: ClusterSettings, place: Place, store: Store, stop: StopRequ
     place_of_work = {"node": place.node, "host": socket.gethostname(), "device": _identity(device)}
     census = control.exchange(place_of_work)
     heartbeat.hosts = hosts = tuple(member["host"] for member in census)
+    monitor = Monitor(device)
     try:
         yield Runtime(
             rank=place.rank,
@@ -126,6 +129,7 @@ def started(cluster: ClusterSettings, place: Place, store: Store, stop: StopRequ
             interface=interface,
             control=control,
             heartbeat=heartbeat,
+            monitor=monitor,
             store=store,
         )
     except RuntimeError as error:
@@ -134,6 +138,7 @@ def started(cluster: ClusterSettings, place: Place, store: Store, stop: StopRequ
         raise
     finally:
         heartbeat.close()
+        monitor.close()
     # Not in a `finally`: after an error no more collectives; the process ends and torchrun ends the rest.
     dist.destroy_process_group()
 

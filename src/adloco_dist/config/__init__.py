@@ -12,6 +12,7 @@ from adloco_dist.config.choices import (
     BatchRequest,
     Concurrency,
     Corpus,
+    Damaged,
     Device,
     Estimator,
     Final,
@@ -21,6 +22,7 @@ from adloco_dist.config.choices import (
     MergePolicy,
     MergeWeights,
     OuterState,
+    Packing,
     Placement,
     Precision,
     RateScaling,
@@ -31,6 +33,7 @@ from adloco_dist.config.choices import (
     Unfinished,
     Unmeasured,
 )
+from adloco_dist.config.data import OF_ROWS, DataSettings
 from adloco_dist.config.errors import (
     EXIT_FAILURE,
     EXIT_STOPPED,
@@ -40,7 +43,6 @@ from adloco_dist.config.errors import (
     told_in_one_line,
 )
 from adloco_dist.config.experiment import (
-    DataSettings,
     ModelSettings,
     PoolSettings,
 )
@@ -67,6 +69,7 @@ __all__ = [
     "EXIT_STOPPED",
     "EXIT_USER_ERROR",
     "MEASURED_REQUESTS",
+    "OF_ROWS",
     "Algorithm",
     "AlgorithmSettings",
     "Backend",
@@ -77,6 +80,7 @@ __all__ = [
     "ClusterSettings",
     "Concurrency",
     "Corpus",
+    "Damaged",
     "DataSettings",
     "Device",
     "Estimator",
@@ -93,6 +97,7 @@ __all__ = [
     "ModelSettings",
     "OuterSettings",
     "OuterState",
+    "Packing",
     "Placement",
     "PoolSettings",
     "Precision",

@@ -52,8 +52,27 @@ class Corpus(Enum):
     """Where the text comes from."""
 
     python_stdlib = "python_stdlib"
+    python_packages = "python_packages"
     text = "text"
+    json = "json"
+    parquet = "parquet"
+    csv = "csv"
+    hub = "hub"
     tokens = "tokens"
+
+
+class Packing(Enum):
+    """How documents become sequences."""
+
+    packed = "packed"
+    document = "document"
+
+
+class Damaged(Enum):
+    """What is done with a file that cannot be read to its end."""
+
+    refuse = "refuse"
+    skip = "skip"
 
 
 class Device(Enum):

@@ -1,9 +1,9 @@
-"""What is trained on what: the pool, the model, the corpus."""
+"""What is trained: the pool, the model."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from adloco_dist.config.choices import Corpus, OuterState, Placement, Shards
+from adloco_dist.config.choices import OuterState, Placement
 from adloco_dist.config.errors import require
 
 MOST_WORKERS = 1 << 20
@@ -36,52 +36,33 @@ class ModelSettings:
     """What is trained."""
 
     architecture: str | None = "llama"
-    """A causal model type of transformers (llama, gpt2, ...). null: take it from `warm_start`."""
+    """A model type of transformers (llama, gpt2, bert, ...). null: take it from `warm_start`."""
     overrides: dict[str, Any] = field(default_factory=dict)
     """Fields of that architecture's transformers config, for example hidden_size."""
     warm_start: str | None = None
-    """Weights to start from: a local transformers directory, or a run directory (its model/ is taken)."""
+    """Weights to start from: a transformers directory, a run directory (its model/ is taken), or a model of the hub."""
+    revision: str | None = None
+    """Of a model of the hub: a branch, tag or commit. null: the newest."""
+    from_scratch: bool = False
+    """Take the shape of `warm_start` alone, and draw the weights from the seed."""
+    reset_output: bool = False
+    """Draw the output layer anew: the head of a causal model, or of a classifier."""
+    attention: str | None = None
+    """How transformers computes attention: eager, sdpa, flash_attention_2, ... null: what it takes by itself."""
+    compile: bool = False
+    """Compile the model with torch.compile; the first rounds are slower."""
+    gradient_checkpointing: bool = False
+    """Keep no activations inside layers and compute them again: less memory, about a third more time."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with `warm_start`. Weights are never unpickled all the same."""
 
     def __post_init__(self) -> None:
         require(
             self.architecture is not None or self.warm_start is not None,
             "model.architecture",
             self.architecture,
-            "name a causal model type of transformers, or set model.warm_start to a local model",
+            "name a model type of transformers, or set model.warm_start to a model",
         )
-
-
-@dataclass
-class DataSettings:
-    """What it is trained on."""
-
-    corpus: Corpus = Corpus.python_stdlib
-    """python_stdlib: the sources of the running Python. text: files as bytes. tokens: .npy files of token ids."""
-    train: list[str] = field(default_factory=list)
-    """Files or globs (text), or .npy files (tokens) to train on."""
-    validation: list[str] = field(default_factory=list)
-    """The same for validation. Empty: `validation_fraction` of `train` is held out."""
-    validation_fraction: float = 0.05
-    """Share of the files (of the tail, where there is one file) that is held out, in (0, 1)."""
-    vocab_size: int | None = None
-    """Vocabulary of token files. null: largest id + 1. Text needs none: it is bytes."""
-    sequence_length: int = 128
-    """Tokens per sequence that are predicted; a stored sequence is one longer."""
-    shards: Shards = Shards.disjoint
-    """disjoint: every trainer reads a part of its own. shared: every trainer reads all, each in another order."""
-
-    def __post_init__(self) -> None:
-        require(self.sequence_length >= 1, "data.sequence_length", self.sequence_length, "must be >= 1 token")
-        fraction = self.validation_fraction
-        require(0 < fraction < 1, "data.validation_fraction", fraction, "must lie between 0 and 1, both excluded")
-        needs_files = self.corpus is not Corpus.python_stdlib
-        if needs_files:
-            require(bool(self.train), "data.train", self.train, f"data.corpus={self.corpus.name} needs files or globs")
-        else:
-            for name in ("train", "validation"):
-                files = getattr(self, name)
-                require(not files, f"data.{name}", files, "has no effect with data.corpus=python_stdlib; use data=text")
-        if self.vocab_size is not None:
-            require(self.vocab_size >= 2, "data.vocab_size", self.vocab_size, "must be >= 2, or null")
-            is_tokens = self.corpus is Corpus.tokens
-            require(is_tokens, "data.vocab_size", self.vocab_size, "is for data.corpus=tokens; text is always bytes")
+        for name in ("from_scratch", "trust_remote_code", "revision"):
+            value, rule = getattr(self, name), "has no effect without model.warm_start; leave it out"
+            require(not value or self.warm_start is not None, f"model.{name}", value, rule)

@@ -19,8 +19,9 @@ from adloco_dist.config.choices import (
     MergePolicy,
     Precision,
 )
+from adloco_dist.config.data import DataSettings
 from adloco_dist.config.errors import require
-from adloco_dist.config.experiment import DataSettings, ModelSettings, PoolSettings
+from adloco_dist.config.experiment import ModelSettings, PoolSettings
 from adloco_dist.config.merging import MergeSettings
 from adloco_dist.config.optimization import AlgorithmSettings, InnerSettings, OuterSettings
 from adloco_dist.config.running import (
@@ -87,6 +88,15 @@ class Settings:
         if self.measures_gradients and self.batching.estimator is Estimator.workers:
             rule = "compares the gradients of several workers; set pool.workers_per_trainer >= 2, or use sketch"
             require(self.pool.workers_per_trainer != 1, "batching.estimator", self.batching.estimator, rule)
+        exact = self.measures_gradients and self.batching.estimator is Estimator.per_sequence
+        rule = "batching.estimator=per_sequence differentiates sequence by sequence (torch.func); use sketch"
+        checkpointing = self.model.gradient_checkpointing
+        require(not (exact and checkpointing), "model.gradient_checkpointing", checkpointing, rule)
+        rule = "differentiates sequence by sequence (torch.func), which attention masks do not allow; use sketch"
+        require(not (exact and self.data.is_labelled), "batching.estimator", self.batching.estimator, rule)
+        rule = "algorithm=ddp wraps the model itself; leave it out"
+        compiled = self.model.compile and self.algorithm.name is Algorithm.ddp
+        require(not compiled, "model.compile", self.model.compile, rule)
         rule = "weighs passes against the measured noise scale; needs batching.request to be a variance test"
         require(self.switch.n != "auto" or self.measures_gradients, "switch.n", self.switch.n, rule)
         if request is BatchRequest.replay:

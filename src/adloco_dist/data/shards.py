@@ -8,17 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from adloco_dist.config import Shards
+from adloco_dist.data.order import permutation
 
 SequenceIds = npt.NDArray[np.int64]
-
-
-def permutation(count: int, *key: int) -> npt.NDArray[np.int64]:
-    """A random order of range(count), the same on every machine and numpy version for the same key.
-
-    The raw streams of numpy's bit generators are stable by contract; `Generator.permutation` is not.
-    """
-    draws = np.random.Philox(np.random.SeedSequence(key)).random_raw(count)
-    return np.argsort(draws, kind="stable")
 
 
 def deal(num_sequences: int, num_trainers: int, seed: int, policy: Shards = Shards.disjoint) -> list["Shard"]:
@@ -109,14 +101,24 @@ class Shard:
         shard.cursor = state["cursor"]
         return shard
 
+    @property
+    def size(self) -> int | None:
+        """Sequences of a whole epoch."""
+        return self._size
+
+    def ids(self, worker: int, num_workers: int, update: int, local_batch: int) -> SequenceIds:
+        """What a worker takes in an update of the present round."""
+        return self.peek((update * num_workers + worker) * local_batch, local_batch)
+
+    def advance(self, updates: int, num_workers: int, local_batch: int, places: object = None) -> None:
+        """End a round; `places` are of streams."""
+        self.cursor += updates * num_workers * local_batch
+
     def peek(self, offset: int, count: int) -> SequenceIds:
         """The ids of `count` sequences that begin `offset` after the cursor; the cursor stays."""
         with self._lock:
             self._put_together()
             return self._read(self.cursor + offset, count)
-
-    def advance(self, count: int) -> None:
-        self.cursor += count
 
     def _read(self, start: int, count: int) -> SequenceIds:
         positions = start + np.arange(count)

@@ -9,6 +9,8 @@ from adloco_dist.decisions.request import Request, bound_change, bound_size, sta
 from adloco_dist.decisions.statistics import GradientStatistics, Smoothed
 from adloco_dist.decisions.switch import automatic_n, switch
 
+MOST_SEQUENCES = 1 << 20
+"""Of a total batch, where no shard bounds it."""
 PAPER_N = 2.0
 """The n of AdLoCo's switch mode, which switch.n=auto starts with."""
 
@@ -173,9 +175,13 @@ def take(
     )
 
 
-def largest_local_batch(batching: BatchingSettings, num_workers: int, shard_sequences: int) -> int:
-    """The largest b that a trainer can come to: no update takes a sequence of its shard twice."""
-    largest = shard_sequences // num_workers
+def largest_local_batch(batching: BatchingSettings, num_workers: int, shard_sequences: int | None) -> int:
+    """The largest b that a trainer can come to: no update takes a sequence of its shard twice.
+
+    Args:
+        shard_sequences: None: unknown, of a stream.
+    """
+    largest = MOST_SEQUENCES if shard_sequences is None else shard_sequences // num_workers
     if batching.largest_batch is not None:
         largest = min(largest, -(-batching.largest_batch // num_workers))
     return max(1, largest)
@@ -183,9 +189,7 @@ def largest_local_batch(batching: BatchingSettings, num_workers: int, shard_sequ
 
 def _local(batching: BatchingSettings, premises: BatchPremises, total: float) -> int:
     """b = ceil(B / M), within `largest_local_batch`."""
-    local_batch = max(1, math.ceil(total / premises.num_workers))
-    if premises.shard_sequences is None:
-        return local_batch
+    local_batch = max(1, math.ceil(min(total, MOST_SEQUENCES) / premises.num_workers))
     return min(local_batch, largest_local_batch(batching, premises.num_workers, premises.shard_sequences))
 
 

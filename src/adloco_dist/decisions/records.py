@@ -8,6 +8,7 @@ from typing import Any
 
 from adloco_dist.config import BatchRequest, Settings
 from adloco_dist.decisions.batch import BatchPlan
+from adloco_dist.decisions.evaluation import Evaluation
 from adloco_dist.decisions.merging import Merge, Standing
 from adloco_dist.decisions.plan import RoundPlan
 from adloco_dist.decisions.regrouping import Regrouping
@@ -49,11 +50,6 @@ def candidate_name(trainer: int) -> str:
     return f"trainer {trainer}"
 
 
-def perplexity(loss: float) -> float:
-    """exp(loss), without overflow."""
-    return math.exp(loss) if loss < 700 else math.inf
-
-
 def _record(
     settings: Settings, plan: RoundPlan | None, trainer: int, shares: list[tuple[RankReport, TrainerReport]]
 ) -> Record:
@@ -72,6 +68,9 @@ def _record(
             "updates": plan.updates,
             "sequences": sequences,
             "tokens": sequences * settings.data.sequence_length,
+            "targets": sum(share.num_targets for share in reports),
+            "data_seconds": max(share.data_seconds for share in reports),
+            "resources": {rank.rank: rank.resources for rank, _ in shares},
             "pool_tokens": plan.pool_tokens + plan.updates * plan.progress.tokens_per_update,
             "total_batch": plan.total_batch(trainer),
             **_batch(plan.batches[trainer], shares),
@@ -80,10 +79,8 @@ def _record(
             "spoilt_workers": sorted(worker for share in reports for worker in share.spoilt),
             "pseudo_gradient_norm": reports[0].pseudo_gradient_norm,
         }
-    validation_tokens = sum(share.validation_tokens for share in reports)
-    if validation_tokens:
-        loss = sum(share.validation_loss_sum for share in reports) / validation_tokens
-        record |= {"validation_loss": loss, "validation_perplexity": perplexity(loss)}
+    if evaluated := [share.validation for share in reports if share.validation]:
+        record |= sum(evaluated, Evaluation()).figures(settings.data.is_labelled)
     record["seconds"] = _slowest([share.seconds for share in reports])
     record["seconds"]["control"] = max(rank.control_seconds for rank, _ in shares)
     record["bytes_sent"] = _total([share.bytes_sent for share in reports])

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from adloco_dist.decisions.batch import BatchReport
+from adloco_dist.decisions.evaluation import Evaluation
 from adloco_dist.decisions.plan import PoolReport, RoundPlan
 from adloco_dist.decisions.statistics import GradientStatistics
 
@@ -20,7 +21,7 @@ class TrainerReport:
     cursor: int = 0
     """Sequences that the trainer has taken from its shard."""
     train_loss_sum: float = 0.0
-    """Sum over the rank's workers of their mean loss over the round, in nats per token."""
+    """Sum over the rank's workers of their mean loss over the round, in nats per target."""
     num_workers: int = 0
     """Workers of the trainer on this rank."""
     num_finite: int = 0
@@ -32,9 +33,12 @@ class TrainerReport:
     """Of the round's first gradients, on the trainer's lowest rank; None elsewhere, and where nothing was measured."""
     pass_seconds_per_sequence: float = 0.0
     """Forward and backward passes of all the trainer's workers on this rank; measured for switch.n=auto only."""
-    validation_loss_sum: float = 0.0
-    """Sum over the tokens that this rank evaluated, in nats."""
-    validation_tokens: int = 0
+    num_targets: int = 0
+    """Tokens (or labels) that this rank's workers predicted; padding is none."""
+    data_seconds: float = 0.0
+    """Of the inner phase, until this rank's batches were there."""
+    validation: Evaluation | None = None
+    """Of the part that this rank evaluated; None: not in this round."""
     seconds: dict[str, float] = field(default_factory=dict)
     """By phase."""
     bytes_sent: dict[str, int] = field(default_factory=dict)
@@ -63,6 +67,8 @@ class RankReport:
     """Sequences that the rank's device takes in one pass; None: any number."""
     is_writing: bool = False
     """Whether the rank has not finished its part of the last checkpoint."""
+    resources: dict[str, float] = field(default_factory=dict)
+    """What the rank used in the round: memory, processor, GPU (cluster/monitor.py)."""
     trainers: dict[int, TrainerReport] = field(default_factory=dict)
 
     def to_message(self) -> dict[str, Any]:
@@ -84,7 +90,8 @@ class RankReport:
         trainers = {}
         for id, share in message["trainers"].items():
             statistics = GradientStatistics(**share["statistics"]) if "statistics" in share else None
-            trainers[int(id)] = TrainerReport(**{**share, "statistics": statistics})
+            validation = Evaluation(**share["validation"]) if "validation" in share else None
+            trainers[int(id)] = TrainerReport(**{**share, "statistics": statistics, "validation": validation})
         merge_bytes = {int(id): sent for id, sent in message.get("merge_bytes_sent", {}).items()}
         return cls(**{**message, "trainers": trainers, "merge_bytes_sent": merge_bytes})
 

@@ -64,7 +64,7 @@ def open_journal(
         from adloco_dist.run.tracking import WandbSink  # half a second, and files in the temporary folder
 
         sinks.append(WandbSink(settings.tracking, taken.path, plain, earlier.get("tracking_id")))
-    for line in remarks(environments):
+    for line in [*remarks(environments), *rank.splits.notes]:
         print_note(line)
     display = Display(Console(), settings.budget, source.state.seconds if source else 0.0)
     return Journal([*sinks, display], display.tell), display.tell
@@ -122,8 +122,10 @@ def _facts(
         "corpus": {
             "source": splits.source,
             "digest": splits.digest,
-            "train_tokens": len(splits.train.tokens),
-            "validation_tokens": len(splits.validation.tokens),
-            "vocab_size": splits.vocab_size,
+            "train_sequences": splits.num_sequences,
+            "validation_sequences": splits.validation.num_sequences,
+            "validation_tokens": splits.validation.num_tokens,
+            "vocab_size": splits.vocabulary.size,
+            "labels": splits.labels and splits.labels.names,
         },
     }

@@ -77,14 +77,17 @@ def prepare(
     trajectory = Trajectory()
     error: SettingsError | None = None
     try:
-        splits = load_corpus(settings.data)
+        splits = load_corpus(settings.data, settings.seed)
         if resumed is None:
             check_shards(layout, splits, settings.data.shards)
         elif splits.digest != resumed.corpus:
             told = f"digest {splits.digest[:8]}, {resumed.corpus[:8]} then"
             rule = f"its text is not what the run was trained on ({told})"
             raise SettingsError(f"data.corpus={settings.data.corpus.name}: {rule}; give it the same")
-        prepared = splits, model_config(settings.model, splits.vocab_size, settings.data.sequence_length)
+        prepared = (
+            splits,
+            model_config(settings.model, splits.vocabulary, settings.data.sequence_length, splits.num_labels),
+        )
         if settings.batching.replay is not None and runtime.rank == 0:
             trajectory = read_trajectory("batching.replay", settings.batching.replay)
             if resumed is None:
@@ -102,12 +105,14 @@ def prepare(
 
 def check_shards(layout: Layout, splits: Splits, policy: Shards) -> None:
     """Every trainer's shard must hold a sequence for each of its workers; larger batches are capped at the shard."""
+    if splits.num_sequences is None:
+        return  # streams find out
     num_parts = 1 if policy is Shards.shared else len(layout.trainers)
-    smallest, workers = splits.train.num_sequences // num_parts, layout.num_workers(0)
+    smallest, workers = splits.num_sequences // num_parts, layout.num_workers(0)
     if smallest < workers:
         raise SettingsError(
             f"pool.workers_per_trainer={workers}: a trainer's shard has {smallest} sequences "
-            f"({splits.train.num_sequences} in {num_parts} shards), less than one for each worker; "
+            f"({splits.num_sequences} in {num_parts} shards), less than one for each worker; "
             "use more text, shorter sequences, fewer trainers or workers"
         )
 

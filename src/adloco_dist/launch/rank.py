@@ -20,6 +20,7 @@ from adloco_dist.cluster.runtime import Place, Runtime, join_store, started
 from adloco_dist.cluster.signals import STOP_SIGNALS, StopRequest, stop_on_signals
 from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, EXIT_USER_ERROR, Settings, SettingsError
 from adloco_dist.config.compose import compose
+from adloco_dist.decisions.evaluation import in_words
 from adloco_dist.decisions.plan import INTERRUPTED, SPOILT, Premises
 from adloco_dist.hosting import Rank, find_premises, host
 from adloco_dist.launch.opening import open_journal, print_note
@@ -86,6 +87,7 @@ def told_as_rank(work: Callable[[Place, Store], None]) -> None:
 
 def _run(place: Place, store: Store, overrides: Sequence[str], dry_run: bool) -> None:
     transformers.utils.logging.disable_progress_bar()  # rank 0 shows the run's own
+    transformers.utils.logging.set_verbosity_error()  # layers that are new, heads that are not needed
     settings, error = _compose(overrides)
     with ExitStack() as stack:
         stop = StopRequest()
@@ -143,7 +145,7 @@ def _host(runtime: Runtime, settings: Settings, source: Source | None) -> tuple[
     """This rank's share of the pool, as it begins or as the checkpoint has it."""
     state = source.state if source else None
     layout, splits, config, trajectory = prepare(settings, runtime, state)
-    module = build_model(settings.model, config, settings.seed)
+    module = build_model(settings.model, config, settings.seed, settings.data.is_labelled)
     rank = host(as_decided(settings, source), runtime, splits, module, layout, state.shards if state else None)
     rank.settings = settings
     premises = find_premises(rank, layout, trajectory)
@@ -160,10 +162,10 @@ def _end(outcome: Outcome, journal: Journal, directory: Path, checkpoint: str | 
         told = [f"stopped: {outcome.stop} in round {outcome.plan.round + 1}", where]
         goes_on = "the same command with run.directory and run.unfinished=resume goes on"
         return [*told, f"checkpoint: {checkpoint}; {goes_on}"] if checkpoint else told
-    best = min(candidate["validation_perplexity"] for candidate in result["candidates"])
-    told = [f"ended: {outcome.stop}; best perplexity {best:.3f}", where]
+    best = min(result["candidates"], key=lambda candidate: candidate["validation_loss"])
+    told = [f"ended: {outcome.stop}; best {in_words(best)}", where]
     if outcome.weights is not None:
-        told.append(f"model: {save_model(directory, rank.flat_model, outcome.weights, rank.splits)}")
+        told.append(f"model: {save_model(directory, rank.flat_model, outcome.weights, rank.splits.vocabulary)}")
     journal.close({"stop": outcome.stop, **result})
     return told
 

@@ -2,11 +2,12 @@
 
 import copy
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import nn
 
-from adloco_dist.config import Precision
+from adloco_dist.config import Settings
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.sketch import Sketch
 
@@ -17,23 +18,24 @@ class Lane:
 
     flat_model: FlatModel
     module: nn.Module
-    """What computes the logits: the flat model's module, for algorithm=ddp in DistributedDataParallel."""
+    """What computes the logits: the flat model's module, compiled (model.compile), or in DistributedDataParallel."""
     sketch: Sketch
     stream: torch.cuda.Stream | None = None
     """None: the device's present one."""
 
 
-def new_lane(module: nn.Module, device: torch.device, precision: Precision) -> Lane:
+def new_lane(module: nn.Module, device: torch.device, settings: Settings) -> Lane:
     """A lane around `module`, which it moves to `device`."""
-    flat_model = FlatModel(module, device, precision)
+    flat_model = FlatModel(module, device, settings.precision)
     sketch = Sketch(flat_model.num_elements, flat_model.dtype, device)
-    return Lane(flat_model, flat_model.module, sketch)
+    computing = torch.compile(flat_model.module) if settings.model.compile else flat_model.module
+    return Lane(flat_model, cast(nn.Module, computing), sketch)
 
 
-def further_lane(first: Lane, precision: Precision) -> Lane:
+def further_lane(first: Lane, settings: Settings) -> Lane:
     """A lane beside `first`, with a copy of its module; on a GPU with a stream of its own."""
     device = first.flat_model.device
-    lane = new_lane(copy.deepcopy(first.flat_model.module), device, precision)
+    lane = new_lane(copy.deepcopy(first.flat_model.module), device, settings)
     lane.flat_model.point_at(first.flat_model.weights)  # the copy's own parameters are not needed
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
     return replace(lane, stream=stream)

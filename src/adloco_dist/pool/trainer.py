@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from adloco_dist.config import OuterState, Settings
-from adloco_dist.data.shards import Shard
+from adloco_dist.data.corpora import TrainerShard
 from adloco_dist.pool.flat_model import FlatModel, new_outer_vector
 from adloco_dist.pool.worker import Worker
 
@@ -20,7 +20,7 @@ class Trainer:
     """
 
     def __init__(
-        self, id: int, workers: list[Worker], initial_weights: torch.Tensor, flat_model: FlatModel, shard: Shard,
+        self, id: int, workers: list[Worker], initial_weights: torch.Tensor, flat_model: FlatModel, shard: TrainerShard,
         settings: Settings,
     ) -> None:  # fmt: skip
         outer = settings.outer

@@ -3,21 +3,23 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Algorithm, Concurrency, Estimator, Settings, SettingsError
-from adloco_dist.data.tokens import TokenStore
+from adloco_dist.data.batch import Batch
+from adloco_dist.data.streams import RowStreams
+from adloco_dist.data.tokens import Store
 from adloco_dist.decisions.layout import Layout
 from adloco_dist.decisions.plan import PoolReport, Premises
 from adloco_dist.decisions.planning import plan_round
-from adloco_dist.models import token_losses
+from adloco_dist.models import losses
 from adloco_dist.pool.capacity import is_out_of_memory
 from adloco_dist.pool.lane import Lane, further_lane
 from adloco_dist.pool.residence import Residence
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.round.inner import InnerPhase
+from adloco_dist.round.probe import trial_batch
 
 MEASURED_UPDATES = 3
 MEASUREMENTS = 3
@@ -25,7 +27,7 @@ MEASUREMENTS = 3
 
 
 def find_lanes(
-    first: Lane, residence: Residence, trainers: Sequence[Trainer], layout: Layout, store: TokenStore,
+    first: Lane, residence: Residence, trainers: Sequence[Trainer], layout: Layout, store: Store | RowStreams,
     settings: Settings, runtime: Runtime,
 ) -> tuple[list[Lane], bool]:  # fmt: skip
     """The lanes of this rank, and whether all ranks let their instances have their turns at once.
@@ -38,12 +40,12 @@ def find_lanes(
     concurrency = settings.instances.concurrency
     if concurrency is Concurrency.serial:
         return [first], False
-    obstacle = _obstacle(first, residence, store, settings)
+    obstacle = _obstacle(first, residence, settings)
     num_workers = sum(len(trainer.workers) for trainer in trainers)
     at_once = num_workers if first.flat_model.device.type == "cuda" else min(num_workers, runtime.threads)
     lanes = [first]
     try:
-        lanes += [further_lane(first, settings.precision) for _ in range(0 if obstacle else at_once - 1)]
+        lanes += [further_lane(first, settings) for _ in range(0 if obstacle else at_once - 1)]
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
@@ -62,7 +64,7 @@ def find_lanes(
     return lanes, True
 
 
-def _obstacle(lane: Lane, residence: Residence, store: TokenStore, settings: Settings) -> str | None:
+def _obstacle(lane: Lane, residence: Residence, settings: Settings) -> str | None:
     """Why instances cannot have their turns at once here; None if they can."""
     concurrency, device = settings.instances.concurrency, lane.flat_model.device
     if settings.algorithm.name is Algorithm.ddp:
@@ -78,20 +80,20 @@ def _obstacle(lane: Lane, residence: Residence, store: TokenStore, settings: Set
         return "a rank computes on a CPU, which has no streams; use threads, serial or auto"
     if concurrency is Concurrency.threads and device.type != "cpu":
         return "a rank computes on a GPU; use streams, serial or auto"
-    if device.type == "cpu" and _draws_random_numbers(lane, store):
+    if device.type == "cpu" and _draws_random_numbers(lane, trial_batch(settings, 1, lane.flat_model.device)):
         return "the model draws random numbers, of which a CPU has one source; set its dropout to 0, or use serial"
     return None
 
 
-def _draws_random_numbers(lane: Lane, store: TokenStore) -> bool:
+def _draws_random_numbers(lane: Lane, batch: Batch) -> bool:
     before = torch.get_rng_state()
     with torch.no_grad():
-        token_losses(lane.flat_model.module, store.sequences(np.zeros(1, dtype=np.int64)))
+        losses(lane.flat_model.module, batch)
     return not torch.equal(before, torch.get_rng_state())
 
 
 def _measure(
-    lanes: Sequence[Lane], trainers: Sequence[Trainer], layout: Layout, store: TokenStore, settings: Settings
+    lanes: Sequence[Lane], trainers: Sequence[Trainer], layout: Layout, store: Store | RowStreams, settings: Settings
 ) -> dict[str, float]:
     """Seconds of a few updates of every instance, in turn and at once; leaves trainers as they were."""
     plan = replace(plan_round(settings, Premises(layout), None, PoolReport()), updates=MEASURED_UPDATES)

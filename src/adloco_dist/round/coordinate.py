@@ -1,7 +1,7 @@
 """Report and plan: every rank tells rank 0 about its round, rank 0 decides the next one for all."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from adloco_dist.cluster.control import ControlPlane
 from adloco_dist.decisions.plan import RoundPlan
@@ -24,13 +24,20 @@ def coordinate(
     return plan, reports, RankReport(report.rank, control_seconds=spent, control_bytes_sent=control.bytes_sent - sent)
 
 
-def all_complete(control: ControlPlane, report: RankReport, complete: bool) -> bool:
+def all_complete(
+    control: ControlPlane, report: RankReport, complete: bool, places: Mapping[int, Sequence[int]]
+) -> tuple[bool, dict[int, Sequence[int]]]:
     """Whether all ranks have come to the end of the inner phase, before anybody enters a collective of the outer step.
 
     What it costs goes into `report`.
+
+    Args:
+        places: of the streams that this rank reads; the answer has those of all ranks.
     """
     start, sent = time.perf_counter(), control.bytes_sent
-    answer = all(reply["complete"] for reply in control.exchange({"complete": complete}))
+    replies = control.exchange({"complete": complete, "places": dict(places)} if places else {"complete": complete})
+    answer = all(reply["complete"] for reply in replies)
+    everywhere = {int(id): place for reply in replies for id, place in reply.get("places", {}).items()}
     report.control_seconds += time.perf_counter() - start
     report.control_bytes_sent += control.bytes_sent - sent
-    return answer
+    return answer, everywhere

@@ -15,6 +15,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from adloco_dist.config import BatchRequest, Estimator, GradientNorm, Settings
+from adloco_dist.data.batch import Batch, relative_sizes
 from adloco_dist.decisions.layout import Layout
 from adloco_dist.decisions.statistics import (
     GradientStatistics,
@@ -22,7 +23,7 @@ from adloco_dist.decisions.statistics import (
     statistics_from_gram,
     statistics_from_moments,
 )
-from adloco_dist.models import token_losses
+from adloco_dist.models import losses
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.lane import Lane
 from adloco_dist.pool.sketch import BUCKETS
@@ -69,14 +70,15 @@ class _SketchWatcher:
     lane: Lane
     most_chunks: int
     sums: list[torch.Tensor] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
+    sizes: list[float] = field(default_factory=list)
 
-    def chunks(self, tokens: torch.Tensor) -> Sequence[torch.Tensor]:
-        return tokens.tensor_split(num_chunks(len(tokens), self.most_chunks))
+    def chunks(self, batch: Batch) -> Sequence[Batch]:
+        pieces = batch.pieces(num_chunks(len(batch), self.most_chunks))
+        self.sizes = relative_sizes(batch, pieces)
+        return pieces
 
-    def observe(self, chunk: torch.Tensor) -> None:
+    def observe(self, chunk: Batch) -> None:
         self.sums.append(self.lane.sketch(self.lane.flat_model.gradient))
-        self.sizes.append(len(chunk))
 
 
 class SketchEstimator:
@@ -91,13 +93,12 @@ class SketchEstimator:
         return self._watchers[worker]
 
     def measure(self, trainer: Trainer, layout: Layout, group: dist.ProcessGroup | None) -> Measured:
-        rows = {}
-        sizes: list[int] = []
+        rows, sizes = {}, {}
         for worker, seen in self._watchers.items():
-            sizes = seen.sizes  # the same for all workers
-            weights = torch.tensor(sizes, device=seen.sums[0].device)[:, None]
             ends = torch.stack(seen.sums)
-            rows[worker] = ends.diff(dim=0, prepend=torch.zeros_like(ends[:1])) * (weights.sum() / weights)
+            sizes[worker] = torch.tensor(seen.sizes, dtype=ends.dtype, device=ends.device)[:, None]
+            chunks = ends.diff(dim=0, prepend=torch.zeros_like(ends[:1]))
+            rows[worker] = chunks * (sizes[worker].sum() / sizes[worker])
         self._watchers.clear()
         return _measure_rows(rows, sizes, trainer, layout, group, self._settings, BUCKETS)
 
@@ -107,12 +108,12 @@ class _WholeBatchWatcher:
     """Hands the whole batch on, once its gradient is there."""
 
     lane: Lane
-    see: Callable[[Lane, torch.Tensor], None]
+    see: Callable[[Lane, Batch], None]
 
-    def chunks(self, tokens: torch.Tensor) -> Sequence[torch.Tensor]:
-        return [tokens]
+    def chunks(self, batch: Batch) -> Sequence[Batch]:
+        return [batch]
 
-    def observe(self, chunk: torch.Tensor) -> None:
+    def observe(self, chunk: Batch) -> None:
         self.see(self.lane, chunk)
 
 
@@ -122,17 +123,19 @@ class PerSequenceEstimator:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._rows: dict[int, torch.Tensor] = {}
+        self._sizes: dict[int, torch.Tensor] = {}
 
     def watch(self, worker: int, lane: Lane) -> GradientWatcher:
-        def see(lane: Lane, batch: torch.Tensor) -> None:
-            self._rows[worker] = per_sequence_gradients(lane.flat_model, batch)
+        def see(lane: Lane, batch: Batch) -> None:
+            self._rows[worker] = rows = per_sequence_gradients(lane.flat_model, batch)
+            self._sizes[worker] = rows.new_tensor(relative_sizes(batch, batch.split(1)))[:, None]
 
         return _WholeBatchWatcher(lane, see)
 
     def measure(self, trainer: Trainer, layout: Layout, group: dist.ProcessGroup | None) -> Measured:
-        sizes = [1] * len(next(iter(self._rows.values())))
-        measured = _measure_rows(self._rows, sizes, trainer, layout, group, self._settings, None)
+        measured = _measure_rows(self._rows, self._sizes, trainer, layout, group, self._settings, None)
         self._rows.clear()
+        self._sizes.clear()
         return measured
 
 
@@ -142,7 +145,7 @@ class _FirstGradient:
 
     lane: Lane
     squared_norm: torch.Tensor
-    batch: torch.Tensor
+    batch: Batch
     seed: int
 
 
@@ -162,7 +165,7 @@ class WorkersEstimator:
     def watch(self, worker: int, lane: Lane) -> GradientWatcher:
         seed = torch.initial_seed()
 
-        def see(lane: Lane, batch: torch.Tensor) -> None:
+        def see(lane: Lane, batch: Batch) -> None:
             gradient = lane.flat_model.gradient
             self._sum = self._sum.add_(gradient) if self._seen else gradient.clone()
             self._seen[worker] = _FirstGradient(lane, gradient @ gradient, batch, seed)
@@ -204,27 +207,29 @@ class WorkersEstimator:
         return flat_model.gradient @ mean
 
 
-def per_sequence_gradients(flat_model: FlatModel, tokens: torch.Tensor) -> torch.Tensor:
+def per_sequence_gradients(flat_model: FlatModel, batch: Batch) -> torch.Tensor:
     """The gradient of every sequence's own mean loss at the weights that the module points at (torch.func).
-
-    Args:
-        tokens: (B, L + 1) ids.
 
     Returns:
         (B, num_elements).
     """
+    present = {name: getattr(batch, name) for name in ("tokens", "lengths", "labels")}
+    inputs = {name: value for name, value in present.items() if value is not None}
+    inputs["num_targets"] = torch.tensor(batch.num_targets, device=batch.tokens.device)
 
-    def mean_loss(parameters: dict[str, torch.Tensor], sequence: torch.Tensor) -> torch.Tensor:
+    def mean_loss(parameters: dict[str, torch.Tensor], sequence: dict[str, torch.Tensor]) -> torch.Tensor:
         def forward(**inputs: Any) -> Any:
             return functional_call(flat_model.module, parameters, (), inputs)
 
-        return token_losses(forward, sequence[None]).mean()  # not in bf16: autocast has no batching rules
+        alone = {name: value[None] for name, value in sequence.items() if name != "num_targets"}
+        # Not in bf16: autocast has no batching rules.
+        return losses(forward, Batch(**alone, num_targets=(1,))).sum() / sequence["num_targets"]
 
     with sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels have no batching rule
         gradients = vmap(grad(mean_loss), in_dims=(None, 0), randomness="different")(
-            flat_model.named_views(flat_model.weights), tokens
+            flat_model.named_views(flat_model.weights), inputs
         )
-    rows = flat_model.weights.new_zeros(len(tokens), flat_model.num_elements)
+    rows = flat_model.weights.new_zeros(len(batch), flat_model.num_elements)
     for name, view in flat_model.named_views(rows).items():
         view.copy_(gradients[name])
     return rows
@@ -232,7 +237,7 @@ def per_sequence_gradients(flat_model: FlatModel, tokens: torch.Tensor) -> torch
 
 def _measure_rows(
     rows: Mapping[int, torch.Tensor],
-    sizes: Sequence[int],
+    sizes: Mapping[int, torch.Tensor],
     trainer: Trainer,
     layout: Layout,
     group: dist.ProcessGroup | None,
@@ -243,19 +248,19 @@ def _measure_rows(
 
     Args:
         rows: by worker, (K, width): mean gradients of its K chunks, or sketches of them.
-        sizes: sequences of each of a worker's K chunks, the same for all workers.
+        sizes: by worker, (K, 1): sequences of each chunk, in parts of one where padding makes them unequal.
     """
-    num_workers = layout.num_workers(trainer.id)
-    if num_workers * len(sizes) < 2:
+    num_chunks_each = len(next(iter(sizes.values())))
+    if layout.num_workers(trainer.id) * num_chunks_each < 2:
         return Measured()
-    everything, bytes_sent = _gather(rows, trainer, layout, group)
+    with_sizes = {worker: torch.cat([rows[worker], sizes[worker]], dim=1) for worker in rows}
+    everything, bytes_sent = _gather(with_sizes, trainer, layout, group)
     if everything is None:
         return Measured(None, bytes_sent)
-    everything = everything.double()
+    everything, all_sizes = everything[:, :-1].double(), everything[:, -1].double()
     gram = (everything @ everything.T).cpu().numpy()
     plugin = settings.batching.gradient_norm is GradientNorm.plugin
-    all_sizes = np.tile(np.array(sizes, dtype=np.float64), num_workers)
-    return Measured(statistics_from_gram(gram, all_sizes, plugin, sketch_size), bytes_sent)
+    return Measured(statistics_from_gram(gram, all_sizes.cpu().numpy(), plugin, sketch_size), bytes_sent)
 
 
 def _gather(

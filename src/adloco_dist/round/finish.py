@@ -1,7 +1,8 @@
 """The end of a run: every trainer's anchor and their average evaluated, what is to be saved brought to rank 0."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -10,9 +11,10 @@ import torch.distributed as dist
 from adloco_dist.cluster.control import ControlPlane
 from adloco_dist.cluster.groups import Groups
 from adloco_dist.config import EvaluationSettings, Final
-from adloco_dist.data.tokens import TokenStore
+from adloco_dist.data.tokens import Store
+from adloco_dist.decisions.evaluation import Evaluation
 from adloco_dist.decisions.layout import Layout
-from adloco_dist.decisions.records import candidate_name, perplexity
+from adloco_dist.decisions.records import candidate_name
 from adloco_dist.decisions.regrouping import transfer
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.trainer import Trainer
@@ -28,9 +30,10 @@ def finish(
     flat_model: FlatModel,
     groups: Groups,
     control: ControlPlane,
-    validation: TokenStore,
+    validation: Store,
     evaluation: EvaluationSettings,
     final: Final,
+    is_labelled: bool = False,
 ) -> tuple[dict[str, Any], torch.Tensor | None]:
     """Evaluate all candidates and choose the trainer with the smallest validation loss, or the average of all.
 
@@ -44,12 +47,12 @@ def finish(
     """
     batch = evaluation.batch
     num_sequences = min(validation.num_sequences, evaluation.final_sequences or validation.num_sequences)
-    sums: dict[str, tuple[float, int]] = {}
+    sums: dict[str, Evaluation] = {}
     for trainer in trainers.values():
         part = part_of(control.rank, trainer.id, layout)
         sums[candidate_name(trainer.id)] = evaluate(flat_model, trainer.anchor, validation, num_sequences, batch, part)
-    candidates = _candidates([reply["sums"] for reply in control.exchange({"sums": sums})])
-    finite = [id for id in layout.trainers if math.isfinite(candidates[candidate_name(id)]["validation_loss"])]
+    evaluated = _exchange(control, sums)
+    finite = [id for id in layout.trainers if math.isfinite(evaluated[candidate_name(id)].loss)]
     averaged = len(layout.trainers) > 1 and len(finite) > 0
     if averaged:
         shares = dict.fromkeys(finite, 1 / len(finite))
@@ -57,14 +60,14 @@ def finish(
         average = _bring(shares, everywhere, trainers, layout, flat_model, groups)
         part = Part(control.rank, control.world_size)
         sums = {AVERAGE: evaluate(flat_model, average, validation, num_sequences, batch, part)}
-        candidates |= _candidates([reply["sums"] for reply in control.exchange({"sums": sums})])
-    best = min(finite or layout.trainers, key=lambda id: (candidates[candidate_name(id)]["validation_loss"], id))
+        evaluated |= _exchange(control, sums)
+    best = min(finite or layout.trainers, key=lambda id: (evaluated[candidate_name(id)].loss, id))
     saves_average = final is Final.average and averaged
     result = {
         "saved": AVERAGE if saves_average else candidate_name(best),
         "trainer": None if saves_average else best,
-        "validation_tokens": num_sequences * validation.sequence_length,
-        "candidates": list(candidates.values()),
+        "validation_targets": evaluated[candidate_name(best)].targets,
+        "candidates": [{"name": name, **sums.figures(is_labelled)} for name, sums in evaluated.items()],
     }
     if not saves_average:  # the average, evaluated last, is still where the weights are brought to
         _bring({best: 1.0}, (0,), trainers, layout, flat_model, groups)
@@ -84,14 +87,10 @@ def _bring(
     return flat_model.gradient
 
 
-def _candidates(sums: Sequence[Mapping[str, tuple[float, int]]]) -> dict[str, dict[str, Any]]:
-    """The loss of every candidate, from the parts that the ranks evaluated; in the order of their names."""
-    parts: dict[str, list[tuple[float, int]]] = {}
-    for rank_sums in sums:
-        for name, part in rank_sums.items():
-            parts.setdefault(name, []).append(part)
-    candidates = {}
-    for name, evaluated in sorted(parts.items(), key=lambda item: (len(item[0]), item[0])):
-        loss = sum(loss_sum for loss_sum, _ in evaluated) / sum(num_tokens for _, num_tokens in evaluated)
-        candidates[name] = {"name": name, "validation_loss": loss, "validation_perplexity": perplexity(loss)}
-    return candidates
+def _exchange(control: ControlPlane, sums: Mapping[str, Evaluation]) -> dict[str, Evaluation]:
+    """Every candidate's evaluation, from the parts that the ranks evaluated; by name. Collective."""
+    whole: dict[str, Evaluation] = {}
+    for reply in control.exchange({"sums": {name: asdict(part) for name, part in sums.items()}}):
+        for name, part in reply["sums"].items():
+            whole[name] = whole.get(name, Evaluation()) + Evaluation(**part)
+    return dict(sorted(whole.items(), key=lambda item: (len(item[0]), item[0])))

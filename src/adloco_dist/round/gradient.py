@@ -1,7 +1,4 @@
-"""The gradient of one update, in as many passes as the device needs.
-
-Shape suffixes: B sequences, L tokens of a sequence that are predicted.
-"""
+"""The gradient of one update, in as many passes as the device needs."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,8 +9,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from adloco_dist.data.batch import Batch
 from adloco_dist.decisions.switch import pass_size
-from adloco_dist.models import token_losses
+from adloco_dist.models import losses
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.worker import Worker
 
@@ -21,38 +19,37 @@ from adloco_dist.pool.worker import Worker
 class GradientWatcher(Protocol):
     """Sees a gradient grow."""
 
-    def chunks(self, tokens: torch.Tensor) -> Sequence[torch.Tensor]:
+    def chunks(self, batch: Batch) -> Sequence[Batch]:
         """The pieces of the batch, cut by sequence index, after each of which it wants to see the gradient."""
         ...
 
-    def observe(self, chunk: torch.Tensor) -> None:
+    def observe(self, chunk: Batch) -> None:
         """The flat model's gradient, of the mean loss over the whole batch, now includes `chunk`."""
 
 
 def accumulate_gradient(
-    flat_model: FlatModel, module: nn.Module, tokens: torch.Tensor, capacity: int | None,
+    flat_model: FlatModel, module: nn.Module, batch: Batch, capacity: int | None,
     watcher: GradientWatcher | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Fill the flat model's gradient with that of the mean loss of `tokens`, in as few passes as `capacity` allows.
+    """Fill the flat model's gradient with that of the mean loss of `batch`, in as few passes as `capacity` allows.
 
     Args:
         module: what computes the logits: the flat model's module, or DistributedDataParallel around it.
-        tokens: (B, L + 1) ids; every sequence has the same weight, whatever the passes.
+        batch: on the device; every target has the same weight, whatever the passes.
         capacity: sequences per pass; None: one pass.
         watcher: its chunks are taken one after the other, each in passes of its own.
 
     Returns:
-        The mean loss in nats per token, a scalar on the device.
+        The mean loss in nats per target, a scalar on the device.
     """
     flat_model.gradient.zero_()
-    num_targets = tokens.shape[0] * (tokens.shape[1] - 1)
-    mean_loss = torch.zeros((), device=tokens.device, dtype=flat_model.dtype)
-    for chunk in watcher.chunks(tokens) if watcher else [tokens]:
+    mean_loss = torch.zeros((), device=flat_model.device, dtype=flat_model.dtype)
+    for chunk in watcher.chunks(batch) if watcher else [batch]:
         parts = chunk.split(pass_size(len(chunk), capacity))
         for part in parts:
             with _averaging(module, is_last=part is parts[-1]):
                 with flat_model.autocast():
-                    loss = token_losses(module, part).sum() / num_targets
+                    loss = losses(module, part).sum() / batch.total_targets
                 loss.backward()
             mean_loss += loss.detach()
         if watcher:

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from adloco_dist.cluster.failures import about
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import Settings
-from adloco_dist.data.tokens import TokenStore
+from adloco_dist.data.batch import Batch
+from adloco_dist.data.streams import RowStreams
+from adloco_dist.data.tokens import Store
 from adloco_dist.decisions.plan import RoundPlan
 from adloco_dist.decisions.schedule import batch_scale, learning_rate
 from adloco_dist.decisions.switch import least, pass_size
@@ -33,11 +36,15 @@ class InnerResult:
     """What a trainer's workers on this rank did."""
 
     loss_sum: float = 0.0
-    """Sum over the workers of their mean training loss, in nats per token."""
+    """Sum over the workers of their mean training loss, in nats per target."""
     seconds: float = 0.0
     """The phase's wall time, dealt to the rank's trainers by the sequences that their workers took."""
     pass_seconds_per_sequence: float = 0.0
     """Summed over the workers, taken from their last updates; 0 unless switch.n=auto wants to know."""
+    num_targets: int = 0
+    """Tokens (or labels) that the workers' batches predicted; padding is none."""
+    data_seconds: float = 0.0
+    """Summed over the workers: time until their batches were there."""
     notes: list[str] = field(default_factory=list)
     """What a user should know."""
 
@@ -57,7 +64,7 @@ class InnerPhase:
 
     plan: RoundPlan
     settings: Settings
-    store: TokenStore
+    store: Store | RowStreams
     estimators: Mapping[int, GradientEstimator] = field(default_factory=dict)
     """By trainer: who watches its workers' first gradients. A trainer that is missing is not measured."""
     stop: StopRequest = field(default_factory=StopRequest)
@@ -152,7 +159,7 @@ class InnerPhase:
             self._gradient(turn, lane, 0)  # seen before the interruption, by an estimator that is no more
         worker.take_turn(lane.flat_model)
         for update in range(worker.updates_done, plan.updates):
-            if self.stop.is_heard and lane.module is lane.flat_model.module:  # ddp must stop together
+            if self.stop.is_heard and not isinstance(lane.module, DistributedDataParallel):  # which must stop together
                 return
             is_timed = settings.switch.n == "auto" and update == plan.updates - 1
             with timed(seconds, "passes", gradient.device) if is_timed else nullcontext():
@@ -171,13 +178,15 @@ class InnerPhase:
         """Fill the lane's gradient with that of one update, at the weights that its module points at; the mean loss."""
         plan, trainer, worker = self.plan, turn.trainer, turn.worker
         batch = plan.batches[trainer.id]
-        offset = update * plan.total_batch(trainer.id) + worker.id * batch.local_batch
-        sequences = self.store.sequences(trainer.shard.peek(offset, batch.local_batch))
-        tokens = _to_device(sequences, lane.flat_model.device)
+        start = time.perf_counter()
+        ids: Any = trainer.shard.ids(worker.id, plan.layout.num_workers(trainer.id), update, batch.local_batch)
+        sequences = self.store.batch(ids).to(lane.flat_model.device)
+        turn.result.data_seconds += time.perf_counter() - start
+        turn.result.num_targets += sequences.total_targets
         estimator = self.estimators.get(trainer.id) if update == 0 else None
         # Seeded by who and when, never by where: hosting does not change a random number.
         seed = (self.settings.seed, trainer.id, worker.id, plan.round, update)
-        return _update_gradient(lane, worker.id, tokens, batch.batch_limit, seed, estimator, turn.result.notes)
+        return _update_gradient(lane, worker.id, sequences, batch.batch_limit, seed, estimator, turn.result.notes)
 
     def _by_trainer(self, turns: Sequence[_Turn], seconds: float) -> dict[int, InnerResult]:
         """The turns' results added up, in the order of the turns whatever came first."""
@@ -189,12 +198,14 @@ class InnerPhase:
             result.loss_sum += turn.result.loss_sum
             result.seconds += round(seconds * count / total, 6)
             result.pass_seconds_per_sequence += turn.result.pass_seconds_per_sequence
+            result.num_targets += turn.result.num_targets
+            result.data_seconds += turn.result.data_seconds
             result.notes += turn.result.notes
         return results
 
 
 def _update_gradient(
-    lane: Lane, worker: int, tokens: torch.Tensor, limit: int | None, seed: tuple[int, ...],
+    lane: Lane, worker: int, batch: Batch, limit: int | None, seed: tuple[int, ...],
     estimator: GradientEstimator | None, notes: list[str],
 ) -> torch.Tensor:  # fmt: skip
     """The gradient of one update's batch; where memory runs out, the same batch again in passes of half the size.
@@ -206,11 +217,11 @@ def _update_gradient(
         torch.OutOfMemoryError: not even one sequence fits (RuntimeError where it is the CPU's memory).
     """
     while True:
-        size = pass_size(len(tokens), least(limit, lane.flat_model.capacity))
+        size = pass_size(len(batch), least(limit, lane.flat_model.capacity))
         try:
             _seed(*seed)
             watcher = estimator.watch(worker, lane) if estimator else None
-            return accumulate_gradient(lane.flat_model, lane.module, tokens, size, watcher)
+            return accumulate_gradient(lane.flat_model, lane.module, batch, size, watcher)
         except RuntimeError as error:
             # Other ranks of DistributedDataParallel wait in the pass that failed: it cannot be repeated.
             if not is_out_of_memory(error) or size == 1 or isinstance(lane.module, DistributedDataParallel):
@@ -226,9 +237,3 @@ def _update_gradient(
 
 def _seed(*key: int) -> None:
     torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]))
-
-
-def _to_device(tokens: torch.Tensor, device: torch.device) -> torch.Tensor:
-    if device.type != "cuda":
-        return tokens
-    return tokens.pin_memory().to(device, non_blocking=True)

@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import psutil
 import torch
 
 from adloco_dist.config import Concurrency, OuterState, Settings
+from adloco_dist.data.batch import Batch
+from adloco_dist.data.tokens import padded
 from adloco_dist.pool.capacity import PeakBytes, free_device_memory, is_out_of_memory, largest_fitting, state_vectors
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.lane import Lane
@@ -75,7 +78,7 @@ def _by_trying(flat_model: FlatModel, settings: Settings, most: int, sharers: in
 
     def fits(batch: int) -> bool:
         try:
-            accumulate_gradient(flat_model, flat_model.module, _tokens(flat_model, settings, batch), None)
+            accumulate_gradient(flat_model, flat_model.module, trial_batch(settings, batch, flat_model.device), None)
             torch.cuda.synchronize(device)
             return True
         except RuntimeError as error:
@@ -110,11 +113,16 @@ def _by_counting(
 
 def pass_bytes(flat_model: FlatModel, settings: Settings, batch: int) -> int:
     """What a pass of `batch` sequences takes beside weights and gradients, at its peak."""
-    tokens = _tokens(flat_model, settings, batch)
+    tokens = trial_batch(settings, batch, flat_model.device)
     with PeakBytes([flat_model.weights, flat_model.payload]) as counter:
         accumulate_gradient(flat_model, flat_model.module, tokens, None)
     return counter.peak
 
 
-def _tokens(flat_model: FlatModel, settings: Settings, batch: int) -> torch.Tensor:
-    return torch.zeros(batch, settings.data.sequence_length + 1, dtype=torch.int64, device=flat_model.device)
+def trial_batch(settings: Settings, size: int, device: torch.device) -> Batch:
+    """Sequences of full length, as large as any that training can meet."""
+    length = settings.data.sequence_length
+    if settings.data.is_labelled:
+        labels = np.zeros(size, dtype=np.int64)
+        return padded([np.zeros(length, dtype=np.uint16)] * size, 0, labels).to(device)
+    return Batch.packed(torch.zeros(size, length + 1, dtype=torch.int64, device=device))

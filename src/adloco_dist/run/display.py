@@ -9,11 +9,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from adloco_dist.config import BudgetSettings
+from adloco_dist.decisions.evaluation import in_words
 from adloco_dist.decisions.records import Record, merge_in_words
 
-TITLES = (
-    "trainer", "ranks", "workers", "batch", "passes", "noise scale", "tokens/s", "train loss", "validation perplexity",
-)  # fmt: skip
+TITLES = ("trainer", "ranks", "workers", "batch", "passes", "noise scale", "tokens/s", "train loss", "validation")
 
 
 class Display:
@@ -95,7 +94,7 @@ class Display:
                 _shown(record, "noise_scale", ",.1f"),
                 f"{record['tokens'] / seconds:,.0f}" if "tokens" in record else "",
                 _shown(record, "train_loss", ".3f"),
-                _shown(record, "validation_perplexity", ".3f"),
+                in_words(record) if "validation_loss" in record else "",
             )
         return Group(table, self._progress)
 
@@ -113,19 +112,18 @@ def _line(records: Sequence[Record]) -> str:
         if "train_loss" in record:
             passes = f" in {record['passes']} passes" if record["passes"] > 1 else ""
             part += f" batch {record['total_batch']}{passes} loss {record['train_loss']:.3f}"
-        if "validation_perplexity" in record:
-            part += f" perplexity {record['validation_perplexity']:.3f}"
+        if "validation_loss" in record:
+            part += f" {in_words(record)}"
         parts.append(part)
     return "  ".join(parts)
 
 
 def _result_table(result: Record) -> Table:
     """The evaluation at the end: every trainer, the average of their anchors, and which one was saved."""
-    table = Table(title=f"validation on {result['validation_tokens']:,} tokens")
-    for title in ("weights", "loss", "perplexity", ""):
+    table = Table(title=f"validation on {result['validation_targets']:,} targets")
+    for title in ("weights", "loss", "", ""):
         table.add_column(title, justify="left" if title in ("weights", "") else "right")
     for candidate in result["candidates"]:
         saved = "saved" if candidate["name"] == result["saved"] else ""
-        loss, ppl = candidate["validation_loss"], candidate["validation_perplexity"]
-        table.add_row(candidate["name"], f"{loss:.4f}", f"{ppl:.3f}", saved)
+        table.add_row(candidate["name"], f"{candidate['validation_loss']:.4f}", in_words(candidate), saved)
     return table

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 from transformers.utils import logging
 
 from adloco_dist.config import SettingsError
 from adloco_dist.run.directory import MODEL_DIRECTORY
 
 
-def load_model(directory: Path) -> PreTrainedModel:
+def load_model(directory: Path, is_classifier: bool = False) -> PreTrainedModel:
     """The model that the run saved.
 
     Raises:
@@ -19,10 +19,10 @@ def load_model(directory: Path) -> PreTrainedModel:
     if not (path / "config.json").is_file():
         raise SettingsError(f"RUN={directory}: has no {MODEL_DIRECTORY}/; the run has not ended, or is no run")
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:  # safetensors only, and no code of the directory's own: reading a model never runs any
-        return AutoModelForCausalLM.from_pretrained(
-            path, local_files_only=True, use_safetensors=True, trust_remote_code=False
-        )
+        auto = AutoModelForSequenceClassification if is_classifier else AutoModelForCausalLM
+        return auto.from_pretrained(path, local_files_only=True, use_safetensors=True, trust_remote_code=False)
     except (OSError, ValueError, RuntimeError) as error:
         told = next(iter(str(error).splitlines()), "")
         raise SettingsError(f"RUN={directory}: its {MODEL_DIRECTORY}/ cannot be read ({told})") from error

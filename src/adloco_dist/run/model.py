@@ -5,14 +5,13 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from adloco_dist.data.corpora import Splits
-from adloco_dist.data.tokens import byte_tokenizer
+from adloco_dist.data.encoding import Vocabulary
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.run.directory import MODEL_DIRECTORY
 
 
-def save_model(directory: Path, flat_model: FlatModel, weights: torch.Tensor, splits: Splits) -> Path:
-    """Write `weights` as safetensors with its config, and the tokenizer of a byte corpus beside it."""
+def save_model(directory: Path, flat_model: FlatModel, weights: torch.Tensor, vocabulary: Vocabulary) -> Path:
+    """Write `weights` as safetensors with its config, and beside it the tokenizer of the corpus, where it is known."""
     path = directory / MODEL_DIRECTORY
     flat_model.point_at(weights)
     model = flat_model.module
@@ -20,6 +19,6 @@ def save_model(directory: Path, flat_model: FlatModel, weights: torch.Tensor, sp
     # save_pretrained removes duplicates of tied tensors by storage; parameters that are views of one flat vector
     # would look tied, so it gets tensors of their own.
     model.save_pretrained(path, state_dict={name: value.clone() for name, value in model.state_dict().items()})
-    if splits.is_bytes:
-        byte_tokenizer().save_pretrained(path)
+    if vocabulary.tokenizer is not None:
+        vocabulary.tokenizer.save_pretrained(path)
     return path

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from adloco_dist.config import Settings
-from adloco_dist.data.shards import Shard, permutation
+from adloco_dist.data.order import permutation
+from adloco_dist.data.shards import Shard
 from adloco_dist.pool.lane import Lane, new_lane
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.pool.worker import Worker
@@ -16,7 +17,7 @@ def lone_trainer(
     settings: Settings, module: nn.Module, num_sequences: int, workers: Sequence[int] = (0,), id: int = 0
 ) -> tuple[Trainer, Lane]:
     """A trainer on the CPU whose shard is range(num_sequences), and the lane that its workers take turns on."""
-    lane = new_lane(module, torch.device("cpu"), settings.precision)
+    lane = new_lane(module, torch.device("cpu"), settings)
     flat_model = lane.flat_model
     weights = flat_model.initial_weights()
     instances = [Worker(worker, weights.clone(), flat_model, settings.inner) for worker in workers]

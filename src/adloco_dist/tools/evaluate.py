@@ -8,7 +8,7 @@ import torch
 from adloco_dist.config import SettingsError, require, told_in_one_line
 from adloco_dist.config.compose import from_plain
 from adloco_dist.data.corpora import load_corpus
-from adloco_dist.decisions.records import perplexity
+from adloco_dist.decisions.evaluation import in_words
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.round.evaluate import Part, evaluate
 from adloco_dist.run.directory import read_run
@@ -33,16 +33,16 @@ def evaluate_run(directory: Path, max_sequences: int | None) -> str:
     """
     require(max_sequences is None or max_sequences >= 1, "--sequences", max_sequences, "must be >= 1")
     facts = read_run(directory)
-    module = load_model(directory)
     settings = from_plain(facts["settings"])
-    splits = load_corpus(settings.data)
+    module = load_model(directory, settings.data.is_labelled)
+    splits = load_corpus(settings.data, settings.seed)
     if splits.digest != facts["corpus"]["digest"]:
         raise SettingsError(
             f"RUN={directory}: was trained on {facts['corpus']['source']}; {splits.source} on this machine differ"
         )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     flat_model = FlatModel(module, device, settings.precision)
-    loss_sum, num_tokens = evaluate(
+    evaluation = evaluate(
         flat_model,
         flat_model.initial_weights(),
         splits.validation,
@@ -50,5 +50,6 @@ def evaluate_run(directory: Path, max_sequences: int | None) -> str:
         settings.evaluation.batch,
         Part(0, 1),
     )
-    loss = loss_sum / num_tokens
-    return f"validation loss {loss:.4f}, perplexity {perplexity(loss):.3f}, on {num_tokens:,} tokens"
+    figures, targets = evaluation.figures(settings.data.is_labelled), evaluation.targets
+    kind = "labels" if settings.data.is_labelled else "tokens"
+    return f"validation loss {evaluation.loss:.4f}, {in_words(figures)}, on {targets:,} {kind}"

@@ -8,7 +8,8 @@ import torch
 from transformers import AutoTokenizer
 
 from adloco_dist.config import SettingsError, require, told_in_one_line
-from adloco_dist.run.directory import MODEL_DIRECTORY
+from adloco_dist.config.compose import from_plain
+from adloco_dist.run.directory import MODEL_DIRECTORY, read_run
 from adloco_dist.run.finished import load_model
 
 
@@ -35,6 +36,8 @@ def continue_text(directory: Path, text: str, num_tokens: int, temperature: floa
     require(temperature >= 0, "--temperature", temperature, "must be >= 0")
     require(0 <= seed < 2**64, "--seed", seed, "must be >= 0 and below 2**64")
     require(bool(text), "text", text, "must not be empty")
+    if from_plain(read_run(directory)["settings"]).data.is_labelled:
+        raise SettingsError(f"RUN={directory}: its model tells labels and writes no text; name a run of a causal model")
     model: Any = load_model(directory)  # Any: transformers' own types refuse to bind generate() to a model
     if not (directory / MODEL_DIRECTORY / "tokenizer_config.json").is_file():
         raise SettingsError(f"RUN={directory}: its model has no tokenizer; copy the one of its token files to model/")

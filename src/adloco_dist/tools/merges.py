@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adloco_dist.config import told_in_one_line
+from adloco_dist.decisions.evaluation import in_words
 from adloco_dist.decisions.merging import Merge
 from adloco_dist.decisions.records import Record, candidate_name, merge_in_words, set_of_ranks
 from adloco_dist.run.directory import read_run
@@ -36,18 +37,18 @@ def merge_drawing(source: str) -> list[str]:
     """
     read_trajectory("RUN", source)  # no lane of what it accepts has gaps
     result = (read_run(Path(source))["result"] if Path(source).is_dir() else None) or {"candidates": []}
-    final = {candidate["name"]: candidate["validation_perplexity"] for candidate in result["candidates"]}
+    final = {candidate["name"]: in_words(candidate) for candidate in result["candidates"]}
     return draw_merges(read_records("RUN", source), final)
 
 
-def draw_merges(records: Sequence[Record], final: Mapping[str, float | None]) -> list[str]:
+def draw_merges(records: Sequence[Record], final: Mapping[str, str]) -> list[str]:
     """The drawing of the records of a run that has trained, and below it every merge in words.
 
     Args:
-        final: perplexities at the end of the run, by the candidates' names; null for one that is not finite.
+        final: what an evaluation at the end of the run came to, in words, by the candidates' names.
     """
     stretches = _stretches(records)
-    ends = {id: f"perplexity {_shown(final.get(candidate_name(id)))}" for id in stretches[-1].end}
+    ends = {id: final.get(candidate_name(id), "unknown") for id in stretches[-1].end}
     columns = _columns(stretches, ends)
     lines = [_line(columns, "", {trainer: f"trainer {trainer}" for trainer in columns})]
     for stretch in stretches:
@@ -100,10 +101,6 @@ def _stretches(records: Sequence[Record]) -> list[_Stretch]:
     begins = sorted({first, *merging})
     ends = [*(number - 1 for number in begins[1:]), last]
     return [_Stretch(rounds[begin], rounds[end]) for begin, end in zip(begins, ends, strict=True)]
-
-
-def _shown(perplexity: float | None) -> str:
-    return "unknown" if perplexity is None else f"{perplexity:,.4g}"
 
 
 def _columns(stretches: Sequence[_Stretch], ends: Mapping[int, str]) -> dict[int, int]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from adloco_dist.config import Algorithm, Settings
 from adloco_dist.data.corpora import load_corpus
@@ -25,18 +25,20 @@ def print_dry_run(settings: Settings, nodes: Sequence[int]) -> None:
         nodes: the node of every rank.
     """
     layout = experiment_layout(settings, nodes)
-    splits = load_corpus(settings.data)
-    config = model_config(settings.model, splits.vocab_size, settings.data.sequence_length)
+    splits = load_corpus(settings.data, settings.seed)
+    config = model_config(settings.model, splits.vocabulary, settings.data.sequence_length, splits.num_labels)
+    auto = AutoModelForSequenceClassification if settings.data.is_labelled else AutoModelForCausalLM
     with torch.device("meta"):
-        module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        module = auto.from_config(config, dtype=torch.float32)
     flat_model = FlatModel(module, torch.device("meta"), settings.precision)
     vector_bytes = flat_model.gradient.nbytes
     console = Console(soft_wrap=True)
     if not console.is_terminal:
         console.width = WIDTH_WITHOUT_TERMINAL
+    sequences = "not counted" if splits.num_sequences is None else f"{splits.num_sequences:,}"
     console.print(f"model: {flat_model.num_parameters:,} parameters; one flat vector is {vector_bytes / MEGA:,.1f} MB")
     console.print(
-        f"data: {splits.source}: {splits.train.num_sequences:,} training and {splits.validation.num_sequences:,} "
+        f"data: {splits.source}: {sequences} training and {splits.validation.num_sequences:,} "
         f"validation sequences of {settings.data.sequence_length} tokens"
     )
     console.print(_trainer_table(settings, layout, nodes, flat_model.payload.nbytes))

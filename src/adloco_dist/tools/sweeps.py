@@ -16,6 +16,7 @@ Run = tuple[dict[str, str], Path, int | None, Path]
 RESULTS = {
     "loss": ".4f",
     "perplexity": ".3f",
+    "accuracy": ".4f",
     "tokens": ",",
     "rounds": ",",
     "bytes_sent": ",",
@@ -80,8 +81,8 @@ def _result(directory: Path) -> dict[str, float]:
     if result is None or not result["candidates"]:  # killed, or stopped early
         return {}
     saved = next(candidate for candidate in result["candidates"] if candidate["name"] == result["saved"])
-    losses = {"loss": saved["validation_loss"], "perplexity": saved["validation_perplexity"]}
-    return losses | {name: result[name] for name in RESULTS if name not in losses}
+    figures = {name.removeprefix("validation_"): value for name, value in saved.items() if name != "name"}
+    return figures | {name: result[name] for name in RESULTS if name in result}
 
 
 def _last_error(log: Path) -> str:

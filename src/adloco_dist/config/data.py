@@ -1,0 +1,104 @@
+"""What is trained on."""
+
+from dataclasses import dataclass, field
+
+from adloco_dist.config.choices import Corpus, Damaged, Packing, Shards
+from adloco_dist.config.errors import require
+
+EMBEDDED = (Corpus.python_stdlib, Corpus.python_packages)
+"""Corpora that every machine has."""
+OF_ROWS = (Corpus.json, Corpus.parquet, Corpus.csv, Corpus.hub)
+"""Corpora whose files hold many documents each, in columns."""
+
+
+@dataclass
+class DataSettings:
+    """What it is trained on."""
+
+    corpus: Corpus = Corpus.python_stdlib
+    """python_stdlib: the sources of the running Python. python_packages: pieces of them, and which package each is of.
+    text: every file a document. json (lines), parquet, csv: every row a document; also compressed. hub: a data set of
+    the Hugging Face hub. tokens: .npy files of token ids, or folders that launch/tokenize_corpus.py wrote."""
+    hub: str | None = None
+    """Name of the data set, or a folder that holds a copy of it."""
+    subset: str | None = None
+    """Which part of the data set: for C4 the language. null: the only one."""
+    revision: str | None = None
+    """Of the data set: a branch, tag or commit of the hub. null: the newest."""
+    train: list[str] = field(default_factory=list)
+    """Files or globs to train on; of a hub data set, its splits."""
+    validation: list[str] = field(default_factory=list)
+    """The same for validation. Empty: `validation_fraction` of `train` is held out."""
+    validation_fraction: float = 0.05
+    """Share of the documents (of the tail, where there is one) that is held out, in (0, 1)."""
+    validation_documents: int | None = None
+    """Documents of `validation` that are read at most. null: all."""
+    text_column: str = "text"
+    """Of a row."""
+    label_column: str | None = None
+    """Of a row: what a classifier predicts, numbers from 0 on or words. null: the model is causal."""
+    num_labels: int | None = None
+    """Classes. null: as many as the training documents have."""
+    tokenizer: str | None = None
+    """A tokenizer: a folder, a tokenizer.json, or a model of the hub. null: bytes."""
+    vocab_size: int | None = None
+    """Vocabulary of plain token files. null: largest id + 1."""
+    sequence_length: int = 128
+    """Tokens per sequence that are predicted (a stored sequence is one longer); of a classifier, that are read."""
+    packing: Packing = Packing.packed
+    """packed: documents one after the other, cut into equal sequences. document: one for each sequence, cut off at its
+    length and padded; padding never counts."""
+    shards: Shards = Shards.disjoint
+    """disjoint: every trainer reads a part of its own. shared: every trainer reads all, each in another order."""
+    streaming: bool = False
+    """Read rows while training, in the order of the files, tokenised in the background: nothing is held or downloaded
+    as a whole. false: everything is read at the start, and sequences come in a random order."""
+    damaged: Damaged = Damaged.refuse
+    """What is done with a file that cannot be read to its end. skip: what comes after is left out, and counted."""
+
+    @property
+    def is_labelled(self) -> bool:
+        """Whether a classifier is trained."""
+        return self.label_column is not None or self.corpus is Corpus.python_packages
+
+    def __post_init__(self) -> None:
+        require(self.sequence_length >= 1, "data.sequence_length", self.sequence_length, "must be >= 1 token")
+        fraction = self.validation_fraction
+        require(0 < fraction < 1, "data.validation_fraction", fraction, "must lie between 0 and 1, both excluded")
+        self._check_files()
+        for name in ("vocab_size", "num_labels"):
+            value = getattr(self, name)
+            require(value is None or value >= 2, f"data.{name}", value, "must be >= 2, or null")
+        most = self.validation_documents
+        require(most is None or most >= 1, "data.validation_documents", most, "must be >= 1, or null for all")
+        is_tokens, rows = self.corpus is Corpus.tokens, self.corpus in OF_ROWS
+        rule = "is for data.corpus=tokens; text has the vocabulary of its tokenizer"
+        require(self.vocab_size is None or is_tokens, "data.vocab_size", self.vocab_size, rule)
+        rule = "has no effect on token files, which are tokenised already; leave it out"
+        require(self.tokenizer is None or not is_tokens, "data.tokenizer", self.tokenizer, rule)
+        rule = "needs documents; token files are packed"
+        require(self.packing is Packing.packed or not is_tokens, "data.packing", self.packing, rule)
+        rule = "needs rows: data.corpus of json, parquet, csv or hub"
+        require(self.label_column is None or rows, "data.label_column", self.label_column, rule)
+        require(not self.streaming or rows, "data.streaming", self.streaming, rule)
+        rule = "needs labels: set data.label_column"
+        require(self.num_labels is None or self.is_labelled, "data.num_labels", self.num_labels, rule)
+        rule = "a stream cannot hold documents back; name files or splits"
+        require(bool(self.validation) or not self.streaming, "data.validation", self.validation, rule)
+        rule = "a stream does not know its labels beforehand; say how many there are"
+        known = not (self.streaming and self.is_labelled) or self.num_labels is not None
+        require(known, "data.num_labels", self.num_labels, rule)
+
+    def _check_files(self) -> None:
+        if self.corpus in EMBEDDED:
+            for name in ("train", "validation"):
+                files, corpus = getattr(self, name), self.corpus.name
+                require(not files, f"data.{name}", files, f"has no effect with data.corpus={corpus}; use data=text")
+        else:
+            what = "names of splits" if self.corpus is Corpus.hub else "files or globs"
+            require(bool(self.train), "data.train", self.train, f"data.corpus={self.corpus.name} needs {what}")
+        is_hub = self.corpus is Corpus.hub
+        require(bool(self.hub) == is_hub, "data.hub", self.hub, "names a data set with data.corpus=hub, and only there")
+        for name in ("subset", "revision"):
+            value = getattr(self, name)
+            require(value is None or is_hub, f"data.{name}", value, "has no effect without data.corpus=hub")

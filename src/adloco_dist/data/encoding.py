@@ -1,0 +1,160 @@
+"""Text to token ids: bytes as they are, or a tokenizer of transformers."""
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from adloco_dist.config import DataSettings, SettingsError
+from adloco_dist.data.hub import fetching
+
+END_OF_TEXT = 256
+"""Token id that ends every document of bytes; 0 to 255 are the bytes themselves."""
+BYTE_VOCAB_SIZE = 257
+END_TOKEN = "<|endoftext|>"
+
+Tokens = npt.NDArray[np.unsignedinteger]
+Text = str | bytes
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a model must know of the ids that it is given."""
+
+    size: int
+    pad: int = 0
+    """What sequences are filled up with; it never counts."""
+    tokenizer: PreTrainedTokenizerFast | None = None
+    """Belongs to the model; None: unknown, as of plain token files."""
+
+
+class Encoder(Protocol):
+    """Makes token ids of documents."""
+
+    vocabulary: Vocabulary
+    digest: str
+    """Tells encoders apart."""
+
+    def encode(self, texts: Sequence[Text], most: int | None = None) -> list[Tokens]:
+        """The ids of every document, closed by the end token if there is one, cut off after `most`."""
+        ...
+
+
+def load_encoder(data: DataSettings) -> Encoder:
+    """The encoder that `data.tokenizer` names.
+
+    Raises:
+        SettingsError: there is no such tokenizer, or the hub cannot be reached.
+    """
+    return ByteEncoder() if data.tokenizer is None else TokenizerEncoder(data.tokenizer)
+
+
+class ByteEncoder:
+    """Every byte of UTF-8 is a token."""
+
+    def __init__(self) -> None:
+        self.vocabulary = Vocabulary(BYTE_VOCAB_SIZE, END_OF_TEXT, byte_tokenizer())
+        self.digest = "bytes"
+
+    def encode(self, texts: Sequence[Text], most: int | None = None) -> list[Tokens]:
+        return [
+            encode_bytes(text if isinstance(text, bytes) else text.encode(errors="replace"))[:most] for text in texts
+        ]
+
+
+class TokenizerEncoder:
+    """A tokenizer of transformers, with its own template ([CLS] ... [SEP], <s> ...)."""
+
+    def __init__(self, name: str) -> None:
+        """
+        Args:
+            name: a directory, a tokenizer.json, or a model of the hub.
+        """
+        tokenizer = load_tokenizer("data.tokenizer", name)
+        self._backend: Tokenizer = tokenizer.backend_tokenizer
+        self._backend.no_padding()
+        self._most: int | None = None
+        self._backend.no_truncation()
+        # One thread: the ranks of a node share its cores, and training has them.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+        self._end = end if isinstance(end, int) else None
+        pad = pad if isinstance(pad, int) else self._end or 0
+        self.vocabulary = Vocabulary(len(tokenizer), pad, tokenizer)
+        self.digest = hashlib.sha256(self._backend.to_str().encode()).hexdigest()
+        self._dtype = np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32
+
+    def encode(self, texts: Sequence[Text], most: int | None = None) -> list[Tokens]:
+        if most != self._most:  # so that what the template adds at the end stays
+            self._most = most
+            self._backend.no_truncation() if most is None else self._backend.enable_truncation(most)
+        decoded = [text if isinstance(text, str) else text.decode(errors="replace") for text in texts]
+        return [self._closed(encoding.ids)[:most] for encoding in self._backend.encode_batch_fast(decoded)]
+
+    def _closed(self, ids: list[int]) -> Tokens:
+        if self._end is not None and (not ids or ids[-1] != self._end):
+            ids = [*ids, self._end]
+        return np.array(ids, dtype=self._dtype)
+
+
+def load_tokenizer(setting: str, name: str) -> PreTrainedTokenizerFast:
+    """A tokenizer from a directory, a tokenizer.json, or the hub.
+
+    Raises:
+        SettingsError: there is none that can be read.
+    """
+    with fetching(setting, name, "name a folder or a tokenizer.json, or leave it out for bytes"):
+        if name.endswith(".json"):
+            return PreTrainedTokenizerFast(tokenizer_file=name)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise SettingsError(f"{setting}={name}: has no tokenizer.json, which is needed; save a fast tokenizer")
+    return tokenizer
+
+
+def train_tokenizer(texts: Iterable[Text], size: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer, learnt from `texts`; the same for the same texts.
+
+    Args:
+        size: of its vocabulary, at most: 256 bytes, the end token, and merges.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(  # pyright: ignore[reportCallIssue]
+        vocab_size=size, special_tokens=[END_TOKEN], initial_alphabet=alphabet, show_progress=False
+    )
+    decoded = (text if isinstance(text, str) else text.decode(errors="replace") for text in texts)
+    tokenizer.train_from_iterator(decoded, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_TOKEN)
+
+
+def encode_bytes(document: bytes) -> Tokens:
+    """The bytes of one document as token ids, closed by `END_OF_TEXT`."""
+    tokens = np.empty(len(document) + 1, dtype=np.uint16)
+    tokens[:-1] = np.frombuffer(document, dtype=np.uint8)
+    tokens[-1] = END_OF_TEXT
+    return tokens
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """The tokenizer of `encode_bytes` for transformers: one token per byte of UTF-8, id = byte."""
+    tokenizer = Tokenizer(models.BPE(vocab=_byte_vocabulary(), merges=[]))
+    # pyright does not see that these two properties of the Rust class may be assigned.
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_TOKEN)
+
+
+def _byte_vocabulary() -> dict[str, int]:
+    """GPT-2's byte-level alphabet: printable Latin-1 characters stand for themselves, the rest for U+0100 on."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    shifted = iter(range(256, 512))
+    return {chr(byte if byte in printable else next(shifted)): byte for byte in range(256)}

@@ -1,0 +1,157 @@
+"""Token files: .npy arrays of ids, alone or in a folder with a manifest, memory-mapped.
+
+A folder that launch/tokenize_corpus.py wrote says what its files hold: training from it begins without reading them.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adloco_dist.config import SettingsError
+from adloco_dist.data.encoding import Tokens
+
+MANIFEST_FILE = "manifest.json"
+CHUNK_TOKENS = 1 << 22
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """One file of a folder."""
+
+    name: str
+    num_tokens: int
+    largest_id: int
+    sha256: str
+    """Of the ids, as they lie in the file."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a folder of token files holds."""
+
+    files: list[TokenFile]
+    tokenizer: str | None
+    """Folder of the tokenizer, relative to this one."""
+    vocab_size: int
+    source: dict[str, Any] = field(default_factory=dict)
+    """What it was made of."""
+
+    @property
+    def digest(self) -> str:
+        """Of everything that training depends on."""
+        return hashlib.sha256("".join(file.sha256 for file in self.files).encode()).hexdigest()
+
+    def write(self, folder: Path) -> None:
+        """Whole or not at all."""
+        draft = folder / f".{MANIFEST_FILE}"
+        draft.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        draft.rename(folder / MANIFEST_FILE)
+
+
+@dataclass(frozen=True)
+class TokenFiles:
+    """Token files that were opened."""
+
+    parts: list[Tokens]
+    largest_id: int
+    digest: str
+    manifest: Manifest | None = None
+    folder: Path | None = None
+
+
+def open_folder(setting: str, folder: Path) -> TokenFiles:
+    """Memory-map the files of a folder with a manifest; only their sizes are checked.
+
+    Raises:
+        SettingsError: there is no manifest, or a file is not what it says.
+    """
+    manifest = read_manifest(setting, folder)
+    parts = []
+    for file in manifest.files:
+        tokens = open_file(setting, folder / file.name)
+        if len(tokens) != file.num_tokens:
+            told = f"{folder / file.name} holds {len(tokens)} tokens, {file.num_tokens} by the manifest"
+            raise SettingsError(f"{setting}={folder}: {told}; make the folder again with launch/tokenize_corpus.py")
+        parts.append(tokens)
+    largest_id = max(file.largest_id for file in manifest.files)
+    return TokenFiles(parts, largest_id, manifest.digest, manifest, folder)
+
+
+def read_manifest(setting: str, folder: Path) -> Manifest:
+    """
+    Raises:
+        SettingsError: it is missing, or none.
+    """
+    try:
+        content = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
+        manifest = Manifest(**{**content, "files": [TokenFile(**file) for file in content["files"]]})
+    except FileNotFoundError as error:
+        rule = f"is a folder without {MANIFEST_FILE}; name files, or a folder that tokenize_corpus.py has finished"
+        raise SettingsError(f"{setting}={folder}: {rule}") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SettingsError(f"{setting}={folder}: its {MANIFEST_FILE} cannot be read; make the folder again") from error
+    if not manifest.files:
+        raise SettingsError(f"{setting}={folder}: holds no tokens; name a folder that is not empty")
+    return manifest
+
+
+def open_file(setting: str, path: Path) -> Tokens:
+    """Memory-map one .npy file of token ids.
+
+    Raises:
+        SettingsError: it is none.
+    """
+    try:
+        store = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise SettingsError(f"{setting}={path}: is no .npy file of token ids; write it with numpy.save") from error
+    if not isinstance(store, np.ndarray) or store.ndim != 1 or store.dtype.kind != "u":
+        shape = f"{store.dtype}{list(store.shape)}" if isinstance(store, np.ndarray) else "an archive"
+        raise SettingsError(f"{setting}={path}: holds {shape}; must be one dimension of unsigned integers")
+    if not len(store):
+        raise SettingsError(f"{setting}={path}: holds no tokens; name a file that is not empty")
+    return store
+
+
+def open_plain(setting: str, paths: Sequence[Path]) -> TokenFiles:
+    """Memory-map files without a manifest, which are read once for their digest."""
+    parts = [open_file(setting, path) for path in paths]
+    return TokenFiles(parts, max(map(largest_id, parts)), digest_of(parts))
+
+
+def largest_id(tokens: Tokens) -> int:
+    """The largest token id, 0 where there is none."""
+    return max((int(chunk.max()) for chunk in _chunks(tokens)), default=0)
+
+
+def digest_of(parts: Iterable[Tokens]) -> str:
+    """sha256 over the ids."""
+    digest = hashlib.sha256()
+    for tokens in parts:
+        digest.update(f"{tokens.dtype.str}{len(tokens)}".encode())
+        for chunk in _chunks(tokens):
+            digest.update(np.ascontiguousarray(chunk).data)
+    return digest.hexdigest()
+
+
+def split_tail(parts: Sequence[Tokens], fraction: float) -> tuple[list[Tokens], list[Tokens]]:
+    """The first parts, and the last `fraction` of all tokens; nothing is copied."""
+    left = round(sum(map(len, parts)) * fraction)
+    head, tail = list(parts), []
+    while left > 0:
+        last = head.pop()
+        cut = max(0, len(last) - left)
+        left -= len(last) - cut
+        tail.insert(0, last[cut:])
+        if cut:
+            head.append(last[:cut])
+    return head, tail
+
+
+def _chunks(tokens: Tokens) -> Iterable[Tokens]:
+    return (tokens[start : start + CHUNK_TOKENS] for start in range(0, len(tokens), CHUNK_TOKENS))

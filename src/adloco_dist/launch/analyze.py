@@ -1,0 +1,106 @@
+"""The analysis of a model's gradients, on as many ranks as there are to share it."""
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from adloco_dist.config import EXIT_STOPPED, Backend, ClusterSettings, Device, SettingsError, require
+from adloco_dist.config.compose import from_plain
+from adloco_dist.launch.driver import add_torchrun_options, start
+from adloco_dist.launch.outcome import ends_told
+
+DESCRIPTION = """\
+The full gradient G of a run's model over sequences of its corpus, and how far the gradients of single batches are from
+it: their norms, deviations and cosines, tr(Sigma), the noise scale, and the batch that the norm test would ask for.
+Dropout is off. Started alone, it runs on this machine; under torchrun, on all its nodes.
+"""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of launch/analyze_gradients.py; ends the process."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = argparse.ArgumentParser(description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, metavar="RUN", help="run directory")
+    parser.add_argument("--sequences", type=int, metavar="N", help="of the split (default: 1024, or all of fewer)")
+    parser.add_argument("--batches", metavar="B,B", help="sequences per batch (default: 1,4,16,64, up to N)")
+    parser.add_argument("--split", choices=("train", "validation"), help="default: train; of a stream, validation")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="for the two files (default: RUN/gradients)")
+    parser.add_argument(
+        "--pass", type=int, metavar="P", help="sequences per pass (default: the run's evaluation.batch)"
+    )
+    add_torchrun_options(parser)
+    options = parser.parse_args(arguments)
+    with ends_told() as is_rank:
+        try:
+            sizes = None if options.batches is None else batch_sizes(options.batches)
+            if is_rank:
+                run_analysis(options, sizes)
+            else:
+                names = ("sequences", "batches", "split", "output", "pass")
+                given = {name: value for name in names if (value := vars(options)[name]) is not None}
+                passed_on = [str(options.run), *(f"--{name}={value}" for name, value in given.items())]
+                sys.exit(start(options, num_ranks(options.nproc_per_node), "adloco_dist.launch.analyze", passed_on))
+        except KeyboardInterrupt:
+            sys.exit(EXIT_STOPPED)
+
+
+def batch_sizes(typed: str) -> tuple[int, ...]:
+    """The sizes that "1,4,16" names, ascending, each once.
+
+    Raises:
+        SettingsError: something else than whole numbers from 1 on.
+    """
+    parts = [part.strip() for part in typed.split(",")]
+    is_list = all(part.isdecimal() and int(part) >= 1 for part in parts)
+    require(is_list, "--batches", typed, "must be whole numbers >= 1 with commas between, as 1,4,16")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def num_ranks(asked: int | None) -> int:
+    """As asked; else one rank per GPU, or two without."""
+    if asked is None:
+        import torch
+
+        return (torch.cuda.device_count() if torch.cuda.is_available() else 0) or 2
+    require(asked >= 1, "--nproc-per-node", asked, "must be >= 1")
+    return asked
+
+
+def run_analysis(options: argparse.Namespace, sizes: tuple[int, ...] | None) -> None:
+    """What each rank does; rank 0 writes and tells.
+
+    Raises:
+        SettingsError: on all ranks, when one of them finds a mistake; nothing was written then.
+    """
+    from torch.distributed.distributed_c10d import Store
+
+    from adloco_dist.cluster.runtime import Place, started
+    from adloco_dist.cluster.signals import StopRequest
+    from adloco_dist.launch.rank import told_as_rank
+    from adloco_dist.run.directory import read_run
+    from adloco_dist.tools.gradients import AnalysisOptions, analyze_run
+
+    def cluster_settings() -> ClusterSettings:
+        """The run's own, with the devices of these machines, which need not be those that it was trained on."""
+        cluster = from_plain(read_run(options.run)["settings"]).cluster
+        return replace(cluster, device=Device.auto, backend=Backend.auto)
+
+    def analyze(place: Place, store: Store) -> None:
+        cluster, error = ClusterSettings(), None
+        try:
+            cluster = cluster_settings()
+        except SettingsError as mistake:  # even a rank without the run must reach the others to say so
+            error = mistake
+        with started(cluster, place, store, StopRequest()) as runtime:
+            runtime.control.agree(error)
+            asked = AnalysisOptions(
+                options.run, options.sequences, sizes, options.split, options.output, vars(options)["pass"]
+            )
+            analyze_run(runtime, asked)
+
+    told_as_rank(analyze)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""What a run would be trained on, before it is: `launch/check_data.py key=value ...`."""
+
+import argparse
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from adloco_dist.config import Settings, SettingsError, require, told_in_one_line
+from adloco_dist.config.compose import compose
+from adloco_dist.data.batch import Batch
+from adloco_dist.data.corpora import Splits, load_corpus
+from adloco_dist.data.encoding import Vocabulary
+from adloco_dist.data.streams import RowStreams
+from adloco_dist.data.tokens import Store
+from adloco_dist.decisions.evaluation import perplexity
+from adloco_dist.models import losses_of
+
+WINDOW_TOKENS = 32
+"""Of the pieces of text that are looked for in both splits."""
+SAMPLE_CHARACTERS = 200
+KNOWN = 1e4
+"""Logit of the right answer of a model that knows it."""
+QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Of the sequences' lengths that are shown."""
+TOLERANCE = 1e-4
+TABLE_WIDTH = 120
+OVERLAP_TOKENS = 20_000_000
+"""Of training, at most, that validation is compared with."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of launch/check_data.py; exits with 2 where something is wrong."""
+    parser = argparse.ArgumentParser(description="Show samples, counts, lengths, padding and overlap of a corpus.")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as for launch/train.py")
+    parser.add_argument("--sequences", type=int, default=2000, help="of each split that are looked at (%(default)s)")
+    parser.add_argument("--samples", type=int, default=3, help="sequences of each split that are shown (%(default)s)")
+    options = parser.parse_intermixed_args(arguments)
+    with told_in_one_line():
+        require(options.sequences >= 1, "--sequences", options.sequences, "must be >= 1")
+        require(options.samples >= 0, "--samples", options.samples, "must be >= 0")
+        check_data(compose(options.overrides), options.sequences, options.samples)
+
+
+def check_data(settings: Settings, num_sequences: int, num_samples: int) -> None:
+    """Print what is found.
+
+    Raises:
+        SettingsError: the corpus cannot be read, or its losses come out wrong.
+    """
+    console = Console(soft_wrap=True, highlight=False)
+    console.width = max(console.width, TABLE_WIDTH)
+    splits = load_corpus(settings.data, settings.seed)
+    console.print(f"{splits.source}; digest {splits.digest[:16]}; vocabulary of {splits.vocabulary.size:,} tokens")
+    for note in splits.notes:
+        console.print(f"note: {note}")
+    seen = {
+        "train": _of_train(splits, settings, num_sequences),
+        "validation": _spread(splits.validation, num_sequences),
+    }
+    console.print(_table(splits, seen, settings))
+    if splits.labels:
+        console.print(_label_table(splits.labels.names, seen))
+    else:
+        most = OVERLAP_TOKENS // settings.data.sequence_length
+        train = seen["train"] if isinstance(splits.train, RowStreams) else _spread(splits.train, most)
+        share, tokens = overlap(_tokens(train), _tokens(seen["validation"])), train.total_targets
+        told = f"of validation's pieces of {WINDOW_TOKENS} tokens occur in training too ({tokens:,} tokens compared)"
+        console.print(f"{share:.2%} {told}")
+    classes = splits.num_labels or splits.vocabulary.size
+    check_losses(seen["validation"], classes)
+    console.print(f"perplexity: 1 for a model that knows the answer, {classes:,} for one that guesses: as it must be")
+    for name, batch in seen.items():
+        for place in range(min(num_samples, len(batch))):
+            console.print(f"{name}: {_sample(batch, place, splits)}", markup=False)
+
+
+def check_losses(batch: Batch, num_classes: int) -> None:
+    """Losses of two models whose perplexity is known.
+
+    Args:
+        num_classes: ids of the vocabulary, or labels.
+
+    Raises:
+        SettingsError: they come out otherwise.
+    """
+    batch = batch.part(0, min(len(batch), 8))
+    answers = batch.tokens[:, 1:] if batch.labels is None else batch.labels
+    largest = int(answers.max())
+    if largest >= num_classes:
+        raise SettingsError(f"data: holds id {largest}, beyond the {num_classes} that there are; check the tokenizer")
+    knowing = torch.nn.functional.one_hot(answers, num_classes).float() * KNOWN
+    for name, logits, expected in (("knows", knowing, 1.0), ("guesses", torch.zeros_like(knowing), float(num_classes))):
+        found = perplexity(float(losses_of(logits, batch).sum()) / batch.total_targets)
+        if abs(found / expected - 1) > TOLERANCE:
+            raise SettingsError(f"data: a model that {name} has perplexity {found:.6g}, it should be {expected:.6g}")
+
+
+def overlap(train: npt.NDArray[np.int64], validation: npt.NDArray[np.int64]) -> float:
+    """Share of validation's windows, side by side, that occur anywhere in the training tokens.
+
+    Windows are compared by a 64-bit polynomial hash.
+    """
+    if min(len(train), len(validation)) < WINDOW_TOKENS:
+        return 0.0
+    wanted = _hashes(validation)[::WINDOW_TOKENS]
+    return float(np.isin(wanted, _hashes(train)).mean())
+
+
+def _hashes(tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+    """Of every window, by the place where it begins."""
+    count = len(tokens) - WINDOW_TOKENS + 1
+    values = tokens.astype(np.uint64)
+    hashes = np.zeros(count, dtype=np.uint64)
+    for offset in range(WINDOW_TOKENS):
+        hashes = hashes * np.uint64(0x9E3779B97F4A7C15) + values[offset : offset + count] + np.uint64(1)
+    return hashes
+
+
+def _spread(store: Store, count: int) -> Batch:
+    """Sequences spread evenly over a split."""
+    count = min(count, store.num_sequences)
+    return store.batch(np.arange(count) * store.num_sequences // count)
+
+
+def _of_train(splits: Splits, settings: Settings, count: int) -> Batch:
+    if not isinstance(splits.train, RowStreams):
+        return _spread(splits.train, count)
+    (shard,) = splits.deal(1, 1, settings.data, settings.seed)
+    return splits.train.batch(shard.ids(0, 1, 0, count))  # pyright: ignore[reportArgumentType]
+
+
+def _lengths(batch: Batch) -> npt.NDArray[np.int64]:
+    return batch.lengths.numpy() if batch.lengths is not None else np.full(len(batch), batch.tokens.shape[1])
+
+
+def _tokens(batch: Batch) -> npt.NDArray[np.int64]:
+    """All tokens that are not padding, in a row; of neighbours that share one, it is there once."""
+    rows = batch.tokens.numpy()
+    if batch.lengths is None:
+        rows = rows[:, :-1]
+        return rows.reshape(-1)
+    return np.concatenate([row[:length] for row, length in zip(rows, batch.lengths.tolist(), strict=True)])
+
+
+def _table(splits: Splits, seen: dict[str, Batch], settings: Settings) -> Table:
+    table = Table(title="of the sequences that were looked at", box=None, pad_edge=False)
+    columns = ("split", "sequences", "tokens", "looked at", "targets", "lengths, least to most", "padding")
+    for title in columns:
+        table.add_column(title, justify="right")
+    totals = {"train": None if isinstance(splits.train, RowStreams) else splits.train, "validation": splits.validation}
+    for name, batch in seen.items():
+        store, lengths = totals[name], _lengths(batch)
+        quantiles = " ".join(f"{length:.0f}" for length in np.quantile(lengths, QUANTILES))
+        width = settings.data.sequence_length + (batch.labels is None)
+        table.add_row(
+            name,
+            f"{store.num_sequences:,}" if store else "streamed",
+            f"{store.num_tokens:,}" if store else "streamed",
+            f"{len(batch):,}",
+            f"{batch.total_targets:,}",
+            quantiles,
+            f"{1 - lengths.sum() / (width * len(batch)):.1%}",
+        )
+    return table
+
+
+def _label_table(names: Sequence[str], seen: dict[str, Batch]) -> Table:
+    table = Table(title="labels", box=None, pad_edge=False)
+    for title in ("label", *seen):
+        table.add_column(title, justify="right")
+    counts = {name: Counter(batch.labels.tolist()) for name, batch in seen.items() if batch.labels is not None}
+    for number, label in enumerate(names):
+        table.add_row(label, *(f"{counts[name][number] / len(batch):.1%}" for name, batch in seen.items()))
+    return table
+
+
+def _sample(batch: Batch, place: int, splits: Splits) -> str:
+    row = batch.tokens[place, : int(_lengths(batch)[place])].tolist()
+    text = " ".join(map(str, row)) if splits.vocabulary.tokenizer is None else _decoded(row, splits.vocabulary)
+    label = ""
+    if splits.labels and batch.labels is not None:
+        label = f"[{splits.labels.names[int(batch.labels[place])]}] "
+    return label + repr(text[:SAMPLE_CHARACTERS])
+
+
+def _decoded(row: list[int], vocabulary: Vocabulary) -> str:
+    assert vocabulary.tokenizer is not None
+    return str(vocabulary.tokenizer.decode(row))

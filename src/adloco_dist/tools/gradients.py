@@ -1,0 +1,299 @@
+"""The full gradient of a run's model, and how far the gradients of single batches are from it.
+
+G is the mean gradient over N sequences, in which every target weighs the same. Batch j of B sequences has the mean
+gradient g_j over its own targets; s_j is the number of them over the targets per sequence (B without padding). Ranks
+share the sequences, then the batches. A rank keeps G beside the model's weights and gradient, and of a batch numbers.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+
+from adloco_dist.cluster.control import ControlPlane
+from adloco_dist.cluster.groups import Groups
+from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.config import Settings, SettingsError, require
+from adloco_dist.config.compose import from_plain
+from adloco_dist.data.corpora import Splits, load_corpus
+from adloco_dist.data.order import permutation
+from adloco_dist.data.streams import RowStreams
+from adloco_dist.data.tokens import Store
+from adloco_dist.decisions.environment import first_difference
+from adloco_dist.decisions.records import Record
+from adloco_dist.decisions.statistics import Vector, ratio
+from adloco_dist.pool.flat_model import FlatModel
+from adloco_dist.round.gradient import accumulate_gradient
+from adloco_dist.run.directory import read_run
+from adloco_dist.run.finished import load_model
+from adloco_dist.tools.gradient_plot import check_place, histogram, quartiles, show
+
+MOST_SEQUENCES = 1024
+"""That are looked at unless the user says otherwise."""
+BATCH_SIZES = (1, 4, 16, 64)
+LEAST_BATCHES = 8
+"""For a standard error: deviations of few batches that hold all sequences are nearly equal (of two they are)."""
+PIECE_ELEMENTS = 1 << 20
+"""Inner products are summed over pieces of so many elements: a long sum in fp32 would lose what is small in it."""
+
+Sequences = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class AnalysisOptions:
+    """What is asked; None: the default."""
+
+    run: Path
+    sequences: int | None = None
+    """N: that many, spread evenly over the split."""
+    batches: tuple[int, ...] | None = None
+    """Sizes B."""
+    split: str | None = None
+    """train or validation."""
+    output: Path | None = None
+    pass_size: int | None = None
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is analysed."""
+
+    settings: Settings
+    """Of the run."""
+    flat_model: FlatModel
+    """At the weights, and in the mode (eval or train), that are analysed; its gradient is overwritten."""
+    split: str
+    store: Store
+    """All of the split."""
+    ids: Sequences
+    """(N,) those that are looked at."""
+    pass_size: int
+    """Sequences of one pass."""
+
+
+@dataclass(frozen=True)
+class FullGradient:
+    """Of the mean loss over all sequences; the same on all ranks."""
+
+    vector: torch.Tensor
+    """(num_elements,) G."""
+    squared_norm: float
+    """|G|^2."""
+    loss: float
+    """In nats per target."""
+    targets: int
+
+
+@dataclass(frozen=True)
+class BatchFigures:
+    """Of J batches of the same number of sequences, each (J,), in the order of the batches; equal on all ranks."""
+
+    size: int
+    """B."""
+    relative_sizes: Vector
+    """s_j."""
+    norms: Vector
+    """|g_j|."""
+    squared_deviations: Vector
+    """|g_j - G|^2."""
+    cosines: Vector
+    """Of g_j with G; 0 where g_j is 0."""
+
+
+def analyze_run(runtime: Runtime, options: AnalysisOptions) -> None:
+    """Analyse a run's model; rank 0 prints a table, and writes gradients.json and gradients.png. Collective.
+
+    Dropout is off, so that the gradients are those of one function: masks are noise that depends on no sequence.
+
+    Raises:
+        SettingsError: on all ranks, and nothing is written: no such run, no model, another corpus than the run's,
+            numbers that do not fit it, no place for the files, or a gradient with which nothing can be compared.
+    """
+    output = options.output or options.run / "gradients"
+    subject: Subject | None = None
+    error: SettingsError | None = None
+    try:
+        subject = _load(options, runtime.device)
+        if runtime.rank == 0:
+            check_place(output)
+    except SettingsError as mistake:
+        error = mistake
+    runtime.control.agree(error)
+    assert subject is not None
+    subject.flat_model.module.eval()
+    # Integers, whose sum does not depend on its order; alignment makes the weights whole 64-bit words.
+    bits = int(subject.flat_model.initial_weights().view(torch.int64).sum())
+    asked = {"--sequences": options.sequences, "--batches": options.batches, "--split": options.split}
+    if difference := first_difference(runtime.control.exchange({**asked, "the model": bits})):
+        raise SettingsError(f"{difference}; start every node with the same command and run")
+    result = _analyze(runtime, subject, options)
+    if runtime.rank == 0:
+        show(result, output)
+
+
+def _analyze(runtime: Runtime, subject: Subject, options: AnalysisOptions) -> Record:
+    """All that is found out, as gradients.json has it."""
+    settings, num_sequences = subject.settings, len(subject.ids)
+    group = Groups(runtime.backend, settings.cluster.outer_seconds).of(tuple(range(runtime.world_size)))
+    full = full_gradient(subject, runtime.control, group)
+    if not (math.isfinite(full.squared_norm) and full.squared_norm > 0):
+        told = f"the squared norm of its model's gradient over the {subject.split} split is {full.squared_norm}"
+        raise SettingsError(f"RUN={options.run}: {told}, with which nothing can be compared")
+    summaries = []
+    for size in options.batches or [size for size in BATCH_SIZES if size <= num_sequences]:
+        figures = batch_figures(subject, full, size, runtime.control)
+        summaries.append(summary(figures, full, num_sequences, settings.batching.eta))
+    return {
+        "run": str(options.run),
+        "split": subject.split,
+        "split_sequences": subject.store.num_sequences,
+        "sequences": num_sequences,
+        "targets": full.targets,
+        "num_parameters": subject.flat_model.num_parameters,
+        "precision": settings.precision.name,
+        "eta": settings.batching.eta,
+        "loss": full.loss,
+        "norm": math.sqrt(full.squared_norm),
+        "batches": summaries,
+    }
+
+
+def full_gradient(subject: Subject, control: ControlPlane, group: dist.ProcessGroup | None) -> FullGradient:
+    """G, of whose sequences every rank takes each world_size-th; one all-reduce. Collective.
+
+    Args:
+        group: of all ranks; None: there is one.
+    """
+    flat_model = subject.flat_model
+    vector = torch.zeros_like(flat_model.gradient)
+    loss, targets = 0.0, 0
+    mine = subject.ids[control.rank :: control.world_size]
+    for start in range(0, len(mine), subject.pass_size):
+        batch = subject.store.batch(mine[start : start + subject.pass_size]).to(flat_model.device)
+        loss += float(accumulate_gradient(flat_model, flat_model.module, batch, None)) * batch.total_targets
+        vector.add_(flat_model.gradient, alpha=batch.total_targets)
+        targets += batch.total_targets
+    sums = control.exchange({"loss": loss, "targets": targets})
+    loss, targets = sum(one["loss"] for one in sums), sum(one["targets"] for one in sums)
+    if group is not None:
+        dist.all_reduce(vector, group=group)
+    vector.div_(targets)
+    return FullGradient(vector, float(inner_product(vector, vector)), loss / targets, targets)
+
+
+def batch_figures(subject: Subject, full: FullGradient, size: int, control: ControlPlane) -> BatchFigures:
+    """The gradients of batches of `size` sequences against the full one. Collective.
+
+    The sequences are cut into consecutive batches of a random order, which the run's seed fixes; a rest that is smaller
+    than a batch is left out. Every rank takes each world_size-th batch.
+    """
+    flat_model, num_sequences = subject.flat_model, len(subject.ids)
+    order = subject.ids[permutation(num_sequences, subject.settings.seed)]
+    num_batches = num_sequences // size
+    rows = []
+    for number in range(control.rank, num_batches, control.world_size):
+        batch = subject.store.batch(order[number * size : (number + 1) * size]).to(flat_model.device)
+        accumulate_gradient(flat_model, flat_model.module, batch, subject.pass_size)
+        rows.append([batch.total_targets, *_compared(flat_model.gradient, full.vector)])
+    everything = np.empty((num_batches, 4))
+    for rank, reply in enumerate(control.exchange({"rows": rows})):
+        everything[rank :: control.world_size] = np.reshape(reply["rows"], (-1, 4))
+    targets, squared_norms, products, squared_deviations = everything.T
+    norms = np.sqrt(squared_norms)
+    cosines = np.divide(products, norms * math.sqrt(full.squared_norm), out=np.zeros(num_batches), where=norms > 0)
+    return BatchFigures(size, targets * num_sequences / full.targets, norms, squared_deviations, cosines)
+
+
+def _compared(gradient: torch.Tensor, full: torch.Tensor) -> list[float]:
+    """|g|^2, <g, G> and |g - G|^2; without a further vector: `gradient` is g - G afterwards."""
+    squared_norm, product = inner_product(gradient, gradient), inner_product(gradient, full)
+    gradient.sub_(full)
+    return torch.stack([squared_norm, product, inner_product(gradient, gradient)]).tolist()
+
+
+def inner_product(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """<one, other> in fp64, a scalar on their device."""
+    pairs = zip(one.split(PIECE_ELEMENTS), other.split(PIECE_ELEMENTS), strict=True)
+    return torch.stack([piece @ its for piece, its in pairs]).double().sum()
+
+
+def traces_of(figures: BatchFigures, num_sequences: int) -> Vector:
+    """tr(Sigma) per sequence as every batch tells it, (J,); their mean is the estimate.
+
+    Sigma is the covariance of the N sequences' own gradients (divisor N). Batches are drawn from them without
+    replacement, so their means spread less than those of independent draws:
+
+        E |g_B - G|^2 = tr(Sigma) / B * (N - B) / (N - 1)
+
+    (Cochran, Sampling Techniques, 3rd edition, theorem 2.2), which is solved for tr(Sigma). At B = 1 every sequence is
+    its own batch, and the mean is exact; of others it errs by their sampling. At B = N there is nothing to tell: NaN.
+
+    With padding s_j (g_j - G) is the sum over the batch of s_i (g_i - G), whose own sum over all sequences is 0: what
+    is measured is tr(Sigma) = 1/N sum s_i^2 |g_i - G|^2, by s_j^2 |g_j - G|^2 / B, and the formula holds as it stands.
+    """
+    if figures.size == num_sequences:
+        return np.full(len(figures.norms), math.nan)
+    correction = (num_sequences - 1) / (num_sequences - figures.size)
+    return figures.relative_sizes**2 * figures.squared_deviations / figures.size * correction
+
+
+def summary(figures: BatchFigures, full: FullGradient, num_sequences: int, eta: float) -> Record:
+    """What the batches of one size come to.
+
+    trace: tr(Sigma); trace_error: its standard error (0 at B = 1, NaN of few batches). noise_scale: tr(Sigma) / |G|^2,
+    in sequences. request: the batch that the norm test asks for, tr(Sigma) / (eta^2 |G|^2) (docs/theory.md).
+    """
+    traces = traces_of(figures, num_sequences)
+    trace, num_batches = float(traces.mean()), len(traces)
+    error = float(traces.std(ddof=1)) / math.sqrt(num_batches) if num_batches >= LEAST_BATCHES else math.nan
+    deviations = np.sqrt(figures.squared_deviations / full.squared_norm)
+    values = {"norm": figures.norms, "relative_deviation": deviations, "cosine": figures.cosines}
+    return {
+        "batch": figures.size,
+        "num_batches": num_batches,
+        "trace": trace,
+        "trace_error": 0.0 if figures.size == 1 < num_sequences else error,
+        "noise_scale": ratio(trace, full.squared_norm),
+        "request": ratio(trace, eta**2 * full.squared_norm),
+        **{name: quartiles(of_batches) for name, of_batches in values.items()},
+        "histogram": histogram(deviations),
+        "values": {name: of_batches.tolist() for name, of_batches in values.items()},
+    }
+
+
+def _load(options: AnalysisOptions, device: torch.device) -> Subject:
+    """Refuses whatever this rank alone can refuse."""
+    for name, value in (("--sequences", options.sequences), ("--pass", options.pass_size)):
+        require(value is None or value >= 1, name, value, "must be >= 1")
+    facts = read_run(options.run)
+    settings = from_plain(facts["settings"])
+    module = load_model(options.run, settings.data.is_labelled)
+    splits = load_corpus(settings.data, settings.seed)
+    if splits.digest != facts["corpus"]["digest"]:
+        told = f"was trained on {facts['corpus']['source']}; {splits.source} on this machine differ"
+        raise SettingsError(f"RUN={options.run}: {told}")
+    split, store = choose_split(splits, options.split)
+    count = options.sequences or min(store.num_sequences, MOST_SEQUENCES)
+    ids = np.arange(count) * store.num_sequences // count  # spread evenly
+    require(count <= store.num_sequences, "--sequences", count, f"the {split} split has {store.num_sequences}")
+    largest = max(options.batches or (1,))
+    require(largest <= count, "--batches", largest, f"{count} sequences are looked at; take more (--sequences)")
+    flat_model = FlatModel(module, device, settings.precision)
+    return Subject(settings, flat_model, split, store, ids, options.pass_size or settings.evaluation.batch)
+
+
+def choose_split(splits: Splits, asked: str | None) -> tuple[str, Store]:
+    """The split that is looked at, by name and in sequences: the one to train on, unless that is a stream.
+
+    Raises:
+        SettingsError: it is a stream, and asked for.
+    """
+    if not isinstance(splits.train, RowStreams) and asked != "validation":
+        return "train", splits.train
+    rule = f"{splits.source} cannot be read in any order; leave it out for the validation split"
+    require(asked != "train", "--split", asked, rule)
+    return "validation", splits.validation

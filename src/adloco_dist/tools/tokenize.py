@@ -1,0 +1,289 @@
+"""A corpus made into token files once, in parallel: `launch/tokenize_corpus.py OUT key=value ...`.
+
+Every unit of work (a file, or a part of one) becomes files of its own, each written whole or not at all, so that an
+interrupted command goes on where it stopped and the bytes do not depend on how many processes made them.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from adloco_dist.config import OF_ROWS, Corpus, DataSettings, SettingsError, require, told_in_one_line
+from adloco_dist.config.compose import compose
+from adloco_dist.data.corpora import expand, row_files_of
+from adloco_dist.data.documents import DamagedFileError, Document, RowFiles
+from adloco_dist.data.embedded import library_sources
+from adloco_dist.data.encoding import Tokens, load_encoder, train_tokenizer
+from adloco_dist.data.token_files import Manifest, TokenFile, largest_id
+
+DOCUMENTS_AT_ONCE = 256
+FILES_PER_UNIT = 256
+"""Of text files, each of which is one document."""
+PLAN_FILE = "plan.json"
+TOKENIZER = "tokenizer"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What one process makes token files of at one time."""
+
+    name: str
+    files: tuple[str, ...]
+    index: int = 0
+    """Of every `stride` rows it takes this one."""
+    stride: int = 1
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of launch/tokenize_corpus.py."""
+    parser = argparse.ArgumentParser(
+        description="Tokenize a corpus into token files, from which training starts at once: data=tokens "
+        "'data.train=[OUT/train]' 'data.validation=[OUT/validation]'. The same command goes on after an interruption.",
+    )
+    parser.add_argument("out", type=Path, help="folder to write")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings of data, as for launch/train.py")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="default: %(default)s")
+    parser.add_argument("--parts", type=int, default=1, help="units that every file of rows is cut into (%(default)s)")
+    parser.add_argument("--files", type=int, help="take so many files of the training split only (default: all)")
+    parser.add_argument("--shard-tokens", type=int, default=100_000_000, help="of a file at most (%(default)s)")
+    parser.add_argument("--train-tokenizer", type=int, metavar="SIZE", help="train a BPE tokenizer of so many tokens")
+    parser.add_argument("--tokenizer-documents", type=int, default=100_000, help="it is trained on (%(default)s)")
+    options = parser.parse_intermixed_args(arguments)
+    with told_in_one_line():
+        try:
+            print(tokenize_corpus(options))
+        except DamagedFileError as error:
+            raise SettingsError(str(error)) from error
+
+
+def tokenize_corpus(options: argparse.Namespace) -> str:
+    """Write train/, validation/ (where the settings name one) and tokenizer/ under `options.out`; a line for the user.
+
+    Raises:
+        SettingsError: a mistake in the settings or options, or a damaged file.
+    """
+    for name, least in (("processes", 1), ("parts", 1), ("shard_tokens", 2), ("tokenizer_documents", 1)):
+        value = getattr(options, name)
+        require(value >= least, f"--{name.replace('_', '-')}", value, f"must be >= {least}")
+    data = compose(options.overrides).data
+    require(data.corpus is not Corpus.tokens, "data.corpus", data.corpus, "is tokenised already; name a corpus of text")
+    require(not data.is_labelled, "data.label_column", data.label_column, "token files hold no labels; leave it out")
+    splits = _splits(data)
+    require(options.files is None or options.files >= 1, "--files", options.files, "must be >= 1")
+    splits["train"] = _first(splits["train"], options.files)
+    tokenizer = _tokenizer(options, data, splits["train"])
+    told = []
+    for split, source in splits.items():
+        units = _units(source, options.parts)
+        if units:
+            told.append(_tokenize_split(options, data, split, source, units, tokenizer))
+    names = [f"'data.{split}=[{options.out / split}]'" for split in splits if (options.out / split).exists()]
+    return "\n".join([*told, f"train from it: data=tokens {' '.join(names)}"])
+
+
+Source = RowFiles | list[Path]
+
+
+def _splits(data: DataSettings) -> dict[str, Source]:
+    if data.corpus in OF_ROWS:
+        train, validation = row_files_of(data)
+        return {"train": train, "validation": validation}
+    if data.corpus is Corpus.python_stdlib:
+        return {"train": library_sources()}
+    found: dict[str, Source] = {"train": expand("data.train", data.train)}
+    if data.validation:
+        found["validation"] = expand("data.validation", data.validation)
+    return found
+
+
+def _first(source: Source, num_files: int | None) -> Source:
+    return replace(source, files=source.files[:num_files]) if isinstance(source, RowFiles) else source[:num_files]
+
+
+def _units(source: Source, parts: int) -> list[Unit]:
+    if isinstance(source, RowFiles):
+        if source.most is not None:  # counted over all files
+            return [Unit("00000", source.files)] if source.files else []
+        pairs = [(file, part) for file in source.files for part in range(parts)]
+        return [Unit(f"{number:05}", (file,), part, parts) for number, (file, part) in enumerate(pairs)]
+    groups = [source[start : start + FILES_PER_UNIT] for start in range(0, len(source), FILES_PER_UNIT)]
+    return [Unit(f"{number:05}", tuple(map(str, group))) for number, group in enumerate(groups)]
+
+
+def _tokenizer(options: argparse.Namespace, data: DataSettings, source: Source) -> str | None:
+    """What `data.tokenizer` is to be: one that is trained now, or was when the command first ran."""
+    size, folder = options.train_tokenizer, options.out / TOKENIZER
+    if size is None:
+        return data.tokenizer
+    require(data.tokenizer is None, "data.tokenizer", data.tokenizer, "and --train-tokenizer: give one of them")
+    require(size >= 300, "--train-tokenizer", size, "must be >= 300: 256 bytes, and what is learnt")
+    if not (folder / "tokenizer.json").exists():
+        files = source.files if isinstance(source, RowFiles) else tuple(map(str, source))
+        documents = _documents(source, Unit("", files))
+        texts = (document.text for document in islice(documents, options.tokenizer_documents))
+        trained = train_tokenizer(texts, size)
+        folder.mkdir(parents=True, exist_ok=True)
+        draft = folder / ".draft"
+        trained.save_pretrained(draft)
+        for path in sorted(draft.iterdir(), key=lambda path: path.name == "tokenizer.json"):  # it says: whole
+            path.rename(folder / path.name)
+        draft.rmdir()
+    return str(folder)
+
+
+def _documents(source: Source, unit: Unit) -> Iterator[Document]:
+    if not isinstance(source, RowFiles):
+        for path in unit.files:
+            if text := Path(path).read_bytes():
+                yield Document(text)
+        return
+    taken = (document for file in unit.files for document in source.of_file(file))
+    limited = islice(taken, source.most)
+    yield from (document for document in islice(limited, unit.index, None, unit.stride) if document.text)
+
+
+def _tokenize_split(
+    options: argparse.Namespace, data: DataSettings, split: str, source: Source, units: Sequence[Unit],
+    tokenizer: str | None,
+) -> str:  # fmt: skip
+    """All units of a split, those that are done already excepted; then the manifest."""
+    folder, encoder = options.out / split, load_encoder(_with(data, tokenizer))
+    made_of = _made_of(data, units, encoder.digest, options.shard_tokens)
+    _begin(folder, made_of)
+    done = {unit.name: _finished(folder, unit) for unit in units}
+    left = [unit for unit in units if done[unit.name] is None]
+    with _progress() as progress, ProcessPoolExecutor(
+        min(options.processes, max(1, len(left))), multiprocessing.get_context("spawn")
+    ) as pool:  # fmt: skip
+        task = progress.add_task(split, total=len(units), completed=len(units) - len(left), tokens="0")
+        jobs = {
+            pool.submit(tokenize_unit, folder, unit, source, _with(data, tokenizer), options.shard_tokens): unit
+            for unit in left
+        }
+        tokens = 0
+        try:
+            for job in as_completed(jobs):
+                files, skipped = job.result()
+                done[jobs[job].name] = files
+                tokens += sum(file.num_tokens for file in files)
+                progress.update(task, advance=1, tokens=f"{tokens:,}")
+                for line in [*skipped, *([] if progress.console.is_terminal else [f"{split} {jobs[job].name} done"])]:
+                    progress.console.print(line, soft_wrap=True, highlight=False)
+        except BaseException:  # what is not begun yet is not begun
+            pool.shutdown(cancel_futures=True)
+            raise
+    files = [file for unit in units for file in done[unit.name] or ()]
+    if not files:
+        raise SettingsError(f"data.{split}: holds no text; name files that are not empty")
+    vocabulary = encoder.vocabulary
+    if vocabulary.tokenizer is not None:
+        vocabulary.tokenizer.save_pretrained(options.out / TOKENIZER)
+    Manifest(files, f"../{TOKENIZER}", vocabulary.size, made_of).write(folder)
+    total = sum(file.num_tokens for file in files)
+    return f"{folder}: {total:,} tokens in {len(files)} file(s), vocabulary of {vocabulary.size:,}"
+
+
+def tokenize_unit(
+    folder: Path, unit: Unit, source: Source, data: DataSettings, shard_tokens: int
+) -> tuple[list[TokenFile], list[str]]:
+    """Write a unit's token files, and last a note of them; what was skipped of damaged files, too.
+
+    Raises:
+        DamagedFileError: a file cannot be read to its end.
+    """
+    encoder, files = load_encoder(data), []
+    pending: list[Tokens] = []
+    documents = _documents(source, unit)
+    while group := list(islice(documents, DOCUMENTS_AT_ONCE)):
+        pending += encoder.encode([document.text for document in group])
+        if sum(map(len, pending)) >= shard_tokens:
+            whole = np.concatenate(pending)
+            for start in range(0, len(whole) - shard_tokens + 1, shard_tokens):
+                files.append(_write(folder, unit, len(files), whole[start : start + shard_tokens]))
+            pending = [whole[len(whole) // shard_tokens * shard_tokens :]]
+    if sum(map(len, pending)):
+        files.append(_write(folder, unit, len(files), np.concatenate(pending)))
+    note = folder / f".{unit.name}.draft"
+    note.write_text(json.dumps([asdict(file) for file in files]), encoding="utf-8")
+    note.rename(_note(folder, unit))
+    return files, source.skipped if isinstance(source, RowFiles) else []
+
+
+def _write(folder: Path, unit: Unit, number: int, tokens: Tokens) -> TokenFile:
+    path = folder / f"{unit.name}_{number:03}.npy"
+    draft = path.with_name(f".{path.name}")
+    with draft.open("wb") as file:
+        np.save(file, tokens, allow_pickle=False)
+    draft.rename(path)
+    return TokenFile(path.name, len(tokens), largest_id(tokens), sha256(tokens.tobytes()).hexdigest())
+
+
+def _note(folder: Path, unit: Unit) -> Path:
+    return folder / f".{unit.name}.json"
+
+
+def _finished(folder: Path, unit: Unit) -> list[TokenFile] | None:
+    """The files of a unit that an earlier command has finished."""
+    try:
+        files = [TokenFile(**file) for file in json.loads(_note(folder, unit).read_text(encoding="utf-8"))]
+    except (OSError, ValueError, TypeError):
+        return None
+    return files if all((folder / file.name).exists() for file in files) else None
+
+
+def _begin(folder: Path, made_of: dict[str, Any]) -> None:
+    """Take a folder that is new, or in which the same work was begun."""
+    plan = folder / PLAN_FILE
+    if plan.exists():
+        if json.loads(plan.read_text(encoding="utf-8")) != made_of:
+            raise SettingsError(f"OUT={folder}: holds tokens of other settings or files; name another folder")
+        return
+    if folder.exists() and any(folder.iterdir()):
+        raise SettingsError(f"OUT={folder}: holds other files; name a new folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        plan.write_text(json.dumps(made_of, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(f"OUT={folder}: cannot be written ({error.strerror}); name another folder") from error
+
+
+def _made_of(data: DataSettings, units: Sequence[Unit], encoder: str, shard_tokens: int) -> dict[str, Any]:
+    """Everything that the token files depend on."""
+    return {
+        "corpus": data.corpus.name,
+        "text_column": data.text_column,
+        "damaged": data.damaged.name,
+        "validation_documents": data.validation_documents,
+        "encoder": encoder,
+        "shard_tokens": shard_tokens,
+        "units": [[*map(_identity, unit.files), unit.index, unit.stride] for unit in units],
+    }
+
+
+def _identity(file: str) -> str:
+    """A file's name and size, wherever it lies."""
+    path = Path(file)
+    return f"{path.name} {path.stat().st_size}" if path.is_file() else file
+
+
+def _with(data: DataSettings, tokenizer: str | None) -> DataSettings:
+    return DataSettings(**{**vars(data), "tokenizer": tokenizer})
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[tokens]} tokens"),
+        TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True),
+    )  # fmt: skip

@@ -1,0 +1,101 @@
+"""Pools that read streams, and classifiers: the same run on any ranks, and after any interruption."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from corpora import write_shards
+from resuming import train_kept
+from support import held_anchors, train_small_pool
+
+from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.decisions.plan import INTERRUPTED
+from adloco_dist.testing.processes import run_ranks
+
+POOL = (
+    "pool.trainers=3",
+    "pool.workers_per_trainer=2",
+    "budget.rounds=6",
+    "merge=worst_with_worst",
+    "merge.every_rounds=2",
+    "batching.request=norm_test",
+    "checkpoint.every_minutes=null",
+    "data=json",
+    "data.streaming=true",
+)
+
+
+@pytest.fixture(scope="module")
+def c4(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """Settings that name a small corpus: three shards for six workers."""
+    folder = tmp_path_factory.mktemp("c4")
+    write_shards(folder, (70, 50, 90))
+    write_shards(folder, [20], "c4-validation", first=10_000)
+    return (f"data.train=[{folder}/c4-train*]", f"data.validation=[{folder}/c4-validation*]")
+
+
+def kept(runtime: Runtime, folder: str, looks: int | None, overrides: tuple[str, ...]) -> dict[str, Any]:
+    return train_kept(runtime, folder, looks, *overrides)
+
+
+def shards_of(ranks: list[dict[str, Any]]) -> dict[int, Any]:
+    return {id: state for rank in ranks for id, state in rank["states"].items()}
+
+
+@pytest.mark.parametrize("freed", ["join", "retire", "redistribute"])
+def test_streams_and_merges_are_the_same_run_on_any_ranks(c4: tuple[str, ...], freed: str) -> None:
+    overrides = (*POOL, *c4, f"merge.freed={freed}", "batching.may_shrink=true")
+    alone = run_ranks(train_small_pool, [0], *overrides)
+    spread = run_ranks(train_small_pool, [0, 0, 1], *overrides, "pool.placement=spread")
+    expected = held_anchors(alone)
+    for trainer, anchor in held_anchors(spread).items():
+        np.testing.assert_allclose(anchor, expected[trainer], rtol=0, atol=1e-9)
+    assert shards_of(spread) == shards_of(alone), "every rank knows where every stream stands"
+    (state,) = shards_of(alone).values()
+    tokens = alone[0]["records"][-1]["pool_tokens"]
+    assert sum(stream["ordinal"] for stream in state["streams"]) * 12 == tokens, "every sequence was taken once"
+    assert len(state["streams"]) == 6
+
+
+@pytest.mark.parametrize("looks", [9, 40, 55])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_streamed_run_that_is_stopped_goes_on_as_if_it_had_not(
+    c4: tuple[str, ...], tmp_path: Path, looks: int, ranks: int
+) -> None:
+    """Bitwise on as many ranks; on another number, within what sums in another order differ by."""
+    reference = run_ranks(kept, [0, 0], str(tmp_path / "reference"), None, (*POOL, *c4))
+    stopped = run_ranks(kept, [0, 0], str(tmp_path / "run"), looks, (*POOL, *c4))
+    assert {rank["stop"] for rank in stopped} == {INTERRUPTED}
+    ended = run_ranks(kept, [0] * ranks, str(tmp_path / "run"), None, (*POOL, *c4))
+    expected = held_anchors(reference)
+    for trainer, anchor in held_anchors(ended).items():
+        np.testing.assert_allclose(anchor, expected[trainer], rtol=0, atol=0 if ranks == 2 else 1e-9)
+    cursors = {id: cursor for rank in reference for id, cursor in rank["cursors"].items()}
+    assert {id: cursor for rank in ended for id, cursor in rank["cursors"].items()} == cursors
+
+
+def test_padded_documents_are_the_same_run_on_any_ranks(c4: tuple[str, ...]) -> None:
+    overrides = (*POOL, *c4, "data.packing=document", "data.sequence_length=12")
+    alone, spread = (run_ranks(train_small_pool, nodes, *overrides) for nodes in ([0], [0, 1]))
+    expected = held_anchors(alone)
+    for trainer, anchor in held_anchors(spread).items():
+        np.testing.assert_allclose(anchor, expected[trainer], rtol=0, atol=1e-9)
+
+
+def test_a_classifier_is_the_same_run_on_any_ranks() -> None:
+    overrides = ("pool.trainers=2", "pool.workers_per_trainer=2", "data=python_packages", "data.sequence_length=48",
+                 "batching.request=norm_test", "merge=worst_with_worst", "merge.every_rounds=2")  # fmt: skip
+    alone, spread = (run_ranks(train_classifier, nodes, *overrides) for nodes in ([0], [0, 1]))
+    expected = held_anchors(alone)
+    for trainer, anchor in held_anchors(spread).items():
+        np.testing.assert_allclose(anchor, expected[trainer], rtol=0, atol=1e-9)
+    record, other = alone[0]["records"][-1], spread[0]["records"][-1]
+    assert 0 < record["validation_accuracy"] < 1
+    assert record["validation_accuracy"] == other["validation_accuracy"]
+    assert record["validation_loss"] == pytest.approx(other["validation_loss"], abs=1e-9)
+    assert record["targets"] == record["sequences"], "one label each"
+
+
+def train_classifier(runtime: Runtime, *overrides: str) -> dict[str, Any]:
+    return train_small_pool(runtime, *overrides)
