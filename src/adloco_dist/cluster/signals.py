@@ -1,5 +1,7 @@
 """A request to stop: a signal, or a file."""
 
+import ctypes
+import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -7,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+PR_SET_PDEATHSIG = 1
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Ctrl-C; the end of a job or container; and what batch systems are told to send before a time limit."""
 
@@ -49,3 +52,14 @@ def stop_on_signals(request: StopRequest, signals: Sequence[signal.Signals]) -> 
     yield
     for number, handler in previous.items():
         signal.signal(number, handler)
+
+
+def end_with_parent(parent: int) -> None:
+    """Let the kernel end this process when its parent ends, however it ends.
+
+    Args:
+        parent: its process id, as of when this process was started.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it is gone already
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -4,7 +4,6 @@
 retries. Files are read one by one, so that a place in a corpus is a file and a row, and damage has a name.
 """
 
-import logging
 import zlib
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +16,6 @@ from typing import Any
 from adloco_dist.config import Corpus, Damaged, DataSettings, SettingsError
 from adloco_dist.data.encoding import Text
 from adloco_dist.data.hub import fetching
-
-log = logging.getLogger(__name__)
 
 
 class DamagedFileError(RuntimeError):
@@ -63,6 +60,8 @@ class RowFiles:
             SettingsError: there is no such column, or a row holds no text there.
             DamagedFileError: the file cannot be read to its end; with data.damaged=skip, what can be read is all.
         """
+        if Path(file).is_file() and not Path(file).stat().st_size:
+            return  # which some readers take for damage
         row = first_row
         rows = self._contents(file, first_row)
         try:
@@ -131,7 +130,6 @@ class RowFiles:
         told = f"{self.setting}: {file} cannot be read {place} ({reason})"
         if self.data.damaged is Damaged.refuse:
             raise DamagedFileError(f"{told}; mend it, or set data.damaged=skip") from error
-        log.warning("%s: the rest is left out", told)
         self.skipped.append(f"{told}: the rest is left out")
 
 
@@ -166,7 +164,7 @@ def hub_files(data: DataSettings) -> tuple[RowFiles, RowFiles]:
     with fetching("data.hub", str(data.hub), remedy):
         builder = datasets.load_dataset_builder(str(data.hub), data.subset, revision=data.revision)
     found = builder.config.data_files or {}
-    format = type(builder).__name__.lower()
+    format = type(builder).__module__.rpartition(".")[2]
     if format not in {"json", "parquet", "csv"}:
         raise SettingsError(f"data.hub={data.hub}: has files of kind {format}; must be json, parquet or csv")
     chosen = {}

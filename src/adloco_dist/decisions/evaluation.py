@@ -1,7 +1,9 @@
 """What an evaluation comes to."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ def perplexity(loss: float) -> float:
     return math.exp(loss) if loss < 700 else math.inf
 
 
-def in_words(figures: dict[str, float]) -> str:
-    """The figure that people compare: perplexity, or accuracy."""
-    accuracy = figures.get("validation_accuracy")
-    return f"perplexity {figures['validation_perplexity']:.3f}" if accuracy is None else f"accuracy {accuracy:.4f}"
+def in_words(figures: Mapping[str, Any]) -> str:
+    """The figure that people compare: perplexity, or accuracy; unknown where the loss is not finite (null in files)."""
+    name, digits = ("accuracy", 4) if "validation_accuracy" in figures else ("perplexity", 3)
+    value = figures[f"validation_{name}"]
+    return f"{name} unknown" if value is None else f"{name} {value:.{digits}f}"

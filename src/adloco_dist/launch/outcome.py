@@ -1,14 +1,13 @@
 """How ranks end: in agreement, which the driver that started them learns of, or with their agent."""
 
-import ctypes
 import logging
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+from adloco_dist.cluster.signals import end_with_parent
 from adloco_dist.config import EXIT_STOPPED, EXIT_USER_ERROR, told_in_one_line
 
 OUTCOME = "ADLOCO_OUTCOME"
@@ -17,18 +16,14 @@ OUTCOME = "ADLOCO_OUTCOME"
 
 AGENT = "ADLOCO_AGENT"
 """In their environment as well: the driver's process id."""
-PR_SET_PDEATHSIG = 1
 
 
 def end_with_agent() -> None:
-    """Let the kernel end this process when its parent ends: torchrun killed with -9 leaves no ranks behind.
+    """torchrun killed with -9 leaves no ranks behind.
 
-    Called before anything heavy is imported: until then the parent may end unnoticed.
+    Called before anything heavy is imported: until then the agent may end unnoticed.
     """
-    agent = int(os.environ.get(AGENT, os.getppid()))
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != agent:  # it is gone already
-        os.kill(os.getpid(), signal.SIGKILL)
+    end_with_parent(int(os.environ.get(AGENT, os.getppid())))
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """One rank of a run: agree with the others on settings, corpus and layout, train or go on, write what lasts."""
 
 import logging
+import math
 import os
 import platform
 import signal
@@ -162,7 +163,7 @@ def _end(outcome: Outcome, journal: Journal, directory: Path, checkpoint: str | 
         told = [f"stopped: {outcome.stop} in round {outcome.plan.round + 1}", where]
         goes_on = "the same command with run.directory and run.unfinished=resume goes on"
         return [*told, f"checkpoint: {checkpoint}; {goes_on}"] if checkpoint else told
-    best = min(result["candidates"], key=lambda candidate: candidate["validation_loss"])
+    best = min(result["candidates"], key=lambda candidate: (math.isnan(loss := candidate["validation_loss"]), loss))
     told = [f"ended: {outcome.stop}; best {in_words(best)}", where]
     if outcome.weights is not None:
         told.append(f"model: {save_model(directory, rank.flat_model, outcome.weights, rank.splits.vocabulary)}")

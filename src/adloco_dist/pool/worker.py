@@ -26,6 +26,8 @@ class Worker:
         self.weights = weights
         self.updates_done = 0
         """Of the present round."""
+        self.num_targets = 0
+        """Tokens or labels that those predicted; padding is none."""
         self.loss_sum = torch.zeros((), dtype=weights.dtype, device=flat_model.device)
         """Over those, of the batches' mean losses in nats per token."""
         self._parts: list[tuple[torch.Tensor, slice]] = []
@@ -61,7 +63,7 @@ class Worker:
 
     def begin_round(self, reset_moments: bool) -> None:
         """Before the first update of a round."""
-        self.updates_done = 0
+        self.updates_done = self.num_targets = 0
         self.loss_sum.zero_()
         if reset_moments:
             self.reset_optimizer()
@@ -80,6 +82,7 @@ class Worker:
         if with_weights:
             state |= {"weights": self.weights, "loss_sum": self.loss_sum}
             state["updates_done"] = torch.tensor(self.updates_done)
+            state["num_targets"] = torch.tensor(self.num_targets)
         return state
 
     def restore(self, state: Mapping[str, torch.Tensor], anchor: torch.Tensor) -> None:
@@ -92,6 +95,7 @@ class Worker:
         for name, value in self.state("weights" in state).items():
             value.copy_(state[name])
         self.updates_done = int(state.get("updates_done", 0))
+        self.num_targets = int(state.get("num_targets", 0))
 
     def vectors(self) -> list[torch.Tensor]:
         """The weights and the moments of both parts: all that is as large as the model, in a fixed order."""

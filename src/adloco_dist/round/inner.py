@@ -163,7 +163,9 @@ class InnerPhase:
                 return
             is_timed = settings.switch.n == "auto" and update == plan.updates - 1
             with timed(seconds, "passes", gradient.device) if is_timed else nullcontext():
-                worker.loss_sum += self._gradient(turn, lane, update)
+                loss, num_targets = self._gradient(turn, lane, update)
+                worker.loss_sum += loss
+                worker.num_targets += num_targets
             if clip_norm is not None:
                 norm = torch.linalg.vector_norm(gradient)
                 gradient.mul_((clip_norm / (norm + 1e-6)).clamp(max=1.0))  # on the device: no synchronisation
@@ -171,22 +173,27 @@ class InnerPhase:
             worker.optimizer.step()
             worker.updates_done = update + 1
             yield
-        result.loss_sum = float(worker.loss_sum) / plan.updates
+        result.loss_sum, result.num_targets = float(worker.loss_sum) / plan.updates, worker.num_targets
         result.pass_seconds_per_sequence = seconds.get("passes", 0.0) / batch.local_batch
 
-    def _gradient(self, turn: _Turn, lane: Lane, update: int) -> torch.Tensor:
-        """Fill the lane's gradient with that of one update, at the weights that its module points at; the mean loss."""
+    def _gradient(self, turn: _Turn, lane: Lane, update: int) -> tuple[torch.Tensor, int]:
+        """Fill the lane's gradient with that of one update, at the weights that its module points at.
+
+        Returns:
+            The mean loss, and the number of targets.
+        """
         plan, trainer, worker = self.plan, turn.trainer, turn.worker
         batch = plan.batches[trainer.id]
         start = time.perf_counter()
         ids: Any = trainer.shard.ids(worker.id, plan.layout.num_workers(trainer.id), update, batch.local_batch)
         sequences = self.store.batch(ids).to(lane.flat_model.device)
         turn.result.data_seconds += time.perf_counter() - start
-        turn.result.num_targets += sequences.total_targets
         estimator = self.estimators.get(trainer.id) if update == 0 else None
         # Seeded by who and when, never by where: hosting does not change a random number.
         seed = (self.settings.seed, trainer.id, worker.id, plan.round, update)
-        return _update_gradient(lane, worker.id, sequences, batch.batch_limit, seed, estimator, turn.result.notes)
+        notes = turn.result.notes
+        loss = _update_gradient(lane, worker.id, sequences, batch.batch_limit, seed, estimator, notes)
+        return loss, sequences.total_targets
 
     def _by_trainer(self, turns: Sequence[_Turn], seconds: float) -> dict[int, InnerResult]:
         """The turns' results added up, in the order of the turns whatever came first."""

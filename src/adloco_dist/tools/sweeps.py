@@ -81,7 +81,9 @@ def _result(directory: Path) -> dict[str, float]:
     if result is None or not result["candidates"]:  # killed, or stopped early
         return {}
     saved = next(candidate for candidate in result["candidates"] if candidate["name"] == result["saved"])
-    figures = {name.removeprefix("validation_"): value for name, value in saved.items() if name != "name"}
+    figures = {
+        name.removeprefix("validation_"): value for name, value in saved.items() if name != "name" and value is not None
+    }
     return figures | {name: result[name] for name in RESULTS if name in result}
 
 

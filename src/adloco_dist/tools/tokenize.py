@@ -20,6 +20,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from adloco_dist.cluster.signals import end_with_parent
 from adloco_dist.config import OF_ROWS, Corpus, DataSettings, SettingsError, require, told_in_one_line
 from adloco_dist.config.compose import compose
 from adloco_dist.data.corpora import expand, row_files_of
@@ -165,7 +166,7 @@ def _tokenize_split(
     done = {unit.name: _finished(folder, unit) for unit in units}
     left = [unit for unit in units if done[unit.name] is None]
     with _progress() as progress, ProcessPoolExecutor(
-        min(options.processes, max(1, len(left))), multiprocessing.get_context("spawn")
+        min(options.processes, max(1, len(left))), multiprocessing.get_context("spawn"), end_with_parent, (os.getpid(),)
     ) as pool:  # fmt: skip
         task = progress.add_task(split, total=len(units), completed=len(units) - len(left), tokens="0")
         jobs = {

@@ -1,0 +1,197 @@
+"""Corpora and models as users name them on the command line: what trains, and what is refused in one line."""
+
+import gzip
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import ROOT, SMALL, environment, facts, metrics, run, train_command
+from corpora import numbered_document, write_shards, write_tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+TRAIN = "c4-train.00000-of-00002.json.gz"
+
+
+def tool(name: str, *arguments: str) -> list[str]:
+    return [sys.executable, str(ROOT / "launch" / name), *arguments]
+
+
+def rows(path: Path, contents: list[dict[str, object]]) -> None:
+    path.write_text("".join(json.dumps(content) + "\n" for content in contents))
+
+
+def write_copy_of_hub(folder: Path) -> None:
+    """A folder as somebody would download it: a data set's files, split by their names."""
+    write_shards(folder / "en", (30, 30), "train")
+    write_shards(folder / "en", [12], "validation", first=10_000)
+    card = "---\nconfigs:\n- config_name: en\n  data_files:\n  - split: train\n    path: en/train*\n"
+    (folder / "README.md").write_text(card + "  - split: validation\n    path: en/validation*\n---\n")
+
+
+def test_tokenize_train_generate(tmp_path: Path) -> None:
+    """From C4-format shards over a tokenizer of one's own and token files to a model that transformers loads."""
+    write_shards(tmp_path, (60, 40))
+    write_shards(tmp_path, [20], "c4-validation", first=10_000)
+    corpus = ["data=json", "data.train=[c4-train*]", "data.validation=[c4-validation*]"]
+    done = run(tool("tokenize_corpus.py", "tokens", *corpus, "--train-tokenizer", "400", "--processes", "2"), tmp_path)
+    assert done.code == 0, done.output
+    tokens = ["data=tokens", "data.train=[tokens/train]", "data.validation=[tokens/validation]"]
+    assert f"train from it: data=tokens '{tokens[1]}' '{tokens[2]}'" in done.output
+    done = run(train_command(*SMALL, *tokens, "run.directory=run"), tmp_path)
+    assert done.code == 0, done.output
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
+    assert len(tokenizer) == facts(tmp_path / "run")["corpus"]["vocab_size"] <= 400
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
+    assert model.config.vocab_size == len(tokenizer)
+    done = run(tool("generate.py", "run", "<1> river", "--tokens", "5", "--temperature", "0"), tmp_path)
+    assert done.code == 0 and done.output.startswith("<1> river"), done.output
+    done = run(tool("evaluate.py", "run"), tmp_path)
+    assert done.code == 0 and "perplexity" in done.output, done.output
+    resources = metrics(tmp_path / "run")[-1]["resources"]
+    assert all(used["memory_bytes"] > 1e7 for used in resources.values()), resources
+
+
+def test_tokenizing_twice_or_interrupted_gives_the_same_bytes(tmp_path: Path) -> None:
+    texts = write_shards(tmp_path, (300,) * 6)
+    tokenizer = write_tokenizer(tmp_path / "tokenizer", texts)
+    corpus = ["data=json", "data.train=[c4-train*]", f"data.tokenizer={tokenizer}", "--shard-tokens", "5000"]
+    assert run(tool("tokenize_corpus.py", "one", *corpus, "--processes", "1"), tmp_path).code == 0
+    assert run(tool("tokenize_corpus.py", "two", *corpus, "--processes", "2"), tmp_path).code == 0
+    process = subprocess.Popen(
+        tool("tokenize_corpus.py", "three", *corpus, "--processes", "1"), cwd=tmp_path, env=environment(),
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    for line in process.stderr:  # killed when the second unit is done
+        if line.startswith("train 00001 done"):
+            break
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (tmp_path / "three" / "train" / "manifest.json").exists()
+    refused = run(train_command(*SMALL, "data=tokens", "data.train=[three/train]"), tmp_path)
+    assert refused.code == 2 and "without manifest.json" in refused.output, refused.output
+    kept = (tmp_path / "three" / "train" / "00000_000.npy").stat().st_mtime_ns
+    assert run(tool("tokenize_corpus.py", "three", *corpus, "--processes", "1"), tmp_path).code == 0
+    assert (tmp_path / "three" / "train" / "00000_000.npy").stat().st_mtime_ns == kept, "what was done is kept"
+    for name in ("two", "three"):
+        files = sorted(path.name for path in (tmp_path / "one" / "train").iterdir())
+        assert sorted(path.name for path in (tmp_path / name / "train").iterdir()) == files
+        for file in files:
+            assert (tmp_path / name / "train" / file).read_bytes() == (tmp_path / "one" / "train" / file).read_bytes()
+    done = run(tool("tokenize_corpus.py", "one", *corpus[:2], "--shard-tokens", "5000"), tmp_path)
+    assert done.code == 2 and "holds tokens of other settings" in done.output, "bytes are another tokenizer"
+
+
+def test_a_copy_of_a_hub_data_set_is_streamed(tmp_path: Path) -> None:
+    """As data=c4 does it, with its subset and splits, from a folder in place of the hub."""
+    write_copy_of_hub(tmp_path / "c4")
+    arguments = ["data=c4", "data.hub=c4", "data.tokenizer=null", "run.directory=run", "data.sequence_length=32"]
+    done = run(train_command(*SMALL, *arguments), tmp_path)
+    assert done.code == 0, done.output
+    assert facts(tmp_path / "run")["corpus"]["source"] == "2 json file(s), streamed"
+    done = run(tool("check_data.py", *arguments[:3], "--samples", "1"), tmp_path)
+    assert done.code == 0 and "train: '<" in done.output, done.output
+
+
+def test_a_classifier_beats_the_majority_class(tmp_path: Path) -> None:
+    """Which package a piece of text is from; the majority class is that of `check_data`."""
+    arguments = [
+        "model=bert_nano", "data=python_packages", "data.sequence_length=128", "budget.tokens=1600000", "pool.trainers=2",
+        "algorithm=localsgd", "inner.lr=3e-3", "batching.local_batch=8", "evaluation.every_rounds=20", "tracking=none",
+        "run.directory=run", "merge=none",
+    ]  # fmt: skip
+    done = run(train_command(*arguments), tmp_path)
+    assert done.code == 0, done.output
+    result, corpus = facts(tmp_path / "run")["result"], facts(tmp_path / "run")["corpus"]
+    accuracy = max(candidate["validation_accuracy"] for candidate in result["candidates"])
+    shown = run(
+        tool("check_data.py", "data=python_packages", "--samples", "0", "--sequences", "100000"), tmp_path
+    ).output
+    shares = [line.split() for line in shown.splitlines() if line.split()[:1] and line.split()[0] in corpus["labels"]]
+    majority = max(float(share[2].rstrip("%")) / 100 for share in shares)
+    assert len(shares) == 6 and 0.2 < majority < accuracy, (majority, accuracy)
+    done = run(tool("evaluate.py", "run"), tmp_path)
+    assert done.code == 0 and "accuracy" in done.output, done.output
+    done = run(tool("generate.py", "run", "x"), tmp_path)
+    assert done.code == 2 and "tells labels" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["data.text_column=body"], ["data.text_column=body", "no such column", "text, label"]),
+        (["data.label_column=label", "data.num_labels=2"], ["data.num_labels=2", "label 2"]),
+        (["data.label_column=text", "data.text_column=label"], ["data.text_column=label", "it must be text"]),
+        (["data.tokenizer=nowhere.json"], ["data.tokenizer=nowhere.json", "tokenizer.json"]),
+        (["data.tokenizer=tokenizer", "+model.overrides.vocab_size=300"], ["vocab_size=300", "set at least"]),
+        (["data.train=[empty.jsonl]"], ["empty.jsonl"]),
+        (["data.validation=[empty.jsonl]"], ["data.validation", "no document"]),
+        ([f"data.train=[{TRAIN}]"], [TRAIN, "at byte", "data.damaged=skip"]),
+        (["data=parquet", "data.train=[broken.parquet]"], ["broken.parquet", "cannot be read"]),
+        (["data.streaming=true"], ["data.validation=[]", "a stream cannot hold documents back"]),
+        (["+model.overrides.max_position_embeddings=16"], ["data.sequence_length=32", "context is 16"]),
+        (["data=hub", "data.hub=copy", "data.subset=fr"], ["data.hub=copy", "fr"]),
+        (
+            ["data=hub", "data.hub=copy", "data.subset=en", "data.train=[test]"],
+            ["data.train=test", "train, validation"],
+        ),
+        (["model=pretrained", "model.warm_start=./nowhere"], ["model.warm_start=./nowhere", "no config.json"]),
+    ],
+)
+def test_mistakes_are_told_in_one_line(tmp_path: Path, arguments: list[str], words: list[str]) -> None:
+    rows(tmp_path / "rows.jsonl", [{"text": numbered_document(number), "label": number % 3} for number in range(60)])
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 and then nothing PAR1")
+    whole = gzip.compress(
+        b'{"text": "one two three"}\n' * 100_000 + np.random.default_rng(0).bytes(5000).hex().encode()
+    )
+    (tmp_path / TRAIN).write_bytes(whole[:-2000])
+    write_tokenizer(tmp_path / "tokenizer", [numbered_document(number) for number in range(60)])
+    write_copy_of_hub(tmp_path / "copy")
+    before = sorted(tmp_path.rglob("*"))
+    done = run(train_command(*SMALL, "data=json", "data.train=[rows.jsonl]", *arguments), tmp_path)
+    errors = [line for line in done.output.splitlines() if line.startswith("error: ")]
+    assert done.code == 2 and len(errors) == 1, done.output
+    assert all(word in errors[0] for word in words), errors[0]
+    assert "Traceback" not in done.output
+    assert sorted(tmp_path.rglob("*")) == before, "nothing is left behind"
+
+
+def test_a_damaged_shard_is_left_out_if_asked_and_told(tmp_path: Path) -> None:
+    write_shards(tmp_path, (2000, 2000))
+    path = tmp_path / TRAIN
+    path.write_bytes(path.read_bytes()[:-500])
+    done = run(train_command(*SMALL, "data=json", "data.train=[c4-train*]", "data.damaged=skip"), tmp_path)
+    assert done.code == 0, done.output
+    assert done.output.count(f"{TRAIN} cannot be read after row") == 1, done.output
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path: Path) -> None:
+    """And no other data in its place. (An endpoint that refuses connections stands for a machine without a network.)"""
+    offline = {**environment(), "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    for arguments, word in (
+        (["data=c4", "data.tokenizer=null"], "data.hub=allenai/c4"),
+        (["data=imdb", "data.tokenizer=null", "model=bert_nano"], "data.hub=stanfordnlp/imdb"),
+        (
+            ["data.tokenizer=null", "model=pretrained", "model.warm_start=keeeeenw/MicroLlama"],
+            "model.warm_start=keeeeenw",
+        ),
+    ):
+        done = subprocess.run(
+            train_command(*SMALL, *arguments),
+            cwd=tmp_path,
+            env=offline,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        output = done.stdout + done.stderr
+        assert done.returncode == 2, output
+        (error,) = [line for line in output.splitlines() if line.startswith("error: ")]
+        assert word in error and "HF_ENDPOINT" in error, error
+        assert output.strip() == error, "nothing else is told"
