@@ -36,6 +36,8 @@ bench: setup
 	$(BIN)/python bench/regroup.py $(ARGS)
 	$(BIN)/python bench/coordinator.py $(ARGS)
 	$(BIN)/python bench/instances.py $(ARGS)
+	$(BIN)/python bench/data.py $(ARGS)
+	$(BIN)/python bench/throughput.py $(ARGS)
 	$(BIN)/python bench/survive.py $(ARGS)
 
 clean:

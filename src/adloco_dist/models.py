@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -176,14 +175,10 @@ def _reset_output(module: PreTrainedModel) -> None:
         rule = "the output layer is the input embedding (tied); add +model.overrides.tie_word_embeddings=false"
         raise SettingsError(f"model.reset_output=true: {rule}, or leave it out")
     for head in heads:
+        for parameter in head.parameters():
+            parameter._is_hf_initialized = False  # pyright: ignore[reportAttributeAccessIssue]  (else it is passed over)
         for layer in head.modules():
-            layer.apply(_reset)
-
-
-def _reset(layer: nn.Module) -> None:
-    """torch's own initialisation, of the layers that have one."""
-    if hasattr(layer, "reset_parameters"):
-        layer.reset_parameters()  # pyright: ignore[reportCallIssue]
+            module._init_weights(layer)  # as the model draws them
 
 
 def _checkpoint_activations(module: PreTrainedModel) -> None:

@@ -99,11 +99,9 @@ def test_a_copy_of_a_hub_data_set_is_streamed(tmp_path: Path) -> None:
 
 def test_a_classifier_beats_the_majority_class(tmp_path: Path) -> None:
     """Which package a piece of text is from; the majority class is that of `check_data`."""
-    arguments = [
-        "model=bert_nano", "data=python_packages", "data.sequence_length=128", "budget.tokens=1600000",
-        "pool.trainers=2", "algorithm=localsgd", "inner.lr=3e-3", "batching.local_batch=8", "evaluation.every_rounds=20", "tracking=none",
-        "run.directory=run", "merge=none",
-    ]  # fmt: skip
+    size = ["model=bert_nano", "data=python_packages", "data.sequence_length=128", "budget.tokens=1600000"]
+    pool = ["pool.trainers=2", "algorithm=localsgd", "merge=none", "inner.lr=3e-3", "batching.local_batch=8"]
+    arguments = [*size, *pool, "evaluation.every_rounds=20", "tracking=none", "run.directory=run"]
     done = run(train_command(*arguments), tmp_path)
     assert done.code == 0, done.output
     result, corpus = facts(tmp_path / "run")["result"], facts(tmp_path / "run")["corpus"]
