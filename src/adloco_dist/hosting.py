@@ -145,6 +145,11 @@ def stream_places(rank: Rank, plan: RoundPlan) -> dict[int, list[int]]:
     return places
 
 
+def stream_notes(rank: Rank) -> list[str]:
+    """What was left out of damaged files since the last call."""
+    return rank.splits.train.take_notes() if isinstance(rank.splits.train, RowStreams) else []
+
+
 def regroup(rank: Rank, before: Layout, plan: RoundPlan, report: RankReport) -> None:
     """Do what the plan says about merges: averaged anchors, united shards, workers of new trainers, groups.
 

@@ -19,7 +19,7 @@ from adloco_dist.decisions.planning import plan_round
 from adloco_dist.decisions.records import round_records
 from adloco_dist.decisions.report import RankReport, TrainerReport, pool_report
 from adloco_dist.decisions.state import RunState
-from adloco_dist.hosting import Rank, regroup, stream_places
+from adloco_dist.hosting import Rank, regroup, stream_notes, stream_places
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.round.coordinate import all_complete, coordinate
 from adloco_dist.round.evaluate import evaluate, part_of
@@ -142,6 +142,8 @@ def run_round(rank: Rank, plan: RoundPlan, report: RankReport, stop: StopRequest
         shares[id].seconds["inner"], shares[id].train_loss_sum = done.seconds, done.loss_sum
         shares[id].data_seconds, shares[id].num_targets = done.data_seconds, done.num_targets
         shares[id].pass_seconds_per_sequence, shares[id].notes = done.pass_seconds_per_sequence, done.notes
+    if shares:
+        next(iter(shares.values())).notes += stream_notes(rank)  # of the rank, told with one of its trainers
     heartbeat.enter(f"{place}: outer step")
     is_complete = all(worker.updates_done == plan.updates for worker in rank.workers)
     places = stream_places(rank, plan) if is_complete else {}

@@ -99,3 +99,17 @@ def test_a_classifier_is_the_same_run_on_any_ranks() -> None:
 
 def train_classifier(runtime: Runtime, *overrides: str) -> dict[str, Any]:
     return train_small_pool(runtime, *overrides)
+
+
+def test_what_is_left_out_of_a_damaged_shard_is_recorded(tmp_path: Path) -> None:
+    write_shards(tmp_path, (70, 50, 90))
+    write_shards(tmp_path, [20], "c4-validation", first=10_000)
+    damaged = tmp_path / "c4-train.00001-of-00003.json.gz"
+    damaged.write_bytes(damaged.read_bytes()[:-200])
+    corpus = (f"data.train=[{tmp_path}/c4-train*]", f"data.validation=[{tmp_path}/c4-validation*]")
+    # One worker reads the sound files, too: the others would have nothing but the damaged one.
+    pool = [setting for setting in POOL if not setting.startswith(("pool.", "merge"))]
+    overrides = (*pool, "pool.trainers=1", "merge=none", *corpus, "data.damaged=skip", "data.packing=document")
+    (ended,) = run_ranks(train_small_pool, [0], *overrides)
+    notes = [note for record in ended["records"] for note in record.get("notes", [])]
+    assert any("c4-train.00001-of-00003.json.gz cannot be read after row" in note for note in notes), notes

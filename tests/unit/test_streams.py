@@ -12,10 +12,9 @@ from corpora import write_shards, write_tokenizer
 from adloco_dist.config import Corpus, Damaged, DataSettings, Packing, SettingsError, Shards
 from adloco_dist.data.batch import Batch
 from adloco_dist.data.corpora import Splits, load_corpus
-from adloco_dist.data.documents import DamagedFileError
 from adloco_dist.data.encoding import END_OF_TEXT
 from adloco_dist.data.stream_shard import StreamShard
-from adloco_dist.data.streams import RowStreams, share
+from adloco_dist.data.streams import RowStreams, StreamError, share
 
 
 def streamed(folder: Path, sizes: tuple[int, ...] = (40, 25, 60), **more: object) -> Splits:
@@ -202,7 +201,7 @@ def test_a_damaged_shard_is_named_and_skipped_only_if_asked(tmp_path: Path) -> N
     damaged.write_bytes(content[: len(content) // 2])
     splits = streamed(folder, packing=Packing.document)
     (shard,) = splits.deal(1, 1, DataSettings(), 0)
-    with pytest.raises(DamagedFileError, match=r"data\.train: .*00001-of-00002\.json\.gz cannot be read after row \d+"):
+    with pytest.raises(StreamError, match=r"data\.train: .*00001-of-00002\.json\.gz cannot be read after row \d+"):
         splits.train.batch(shard.ids(0, 1, 0, 700))  # pyright: ignore[reportArgumentType]
     splits = streamed(folder, packing=Packing.document, damaged=Damaged.skip)
     assert isinstance(splits.train, RowStreams)
@@ -215,6 +214,10 @@ def test_a_damaged_shard_is_named_and_skipped_only_if_asked(tmp_path: Path) -> N
 
 def test_more_workers_than_documents(tmp_path: Path) -> None:
     splits = streamed(tmp_path / "c4", (3,))
+    assert isinstance(splits.train, RowStreams)
+    splits.train.check_parts(3)
+    with pytest.raises(SettingsError, match=r"has 3 documents, one for each of 5 streams"):
+        splits.train.check_parts(5)
     (shard,) = splits.deal(1, 5, DataSettings(), 0)
-    with pytest.raises(SettingsError, match="part 5 of 5 has no document"):
+    with pytest.raises(StreamError, match="part 5 of 5 has no document"):
         splits.train.batch(shard.ids(4, 5, 0, 1))  # pyright: ignore[reportArgumentType]

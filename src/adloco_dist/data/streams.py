@@ -15,7 +15,7 @@ import numpy as np
 
 from adloco_dist.config import Packing, SettingsError
 from adloco_dist.data.batch import Batch
-from adloco_dist.data.documents import Document, RowFiles
+from adloco_dist.data.documents import DamagedFileError, Document, RowFiles
 from adloco_dist.data.encoding import Encoder, Tokens
 from adloco_dist.data.labels import Labels
 from adloco_dist.data.order import permutation
@@ -25,6 +25,10 @@ DOCUMENTS_AT_ONCE = 32
 """Which the tokenizer is given."""
 BLOCK_SEQUENCES, BLOCKS_AHEAD = 32, 8
 """Made ready together, and so many times before they are asked for."""
+
+
+class StreamError(RuntimeError):
+    """A stream cannot go on."""
 
 
 @dataclass(frozen=True)
@@ -88,13 +92,29 @@ class RowStreams:
     _readers: dict[tuple[int, int], "_Reader"] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
+    def check_parts(self, parts: int) -> None:
+        """Refuse more parts than there are documents for.
+
+        Raises:
+            SettingsError: a part would have none.
+        """
+        for part in range(parts):
+            files, index, stride = share(self.rows.files, part, parts)
+            if stride > 1 and next(islice(self.rows.of_file(files[0]), index, None), None) is None:
+                told = f"{files[0]} has {index} documents, one for each of {stride} streams is needed"
+                rule = "use fewer trainers or workers, or more files"
+                raise SettingsError(f"{self.rows.setting}: {told}; {rule}")
+
     def batch(self, claims: Sequence[Claim]) -> Batch:
         """The sequences that a worker claims, on the CPU; waits for those that are not tokenised yet.
 
         Raises:
-            DamagedFileError: a file cannot be read to its end.
+            StreamError: a file cannot be read to its end, a row holds no text, or there is none.
         """
-        items = [self._reader(claim).take(claim.ordinal) for claim in claims]
+        try:
+            items = [self._reader(claim).take(claim.ordinal) for claim in claims]
+        except (SettingsError, DamagedFileError) as error:  # of this rank alone, in the middle of training
+            raise StreamError(str(error)) from error
         tokens = [item.tokens for item in items]
         if self.labels is not None:
             return padded(tokens, self.encoder.vocabulary.pad, np.array([item.label for item in items]))
@@ -144,8 +164,8 @@ class RowStreams:
                         found = True
                         yield Place(start.epoch, number, row), document
             if not found and start == Place(start.epoch):
-                rule = f"part {stream.part + 1} of {stream.parts} has no document; use fewer workers or more files"
-                raise SettingsError(f"{self.rows.setting}={','.join(files)}: {rule}")
+                told = f"part {stream.part + 1} of {stream.parts} has no document"
+                raise StreamError(f"{self.rows.setting}={','.join(files)}: {told}")
             start = Place(start.epoch + 1)
 
     def _encoded(

@@ -10,6 +10,7 @@ from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Backend, Settings, SettingsError, Shards
 from adloco_dist.config.compose import flatten, to_plain
 from adloco_dist.data.corpora import Splits, load_corpus
+from adloco_dist.data.streams import RowStreams
 from adloco_dist.decisions.environment import Environment, Link, first_difference, must_agree, told_by_value
 from adloco_dist.decisions.layout import Layout, experiment_layout
 from adloco_dist.decisions.replay import Trajectory, check_trajectory
@@ -105,14 +106,15 @@ def prepare(
 
 def check_shards(layout: Layout, splits: Splits, policy: Shards) -> None:
     """Every trainer's shard must hold a sequence for each of its workers; larger batches are capped at the shard."""
-    if splits.num_sequences is None:
-        return  # streams find out
-    num_parts = 1 if policy is Shards.shared else len(layout.trainers)
-    smallest, workers = splits.num_sequences // num_parts, layout.num_workers(0)
+    num_parts, workers = 1 if policy is Shards.shared else len(layout.trainers), layout.num_workers(0)
+    if isinstance(splits.train, RowStreams):
+        splits.train.check_parts(num_parts * workers)
+        return
+    smallest = splits.train.num_sequences // num_parts
     if smallest < workers:
         raise SettingsError(
             f"pool.workers_per_trainer={workers}: a trainer's shard has {smallest} sequences "
-            f"({splits.num_sequences} in {num_parts} shards), less than one for each worker; "
+            f"({splits.train.num_sequences} in {num_parts} shards), less than one for each worker; "
             "use more text, shorter sequences, fewer trainers or workers"
         )
 

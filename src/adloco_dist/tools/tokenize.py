@@ -84,6 +84,9 @@ def tokenize_corpus(options: argparse.Namespace) -> str:
     splits = _splits(data)
     require(options.files is None or options.files >= 1, "--files", options.files, "must be >= 1")
     splits["train"] = _first(splits["train"], options.files)
+    for folder in (options.out / split for split in splits):
+        if folder.exists() and not (folder / PLAN_FILE).exists() and any(folder.iterdir()):
+            raise SettingsError(f"OUT={folder}: holds other files; name a new folder")
     tokenizer = _tokenizer(options, data, splits["train"])
     told = []
     for split, source in splits.items():
@@ -251,8 +254,6 @@ def _begin(folder: Path, made_of: dict[str, Any]) -> None:
         if json.loads(plan.read_text(encoding="utf-8")) != made_of:
             raise SettingsError(f"OUT={folder}: holds tokens of other settings or files; name another folder")
         return
-    if folder.exists() and any(folder.iterdir()):
-        raise SettingsError(f"OUT={folder}: holds other files; name a new folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         plan.write_text(json.dumps(made_of, indent=2) + "\n", encoding="utf-8")
