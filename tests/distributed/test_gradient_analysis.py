@@ -20,17 +20,11 @@ from adloco_dist.data.corpora import load_corpus
 from adloco_dist.data.tokens import DocumentStore, Store, TokenStore
 from adloco_dist.models import build_model, losses, model_config
 from adloco_dist.pool.flat_model import FlatModel
+from adloco_dist.round.deviation import Subject, batch_figures, full_gradient
 from adloco_dist.round.gradient import accumulate_gradient
 from adloco_dist.run.model import save_model
 from adloco_dist.testing.processes import run_ranks
-from adloco_dist.tools.gradients import (
-    AnalysisOptions,
-    Subject,
-    analyze_run,
-    batch_figures,
-    full_gradient,
-    summary,
-)
+from adloco_dist.tools.gradients import AnalysisOptions, analyze_run, summary
 
 COUNT = 24
 ETA = 0.8

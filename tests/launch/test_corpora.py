@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import ROOT, SMALL, environment, facts, metrics, run, train_command
+from commands import ROOT, SMALL, documented, environment, facts, metrics, run, train_command
 from corpora import numbered_document, write_shards, write_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -36,12 +36,13 @@ def test_tokenize_train_generate(tmp_path: Path) -> None:
     """From C4-format shards over a tokenizer of one's own and token files to a model that transformers loads."""
     write_shards(tmp_path, (60, 40))
     write_shards(tmp_path, [20], "c4-validation", first=10_000)
-    corpus = ["data=json", "data.train=[c4-train*]", "data.validation=[c4-validation*]"]
-    done = run(tool("tokenize_corpus.py", "tokens", *corpus, "--train-tokenizer", "400", "--processes", "2"), tmp_path)
+    _, script, *arguments = documented("docs/data.md", "python launch/tokenize_corpus.py")
+    smaller = ["--train-tokenizer", "400", "--processes", "2"]
+    done = run([sys.executable, str(ROOT / script), *arguments, *smaller], tmp_path)
     assert done.code == 0, done.output
-    tokens = ["data=tokens", "data.train=[tokens/train]", "data.validation=[tokens/validation]"]
-    assert f"train from it: data=tokens '{tokens[1]}' '{tokens[2]}'" in done.output
-    done = run(train_command(*SMALL, *tokens, "run.directory=run"), tmp_path)
+    *_, train, validation, _ = tokens = documented("docs/data.md", "python launch/train.py data=tokens")[2:]
+    assert f"train from it: data=tokens '{train}' '{validation}'" in done.output
+    done = run(train_command(*tokens, *SMALL, "run.directory=run"), tmp_path)
     assert done.code == 0, done.output
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
     assert len(tokenizer) == facts(tmp_path / "run")["corpus"]["vocab_size"] <= 400
@@ -99,8 +100,15 @@ def test_a_copy_of_a_hub_data_set_is_streamed(tmp_path: Path) -> None:
 
 def test_a_classifier_beats_the_majority_class(tmp_path: Path) -> None:
     """Which package a piece of text is from; the majority class is that of `check_data`."""
-    size = ["model=bert_nano", "data=python_packages", "data.sequence_length=128", "budget.tokens=1600000"]
-    pool = ["pool.trainers=2", "algorithm=localsgd", "merge=none", "inner.lr=3e-3", "batching.local_batch=8"]
+    size = [*documented("docs/data.md", "python launch/train.py model=bert_nano")[2:], "data.sequence_length=128"]
+    pool = [
+        "budget.tokens=1600000",
+        "pool.trainers=2",
+        "algorithm=localsgd",
+        "merge=none",
+        "inner.lr=3e-3",
+        "batching.local_batch=8",
+    ]
     arguments = [*size, *pool, "evaluation.every_rounds=20", "tracking=none", "run.directory=run"]
     done = run(train_command(*arguments), tmp_path)
     assert done.code == 0, done.output

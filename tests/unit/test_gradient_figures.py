@@ -7,8 +7,9 @@ import pytest
 
 from adloco_dist.decisions.statistics import Vector
 from adloco_dist.launch.analyze import main
+from adloco_dist.round.deviation import BatchFigures
 from adloco_dist.tools.gradient_plot import NUM_BINS, histogram, quartiles
-from adloco_dist.tools.gradients import BatchFigures, traces_of
+from adloco_dist.tools.gradients import traces_of
 
 NUM_SEQUENCES, NUM_ELEMENTS = 6, 5
 

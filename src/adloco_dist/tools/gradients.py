@@ -10,24 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
-import torch.distributed as dist
 
-from adloco_dist.cluster.control import ControlPlane
 from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.config import Settings, SettingsError, require
+from adloco_dist.config import SettingsError, require
 from adloco_dist.config.compose import from_plain
 from adloco_dist.data.corpora import Splits, load_corpus
-from adloco_dist.data.order import permutation
 from adloco_dist.data.streams import RowStreams
 from adloco_dist.data.tokens import Store
 from adloco_dist.decisions.environment import first_difference
 from adloco_dist.decisions.records import Record
 from adloco_dist.decisions.statistics import Vector, ratio
 from adloco_dist.pool.flat_model import FlatModel
-from adloco_dist.round.gradient import accumulate_gradient
+from adloco_dist.round.deviation import BatchFigures, FullGradient, Subject, batch_figures, full_gradient
 from adloco_dist.run.directory import read_run
 from adloco_dist.run.finished import load_model
 from adloco_dist.tools.gradient_plot import check_place, histogram, quartiles, show
@@ -37,10 +33,6 @@ MOST_SEQUENCES = 1024
 BATCH_SIZES = (1, 4, 16, 64)
 LEAST_BATCHES = 8
 """For a standard error: deviations of few batches that hold all sequences are nearly equal (of two they are)."""
-PIECE_ELEMENTS = 1 << 20
-"""Inner products are summed over pieces of so many elements: a long sum in fp32 would lose what is small in it."""
-
-Sequences = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -56,52 +48,6 @@ class AnalysisOptions:
     """train or validation."""
     output: Path | None = None
     pass_size: int | None = None
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What is analysed."""
-
-    settings: Settings
-    """Of the run."""
-    flat_model: FlatModel
-    """At the weights, and in the mode (eval or train), that are analysed; its gradient is overwritten."""
-    split: str
-    store: Store
-    """All of the split."""
-    ids: Sequences
-    """(N,) those that are looked at."""
-    pass_size: int
-    """Sequences of one pass."""
-
-
-@dataclass(frozen=True)
-class FullGradient:
-    """Of the mean loss over all sequences; the same on all ranks."""
-
-    vector: torch.Tensor
-    """(num_elements,) G."""
-    squared_norm: float
-    """|G|^2."""
-    loss: float
-    """In nats per target."""
-    targets: int
-
-
-@dataclass(frozen=True)
-class BatchFigures:
-    """Of J batches of the same number of sequences, each (J,), in the order of the batches; equal on all ranks."""
-
-    size: int
-    """B."""
-    relative_sizes: Vector
-    """s_j."""
-    norms: Vector
-    """|g_j|."""
-    squared_deviations: Vector
-    """|g_j - G|^2."""
-    cosines: Vector
-    """Of g_j with G; 0 where g_j is 0."""
 
 
 def analyze_run(runtime: Runtime, options: AnalysisOptions) -> None:
@@ -160,65 +106,6 @@ def _analyze(runtime: Runtime, subject: Subject, options: AnalysisOptions) -> Re
         "norm": math.sqrt(full.squared_norm),
         "batches": summaries,
     }
-
-
-def full_gradient(subject: Subject, control: ControlPlane, group: dist.ProcessGroup | None) -> FullGradient:
-    """G, of whose sequences every rank takes each world_size-th; one all-reduce. Collective.
-
-    Args:
-        group: of all ranks; None: there is one.
-    """
-    flat_model = subject.flat_model
-    vector = torch.zeros_like(flat_model.gradient)
-    loss, targets = 0.0, 0
-    mine = subject.ids[control.rank :: control.world_size]
-    for start in range(0, len(mine), subject.pass_size):
-        batch = subject.store.batch(mine[start : start + subject.pass_size]).to(flat_model.device)
-        loss += float(accumulate_gradient(flat_model, flat_model.module, batch, None)) * batch.total_targets
-        vector.add_(flat_model.gradient, alpha=batch.total_targets)
-        targets += batch.total_targets
-    sums = control.exchange({"loss": loss, "targets": targets})
-    loss, targets = sum(one["loss"] for one in sums), sum(one["targets"] for one in sums)
-    if group is not None:
-        dist.all_reduce(vector, group=group)
-    vector.div_(targets)
-    return FullGradient(vector, float(inner_product(vector, vector)), loss / targets, targets)
-
-
-def batch_figures(subject: Subject, full: FullGradient, size: int, control: ControlPlane) -> BatchFigures:
-    """The gradients of batches of `size` sequences against the full one. Collective.
-
-    The sequences are cut into consecutive batches of a random order, which the run's seed fixes; a rest that is smaller
-    than a batch is left out. Every rank takes each world_size-th batch.
-    """
-    flat_model, num_sequences = subject.flat_model, len(subject.ids)
-    order = subject.ids[permutation(num_sequences, subject.settings.seed)]
-    num_batches = num_sequences // size
-    rows = []
-    for number in range(control.rank, num_batches, control.world_size):
-        batch = subject.store.batch(order[number * size : (number + 1) * size]).to(flat_model.device)
-        accumulate_gradient(flat_model, flat_model.module, batch, subject.pass_size)
-        rows.append([batch.total_targets, *_compared(flat_model.gradient, full.vector)])
-    everything = np.empty((num_batches, 4))
-    for rank, reply in enumerate(control.exchange({"rows": rows})):
-        everything[rank :: control.world_size] = np.reshape(reply["rows"], (-1, 4))
-    targets, squared_norms, products, squared_deviations = everything.T
-    norms = np.sqrt(squared_norms)
-    cosines = np.divide(products, norms * math.sqrt(full.squared_norm), out=np.zeros(num_batches), where=norms > 0)
-    return BatchFigures(size, targets * num_sequences / full.targets, norms, squared_deviations, cosines)
-
-
-def _compared(gradient: torch.Tensor, full: torch.Tensor) -> list[float]:
-    """|g|^2, <g, G> and |g - G|^2; without a further vector: `gradient` is g - G afterwards."""
-    squared_norm, product = inner_product(gradient, gradient), inner_product(gradient, full)
-    gradient.sub_(full)
-    return torch.stack([squared_norm, product, inner_product(gradient, gradient)]).tolist()
-
-
-def inner_product(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """<one, other> in fp64, a scalar on their device."""
-    pairs = zip(one.split(PIECE_ELEMENTS), other.split(PIECE_ELEMENTS), strict=True)
-    return torch.stack([piece @ its for piece, its in pairs]).double().sum()
 
 
 def traces_of(figures: BatchFigures, num_sequences: int) -> Vector:
