@@ -166,8 +166,9 @@ def _of_documents(data: DataSettings) -> Splits:
         source = f"{len(train)} rows of {len(files[0].files)} {files[0].format} file(s)"
     else:
         train, validation, source = _text_files(data)
-    if not train:
-        raise SettingsError(f"data.train={','.join(data.train)}: holds no document; name files that are not empty")
+    for setting, named, documents in (("train", data.train, train), ("validation", data.validation, validation)):
+        if named and not documents:
+            raise SettingsError(f"data.{setting}={','.join(named)}: holds no document; name files that are not empty")
     labels = find_labels(train, names, data) if data.is_labelled else None
     if not validation and len(train) == 1 and data.packing is Packing.packed and not labels:
         (tokens,) = encoder.encode([train[0].text])

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -14,6 +15,8 @@ OUTCOME = "ADLOCO_OUTCOME"
 """In the environment of ranks that a driver has started: a folder, where each of them has a file."""
 
 
+TOLD_SECONDS = 10.0
+"""Rank 0 tells why all ranks end within this, and torchrun's agent ends the others."""
 AGENT = "ADLOCO_AGENT"
 """In their environment as well: the driver's process id."""
 
@@ -36,16 +39,17 @@ def ends_told() -> Iterator[bool]:
     if is_rank:
         end_with_agent()
     speaks = os.environ.get("RANK", "0") == "0"
-    with _ends_at_once() if is_rank else nullcontext(), told_in_one_line(speaks):
+    with _ends_at_once(speaks) if is_rank else nullcontext(), told_in_one_line(speaks):
         yield is_rank
 
 
 @contextmanager
-def _ends_at_once() -> Iterator[None]:
+def _ends_at_once(speaks: bool) -> Iterator[None]:
     """An end that all ranks agreed on is noted for the driver, and the process ends.
 
     To torchrun's agent every code but 0 is the failure of one rank: it ends the others, and with itself the store that
-    the agents of other nodes still need. Under torchrun alone there is nobody to note it for, and the code is left.
+    the agents of other nodes still need. Under torchrun alone there is nobody to note it for, and the code is left, by
+    the rank that speaks before the others: the first to leave one is the end of all.
 
     The interpreter is not taken down: a thread of gloo's that frees its last work meanwhile asks for the lock of an
     interpreter that is no more, and aborts the process (torch 2.13; one refusal in sixty).
@@ -63,6 +67,8 @@ def _ends_at_once() -> Iterator[None]:
             raise
     if note and code:
         note.write_text(str(code), encoding="utf-8")
+    elif code and not speaks:
+        signal.sigtimedwait([signal.SIGTERM], TOLD_SECONDS)
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
