@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from adloco_dist.config import OF_ROWS, Corpus, DataSettings, Packing, SettingsError
-from adloco_dist.data.documents import DamagedFileError, Document, RowFiles, row_files
+from adloco_dist.data.documents import Document, RowFiles, hub_files, local_files
 from adloco_dist.data.embedded import library_sources, package_snippets
 from adloco_dist.data.encoding import Encoder, Vocabulary, load_encoder, load_tokenizer
 from adloco_dist.data.labels import Labels, find_labels
@@ -189,16 +189,14 @@ def row_files_of(data: DataSettings) -> tuple[RowFiles, RowFiles]:
         SettingsError: there are no such files.
     """
     if data.corpus is Corpus.hub:
-        return row_files(data, [], [])
-    validation = expand("data.validation", data.validation) if data.validation else []
-    return row_files(data, expand("data.train", data.train), validation)
+        return hub_files(data)
+    named = {"data.train": data.train, "data.validation": data.validation}
+    train, validation = (local_files(setting, expand(setting, files), data) for setting, files in named.items())
+    return train, validation
 
 
 def _read(files: RowFiles) -> list[Document]:
-    try:
-        return [document for document in files.documents() if document.text]
-    except DamagedFileError as error:
-        raise SettingsError(str(error)) from error
+    return [document for document in files.documents() if document.text]
 
 
 def _text_files(data: DataSettings) -> tuple[list[Document], list[Document], str]:

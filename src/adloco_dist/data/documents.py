@@ -13,13 +13,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from adloco_dist.config import Corpus, Damaged, DataSettings, SettingsError
+from adloco_dist.config import Damaged, DataSettings, SettingsError
 from adloco_dist.data.encoding import Text
 from adloco_dist.data.hub import fetching
-
-
-class DamagedFileError(RuntimeError):
-    """A file that cannot be read to its end."""
 
 
 class _UnreadableError(Exception):
@@ -57,8 +53,8 @@ class RowFiles:
         """The documents of one file, from a row on.
 
         Raises:
-            SettingsError: there is no such column, or a row holds no text there.
-            DamagedFileError: the file cannot be read to its end; with data.damaged=skip, what can be read is all.
+            SettingsError: there is no such column, a row holds no text there, or the file cannot be read to its end
+                (with data.damaged=skip, what can be read is all).
         """
         if Path(file).is_file() and not Path(file).stat().st_size:
             return  # which some readers take for damage
@@ -129,7 +125,7 @@ class RowFiles:
         reason = " ".join(str(_root(error)).split())[:200] or type(error).__name__
         told = f"{self.setting}: {file} cannot be read {place} ({reason})"
         if self.data.damaged is Damaged.refuse:
-            raise DamagedFileError(f"{told}; mend it, or set data.damaged=skip") from error
+            raise SettingsError(f"{told}; mend it, or set data.damaged=skip") from error
         self.skipped.append(f"{told}: the rest is left out")
 
 
@@ -185,10 +181,3 @@ def local_files(setting: str, paths: Sequence[Path], data: DataSettings) -> RowF
 
 def _most(setting: str, data: DataSettings) -> int | None:
     return data.validation_documents if setting == "data.validation" else None
-
-
-def row_files(data: DataSettings, train: Sequence[Path], validation: Sequence[Path]) -> tuple[RowFiles, RowFiles]:
-    """Of a corpus of rows: files on this machine, or of the hub."""
-    if data.corpus is Corpus.hub:
-        return hub_files(data)
-    return local_files("data.train", train, data), local_files("data.validation", validation, data)

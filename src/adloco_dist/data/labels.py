@@ -9,7 +9,7 @@ from adloco_dist.data.documents import Document
 
 @dataclass(frozen=True)
 class Labels:
-    """Classes by number; the model's config has their names."""
+    """Classes by number; run.json has their names."""
 
     names: tuple[str, ...]
 

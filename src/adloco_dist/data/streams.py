@@ -15,7 +15,7 @@ import numpy as np
 
 from adloco_dist.config import Packing, SettingsError
 from adloco_dist.data.batch import Batch
-from adloco_dist.data.documents import DamagedFileError, Document, RowFiles
+from adloco_dist.data.documents import Document, RowFiles
 from adloco_dist.data.encoding import Encoder, Tokens
 from adloco_dist.data.labels import Labels
 from adloco_dist.data.order import permutation
@@ -113,7 +113,7 @@ class RowStreams:
         """
         try:
             items = [self._reader(claim).take(claim.ordinal) for claim in claims]
-        except (SettingsError, DamagedFileError) as error:  # of this rank alone, in the middle of training
+        except SettingsError as error:  # of this rank alone, in the middle of training
             raise StreamError(str(error)) from error
         tokens = [item.tokens for item in items]
         if self.labels is not None:

@@ -5,8 +5,10 @@ from pathlib import Path
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 from transformers.utils import logging
 
-from adloco_dist.config import SettingsError
-from adloco_dist.run.directory import MODEL_DIRECTORY
+from adloco_dist.config import Settings, SettingsError
+from adloco_dist.config.compose import from_plain
+from adloco_dist.data.corpora import Splits, load_corpus
+from adloco_dist.run.directory import MODEL_DIRECTORY, read_run
 
 
 def load_model(directory: Path, is_classifier: bool = False) -> PreTrainedModel:
@@ -26,3 +28,19 @@ def load_model(directory: Path, is_classifier: bool = False) -> PreTrainedModel:
     except (OSError, ValueError, RuntimeError) as error:
         told = next(iter(str(error).splitlines()), "")
         raise SettingsError(f"RUN={directory}: its {MODEL_DIRECTORY}/ cannot be read ({told})") from error
+
+
+def open_finished(directory: Path) -> tuple[Settings, PreTrainedModel, Splits]:
+    """A run's settings, the model that it saved, and its corpus.
+
+    Raises:
+        SettingsError: no such run, no model, or another corpus than the run's on this machine.
+    """
+    facts = read_run(directory)
+    settings = from_plain(facts["settings"])
+    module = load_model(directory, settings.data.is_labelled)
+    splits = load_corpus(settings.data, settings.seed)
+    if splits.digest != facts["corpus"]["digest"]:
+        told = f"was trained on {facts['corpus']['source']}; {splits.source} on this machine differ"
+        raise SettingsError(f"RUN={directory}: {told}")
+    return settings, module, splits

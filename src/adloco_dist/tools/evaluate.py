@@ -5,14 +5,11 @@ from pathlib import Path
 
 import torch
 
-from adloco_dist.config import SettingsError, require, told_in_one_line
-from adloco_dist.config.compose import from_plain
-from adloco_dist.data.corpora import load_corpus
+from adloco_dist.config import require, told_in_one_line
 from adloco_dist.decisions.evaluation import in_words
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.round.evaluate import Part, evaluate
-from adloco_dist.run.directory import read_run
-from adloco_dist.run.finished import load_model
+from adloco_dist.run.finished import open_finished
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -32,14 +29,7 @@ def evaluate_run(directory: Path, max_sequences: int | None) -> str:
         SettingsError: no such run, no model, or another corpus than the run's on this machine.
     """
     require(max_sequences is None or max_sequences >= 1, "--sequences", max_sequences, "must be >= 1")
-    facts = read_run(directory)
-    settings = from_plain(facts["settings"])
-    module = load_model(directory, settings.data.is_labelled)
-    splits = load_corpus(settings.data, settings.seed)
-    if splits.digest != facts["corpus"]["digest"]:
-        raise SettingsError(
-            f"RUN={directory}: was trained on {facts['corpus']['source']}; {splits.source} on this machine differ"
-        )
+    settings, module, splits = open_finished(directory)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     flat_model = FlatModel(module, device, settings.precision)
     evaluation = evaluate(

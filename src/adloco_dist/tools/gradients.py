@@ -15,8 +15,7 @@ import torch
 from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import SettingsError, require
-from adloco_dist.config.compose import from_plain
-from adloco_dist.data.corpora import Splits, load_corpus
+from adloco_dist.data.corpora import Splits
 from adloco_dist.data.streams import RowStreams
 from adloco_dist.data.tokens import Store
 from adloco_dist.decisions.environment import first_difference
@@ -24,8 +23,7 @@ from adloco_dist.decisions.records import Record
 from adloco_dist.decisions.statistics import Vector, ratio
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.round.deviation import BatchFigures, FullGradient, Subject, batch_figures, full_gradient
-from adloco_dist.run.directory import read_run
-from adloco_dist.run.finished import load_model
+from adloco_dist.run.finished import open_finished
 from adloco_dist.tools.gradient_plot import check_place, histogram, quartiles, show
 
 MOST_SEQUENCES = 1024
@@ -156,13 +154,7 @@ def _load(options: AnalysisOptions, device: torch.device) -> Subject:
     """Refuses whatever this rank alone can refuse."""
     for name, value in (("--sequences", options.sequences), ("--pass", options.pass_size)):
         require(value is None or value >= 1, name, value, "must be >= 1")
-    facts = read_run(options.run)
-    settings = from_plain(facts["settings"])
-    module = load_model(options.run, settings.data.is_labelled)
-    splits = load_corpus(settings.data, settings.seed)
-    if splits.digest != facts["corpus"]["digest"]:
-        told = f"was trained on {facts['corpus']['source']}; {splits.source} on this machine differ"
-        raise SettingsError(f"RUN={options.run}: {told}")
+    settings, module, splits = open_finished(options.run)
     split, store = choose_split(splits, options.split)
     count = options.sequences or min(store.num_sequences, MOST_SEQUENCES)
     ids = np.arange(count) * store.num_sequences // count  # spread evenly

@@ -24,7 +24,7 @@ from adloco_dist.cluster.signals import end_with_parent
 from adloco_dist.config import OF_ROWS, Corpus, DataSettings, SettingsError, require, told_in_one_line
 from adloco_dist.config.compose import compose
 from adloco_dist.data.corpora import expand, row_files_of
-from adloco_dist.data.documents import DamagedFileError, Document, RowFiles
+from adloco_dist.data.documents import Document, RowFiles
 from adloco_dist.data.embedded import library_sources
 from adloco_dist.data.encoding import Tokens, load_encoder, train_tokenizer
 from adloco_dist.data.token_files import Manifest, TokenFile, largest_id
@@ -63,10 +63,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--tokenizer-documents", type=int, default=100_000, help="it is trained on (%(default)s)")
     options = parser.parse_intermixed_args(arguments)
     with told_in_one_line():
-        try:
-            print(tokenize_corpus(options))
-        except DamagedFileError as error:
-            raise SettingsError(str(error)) from error
+        print(tokenize_corpus(options))
 
 
 def tokenize_corpus(options: argparse.Namespace) -> str:
@@ -205,7 +202,7 @@ def tokenize_unit(
     """Write a unit's token files, and last a note of them; what was skipped of damaged files, too.
 
     Raises:
-        DamagedFileError: a file cannot be read to its end.
+        SettingsError: a file cannot be read to its end.
     """
     encoder, files = load_encoder(data), []
     pending: list[Tokens] = []
