@@ -1,6 +1,6 @@
 """What the nodes of a run stand on: `torchrun ... launch/check.py`, or alone for this machine."""
 
-from adloco_dist.launch.check import main
+from adloco_dist.config import run_command
 
 if __name__ == "__main__":
-    main()
+    run_command("adloco_dist.launch.check")

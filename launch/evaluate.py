@@ -1,6 +1,6 @@
 """Evaluate a finished run: `python launch/evaluate.py RUN`."""
 
-from adloco_dist.tools.evaluate import main
+from adloco_dist.config import run_command
 
 if __name__ == "__main__":
-    main()
+    run_command("adloco_dist.tools.evaluate")

@@ -7,6 +7,7 @@ import adloco_dist
 
 PACKAGE = Path(adloco_dist.__file__).parent
 FLOORS = {
+    "terminal": 0,
     "config": 1,
     "decisions": 2,
     "data": 2,
@@ -58,3 +59,15 @@ def test_files_stay_under_300_lines() -> None:
     root = PACKAGE.parent.parent
     files = [*PACKAGE.rglob("*.py"), *(root / "tests").rglob("*.py"), *(root / "bench").rglob("*.py")]
     assert {str(path): length for path in files if (length := len(path.read_text().splitlines())) > 300} == {}
+
+
+def test_one_room_prints() -> None:
+    """What is safe for closed streams and odd strings there would not be elsewhere."""
+    elsewhere = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}"
+        for path in PACKAGE.rglob("*.py")
+        if room(path) not in ("terminal", "testing")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("print", "Console")
+    ]
+    assert elsewhere == []

@@ -5,6 +5,8 @@ from contextlib import contextmanager
 
 from torch.distributed.distributed_c10d import Store
 
+from adloco_dist.terminal import first_line
+
 FIRST_FAILURE = "first_failure"
 """Key in the store: who failed first, in one line."""
 
@@ -37,7 +39,7 @@ def failed(error: Exception, where: str, store: Store) -> RuntimeError:
         store: shared by all ranks.
     """
     line = ", ".join([where, *reversed(getattr(error, "__notes__", []))])
-    line += f": {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+    line += f": {type(error).__name__}: {first_line(error)}"
     try:
         first = store.compare_set(FIRST_FAILURE, "", line).decode()
     except RuntimeError:  # the store's host is gone

@@ -39,7 +39,9 @@ from adloco_dist.config.errors import (
     EXIT_STOPPED,
     EXIT_USER_ERROR,
     SettingsError,
+    as_tool,
     require,
+    run_command,
     told_in_one_line,
 )
 from adloco_dist.config.experiment import (
@@ -113,6 +115,8 @@ __all__ = [
     "TrackingSettings",
     "Unfinished",
     "Unmeasured",
+    "as_tool",
     "require",
+    "run_command",
     "told_in_one_line",
 ]

@@ -1,9 +1,12 @@
-"""How a mistake of the user is told, one line, and the exit codes that scripts can use."""
+"""How commands end: a mistake of the user is told in one line, with exit codes that scripts can use."""
 
+import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
+
+from adloco_dist.terminal import output_was_lost, protect_streams, tell_error
 
 EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
@@ -33,5 +36,27 @@ def told_in_one_line(speaks: bool = True) -> Iterator[None]:
         yield
     except SettingsError as error:
         if speaks:
-            print(f"error: {error}", file=sys.stderr)
+            tell_error(f"error: {error}")
         sys.exit(EXIT_USER_ERROR)
+
+
+@contextmanager
+def as_tool() -> Iterator[None]:
+    """Around all that a tool does whose product is what it prints: mistakes, Ctrl-C and lost output end it in order."""
+    protect_streams()
+    with told_in_one_line():
+        try:
+            yield
+        except KeyboardInterrupt:
+            sys.exit(EXIT_STOPPED)
+        if output_was_lost():
+            sys.exit(EXIT_FAILURE)
+
+
+def run_command(module: str) -> None:
+    """Import the module of a command, which takes seconds, and call its `main`; Ctrl-C meanwhile ends it in order."""
+    protect_streams()
+    try:
+        importlib.import_module(module).main()
+    except KeyboardInterrupt:
+        sys.exit(EXIT_STOPPED)

@@ -23,6 +23,7 @@ from adloco_dist.cluster.signals import STOP_SIGNALS
 from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, EXIT_USER_ERROR, SettingsError, require
 from adloco_dist.launch.contact import watch_rendezvous
 from adloco_dist.launch.outcome import AGENT, OUTCOME, noted_codes
+from adloco_dist.terminal import tell_error
 
 FIRST_SLURM_PORT = 20000
 """Below Linux' ephemeral ports, so that no outgoing connection holds it by chance."""
@@ -133,7 +134,7 @@ def _told_of_rendezvous(rendezvous: Rendezvous, error: Exception, ranks_were_up:
         wanted = f"{rendezvous.least_nodes or rendezvous.num_nodes} nodes within {rendezvous.timeout_seconds} s"
         remedy = "start the same command on every node, and check that this host and port can be reached from all"
         line = f"error: --rdzv-endpoint={rendezvous.endpoint}: did not bring together {wanted} ({error}); {remedy}"
-    print(line, file=sys.stderr)
+    tell_error(line)
     return EXIT_FAILURE
 
 
@@ -177,7 +178,7 @@ def _told(failures: Mapping[int, ProcessFailure]) -> int:
     else:
         rank, failure = min(failures.items())
         line = f"error: rank {rank} on {host}: ended with code {failure.exitcode}"
-    print(line, file=sys.stderr)
+    tell_error(line)
     return EXIT_FAILURE
 
 
@@ -191,7 +192,7 @@ def _pass_on_stop(signum: int, frame: FrameType | None) -> None:
     if not _signal_ranks(signal.SIGINT):  # still waiting for other nodes
         sys.exit(EXIT_STOPPED)
     message = "stopping: a checkpoint is written (Ctrl-C again: stop at once, without)"
-    print(f"\n{message}", file=sys.stderr, flush=True)
+    tell_error(message)
     signal.signal(signal.SIGINT, _kill_ranks)
 
 

@@ -1,11 +1,9 @@
 """The environment check: every rank's node, versions, memory and clock, and the link of every pair of nodes."""
 
 import argparse
-import shutil
 import sys
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Table
 
 from adloco_dist.config import SettingsError, require
@@ -13,6 +11,7 @@ from adloco_dist.config.compose import compose
 from adloco_dist.decisions.environment import Environment, Link, first_difference, must_agree, remarks
 from adloco_dist.launch.driver import add_torchrun_options, start
 from adloco_dist.launch.outcome import ends_told
+from adloco_dist.terminal import new_console, tell
 
 TABLE_WIDTH = 150
 """Characters of a table's line where the terminal has fewer, or is none."""
@@ -67,7 +66,7 @@ def run_check(overrides: Sequence[str], payload_bytes: int) -> None:
 
 def show(environments: Sequence[Environment], links: Sequence[Link], backend: str) -> None:
     """Print two tables and the differences that matter."""
-    console = Console(width=max(TABLE_WIDTH, shutil.get_terminal_size().columns))
+    console = new_console(least_width=TABLE_WIDTH)
     table = Table(box=None, pad_edge=False)
     for title in ("rank", "node", "host", "interface", "device", "driver", "torch", "python", "threads", "memory GB"):
         table.add_column(title)
@@ -90,7 +89,7 @@ def show(environments: Sequence[Environment], links: Sequence[Link], backend: st
             table.add_row(" - ".join(map(str, link.nodes)), f"{latency:.2f}", f"{rate:,.1f}")
         console.print(table)
     for line in remarks(environments) or ["no differences that matter"]:
-        console.print(line, soft_wrap=True, highlight=False)
+        tell(line)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import os
 import socket
-import sys
 import threading
 import time
 
@@ -10,6 +9,7 @@ import psutil
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from adloco_dist.config import EXIT_FAILURE, SettingsError, require
+from adloco_dist.terminal import tell_error
 
 EVERY_SECONDS = 5.0
 ANSWER_SECONDS = 5.0
@@ -56,7 +56,7 @@ def _watch(host: str, port: int, patience_seconds: float) -> None:
         elif answered_at is not None and time.monotonic() - answered_at > patience_seconds and not _has_ranks():
             where = f"the host of the rendezvous at {host}:{port}"
             line = f"ended on {socket.gethostname()}: {where} has not answered for {patience_seconds:.0f} s"
-            print(f"{line}; start the job again, where it goes on from its checkpoint", file=sys.stderr, flush=True)
+            tell_error(f"{line}; start the job again, where it goes on from its checkpoint")
             os._exit(EXIT_FAILURE)  # the main thread cannot be woken
         time.sleep(EVERY_SECONDS)
 

@@ -6,9 +6,10 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from adloco_dist.config import EXIT_STOPPED, Settings, SettingsError, require
+from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, Settings, SettingsError, require
 from adloco_dist.config.compose import compose, to_yaml
 from adloco_dist.launch.outcome import ends_told
+from adloco_dist.terminal import output_was_lost, show
 
 DESCRIPTION = """\
 Train a pool of DiLoCo trainers. Started alone, it runs on this machine; under torchrun, on all its nodes:
@@ -59,14 +60,14 @@ def _as_driver(parser: argparse.ArgumentParser, options: argparse.Namespace) -> 
         return sweep(options.overrides, passed_on, options.jobs, options.redo)
     settings = compose(options.overrides)
     if options.print_config:
-        print(to_yaml(settings), end="")
-        return 0
+        show(to_yaml(settings).rstrip())
+        return EXIT_FAILURE if output_was_lost() else 0
     num_ranks = _num_ranks(settings, options)
     if options.dry_run:
         from adloco_dist.tools.planner import print_dry_run
 
         print_dry_run(settings, [node for node in range(_num_nodes(options)[1]) for _ in range(num_ranks)])
-        return 0
+        return EXIT_FAILURE if output_was_lost() else 0
     return start(options, num_ranks, "adloco_dist.launch", options.overrides)
 
 

@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from adloco_dist.config import EXIT_FAILURE, SettingsError
 from adloco_dist.config.compose import CONFIG_MODULE, explain, store_schema
+from adloco_dist.terminal import first_line, tell, tell_error
 
 Launch = Callable[[Sequence[Sequence[str]], Sequence[str]], list[int]]
 """Takes every run's overrides, and options for all their drivers; the drivers' exit codes, once all jobs have ended."""
@@ -77,11 +78,11 @@ def _launch(
             (done,) = launcher.launch([runs[number]], initial_job_idx=number)
             return done.return_value
         except Exception as error:  # whatever became of its job: out of memory, cancelled, its node lost
-            first_line = next(iter(str(error).splitlines()), "")
-            print(f"run {number + 1} of {len(runs)}: its job has no result: {type(error).__name__}: {first_line}")
+            kind = type(error).__name__
+            tell_error(f"run {number + 1} of {len(runs)}: its job has no result: {kind}: {first_line(error)}")
             return EXIT_FAILURE
 
-    print(f"{len(runs)} jobs through {name}; interrupted, they go on", flush=True)
+    tell(f"{len(runs)} jobs through {name}; interrupted, they go on")
     at_once = config.hydra.launcher.get("array_parallelism", len(runs))
     with ThreadPoolExecutor(min(at_once, len(runs))) as executor:
         return list(executor.map(launch_one, range(len(runs))))

@@ -12,7 +12,6 @@ from typing import Any
 import hydra
 import torch
 import transformers
-from rich.console import Console
 
 import adloco_dist
 from adloco_dist.cluster.runtime import Runtime
@@ -25,13 +24,17 @@ from adloco_dist.launch.resume import Source
 from adloco_dist.run.directory import METRICS_FILE, RunDirectory
 from adloco_dist.run.display import Display
 from adloco_dist.run.journal import Journal, MetricsFile, RunFile, Sink
+from adloco_dist.terminal import new_console, tell
 
 log = logging.getLogger(__name__)
+LEAST_WIDTH = 80
+"""Of a line in a file, whatever COLUMNS says."""
 
 
 def print_note(line: str) -> None:
     """Tell the user what belongs to no record, before there is a display."""
-    print(f"note: {line}", flush=True)
+    tell(f"note: {line}")
+    log.info("%s", line)
 
 
 def open_journal(
@@ -66,7 +69,7 @@ def open_journal(
         sinks.append(WandbSink(settings.tracking, taken.path, plain, earlier.get("tracking_id")))
     for line in [*remarks(environments), *rank.splits.notes]:
         print_note(line)
-    display = Display(Console(), settings.budget, source.state.seconds if source else 0.0)
+    display = Display(new_console(least_width=LEAST_WIDTH), settings.budget, source.state.seconds if source else 0.0)
     return Journal([*sinks, display], display.tell), display.tell
 
 

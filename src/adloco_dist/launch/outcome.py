@@ -10,6 +10,7 @@ from pathlib import Path
 
 from adloco_dist.cluster.signals import end_with_parent
 from adloco_dist.config import EXIT_STOPPED, EXIT_USER_ERROR, told_in_one_line
+from adloco_dist.terminal import protect_streams
 
 OUTCOME = "ADLOCO_OUTCOME"
 """In the environment of ranks that a driver has started: a folder, where each of them has a file."""
@@ -35,6 +36,7 @@ def ends_told() -> Iterator[bool]:
 
     What one rank finds, all of them raise: rank 0 speaks for all.
     """
+    protect_streams()
     is_rank = "TORCHELASTIC_RUN_ID" in os.environ
     if is_rank:
         end_with_agent()

@@ -33,6 +33,7 @@ from adloco_dist.run.journal import Journal
 from adloco_dist.run.log import open_log
 from adloco_dist.run.model import save_model
 from adloco_dist.run.writer import CheckpointWriter
+from adloco_dist.terminal import show, tell_error
 from adloco_dist.tools.planner import print_dry_run
 from adloco_dist.train import Outcome, train
 
@@ -66,7 +67,7 @@ def told_as_rank(work: Callable[[Place, Store], None]) -> None:
             store = join_store(place)
         except SettingsError as error:  # of this node alone: the others do not hear of it
             if place.local_rank == 0:
-                print(f"error: {error}", file=sys.stderr, flush=True)
+                tell_error(f"error: {error}")
             os._exit(EXIT_USER_ERROR)
         try:
             work(place, store)
@@ -130,10 +131,11 @@ def _run(place: Place, store: Store, overrides: Sequence[str], dry_run: bool) ->
             journal.close()
             raise
         told = _end(outcome, journal, directory, writer.newest)
+        log.info("%s", "; ".join(told))
         if runtime.rank == 0:
-            print("\n".join(told))
+            show("\n".join(told))
         elif place.local_rank == 0:  # every node's terminal tells how it went; files are on rank 0's node
-            print(f"{told[0]}; run directory on {runtime.hosts[0]}: {directory}", file=terminal, flush=True)
+            show(f"{told[0]}; run directory on {runtime.hosts[0]}: {directory}", terminal)
         # Before any rank ends: torchrun ends the others as soon as one exits with another code than 0.
         control.exchange({})
         if outcome.stop == INTERRUPTED and is_elastic():

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import TypeVar
 
 from adloco_dist.config import EXIT_STOPPED, require
+from adloco_dist.terminal import tell, tell_error
 
 T = TypeVar("T")
 
@@ -67,11 +68,11 @@ def run_here(jobs: Sequence[tuple[str, list[str], Path]], slots: Sequence[Slot])
         try:
             if running.stopping:
                 return EXIT_STOPPED
-            print(f"run {number + 1} of {len(jobs)}: {name} (log: {log})", flush=True)
+            tell(f"run {number + 1} of {len(jobs)}: {name} (log: {log})")
             code = running.run(arguments, log, slot if len(slots) > 1 else None)
         finally:
             free.put(slot)
-        print(f"run {number + 1} of {len(jobs)}: {name} ended with code {code}", flush=True)
+        tell(f"run {number + 1} of {len(jobs)}: {name} ended with code {code}")
         return code
 
     with ThreadPoolExecutor(len(slots)) as executor:
@@ -108,7 +109,7 @@ class _Running:
     def stop(self, signum: int, frame: FrameType | None) -> None:
         """Ask all drivers to end their rounds; a second Ctrl-C ends them at once."""
         again, self.stopping = self.stopping and signum == signal.SIGINT, True
-        print("\nstopping: the runs end their rounds (Ctrl-C again: stop at once)", file=sys.stderr, flush=True)
+        tell_error("stopping: the runs end their rounds (Ctrl-C again: stop at once)")
         for driver in list(self.drivers):
             driver.send_signal(signal.SIGINT if again else signal.SIGTERM)
 

@@ -15,6 +15,7 @@ from adloco_dist.launch.launcher import prepare_launch
 from adloco_dist.launch.slots import deal_slots, run_here
 from adloco_dist.run.directory import is_finished, read_run, set_aside
 from adloco_dist.run.journal import strict_json
+from adloco_dist.terminal import tell
 from adloco_dist.tools.sweeps import show_table, write_csv
 
 LONGEST_NAME = 150
@@ -74,15 +75,15 @@ def sweep(overrides: Sequence[str], options: Sequence[str], num_jobs: int, redo:
             if is_finished(point.directory):
                 set_aside("hydra.sweep.dir", point.directory)
     due = [point for point in points if not is_finished(point.directory)]
-    print(f"sweep of {len(points)} runs, {len(points) - len(due)} of them finished before, in {folder}", flush=True)
+    tell(f"sweep of {len(points)} runs, {len(points) - len(due)} of them finished before, in {folder}")
     if launch is None:
         codes = run_here([(point.directory.name, point.arguments(options), point.log) for point in due], slots)
     else:
         codes = launch([point.arguments([]) for point in due], options) if due else []
     code_of = dict(zip((point.directory for point in due), codes, strict=True))
     rows = [(point.values, point.directory, code_of.get(point.directory), point.log) for point in points]
-    states = show_table(rows)
     write_csv(folder / "sweep.csv", rows)
+    states = show_table(rows)
     return EXIT_FAILURE if "failed" in states else EXIT_STOPPED if "stopped" in states else 0
 
 

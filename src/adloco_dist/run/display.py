@@ -1,5 +1,6 @@
-"""What the user sees: a live table and a bar on a terminal, one line per round elsewhere."""
+"""What the user sees: a live table and a bar on a terminal, one line per round elsewhere; the log has the lines too."""
 
+import logging
 import time
 from collections.abc import Sequence
 
@@ -11,6 +12,9 @@ from rich.table import Table
 from adloco_dist.config import BudgetSettings
 from adloco_dist.decisions.evaluation import in_words
 from adloco_dist.decisions.records import Record, merge_in_words
+from adloco_dist.terminal import one_line
+
+log = logging.getLogger(__name__)
 
 TITLES = ("trainer", "ranks", "workers", "batch", "passes", "noise scale", "tokens/s", "train loss", "validation")
 
@@ -42,7 +46,7 @@ class Display:
         self._tell_notes(records)
         for record in records:
             if "merge" in record:
-                self._console.print(merge_in_words(record), soft_wrap=True, highlight=False)
+                self._say(merge_in_words(record))
         shown, self._latest = self._latest, {}  # without the trainers that have ended
         for record in records:
             # An evaluation stays on show until the next one.
@@ -56,8 +60,8 @@ class Display:
         self._progress.update(self._task, completed=done[self._unit], description=f"round {records[0]['round']}")
         if self._console.is_terminal:
             self._live.update(self._render())
-        else:
-            self._console.print(_line(records), soft_wrap=True)
+        elif line := _line(records):
+            self._say(line)
 
     def close(self, result: Record | None) -> None:
         if self._console.is_terminal:
@@ -70,13 +74,17 @@ class Display:
 
     def tell(self, line: str) -> None:
         """Show a line that belongs to no record; from any thread."""
-        self._console.print(f"note: {line}", soft_wrap=True, highlight=False)
+        self._say(f"note: {line}")
+
+    def _say(self, line: str) -> None:
+        log.info("%s", line)
+        self._console.print(one_line(line), soft_wrap=True)
 
     def _tell_notes(self, records: Sequence[Record]) -> None:
         """Print every note once; the records hold it for each round that it is about."""
         notes = {(record["trainer"], note) for record in records for note in record.get("notes", [])}
         for trainer, note in sorted(notes - self._told):
-            self._console.print(f"round {records[0]['round']}, trainer {trainer}: {note}", soft_wrap=True)
+            self._say(f"round {records[0]['round']}, trainer {trainer}: {note}")
         self._told |= notes
 
     def _render(self) -> Group:
@@ -106,23 +114,25 @@ def _shown(record: Record, key: str, spec: str) -> str:
 
 
 def _line(records: Sequence[Record]) -> str:
-    parts = [f"round {records[0]['round']}"]
+    """What there is to tell of a round; empty before training where nothing was evaluated."""
+    parts = []
     for record in records:
-        part = f"trainer {record['trainer']}:"
+        told = []
         if "train_loss" in record:
             passes = f" in {record['passes']} passes" if record["passes"] > 1 else ""
-            part += f" batch {record['total_batch']}{passes} loss {record['train_loss']:.3f}"
+            told.append(f"batch {record['total_batch']}{passes} loss {record['train_loss']:.3f}")
         if "validation_loss" in record:
-            part += f" {in_words(record)}"
-        parts.append(part)
-    return "  ".join(parts)
+            told.append(in_words(record))
+        if told:
+            parts.append(" ".join([f"trainer {record['trainer']}:", *told]))
+    return "  ".join([f"round {records[0]['round']}", *parts]) if parts else ""
 
 
 def _result_table(result: Record) -> Table:
     """The evaluation at the end: every trainer, the average of their anchors, and which one was saved."""
     table = Table(title=f"validation on {result['validation_targets']:,} targets")
     for title in ("weights", "loss", "", ""):
-        table.add_column(title, justify="left" if title in ("weights", "") else "right")
+        table.add_column(title, justify="left" if title in ("weights", "") else "right", overflow="fold")
     for candidate in result["candidates"]:
         saved = "saved" if candidate["name"] == result["saved"] else ""
         table.add_row(candidate["name"], f"{candidate['validation_loss']:.4f}", in_words(candidate), saved)

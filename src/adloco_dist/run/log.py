@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from adloco_dist.run.directory import LOGS_DIRECTORY
+from adloco_dist.terminal import lasting_stream, tell
 
 
 def open_log(directory: Path, rank: int) -> TextIO:
@@ -22,9 +23,9 @@ def open_log(directory: Path, rank: int) -> TextIO:
     path = directory / LOGS_DIRECTORY / f"rank{rank}.log"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a", encoding="utf-8", buffering=1)
+        file = lasting_stream(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666))
     except OSError as error:
-        print(f"note: rank {rank} on {socket.gethostname()} keeps no log: {error}", flush=True)
+        tell(f"note: rank {rank} on {socket.gethostname()} keeps no log: {error}")
         return sys.stdout
     handler = logging.StreamHandler(file)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
@@ -34,7 +35,7 @@ def open_log(directory: Path, rank: int) -> TextIO:
     faulthandler.enable(file)
     if rank == 0:
         return sys.stdout
-    terminal = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    terminal = lasting_stream(os.dup(sys.stdout.fileno()), sys.stdout.encoding)
     for stream in (sys.stdout, sys.stderr):  # by descriptor, so that what libraries in C print goes there too
         stream.flush()
         os.dup2(file.fileno(), stream.fileno())

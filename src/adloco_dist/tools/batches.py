@@ -4,13 +4,13 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from adloco_dist.config import SettingsError, told_in_one_line
+from adloco_dist.config import SettingsError, as_tool
 from adloco_dist.run.records import read_records
+from adloco_dist.terminal import new_console
 
-WIDTH_WITHOUT_TERMINAL = 160
+TABLE_WIDTH = 160
 COLUMNS = {
     "round": "round",
     "total_batch": "batch",
@@ -34,10 +34,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("run", help="run directory, or its metrics.jsonl")
     parser.add_argument("--trainer", type=int, help="one trainer alone")
     options = parser.parse_args(arguments)
-    console = Console()
-    if not console.is_terminal:
-        console.width = WIDTH_WITHOUT_TERMINAL
-    with told_in_one_line():
+    console = new_console(least_width=TABLE_WIDTH)
+    with as_tool():
         for table in batch_tables(options.run, options.trainer):
             console.print(table)
 

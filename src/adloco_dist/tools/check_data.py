@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
-from rich.console import Console
 from rich.table import Table
 
-from adloco_dist.config import Settings, SettingsError, require, told_in_one_line
+from adloco_dist.config import Settings, SettingsError, as_tool, require
 from adloco_dist.config.compose import compose
 from adloco_dist.data.batch import Batch
 from adloco_dist.data.corpora import Splits, load_corpus
@@ -19,6 +18,7 @@ from adloco_dist.data.streams import RowStreams
 from adloco_dist.data.tokens import Store
 from adloco_dist.decisions.evaluation import perplexity
 from adloco_dist.models import losses_of
+from adloco_dist.terminal import new_console, one_line
 
 WINDOW_TOKENS = 32
 """Of the pieces of text that are looked for in both splits."""
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--sequences", type=int, default=2000, help="of each split that are looked at (%(default)s)")
     parser.add_argument("--samples", type=int, default=3, help="sequences of each split that are shown (%(default)s)")
     options = parser.parse_intermixed_args(arguments)
-    with told_in_one_line():
+    with as_tool():
         require(options.sequences >= 1, "--sequences", options.sequences, "must be >= 1")
         require(options.samples >= 0, "--samples", options.samples, "must be >= 0")
         check_data(compose(options.overrides), options.sequences, options.samples)
@@ -52,12 +52,12 @@ def check_data(settings: Settings, num_sequences: int, num_samples: int) -> None
     Raises:
         SettingsError: the corpus cannot be read, or its losses come out wrong.
     """
-    console = Console(soft_wrap=True, highlight=False)
-    console.width = max(console.width, TABLE_WIDTH)
+    console = new_console(least_width=TABLE_WIDTH)
+    console.soft_wrap = True
     splits = load_corpus(settings.data, settings.seed)
     console.print(f"{splits.source}; digest {splits.digest[:16]}; vocabulary of {splits.vocabulary.size:,} tokens")
     for note in splits.notes:
-        console.print(f"note: {note}")
+        console.print(one_line(f"note: {note}"))
     seen = {
         "train": _of_train(splits, settings, num_sequences),
         "validation": _spread(splits.validation, num_sequences),
@@ -76,7 +76,7 @@ def check_data(settings: Settings, num_sequences: int, num_samples: int) -> None
     console.print(f"perplexity: 1 for a model that knows the answer, {classes:,} for one that guesses: as it must be")
     for name, batch in seen.items():
         for place in range(min(num_samples, len(batch))):
-            console.print(f"{name}: {_sample(batch, place, splits)}", markup=False)
+            console.print(one_line(f"{name}: {_sample(batch, place, splits)}"))
 
 
 def check_losses(batch: Batch, num_classes: int) -> None:

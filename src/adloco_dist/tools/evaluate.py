@@ -5,11 +5,12 @@ from pathlib import Path
 
 import torch
 
-from adloco_dist.config import require, told_in_one_line
+from adloco_dist.config import as_tool, require
 from adloco_dist.decisions.evaluation import in_words
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.round.evaluate import Part, evaluate
 from adloco_dist.run.finished import open_finished
+from adloco_dist.terminal import tell
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -18,8 +19,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("run", type=Path, help="run directory")
     parser.add_argument("--sequences", type=int, help="validation sequences (default: the whole split)")
     options = parser.parse_args(arguments)
-    with told_in_one_line():
-        print(evaluate_run(options.run, options.sequences))
+    with as_tool():
+        tell(evaluate_run(options.run, options.sequences))
 
 
 def evaluate_run(directory: Path, max_sequences: int | None) -> str:

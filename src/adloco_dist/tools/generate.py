@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from adloco_dist.config import SettingsError, require, told_in_one_line
+from adloco_dist.config import SettingsError, as_tool, require
 from adloco_dist.config.compose import from_plain
 from adloco_dist.run.directory import MODEL_DIRECTORY, read_run
 from adloco_dist.run.finished import load_model
+from adloco_dist.terminal import show
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -22,8 +23,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--temperature", type=float, default=0.8, help="0: always the likeliest (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
-    with told_in_one_line():
-        print(continue_text(options.run, options.text, options.tokens, options.temperature, options.seed))
+    with as_tool():
+        show(continue_text(options.run, options.text, options.tokens, options.temperature, options.seed))
 
 
 def continue_text(directory: Path, text: str, num_tokens: int, temperature: float, seed: int) -> str:

@@ -11,8 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from adloco_dist.config import require
@@ -20,10 +18,11 @@ from adloco_dist.decisions.records import Record
 from adloco_dist.decisions.statistics import Vector
 from adloco_dist.run.directory import existing_part
 from adloco_dist.run.journal import strict_json
+from adloco_dist.terminal import new_console, printable, tell
 
 FIGURES_FILE, PICTURE_FILE = "gradients.json", "gradients.png"
 INCHES, DOTS_PER_INCH = (12.0, 8.0), 100
-WIDTH_WITHOUT_TERMINAL = 150
+TABLE_WIDTH = 150
 NUM_BINS = 30
 
 
@@ -63,17 +62,15 @@ def show(result: Record, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / FIGURES_FILE).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     draw(result, directory / PICTURE_FILE)
-    console = Console()
-    if not console.is_terminal:
-        console.width = WIDTH_WITHOUT_TERMINAL
+    console = new_console(least_width=TABLE_WIDTH)
     console.print(_table(result))
-    print("G: of all these sequences; |g|, |g - G| / |G| and the cosine of g with G: medians over the batches")
-    print(f"{PICTURE_FILE} and {FIGURES_FILE}: {directory}")
+    tell("G: of all these sequences; |g|, |g - G| / |G| and the cosine of g with G: medians over the batches")
+    tell(f"{PICTURE_FILE} and {FIGURES_FILE}: {directory}")
 
 
 def _table(result: Record) -> Table:
     """A row for each batch size."""
-    table = Table(title=escape(_title(result)))
+    table = Table(title=printable(_title(result)))
     titles = ("batch", "batches", "|g|", "|g - G| / |G|", "quartiles", "cosine", "tr(Sigma)", "noise scale")
     for title in (*titles, f"norm test asks for (eta {result['eta']:g})"):
         table.add_column(title, justify="right")

@@ -5,12 +5,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from adloco_dist.config import told_in_one_line
+from adloco_dist.config import as_tool
 from adloco_dist.decisions.evaluation import in_words
 from adloco_dist.decisions.merging import Merge
 from adloco_dist.decisions.records import Record, candidate_name, merge_in_words, set_of_ranks
 from adloco_dist.run.directory import read_run
 from adloco_dist.run.records import read_records, read_trajectory
+from adloco_dist.terminal import show
 
 GAP = 3
 END = "end"
@@ -25,8 +26,8 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("run", help="run directory, or its metrics.jsonl")
     options = parser.parse_args(arguments)
-    with told_in_one_line():
-        print("\n".join(merge_drawing(options.run)))
+    with as_tool():
+        show("\n".join(merge_drawing(options.run)))
 
 
 def merge_drawing(source: str) -> list[str]:

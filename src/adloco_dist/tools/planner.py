@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import torch
-from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -13,9 +12,10 @@ from adloco_dist.decisions.layout import Layout, experiment_layout
 from adloco_dist.models import model_config
 from adloco_dist.pool.capacity import state_vectors
 from adloco_dist.pool.flat_model import FlatModel
+from adloco_dist.terminal import new_console
 
 MEGA = 1e6
-WIDTH_WITHOUT_TERMINAL = 120
+TABLE_WIDTH = 120
 
 
 def print_dry_run(settings: Settings, nodes: Sequence[int]) -> None:
@@ -32,9 +32,8 @@ def print_dry_run(settings: Settings, nodes: Sequence[int]) -> None:
         module = auto.from_config(config, dtype=torch.float32)
     flat_model = FlatModel(module, torch.device("meta"), settings.precision)
     vector_bytes = flat_model.gradient.nbytes
-    console = Console(soft_wrap=True)
-    if not console.is_terminal:
-        console.width = WIDTH_WITHOUT_TERMINAL
+    console = new_console(least_width=TABLE_WIDTH)
+    console.soft_wrap = True
     sequences = "not counted" if splits.num_sequences is None else f"{splits.num_sequences:,}"
     console.print(f"model: {flat_model.num_parameters:,} parameters; one flat vector is {vector_bytes / MEGA:,.1f} MB")
     console.print(

@@ -4,11 +4,11 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from adloco_dist.config import EXIT_STOPPED, SettingsError
 from adloco_dist.run.directory import is_finished, read_run
+from adloco_dist.terminal import new_console, one_line, tell
 
 Run = tuple[dict[str, str], Path, int | None, Path]
 """What sets it apart, its directory, its driver's exit code (None: it did not run now), and its log."""
@@ -35,7 +35,7 @@ def state(directory: Path, code: int | None) -> str:
 
 def show_table(runs: Sequence[Run]) -> list[str]:
     """Print one row for each run, and where to look for those that failed; their states."""
-    console = Console()
+    console = new_console()
     table = Table(box=None, pad_edge=False)
     keys = list(runs[0][0])
     names = [key.rpartition(".")[2] for key in keys]
@@ -49,13 +49,11 @@ def show_table(runs: Sequence[Run]) -> list[str]:
         states.append(state(directory, code))
         result = _result(directory)
         shown = [format(result[name], spec) if name in result else "" for name, spec in RESULTS.items()]
-        table.add_row(*values.values(), states[-1], *shown)
+        table.add_row(*map(one_line, values.values()), states[-1], *shown)
     console.print(table)
     for (_, directory, _, log), outcome in zip(runs, states, strict=True):
         if outcome != "finished":
-            console.print(
-                f"{outcome}: {directory.name}: {_last_error(log)}; log: {log}", soft_wrap=True, highlight=False
-            )
+            tell(f"{outcome}: {directory.name}: {_last_error(log)}; log: {log}")
     return states
 
 

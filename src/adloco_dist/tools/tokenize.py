@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from adloco_dist.cluster.signals import end_with_parent
-from adloco_dist.config import OF_ROWS, Corpus, DataSettings, SettingsError, require, told_in_one_line
+from adloco_dist.config import OF_ROWS, Corpus, DataSettings, SettingsError, as_tool, require
 from adloco_dist.config.compose import compose
 from adloco_dist.data.corpora import expand, row_files_of
 from adloco_dist.data.documents import Document, RowFiles
 from adloco_dist.data.embedded import library_sources
 from adloco_dist.data.encoding import Tokens, load_encoder, train_tokenizer
 from adloco_dist.data.token_files import Manifest, TokenFile, largest_id
+from adloco_dist.terminal import new_console, one_line, show
 
 DOCUMENTS_AT_ONCE = 256
 FILES_PER_UNIT = 256
@@ -62,8 +62,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--train-tokenizer", type=int, metavar="SIZE", help="train a BPE tokenizer of so many tokens")
     parser.add_argument("--tokenizer-documents", type=int, default=100_000, help="it is trained on (%(default)s)")
     options = parser.parse_intermixed_args(arguments)
-    with told_in_one_line():
-        print(tokenize_corpus(options))
+    with as_tool():
+        show(tokenize_corpus(options))
 
 
 def tokenize_corpus(options: argparse.Namespace) -> str:
@@ -181,7 +181,7 @@ def _tokenize_split(
                 tokens += sum(file.num_tokens for file in files)
                 progress.update(task, advance=1, tokens=f"{tokens:,}")
                 for line in [*skipped, *([] if progress.console.is_terminal else [f"{split} {jobs[job].name} done"])]:
-                    progress.console.print(line, soft_wrap=True, highlight=False)
+                    progress.console.print(one_line(line), soft_wrap=True)
         except BaseException:  # what is not begun yet is not begun
             pool.shutdown(cancel_futures=True)
             raise
@@ -284,5 +284,5 @@ def _with(data: DataSettings, tokenizer: str | None) -> DataSettings:
 def _progress() -> Progress:
     return Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[tokens]} tokens"),
-        TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True),
+        TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=new_console(stderr=True),
     )  # fmt: skip
