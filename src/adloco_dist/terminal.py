@@ -18,8 +18,10 @@ from rich.console import Console
 
 LONGEST_LINE = 2000
 """Characters of a line that is told."""
+TELL_AFTER = 10.0
+"""What takes longer than this is told,"""
 TELL_EVERY_SECONDS = 30.0
-"""A wait is told when it begins, and again after each interval of this length."""
+"""and told again after each interval of this length."""
 
 
 class _Lasting(io.RawIOBase):
@@ -138,28 +140,28 @@ def new_console(file: TextIO | None = None, stderr: bool = False, least_width: i
 
 
 @contextmanager
-def told_wait(line: Callable[[], str | None], every_seconds: float = TELL_EVERY_SECONDS) -> Iterator[None]:
-    """Tell what is waited for while the block runs: when a wait has begun, and again every half minute.
+def told_wait(line: Callable[[], str], speaks: bool = True, after_seconds: float = TELL_AFTER) -> Iterator[None]:
+    """Tell on standard error what takes so long while the block runs, and again every half minute.
 
     Args:
-        line: what to tell now, asked in a thread of its own; None: nothing.
+        line: what to tell now; asked in a thread of its own.
+        speaks: whether this process tells it at all; of several that wait for the same, one does.
     """
     done = threading.Event()
 
     def tell_on() -> None:
-        while not done.wait(every_seconds):
-            if told := line():
-                tell(told)
+        seconds = after_seconds
+        while not done.wait(seconds):
+            tell_error(line())
+            seconds = TELL_EVERY_SECONDS
 
     thread = threading.Thread(target=tell_on, name="told-wait", daemon=True)
-    if told := line():
-        tell(told)
-    thread.start()
+    if speaks:
+        thread.start()
     try:
         yield
     finally:
         done.set()
-        thread.join()
 
 
 def _escaped(character: str) -> str:

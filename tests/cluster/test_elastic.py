@@ -86,7 +86,8 @@ def test_a_lost_host_costs_a_checkpoint_interval_and_is_taken_back(tmp_path: Pat
 
 
 WATCHED = "import sys, threading; from adloco_dist.launch.contact import watch_rendezvous"
-WATCHED += "; watch_rendezvous(sys.argv[1], patience_seconds=1.0); threading.Event().wait()"
+WATCHED += "; from adloco_dist.launch.rendezvous import Rendezvous"
+WATCHED += "; watch_rendezvous(Rendezvous(2, endpoint=sys.argv[1]), patience_seconds=1.0); threading.Event().wait()"
 STORE = "import socket; store = socket.create_server(('', 29515)); print('up', flush=True)"
 STORE += "; exec('while True: store.accept()[0].close(); print(1, flush=True)')"
 

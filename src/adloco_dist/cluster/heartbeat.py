@@ -12,15 +12,18 @@ from datetime import timedelta
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from adloco_dist.cluster.failures import FIRST_FAILURE, PeerFailedError
+from adloco_dist.cluster.failures import FIRST_FAILURE, PeerFailedError, is_timeout
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import EXIT_FAILURE
+from adloco_dist.terminal import first_line
 
 log = logging.getLogger(__name__)
 STOP = "stop_requested"
 """Key in the store: a rank was asked to stop."""
 START_SECONDS = 120.0
 """Ranks that were never heard of may still be importing."""
+MOST_NAMED = 4
+"""Ranks of those that are waited for."""
 
 
 def own_client(store: Store) -> Store:
@@ -28,9 +31,32 @@ def own_client(store: Store) -> Store:
     return store.clone()  # pyright: ignore[reportAttributeAccessIssue]  (torch's stub has forgotten it)
 
 
+class OwnClock:
+    """Seconds in which this process ran, for a thread that looks at it at regular intervals.
+
+    Stopped or frozen (Ctrl-Z, a paused container or machine), or with its interpreter held by one long call, a process
+    hears of nobody: that is no silence of others.
+    """
+
+    def __init__(self, every_seconds: float) -> None:
+        """
+        Args:
+            every_seconds: between two looks; what takes longer than twice that counts as standing still.
+        """
+        self._longest, self._last = 2 * every_seconds, time.monotonic()
+        self.seconds = 0.0
+
+    def tick(self) -> float:
+        """The seconds so far."""
+        now = time.monotonic()
+        self.seconds += min(now - self._last, self._longest)
+        self._last = now
+        return self.seconds
+
+
 @dataclass
 class _Heard:
-    """What was last heard of a rank, and when by this one's clock."""
+    """What was last heard of a rank, and when by this one's own clock."""
 
     beat: bytes = b""
     at: float = 0.0
@@ -58,10 +84,10 @@ class Heartbeat:
         self._store.set_timeout(timedelta(seconds=silence_seconds))
         self._rank, self._stop = rank, stop
         self._every, self._silence = every_seconds, silence_seconds
-        self._start = time.monotonic()
         self._place, self._stage = "start", 0
-        self._heard = {other: _Heard(at=self._start) for other in (range(world_size) if rank == 0 else [0])}
-        self._answered_at = self._start
+        self._heard = {other: _Heard() for other in (range(world_size) if rank == 0 else [0])}
+        self._answers = 0
+        """Of the store so far."""
         self._closing = threading.Event()
         self._threads = [
             threading.Thread(target=target, name=name, daemon=True)
@@ -95,19 +121,37 @@ class Heartbeat:
                 told.append(f"rank {rank} on {host} ({beat.get('place', 'never heard of')})")
         return told
 
+    def in_words(self) -> str:
+        """Where this rank stands, and whom it waits for there; for what is told while a run begins."""
+        try:
+            behind = self.behind()
+        except RuntimeError:
+            behind = []
+        named = ", ".join(behind[:MOST_NAMED]) + (f" and {len(behind) - MOST_NAMED} more" * (len(behind) > MOST_NAMED))
+        return f"{self._place}: waiting for {named}" if behind else f"{self._place}: still at it"
+
     def _beat_on(self) -> None:
+        clock = OwnClock(self._every)
         number = 0
         while not self._closing.is_set():
             number += 1
             try:
-                self._beat(number)
+                self._beat(number, clock)
             except RuntimeError as error:
-                if not self._closing.is_set():
-                    reason = next(iter(str(error).splitlines()), "")
-                    self._end(f"rank 0 on {self.hosts[0]}, whose node holds the store: lost contact ({reason})")
+                self._lost_store(error)
             self._closing.wait(self._every)
 
-    def _beat(self, number: int) -> None:
+    def _lost_store(self, error: RuntimeError) -> None:
+        """End unless a call was merely late: then it is the watch that says how long that may last."""
+        try:
+            if is_timeout(error):
+                self._store = own_client(self._store)  # the answer may still come, on the old connection
+                return
+        except RuntimeError as gone:
+            error = gone
+        self._end(f"rank 0 on {self.hosts[0]}, whose node holds the store: lost contact ({first_line(error)})")
+
+    def _beat(self, number: int, clock: OwnClock) -> None:
         mine = {"number": number, "stage": self._stage, "place": self._place}
         self._store.set(_key(self._rank), json.dumps(mine))
         if self._stop.requested and not self._stop.is_passed_on:
@@ -117,17 +161,16 @@ class Heartbeat:
             if rank != self._rank and self._store.check([_key(rank)]):
                 beat = self._store.get(_key(rank))
                 if beat != heard.beat:
-                    heard.beat, heard.at = beat, time.monotonic()
+                    heard.beat, heard.at = beat, clock.seconds
         if self._store.check([STOP]):
             self._stop.is_heard = self._stop.is_passed_on = True
         failure = self._store.get(FIRST_FAILURE).decode() if self._store.check([FIRST_FAILURE]) else None
-        self._answered_at = time.monotonic()
+        self._answers += 1
         if failure and not self._closing.is_set():
             self._end(failure)
-        self._look_for_the_dead()
+        self._look_for_the_dead(clock.tick())
 
-    def _look_for_the_dead(self) -> None:
-        now = time.monotonic()
+    def _look_for_the_dead(self, now: float) -> None:
         for rank, heard in self._heard.items():
             patience = self._silence if heard.beat else max(self._silence, START_SECONDS)
             if rank != self._rank and now - heard.at > patience:
@@ -137,8 +180,13 @@ class Heartbeat:
                 self._end(line)
 
     def _watch(self) -> None:
+        clock = OwnClock(self._every)
+        answers, answered_at = 0, 0.0
         while not self._closing.wait(self._every):
-            if time.monotonic() - self._answered_at > self._silence + self._every:
+            now = clock.tick()
+            if self._answers != answers:
+                answers, answered_at = self._answers, now
+            elif now - answered_at > self._silence + self._every:
                 self._end(f"rank 0 on {self.hosts[0]}, whose node holds the store: silent for {self._silence:g} s")
 
     def _end(self, line: str) -> None:

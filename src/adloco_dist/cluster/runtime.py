@@ -19,6 +19,7 @@ from adloco_dist.cluster.monitor import Monitor
 from adloco_dist.cluster.network import Interface, check_store, join_network
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import Backend, ClusterSettings, Device, SettingsError
+from adloco_dist.terminal import told_wait
 
 STORE_SECONDS = 120.0
 """Ranks of one start find each other within this, and answer each other there."""
@@ -100,20 +101,21 @@ def started(cluster: ClusterSettings, place: Place, store: Store, stop: StopRequ
     torch.set_num_threads(threads)
     heartbeat = Heartbeat(store, place.rank, place.world_size, cluster.heartbeat_seconds, cluster.silence_seconds, stop)
     speaks = place.local_rank == 0
-    interface = join_network(store, place.node, place.num_nodes, speaks, cluster.interface)
-    dist.init_process_group(
-        "gloo",
-        store=PrefixStore("control", store),
-        rank=place.rank,
-        world_size=place.world_size,
-        timeout=timedelta(seconds=cluster.control_seconds),
-    )
-    assert dist.group.WORLD is not None
-    control = ControlPlane(dist.group.WORLD)
-    device, error = _choose_device(cluster.device, place.local_rank)
-    control.agree(error)
-    place_of_work = {"node": place.node, "host": socket.gethostname(), "device": _identity(device)}
-    census = control.exchange(place_of_work)
+    with told_wait(heartbeat.in_words, speaks):
+        interface = join_network(store, place.node, place.num_nodes, speaks, cluster.interface)
+        dist.init_process_group(
+            "gloo",
+            store=PrefixStore("control", store),
+            rank=place.rank,
+            world_size=place.world_size,
+            timeout=timedelta(seconds=cluster.control_seconds),
+        )
+        assert dist.group.WORLD is not None
+        control = ControlPlane(dist.group.WORLD)
+        device, error = _choose_device(cluster.device, place.local_rank)
+        control.agree(error)
+        place_of_work = {"node": place.node, "host": socket.gethostname(), "device": _identity(device)}
+        census = control.exchange(place_of_work)
     heartbeat.hosts = hosts = tuple(member["host"] for member in census)
     monitor = Monitor(device)
     try:

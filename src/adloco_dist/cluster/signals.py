@@ -1,17 +1,18 @@
-"""A request to stop: a signal, or a file."""
+"""A request to stop: a signal, or a file; whatever the main thread of a process waits for."""
 
 import ctypes
 import os
 import signal
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""Ctrl-C; the end of a job or container; and what batch systems are told to send before a time limit."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+"""Ctrl-C; the end of a job or container; what batch systems are told to send before a time limit; a terminal closed."""
 
 
 @dataclass
@@ -38,9 +39,26 @@ class StopRequest:
         return self.is_heard or (self.file is not None and self.file.exists())
 
 
+def heeded(signals: Sequence[signal.Signals]) -> list[signal.Signals]:
+    """Those of them that mean something to this process: under nohup the end of the terminal does not."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in signals if not (number == signal.SIGHUP and ignored)]
+
+
+def end_on_signals(signals: Sequence[signal.Signals]) -> None:
+    """Let every one of them do what Ctrl-C does, until something else is agreed. Main thread only."""
+    for number in heeded(signals):
+        signal.signal(number, signal.default_int_handler)
+
+
+def hold_signals(signals: Sequence[signal.Signals]) -> None:
+    """Let signals wait until `stop_on_signals` takes them: a process that is still importing would die of them."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+
+
 @contextmanager
 def stop_on_signals(request: StopRequest, signals: Sequence[signal.Signals]) -> Iterator[None]:
-    """Turn signals into a request while the block runs. Main thread only.
+    """Turn signals into a request while the block runs, those that were held before it too. Main thread only.
 
     A signal may come more than once (from the terminal and again from torchrun): it never ends the process.
     """
@@ -48,10 +66,32 @@ def stop_on_signals(request: StopRequest, signals: Sequence[signal.Signals]) -> 
     def note(signum: int, frame: object) -> None:
         request.is_signalled = request.is_heard = True
 
-    previous = {number: signal.signal(number, note) for number in signals}
+    previous = {number: signal.signal(number, note) for number in heeded(signals)}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     yield
     for number, handler in previous.items():
         signal.signal(number, handler)
+
+
+def act_on_signals(signals: Sequence[signal.Signals], act: Callable[[signal.Signals], None]) -> None:
+    """Call `act` for every signal from now on, in a thread of its own. Main thread only.
+
+    Python runs handlers in the main thread, which may wait in a library for minutes: here the interpreter's wake-up
+    descriptor tells another one.
+    """
+    heard, wake_up = os.pipe()
+    os.set_blocking(wake_up, False)
+    signal.set_wakeup_fd(wake_up, warn_on_full_buffer=False)
+    chosen = heeded(signals)
+    for number in chosen:
+        signal.signal(number, lambda signum, frame: None)
+
+    def listen() -> None:
+        while number := os.read(heard, 1):
+            if number[0] in chosen:
+                act(signal.Signals(number[0]))
+
+    threading.Thread(target=listen, name="signals", daemon=True).start()
 
 
 def end_with_parent(parent: int) -> None:

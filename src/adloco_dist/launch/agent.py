@@ -2,155 +2,181 @@
 
 import logging
 import os
+import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from typing import Any
 
 import psutil
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousTimeoutError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from adloco_dist.cluster.signals import STOP_SIGNALS
-from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, EXIT_USER_ERROR, SettingsError, require
-from adloco_dist.launch.contact import watch_rendezvous
-from adloco_dist.launch.outcome import AGENT, OUTCOME, noted_codes
-from adloco_dist.terminal import tell_error
+from adloco_dist.cluster.signals import STOP_SIGNALS, act_on_signals
+from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, EXIT_USER_ERROR
+from adloco_dist.launch.contact import reach, watch_rendezvous
+from adloco_dist.launch.outcome import AGENT, OUTCOME, leave, noted_codes
+from adloco_dist.launch.rendezvous import Rendezvous
+from adloco_dist.terminal import first_line, tell_error
 
-FIRST_SLURM_PORT = 20000
-"""Below Linux' ephemeral ports, so that no outgoing connection holds it by chance."""
-NUM_SLURM_PORTS = 10000
-ELASTIC_TIMEOUTS = {"last_call_timeout": 5, "keep_alive_interval": 2, "keep_alive_max_attempt": 3, "read_timeout": 20}
-"""Seconds: a last call for nodes once there are enough, heartbeats of agents (missed so often: dead), and for an answer
-of the node that holds the rendezvous."""
-
-
-@dataclass(frozen=True)
-class Rendezvous:
-    """How the agents of a job's nodes find each other: torchrun's c10d rendezvous."""
-
-    num_nodes: int = 1
-    """At most."""
-    least_nodes: int | None = None
-    """With which the job starts, or goes on without others; None: all."""
-    max_restarts: int = 0
-    """How often the ranks of a node are started again when one fails; nodes that come or go do not count."""
-    endpoint: str = "localhost:0"
-    """Host and port of the store, which the agent on that host opens; port 0: a free one, on a single node."""
-    job: str = ""
-    """Keeps jobs apart that meet at one endpoint."""
-    address: str | None = "localhost"
-    """Of this node, for the others; None: its full host name."""
-    timeout_seconds: int = 600
-    """For all nodes to come, or the least number of them."""
-
-    @property
-    def is_elastic(self) -> bool:
-        """Whether the job outlives ranks and nodes."""
-        return self.max_restarts > 0
-
-    def timeouts(self) -> dict[str, int]:
-        """torchrun's own, in seconds. An elastic job does not wait for nodes that are lost as it does for late ones."""
-        timeouts = {"join_timeout": self.timeout_seconds, "read_timeout": self.timeout_seconds}
-        if self.is_elastic:
-            timeouts |= ELASTIC_TIMEOUTS
-        return timeouts
-
-    @classmethod
-    def from_slurm(cls, timeout_seconds: int, max_restarts: int) -> "Rendezvous":
-        """Between the nodes of this Slurm job, for a process that srun started once on each.
-
-        Raises:
-            SettingsError: this is no task of a Slurm job.
-        """
-        try:
-            job, num_nodes = os.environ["SLURM_JOB_ID"], int(os.environ["SLURM_JOB_NUM_NODES"])
-            nodes, here = os.environ["SLURM_JOB_NODELIST"], os.environ["SLURMD_NODENAME"]
-        except KeyError as missing:
-            line = f"--slurm: {missing} is not set; start it with srun inside a job, as slurm/train.sbatch does"
-            raise SettingsError(line) from missing
-        try:
-            names = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise SettingsError(f"--slurm: scontrol does not say which hosts {nodes} are ({error})") from error
-        port = FIRST_SLURM_PORT + int(job) % NUM_SLURM_PORTS
-        # A requeued job has the same id: what is left of its last start must not meet it.
-        attempt = os.environ.get("SLURM_RESTART_COUNT", "0")
-        endpoint = f"{names.stdout.split()[0]}:{port}"
-        return cls(num_nodes, None, max_restarts, endpoint, f"{job}-{attempt}", here, timeout_seconds)
+REJOINED = "ADLOCO_REJOINED"
+"""In the driver's environment: how often it has lost the rendezvous and joined it again."""
+ASK = signal.SIGUSR1
+"""Asks a rank to stop. One that has not got so far as to listen ends of it without a word."""
 
 
-def start_ranks(rendezvous: Rendezvous, num_ranks: int, module: str, arguments: Sequence[str]) -> int:
-    """Run `python -m module arguments` as every rank of this node, until all nodes are done; the exit code."""
+def start_ranks(
+    rendezvous: Rendezvous, num_ranks: int, module: str, arguments: Sequence[str], can_stop: bool = True
+) -> int:
+    """Run `python -m module arguments` as every rank of this node, until all nodes are done; the exit code.
+
+    Args:
+        can_stop: ranks that are asked to stop write a checkpoint first; others are ended at once.
+
+    Raises:
+        SettingsError: the rendezvous names no host that is known here.
+    """
     # What failed is told below, in one line; the agent's own account, from loggers of its own, would bury it.
     for name in [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]:
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    # Ranks are in sessions of their own, out of the terminal's reach; the agent passes nothing on, for it would give
-    # them 30 seconds and then kill them in the middle of their round.
-    for number in STOP_SIGNALS:
-        signal.signal(number, _pass_on_stop)
+    if rendezvous.num_nodes > 1:
+        watch_rendezvous(rendezvous)
+    stopping = _Stopping(can_stop)
+    act_on_signals((*STOP_SIGNALS, signal.SIGQUIT), stopping.act)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // num_ranks)))
     if rendezvous.is_elastic:
         # Else the agents would go on with the store of their first start, on a node that may be gone.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    config = LaunchConfig(
-        min_nodes=rendezvous.least_nodes or rendezvous.num_nodes,
-        max_nodes=rendezvous.num_nodes,
-        nproc_per_node=num_ranks,
-        run_id=rendezvous.job or uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint=rendezvous.endpoint,
-        rdzv_configs=rendezvous.timeouts(),
-        local_addr=rendezvous.address,
-        max_restarts=rendezvous.max_restarts,
-        signals_to_handle="SIGQUIT",  # not SIGHUP, which nohup wants ignored
-    )
-    if rendezvous.num_nodes > 1:
-        watch_rendezvous(rendezvous.endpoint)
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ[OUTCOME], os.environ[AGENT] = folder, str(os.getpid())
+    with tempfile.TemporaryDirectory(prefix="adloco-") as folder:
+        os.environ[OUTCOME], os.environ[AGENT] = str(Path(folder) / "outcome"), str(os.getpid())
+        Path(os.environ[OUTCOME]).mkdir()
         try:
-            elastic_launch(config, sys.executable)("-u", "-m", module, *arguments)
-        except ChildFailedError as failures:
-            return _told(failures.failures)
-        except (RendezvousTimeoutError, RendezvousConnectionError) as error:
-            return _told_of_rendezvous(rendezvous, error, ranks_were_up=bool(noted_codes(Path(folder))))
-        return max((code for code in noted_codes(Path(folder)) if code is not None), default=0)
+            failures = _run_agent(rendezvous, num_ranks, ("-u", "-m", module, *arguments), Path(folder) / "agent")
+        except RendezvousError as error:
+            return _without_rendezvous(rendezvous, error, ranks_were_up=bool(noted_codes(Path(os.environ[OUTCOME]))))
+        if failures and stopping.explains(failures):
+            return EXIT_STOPPED
+        if failures:
+            return _told(failures)
+        return max((code for code in noted_codes(Path(os.environ[OUTCOME])) if code is not None), default=0)
 
 
-def _told_of_rendezvous(rendezvous: Rendezvous, error: Exception, ranks_were_up: bool) -> int:
-    """Print why the nodes are not together; the exit code."""
-    if ranks_were_up:  # the agent that holds the store ended first, and tells the cause
-        line = f"ended on {socket.gethostname()}: the agent at {rendezvous.endpoint} is gone; see what it says"
-    else:
-        wanted = f"{rendezvous.least_nodes or rendezvous.num_nodes} nodes within {rendezvous.timeout_seconds} s"
+def _run_agent(
+    rendezvous: Rendezvous, num_ranks: int, arguments: tuple[str, ...], folder: Path
+) -> Mapping[int, ProcessFailure]:
+    """What torchrun does, but for what it does with the rendezvous afterwards; the failures by rank.
+
+    A node that has lost contact must not close the rendezvous, as torch's own launcher would: the others are there.
+
+    Raises:
+        RendezvousError: nodes did not come together, or the store is gone.
+    """
+    # Stopping is not the agent's affair (there is no such signal): ranks are in sessions of their own, out of the
+    # terminal's reach, and it would give them 30 seconds and then kill them in the middle of their round.
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "none"
+    handler = get_rendezvous_handler(
+        RendezvousParameters(
+            backend="c10d",
+            endpoint=rendezvous.endpoint,
+            run_id=rendezvous.job or uuid.uuid4().hex,
+            min_nodes=rendezvous.least_nodes or rendezvous.num_nodes,
+            max_nodes=rendezvous.num_nodes,
+            local_addr=rendezvous.address,
+            **rendezvous.timeouts(),
+        )
+    )
+    spec = WorkerSpec(
+        role="default_role",
+        local_world_size=num_ranks,
+        rdzv_handler=handler,
+        entrypoint=sys.executable,
+        args=arguments,
+        max_restarts=rendezvous.max_restarts,
+        local_addr=rendezvous.address,
+    )
+    result: Any = LocalElasticAgent(spec, DefaultLogsSpecs(log_dir=str(folder))).run()
+    handler.shutdown()
+    return result.failures if result else {}  # none: the others have no room for this node
+
+
+def _without_rendezvous(rendezvous: Rendezvous, error: RendezvousError, ranks_were_up: bool) -> int:
+    """Join again where that may help, else print why the nodes are not together; the exit code."""
+    endpoint = rendezvous.endpoint
+    if not ranks_were_up:
+        wanted = f"{rendezvous.wanted} within {rendezvous.timeout_seconds} s"
         remedy = "start the same command on every node, and check that this host and port can be reached from all"
-        line = f"error: --rdzv-endpoint={rendezvous.endpoint}: did not bring together {wanted} ({error}); {remedy}"
-    tell_error(line)
+        reason = first_line(error.__cause__ or error)
+        tell_error(f"error: --rdzv-endpoint={endpoint}: did not bring together {wanted} ({reason}); {remedy}")
+        return EXIT_FAILURE
+    if int(os.environ.get(REJOINED, "0")) < rendezvous.max_restarts:
+        tell_error(f"{socket.gethostname()} has lost contact with the rendezvous at {endpoint}: it joins again")
+        _join_again(*rendezvous.place())
+    # The agent that holds the store ended first, and tells the cause.
+    tell_error(f"ended on {socket.gethostname()}: the agent at {endpoint} is gone; see what it says")
     return EXIT_FAILURE
 
 
-def check_port(port: int) -> None:
-    """Refuse a port of this machine that cannot be opened.
+def _join_again(host: str, port: int) -> None:
+    """Begin this very command anew once the store answers; returns where it is no more.
 
-    Raises:
-        SettingsError: it is in use, or no port.
+    A new program, since stores, timers and threads of the old one would go on. Where the host itself does not answer
+    any more, the watch of the rendezvous ends the wait.
     """
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("localhost", port))
-        except (OSError, OverflowError) as error:
-            rule = f"cannot be used ({error}); choose another port, or leave it out for a free one"
-            require(False, "--master-port", port, rule)
+    while (answer := reach(host, port)) is None:
+        time.sleep(1.0)
+    if not answer:
+        return
+    os.environ[REJOINED] = str(int(os.environ.get(REJOINED, "0")) + 1)
+    shutil.rmtree(Path(os.environ[OUTCOME]).parent, ignore_errors=True)
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+@dataclass
+class _Stopping:
+    """What becomes of signals to the driver."""
+
+    can_stop: bool
+    is_requested: bool = False
+    is_at_once: bool = False
+
+    def act(self, number: signal.Signals) -> None:
+        """Ask the ranks to stop; at the second Ctrl-C, or Ctrl-\\, end them. From any thread."""
+        self.is_at_once |= number == signal.SIGQUIT or (self.is_requested and number == signal.SIGINT)
+        self.is_at_once |= not self.can_stop
+        if not _signal_ranks(signal.SIGKILL if self.is_at_once else ASK):  # still waiting for other nodes
+            tell_error("stopped before any rank was started")
+            leave(EXIT_STOPPED)
+        if not self.is_requested and not self.is_at_once:
+            tell_error("stopping: a checkpoint is written (Ctrl-C again: stop at once, without)")
+        self.is_requested = True
+
+    def explains(self, failures: Mapping[int, ProcessFailure]) -> bool:
+        """Whether ranks ended because they were asked to, which is told."""
+        if self.is_at_once:
+            tell_error("stopped at once, without a checkpoint" if self.can_stop else "stopped")
+        elif early := self.is_requested and any(failure.exitcode == -ASK for failure in failures.values()):
+            tell_error("stopped before training began")
+            return early
+        return self.is_at_once
+
+
+def _signal_ranks(number: signal.Signals) -> int:
+    ranks = psutil.Process().children()
+    for rank in ranks:
+        with suppress(psutil.NoSuchProcess):
+            rank.send_signal(number)
+    return len(ranks)
 
 
 def _told(failures: Mapping[int, ProcessFailure]) -> int:
@@ -186,23 +212,3 @@ def _recorded(failure: ProcessFailure) -> str | None:
     """What the rank left in its error file, if it left one."""
     message = failure.error_file_data["message"]
     return message["message"] if isinstance(message, dict) else None
-
-
-def _pass_on_stop(signum: int, frame: FrameType | None) -> None:
-    if not _signal_ranks(signal.SIGINT):  # still waiting for other nodes
-        sys.exit(EXIT_STOPPED)
-    message = "stopping: a checkpoint is written (Ctrl-C again: stop at once, without)"
-    tell_error(message)
-    signal.signal(signal.SIGINT, _kill_ranks)
-
-
-def _kill_ranks(signum: int, frame: FrameType | None) -> None:
-    _signal_ranks(signal.SIGKILL)
-
-
-def _signal_ranks(number: signal.Signals) -> int:
-    ranks = psutil.Process().children()
-    for rank in ranks:
-        with suppress(psutil.NoSuchProcess):
-            rank.send_signal(number)
-    return len(ranks)

@@ -40,7 +40,15 @@ def main(arguments: list[str] | None = None) -> None:
                 names = ("sequences", "batches", "split", "output", "pass")
                 given = {name: value for name in names if (value := vars(options)[name]) is not None}
                 passed_on = [str(options.run), *(f"--{name}={value}" for name, value in given.items())]
-                sys.exit(start(options, num_ranks(options.nproc_per_node), "adloco_dist.launch.analyze", passed_on))
+                sys.exit(
+                    start(
+                        options,
+                        num_ranks(options.nproc_per_node),
+                        "adloco_dist.launch.analyze",
+                        passed_on,
+                        can_stop=False,
+                    )
+                )
         except KeyboardInterrupt:
             sys.exit(EXIT_STOPPED)
 

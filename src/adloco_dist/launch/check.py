@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
         else:
             compose(options.overrides)
             passed_on = [f"--payload-mb={options.payload_mb}", *options.overrides]
-            sys.exit(start(options, options.nproc_per_node or 1, "adloco_dist.launch.check", passed_on))
+            sys.exit(start(options, options.nproc_per_node or 1, "adloco_dist.launch.check", passed_on, can_stop=False))
 
 
 def run_check(overrides: Sequence[str], payload_bytes: int) -> None:

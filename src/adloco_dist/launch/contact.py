@@ -1,76 +1,163 @@
-"""Contact with the host of the rendezvous: in a call to a host that has vanished, torchrun's agent would wait on."""
+"""Contact with the host of the rendezvous: who has come there is told while a driver waits, and so is its loss.
 
-import os
+torchrun's agent waits without a word, in calls that end long after their timeouts where that host has vanished, and
+never where another program listens on its port (docs/lab-notes.md).
+"""
+
+import itertools
 import socket
 import threading
 import time
+from datetime import timedelta
 
 import psutil
-from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]  (that is its documented place)
 
-from adloco_dist.config import EXIT_FAILURE, SettingsError, require
-from adloco_dist.terminal import tell_error
+from adloco_dist.config import EXIT_FAILURE, EXIT_USER_ERROR
+from adloco_dist.launch.outcome import leave
+from adloco_dist.launch.rendezvous import Rendezvous
+from adloco_dist.terminal import TELL_EVERY_SECONDS, tell_error
 
-EVERY_SECONDS = 5.0
+EVERY_SECONDS = 1.0
 ANSWER_SECONDS = 5.0
 PATIENCE_SECONDS = 60.0
 """Links that are cut for less are waited for: a node without its agent would stay away until it is started by hand."""
-DEFAULT_PORT = 29400
-"""torchrun's, of an endpoint that names none."""
+CLIENT_SECONDS = 4.0
+"""Of an attempt to become a client of the store."""
+STRANGER_SECONDS = 10.0
+"""What listens for so long and lets no client in is no store."""
+STALE_SECONDS = 10.0
+"""A driver that has said nothing for so long is no longer there."""
+BEGIN_SECONDS = 2.0
+"""Drivers that are started together have met by then."""
+RESTART_SECONDS = 15.0
+"""Agents that start their ranks again, or end together, take so long without that anything is wrong."""
 
 
-def watch_rendezvous(endpoint: str, patience_seconds: float = PATIENCE_SECONDS) -> None:
-    """End this process when its ranks have ended and the endpoint's host, once reached, no longer answers.
+def watch_rendezvous(rendezvous: Rendezvous, patience_seconds: float = PATIENCE_SECONDS) -> None:
+    """Tell who is waited for as long as this process has no ranks, and end it where it would wait in vain.
 
-    The store client of torch waits for the answer of a host without power far beyond its timeouts (docs/lab-notes.md).
-    A refusal is an answer: the host lives, and has closed the store's connections, which the agent notices by itself.
-
-    Args:
-        endpoint: "host:port", of the store that the agents share.
-
-    Raises:
-        SettingsError: it is no host and port.
-    """
-    arguments = (*_address(endpoint), patience_seconds)
-    threading.Thread(target=_watch, args=arguments, name="rendezvous-watch", daemon=True).start()
-
-
-def _address(endpoint: str) -> tuple[str, int]:
-    """Host and port of the rendezvous.
+    It ends when what listens at the endpoint is no store, and when its ranks have ended and the endpoint's host, once
+    reached, no longer answers. (A refusal is an answer: the host lives, and has closed the store's connections, which
+    the agent notices by itself.)
 
     Raises:
-        SettingsError: it names none.
+        SettingsError: the endpoint is no host and port.
     """
-    require(bool(endpoint), "--rdzv-endpoint", endpoint, "must be HOST:PORT, of one of the nodes")
-    try:
-        return parse_rendezvous_endpoint(endpoint, DEFAULT_PORT)
-    except ValueError as error:
-        raise SettingsError(f"--rdzv-endpoint={endpoint}: must be HOST:PORT ({error})") from error
+    watch = _Watch(rendezvous, patience_seconds)
+    threading.Thread(target=watch.run, name="rendezvous-watch", daemon=True).start()
 
 
-def _watch(host: str, port: int, patience_seconds: float) -> None:
-    answered_at: float | None = None
-    while True:
-        if _answers(host, port):
-            answered_at = time.monotonic()
-        elif answered_at is not None and time.monotonic() - answered_at > patience_seconds and not _has_ranks():
-            where = f"the host of the rendezvous at {host}:{port}"
-            line = f"ended on {socket.gethostname()}: {where} has not answered for {patience_seconds:.0f} s"
-            tell_error(f"{line}; start the job again, where it goes on from its checkpoint")
-            os._exit(EXIT_FAILURE)  # the main thread cannot be woken
-        time.sleep(EVERY_SECONDS)
+class _Watch:
+    """What this driver knows of the others."""
+
+    def __init__(self, rendezvous: Rendezvous, patience_seconds: float) -> None:
+        self._rendezvous, self._patience = rendezvous, patience_seconds
+        self._host, self._port = rendezvous.place()
+        self._presence = _Presence(self._host, self._port, rendezvous.job)
+
+    def run(self) -> None:
+        start = time.monotonic()
+        answered_at: float | None = None
+        silent_at, waiting_since, told_at, had_ranks = start, start, -TELL_EVERY_SECONDS, False
+        patience_of = {False: BEGIN_SECONDS, True: RESTART_SECONDS}
+        while True:
+            answer = reach(self._host, self._port)
+            now, has_ranks = time.monotonic(), _has_ranks()
+            if not answer:
+                silent_at = now
+            elif now - silent_at > STRANGER_SECONDS and not self._presence.has_joined:
+                endpoint = f"--rdzv-endpoint={self._host}:{self._port}"
+                tell_error(f"error: {endpoint}: another program listens there, and no torchrun; choose another port")
+                leave(EXIT_USER_ERROR)
+            if answer is not None:
+                answered_at = now
+            elif answered_at is not None and now - answered_at > self._patience and not has_ranks:
+                where = f"the host of the rendezvous at {self._host}:{self._port} has not answered"
+                line = f"ended on {socket.gethostname()}: {where} for {self._patience:.0f} s"
+                tell_error(f"{line}; start the job again, where it goes on from its checkpoint")
+                leave(EXIT_FAILURE)
+            if has_ranks:
+                waiting_since, had_ranks = now, True
+            elif now - waiting_since >= patience_of[had_ranks] and now - told_at >= TELL_EVERY_SECONDS:
+                told_at = now
+                tell_error(self._line(answer))
+            time.sleep(EVERY_SECONDS)
+
+    def _line(self, answer: bool | None) -> str:
+        waiting = f"waiting at {self._host}:{self._port} for {self._rendezvous.wanted}"
+        if hosts := self._presence.hosts() if answer else []:
+            count = "1 is" if len(hosts) == 1 else f"{len(hosts)} are"
+            return f"{waiting}: {count} here ({', '.join(hosts)}); start the same command on the others"
+        if answer:
+            return f"{waiting}: something listens there, and has not let this node in yet"
+        reason = "that host does not answer" if answer is None else "nothing listens there yet"
+        return f"{waiting}: {reason}; start the same command on {self._host}, and open that port"
 
 
-def _answers(host: str, port: int) -> bool:
+class _Presence:
+    """Which drivers have come to a rendezvous, by their own account in its store.
+
+    In a thread of its own: a call to a store whose host has vanished may never return.
+    """
+
+    def __init__(self, host: str, port: int, job: str) -> None:
+        self._host, self._port, self._prefix = host, port, f"adloco/{job}/drivers"
+        self.has_joined = False
+        """Whether there ever was a store."""
+        self._said: dict[int, str] = {}
+        """What every driver has said last."""
+        self._fresh: dict[int, float] = {}
+        """When that was new."""
+        threading.Thread(target=self._run, name="rendezvous-presence", daemon=True).start()
+
+    def hosts(self) -> list[str]:
+        """Those whose drivers have spoken of late."""
+        now = time.monotonic()
+        return sorted(said.rpartition(" ")[0] for index, said in dict(self._said).items() if now < self._fresh[index])
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._speak_on()
+            except (RuntimeError, ValueError):  # no store yet, or no more; the next one is another
+                self._said.clear()
+            time.sleep(EVERY_SECONDS)
+
+    def _speak_on(self) -> None:
+        seconds = timedelta(seconds=CLIENT_SECONDS)
+        store = TCPStore(self._host, self._port, is_master=False, timeout=seconds, wait_for_workers=False)
+        mine = store.add(self._prefix, 1)
+        self.has_joined = True
+        for number in itertools.count():
+            store.set(f"{self._prefix}/{mine}", f"{socket.gethostname()} {number}")
+            others = 0 if _has_ranks() else store.add(self._prefix, 0)  # nobody asks for them while it trains
+            for index in range(1, others + 1):
+                key = f"{self._prefix}/{index}"
+                said = store.get(key).decode(errors="replace") if store.check([key]) else ""
+                if said != self._said.get(index, ""):
+                    self._fresh[index] = time.monotonic() + STALE_SECONDS
+                    self._said[index] = said
+            time.sleep(EVERY_SECONDS)
+
+
+def reach(host: str, port: int) -> bool | None:
+    """Whether something listens at that port; None: the host does not answer."""
     try:
         socket.create_connection((host, port), timeout=ANSWER_SECONDS).close()
     except ConnectionRefusedError:
-        return True
-    except OSError:
         return False
+    except OSError:
+        return None
     return True
 
 
 def _has_ranks() -> bool:
     """Whether a rank of this node still runs; the agent has not buried those that have ended."""
-    return any(child.status() != psutil.STATUS_ZOMBIE for child in psutil.Process().children())
+    for child in psutil.Process().children():
+        try:
+            if child.status() != psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            continue
+    return False

@@ -3,9 +3,11 @@
 import argparse
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 
+from adloco_dist.cluster.signals import STOP_SIGNALS, end_on_signals, hold_signals
 from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, Settings, SettingsError, require
 from adloco_dist.config.compose import compose, to_yaml
 from adloco_dist.launch.outcome import ends_told
@@ -42,7 +44,8 @@ def _as_rank(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     if options.multirun:
         rule = "-m: each run of a sweep is a torchrun of its own; start it without torchrun"
         raise SettingsError(f"{rule}: python launch/train.py {shlex.join(arguments)}")
-    from adloco_dist.launch.rank import run_rank
+    hold_signals([number for number in STOP_SIGNALS if number != signal.SIGTERM])
+    from adloco_dist.launch.rank import run_rank  # takes seconds
 
     run_rank(options.overrides, options.dry_run)
     return 0
@@ -50,9 +53,10 @@ def _as_rank(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 def _as_driver(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     """Do what was asked; the exit code. What needs torch is imported once it is clear that it is needed."""
+    end_on_signals(STOP_SIGNALS)
     _refuse_without_effect(parser, options)
     # What failed is told in one line; torch's warnings about it, with addresses of its code, would bury it.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     if options.multirun:
         from adloco_dist.launch.sweep import sweep
 
@@ -79,15 +83,22 @@ def _refuse_without_effect(parser: argparse.ArgumentParser, options: argparse.Na
             raise SettingsError(f"--{name.replace('_', '-')}: has no effect {where} -m; leave it out")
 
 
-def start(options: argparse.Namespace, num_ranks: int, module: str, overrides: Sequence[str]) -> int:
+def start(
+    options: argparse.Namespace, num_ranks: int, module: str, overrides: Sequence[str], can_stop: bool = True
+) -> int:
     """Start `python -m module overrides` on all ranks, where the options say; the exit code.
+
+    Args:
+        can_stop: whether ranks that are asked to stop write a checkpoint.
 
     Raises:
         SettingsError: the options do not say where.
     """
-    from adloco_dist.launch.agent import Rendezvous, check_port, start_ranks
+    from adloco_dist.launch.agent import start_ranks
+    from adloco_dist.launch.rendezvous import Rendezvous, check_port
 
     least_nodes, num_nodes = _num_nodes(options)
+    require(options.join_timeout >= 1, "--join-timeout", options.join_timeout, "must be >= 1 second")
     restarts = options.max_restarts
     if options.slurm:
         rendezvous = Rendezvous.from_slurm(options.join_timeout, restarts)
@@ -101,7 +112,7 @@ def start(options: argparse.Namespace, num_ranks: int, module: str, overrides: S
             num_nodes, least_nodes, restarts, options.rdzv_endpoint, options.rdzv_id, options.local_addr,
             options.join_timeout,
         )  # fmt: skip
-    return start_ranks(rendezvous, num_ranks, module, overrides)
+    return start_ranks(rendezvous, num_ranks, module, overrides, can_stop)
 
 
 def add_torchrun_options(parser: argparse.ArgumentParser) -> None:

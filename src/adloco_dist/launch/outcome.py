@@ -2,11 +2,13 @@
 
 import logging
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import NoReturn
 
 from adloco_dist.cluster.signals import end_with_parent
 from adloco_dist.config import EXIT_STOPPED, EXIT_USER_ERROR, told_in_one_line
@@ -14,10 +16,8 @@ from adloco_dist.terminal import protect_streams
 
 OUTCOME = "ADLOCO_OUTCOME"
 """In the environment of ranks that a driver has started: a folder, where each of them has a file."""
-
-
 TOLD_SECONDS = 10.0
-"""Rank 0 tells why all ranks end within this, and torchrun's agent ends the others."""
+"""The first rank of a node tells why all ranks end within this, and torchrun's agent ends the others."""
 AGENT = "ADLOCO_AGENT"
 """In their environment as well: the driver's process id."""
 
@@ -34,13 +34,13 @@ def end_with_agent() -> None:
 def ends_told() -> Iterator[bool]:
     """Around all that a command does, on a rank as in the driver; yields which of the two this process is.
 
-    What one rank finds, all of them raise: rank 0 speaks for all.
+    What one rank finds, all of them raise: on every node the first of its ranks tells it.
     """
     protect_streams()
     is_rank = "TORCHELASTIC_RUN_ID" in os.environ
     if is_rank:
         end_with_agent()
-    speaks = os.environ.get("RANK", "0") == "0"
+    speaks = os.environ.get("LOCAL_RANK", "0") == "0"
     with _ends_at_once(speaks) if is_rank else nullcontext(), told_in_one_line(speaks):
         yield is_rank
 
@@ -75,6 +75,15 @@ def _ends_at_once(speaks: bool) -> Iterator[None]:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0 if note else int(code or 0))
+
+
+def leave(code: int) -> NoReturn:
+    """End a driver whose main thread waits in a library, from any thread; nothing is left behind."""
+    if folder := os.environ.get(OUTCOME):
+        shutil.rmtree(Path(folder).parent, ignore_errors=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def noted_codes(folder: Path) -> list[int | None]:

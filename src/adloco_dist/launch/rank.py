@@ -33,7 +33,7 @@ from adloco_dist.run.journal import Journal
 from adloco_dist.run.log import open_log
 from adloco_dist.run.model import save_model
 from adloco_dist.run.writer import CheckpointWriter
-from adloco_dist.terminal import show, tell_error
+from adloco_dist.terminal import show, tell_error, told_wait
 from adloco_dist.tools.planner import print_dry_run
 from adloco_dist.train import Outcome, train
 
@@ -109,9 +109,12 @@ def _run(place: Place, store: Store, overrides: Sequence[str], dry_run: bool) ->
         if has_ended(control, settings):
             tell(f"run.directory={settings.run.directory} holds a run that has ended: there is nothing to go on with")
             return
-        environments, links = survey_cluster(runtime, settings)
-        source = stack.enter_context(resumed(runtime, settings, tell))
-        rank, premises = _host(runtime, settings, source)
+        with told_wait(runtime.heartbeat.in_words, speaks=runtime.rank == 0):
+            runtime.heartbeat.enter("looking at nodes and links")
+            environments, links = survey_cluster(runtime, settings)
+            runtime.heartbeat.enter("looking for a checkpoint")
+            source = stack.enter_context(resumed(runtime, settings, tell))
+            rank, premises = _host(runtime, settings, source)
         needed_bytes = 4 * rank.flat_model.num_elements + RECORDS_BYTES
         directory, taken = agree_on_directory(control, settings, needed_bytes, goes_on=source is not None)
         volumes = source.archive.volumes if source else stack.enter_context(fresh_volumes(runtime, directory, settings))
@@ -147,7 +150,9 @@ def _run(place: Place, store: Store, overrides: Sequence[str], dry_run: bool) ->
 def _host(runtime: Runtime, settings: Settings, source: Source | None) -> tuple[Rank, Premises]:
     """This rank's share of the pool, as it begins or as the checkpoint has it."""
     state = source.state if source else None
+    runtime.heartbeat.enter("reading the corpus")
     layout, splits, config, trajectory = prepare(settings, runtime, state)
+    runtime.heartbeat.enter("setting up the pool")
     module = build_model(settings.model, config, settings.seed, settings.data.is_labelled)
     rank = host(as_decided(settings, source), runtime, splits, module, layout, state.shards if state else None)
     rank.settings = settings
@@ -164,7 +169,8 @@ def _end(outcome: Outcome, journal: Journal, directory: Path, checkpoint: str | 
         journal.close({"stop": outcome.stop, "saved": None, "candidates": []})
         told = [f"stopped: {outcome.stop} in round {outcome.plan.round + 1}", where]
         goes_on = "the same command with run.directory and run.unfinished=resume goes on"
-        return [*told, f"checkpoint: {checkpoint}; {goes_on}"] if checkpoint else told
+        kept = f"checkpoint: {checkpoint}; {goes_on}" if checkpoint else "no checkpoint: nothing new was trained"
+        return [*told, kept]
     best = min(result["candidates"], key=lambda candidate: (math.isnan(loss := candidate["validation_loss"]), loss))
     told = [f"ended: {outcome.stop}; best {in_words(best)}", where]
     if outcome.weights is not None:

@@ -12,8 +12,9 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import TypeVar
 
-from adloco_dist.config import EXIT_STOPPED, require
-from adloco_dist.terminal import tell, tell_error
+from adloco_dist.cluster.signals import STOP_SIGNALS, heeded
+from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, require
+from adloco_dist.terminal import first_line, tell, tell_error
 
 T = TypeVar("T")
 
@@ -48,7 +49,8 @@ def deal_slots(num_jobs: int) -> list[Slot]:
 def run_here(jobs: Sequence[tuple[str, list[str], Path]], slots: Sequence[Slot]) -> list[int]:
     """Run drivers, as many at a time as there are slots; a run that fails fails alone. Main thread only.
 
-    Ctrl-C and SIGTERM reach all drivers that run, which end their rounds, and no further one is started.
+    Ctrl-C and the other requests to stop reach all drivers that run, which end their rounds, and no further one is
+    started.
 
     Args:
         jobs: of each its name, the driver's arguments, and the file that takes what it prints.
@@ -60,7 +62,7 @@ def run_here(jobs: Sequence[tuple[str, list[str], Path]], slots: Sequence[Slot])
     for slot in slots:
         free.put(slot)
     running = _Running()
-    previous = {number: signal.signal(number, running.stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, running.stop) for number in heeded(STOP_SIGNALS)}
 
     def run_one(number: int) -> int:
         name, arguments, log = jobs[number]
@@ -70,9 +72,15 @@ def run_here(jobs: Sequence[tuple[str, list[str], Path]], slots: Sequence[Slot])
                 return EXIT_STOPPED
             tell(f"run {number + 1} of {len(jobs)}: {name} (log: {log})")
             code = running.run(arguments, log, slot if len(slots) > 1 else None)
+        except OSError as error:  # of its log, or of a machine that takes no further process
+            tell_error(f"error: {name} cannot be started: {first_line(error)}")
+            return EXIT_FAILURE
         finally:
             free.put(slot)
-        tell(f"run {number + 1} of {len(jobs)}: {name} ended with code {code}")
+        if running.stopping and code < 0:  # asked before it could listen
+            code = EXIT_STOPPED
+        told = "was stopped" if code == EXIT_STOPPED else f"ended with code {code}"
+        tell(f"run {number + 1} of {len(jobs)}: {name} {told}")
         return code
 
     with ThreadPoolExecutor(len(slots)) as executor:
@@ -102,6 +110,8 @@ class _Running:
         if slot:
             os.sched_setaffinity(driver.pid, slot.cores)
         self.drivers.append(driver)
+        if self.stopping:  # since it was looked at: this one has not heard of it
+            driver.send_signal(signal.SIGTERM)
         code = driver.wait()
         self.drivers.remove(driver)
         return code

@@ -18,7 +18,7 @@ from adloco_dist.data.streams import RowStreams
 from adloco_dist.data.tokens import Store
 from adloco_dist.decisions.evaluation import perplexity
 from adloco_dist.models import losses_of
-from adloco_dist.terminal import new_console, one_line
+from adloco_dist.terminal import new_console, one_line, told_wait
 
 WINDOW_TOKENS = 32
 """Of the pieces of text that are looked for in both splits."""
@@ -54,7 +54,8 @@ def check_data(settings: Settings, num_sequences: int, num_samples: int) -> None
     """
     console = new_console(least_width=TABLE_WIDTH)
     console.soft_wrap = True
-    splits = load_corpus(settings.data, settings.seed)
+    with told_wait(lambda: "reading the corpus: still at it"):
+        splits = load_corpus(settings.data, settings.seed)
     console.print(f"{splits.source}; digest {splits.digest[:16]}; vocabulary of {splits.vocabulary.size:,} tokens")
     for note in splits.notes:
         console.print(one_line(f"note: {note}"))

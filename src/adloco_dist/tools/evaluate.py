@@ -10,7 +10,7 @@ from adloco_dist.decisions.evaluation import in_words
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.round.evaluate import Part, evaluate
 from adloco_dist.run.finished import open_finished
-from adloco_dist.terminal import tell
+from adloco_dist.terminal import tell, told_wait
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -20,7 +20,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--sequences", type=int, help="validation sequences (default: the whole split)")
     options = parser.parse_args(arguments)
     with as_tool():
-        tell(evaluate_run(options.run, options.sequences))
+        with told_wait(lambda: f"evaluating {options.run}: still at it"):
+            line = evaluate_run(options.run, options.sequences)
+        tell(line)
 
 
 def evaluate_run(directory: Path, max_sequences: int | None) -> str:

@@ -11,7 +11,7 @@ from adloco_dist.config import SettingsError, as_tool, require
 from adloco_dist.config.compose import from_plain
 from adloco_dist.run.directory import MODEL_DIRECTORY, read_run
 from adloco_dist.run.finished import load_model
-from adloco_dist.terminal import show
+from adloco_dist.terminal import show, told_wait
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -24,7 +24,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     with as_tool():
-        show(continue_text(options.run, options.text, options.tokens, options.temperature, options.seed))
+        with told_wait(lambda: f"writing {options.tokens} tokens: still at it"):
+            text = continue_text(options.run, options.text, options.tokens, options.temperature, options.seed)
+        show(text)
 
 
 def continue_text(directory: Path, text: str, num_tokens: int, temperature: float, seed: int) -> str:

@@ -1,0 +1,135 @@
+"""Where the agents of a job's nodes meet: torchrun's c10d rendezvous, from options or from a Slurm job."""
+
+import os
+import socket
+import subprocess
+import threading
+from dataclasses import dataclass
+
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+from adloco_dist.config import SettingsError, require
+
+FIRST_SLURM_PORT = 20000
+"""Below Linux' ephemeral ports, so that no outgoing connection holds it by chance."""
+NUM_SLURM_PORTS = 10000
+DEFAULT_PORT = 29400
+"""torchrun's, of an endpoint that names none."""
+RESOLVE_SECONDS = 10.0
+"""A name server that does not answer within this is told like a name that it does not know."""
+ELASTIC_TIMEOUTS = {"last_call_timeout": 5, "keep_alive_interval": 2, "keep_alive_max_attempt": 3, "read_timeout": 20}
+"""Seconds: a last call for nodes once there are enough, heartbeats of agents (missed so often: dead), and for an answer
+of the node that holds the rendezvous."""
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """How the agents of a job's nodes find each other."""
+
+    num_nodes: int = 1
+    """At most."""
+    least_nodes: int | None = None
+    """With which the job starts, or goes on without others; None: all."""
+    max_restarts: int = 0
+    """How often the ranks of a node are started again when one fails; nodes that come or go do not count."""
+    endpoint: str = "localhost:0"
+    """Host and port of the store, which the agent on that host opens; port 0: a free one, on a single node."""
+    job: str = ""
+    """Keeps jobs apart that meet at one endpoint."""
+    address: str | None = "localhost"
+    """Of this node, for the others; None: its full host name."""
+    timeout_seconds: int = 600
+    """For all nodes to come, or the least number of them."""
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the job outlives ranks and nodes."""
+        return self.max_restarts > 0
+
+    @property
+    def wanted(self) -> str:
+        """How many nodes the job needs, in words."""
+        least = self.least_nodes or self.num_nodes
+        return f"{least} nodes" if least == self.num_nodes else f"{least} to {self.num_nodes} nodes"
+
+    def timeouts(self) -> dict[str, int]:
+        """torchrun's own, in seconds. An elastic job does not wait for nodes that are lost as it does for late ones."""
+        timeouts = {"join_timeout": self.timeout_seconds, "read_timeout": self.timeout_seconds}
+        if self.is_elastic:
+            timeouts |= ELASTIC_TIMEOUTS
+        return timeouts
+
+    def place(self) -> tuple[str, int]:
+        """Host and port of the endpoint.
+
+        Raises:
+            SettingsError: it names none, or a host that is not known here.
+        """
+        require(bool(self.endpoint), "--rdzv-endpoint", self.endpoint, "must be HOST:PORT, of one of the nodes")
+        try:
+            host, port = parse_rendezvous_endpoint(self.endpoint, DEFAULT_PORT)
+        except ValueError as error:
+            raise SettingsError(f"--rdzv-endpoint={self.endpoint}: must be HOST:PORT ({error})") from error
+        if reason := _unresolved(host):
+            here = socket.gethostname()
+            rule = f"the host {host} is not known on {here} ({reason}); name one of the nodes, or its address"
+            raise SettingsError(f"--rdzv-endpoint={self.endpoint}: {rule}")
+        return host, port
+
+    @classmethod
+    def from_slurm(cls, timeout_seconds: int, max_restarts: int) -> "Rendezvous":
+        """Between the nodes of this Slurm job, for a process that srun started once on each.
+
+        Raises:
+            SettingsError: this is no task of a Slurm job.
+        """
+        try:
+            job, num_nodes = os.environ["SLURM_JOB_ID"], os.environ["SLURM_JOB_NUM_NODES"]
+            nodes, here = os.environ["SLURM_JOB_NODELIST"], os.environ["SLURMD_NODENAME"]
+        except KeyError as missing:
+            line = f"--slurm: {missing} is not set; start it with srun inside a job, as slurm/train.sbatch does"
+            raise SettingsError(line) from missing
+        for name, value in (("SLURM_JOB_ID", job), ("SLURM_JOB_NUM_NODES", num_nodes)):
+            require(value.isdecimal(), f"--slurm: {name}", value, "must be a number, as Slurm sets it")
+        try:
+            names = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True)
+            first = names.stdout.split()[0]
+        except (OSError, subprocess.CalledProcessError, IndexError) as error:
+            raise SettingsError(f"--slurm: scontrol does not say which hosts {nodes} are ({error})") from error
+        port = FIRST_SLURM_PORT + int(job) % NUM_SLURM_PORTS
+        # A requeued job has the same id: what is left of its last start must not meet it.
+        attempt = os.environ.get("SLURM_RESTART_COUNT", "0")
+        endpoint = f"{first}:{port}"
+        return cls(int(num_nodes), None, max_restarts, endpoint, f"{job}-{attempt}", here, timeout_seconds)
+
+
+def check_port(port: int) -> None:
+    """Refuse a port of this machine that cannot be opened.
+
+    Raises:
+        SettingsError: it is in use, or no port.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("localhost", port))
+        except (OSError, OverflowError) as error:
+            rule = f"cannot be used ({error}); choose another port, or leave it out for a free one"
+            require(False, "--master-port", port, rule)
+
+
+def _unresolved(host: str) -> str | None:
+    """Why `host` has no address here; None if it has one."""
+    reasons = [f"no answer of a name server within {RESOLVE_SECONDS:.0f} s"]
+
+    def resolve() -> None:
+        try:
+            socket.getaddrinfo(host, None)
+            reasons.clear()
+        except (OSError, UnicodeError) as error:
+            reasons[0] = getattr(error, "strerror", None) or str(error)
+
+    thread = threading.Thread(target=resolve, name="resolve", daemon=True)  # it cannot be told to stop
+    thread.start()
+    thread.join(RESOLVE_SECONDS)
+    return reasons[0] if reasons else None
