@@ -5,11 +5,11 @@ from survive_configs import measure_configs
 from survive_cost import measure_cost
 from survive_damage import measure_damage
 from survive_kills import measure_kills
-from survive_nodes import measure_nodes
+from survive_nodes import measure_links, measure_nodes
 
-COUNTS = {"cost": 8, "damage": 200, "configs": 500, "kills": 50, "nodes": 1}
-"""By part: starts, damages, command lines, kills, and the one run of nodes."""
-QUICK = {"cost": 1, "damage": 200, "configs": 40, "kills": 4, "nodes": 0}
+COUNTS = {"cost": 8, "damage": 200, "configs": 500, "kills": 50, "nodes": 1, "links": 20}
+"""By part: starts, damages, command lines, kills, the one run of nodes, cuts of links."""
+QUICK = {"cost": 1, "damage": 200, "configs": 40, "kills": 4, "nodes": 0, "links": 0}
 
 
 def main() -> None:
@@ -19,7 +19,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of what is random")
     options = parser.parse_args()
     if options.count is not None and (options.only in (None, "nodes") or options.count < 1):
-        parser.error(f"--count={options.count}: must be >= 1, of cost, damage, configs or kills (--only)")
+        parser.error(f"--count={options.count}: must be >= 1, of a part other than nodes (--only)")
     counts = QUICK if options.quick else COUNTS
     if options.only:
         count = options.count or counts[options.only] or COUNTS[options.only]
@@ -38,6 +38,8 @@ def main() -> None:
         figures |= measure_kills(counts["kills"], options.seed)
     if counts["nodes"]:
         figures |= measure_nodes()
+    if counts["links"]:
+        figures |= measure_links(counts["links"])
     rows += [[name, f"{value:.4g}"] for name, value in figures.items() if not name.startswith("checkpoint")]
     report("survival, 2 ranks (nodes: 3 hosts)", ["", "measured"], rows, figures, options.json)
 

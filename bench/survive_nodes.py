@@ -24,6 +24,9 @@ SETTINGS = (
     "run.directory=run", "run.unfinished=resume", f"checkpoint.every_rounds={EVERY_ROUNDS}",
 )  # fmt: skip
 PATIENCE_SECONDS = 180.0
+CUT_SECONDS = (5, 10, 15, 20, 30, 40)
+RETURN_SECONDS = 60.0
+"""After a link is mended, within which all hosts train together again."""
 POLL_SECONDS = 0.05
 
 
@@ -41,7 +44,7 @@ class Job:
 
     def start(self, host: Host) -> None:
         (self.folder / host.name).mkdir(exist_ok=True)
-        options = ("--nnodes", f"1:{len(self.nodes)}", "--nproc-per-node", "1", "--max-restarts", "20")
+        options = ("--nnodes", f"1:{len(self.nodes)}", "--nproc-per-node", "1", "--max-restarts", "200")
         place = ("--rdzv-endpoint", f"{self.nodes[0].name}:{PORT}", "--local-addr", host.address)
         command = [sys.executable, str(ROOT / "launch" / "train.py"), *options, *place, *self.settings]
         with self.output(host).open("a") as output:
@@ -88,6 +91,23 @@ class Job:
         seconds = self.wait_for("a restart", lambda: self.count("note: goes on from") > restarts)
         seconds += self.wait_for("a round", lambda: self._rounds_since_restart() != [])
         return seconds, rounds_before - (self._rounds_since_restart()[0] - 1)
+
+    def wait_for_all(self) -> float:
+        """Seconds until all hosts train together: until a round from now on is told in a start with ranks on each."""
+        outputs = map(self.output, self.nodes)
+        printed = [output.stat().st_size if output.exists() else 0 for output in outputs]
+        return self.wait_for("a round of all hosts", lambda: self._all_train(printed))
+
+    def _all_train(self, since: Sequence[int]) -> bool:
+        for host, begin in zip(self.nodes, since, strict=True):
+            output, folder = self.output(host), self.folder / host.name
+            text = output.read_bytes()[begin:].decode() if output.exists() else ""
+            starts = _facts(folder).get("resumed", [])
+            world_size = int(starts[-1]["world_size"]) if starts else len(self.nodes)
+            told = text.rpartition("note: goes on from")[2]
+            if world_size == len(self.nodes) and re.search(r"^round \d+ ", told, re.MULTILINE):
+                return True
+        return False
 
     def _rounds_since_restart(self) -> list[int]:
         """On the host whose rank 0 has restarted last."""
@@ -147,28 +167,45 @@ def lose_hosts() -> dict[str, float]:
     }
 
 
-def cut_link(seconds: float) -> dict[str, float]:
-    """A host's link dead for a while in the middle of training, without an end to any process."""
+def cut_links(count: int) -> dict[str, float]:
+    """One host's link after the other dead for 5 to 40 s while they train; all three must train together again."""
+    taken = []
     with job() as running:
-        rounds = running.newest_round()
-        running.nodes[2].cut()
-        time.sleep(seconds)  # the length of the cut is what is tried
-        running.nodes[2].mend()
-        restarts = running.count("note: goes on from")
-        taken = running.wait_for("rounds after the cut", lambda: running.newest_round() >= rounds + 3)
-        told = "survived" if not restarts else "ended and resumed"
-        print(f"link cut for {seconds:.0f} s: {told}, 3 rounds further {taken:.1f} s after it was mended", flush=True)
-        back = (
-            running.wait_for("the host's return", lambda: running.count(".*are hosted on 3") > 0) if restarts else 0.0
-        )
-        running.wait_for_rounds(3)
-        print(f"training with the host that was cut off {taken + back:.1f} s after the link was mended", flush=True)
-    return {"link_cut_seconds_to_train": taken, "link_cut_seconds_to_full": taken + back}
+        for number in range(count):
+            host, seconds = running.nodes[(number + 1) % 3], CUT_SECONDS[number % len(CUT_SECONDS)]
+            host.cut()
+            time.sleep(seconds)  # the length of the cut is what is tried
+            host.mend()
+            try:
+                taken.append(running.wait_for_all())
+            except HangError as error:
+                print(f"cut {number + 1}: {host.name} for {seconds} s: {error}", flush=True)
+                for one in running.nodes:
+                    if running.processes[one.name].poll() is not None:
+                        running.start(one)
+                running.wait_for_all()
+                taken.append(float("inf"))
+            print(f"cut {number + 1}: {host.name} for {seconds} s, all train after {taken[-1]:.1f} s", flush=True)
+    returned = [seconds for seconds in taken if seconds <= RETURN_SECONDS]
+    return {
+        "links_cut": count,
+        "links_cut_returned": len(returned),
+        "links_cut_return_seconds": statistics.median(taken),
+        "links_cut_return_seconds_most": max(taken),
+    }
 
 
 def measure_nodes() -> dict[str, float]:
-    """All of it; nothing where hosts cannot be made."""
+    """Hosts lost; nothing where hosts cannot be made."""
     if reason := why_unavailable():
         print(f"node loss: not measured, {reason}")
         return {}
-    return {**lose_hosts(), **cut_link(20.0)}
+    return lose_hosts()
+
+
+def measure_links(count: int) -> dict[str, float]:
+    """Links cut; nothing where hosts cannot be made."""
+    if reason := why_unavailable():
+        print(f"links: not measured, {reason}")
+        return {}
+    return cut_links(count)
