@@ -152,22 +152,41 @@ def _spread(offers: Sequence[tuple[int, list[_Standing]]], wanted: int) -> list[
     return [rank for _, (_, _, rank) in nsmallest(wanted, turns)]
 
 
-def experiment_layout(settings: Settings, nodes: Sequence[int]) -> Layout:
-    """The layout that a run starts with.
+def check_ranks(settings: Settings, num_ranks: int, is_all: bool = True) -> None:
+    """Whether ranks and workers fit together.
+
+    Args:
+        is_all: whether these are all ranks; there may be more.
 
     Raises:
-        SettingsError: when the ranks and workers do not fit together.
+        SettingsError: they do not.
     """
-    pool, num_ranks = settings.pool, len(nodes)
-    workers = pool.workers_per_trainer or max(1, num_ranks // pool.trainers)
+    pool, workers = settings.pool, _workers_per_trainer(settings, num_ranks)
     if pool.trainers * workers < num_ranks:
         raise SettingsError(
             f"pool.trainers={pool.trainers}, pool.workers_per_trainer={workers}: {pool.trainers * workers} "
             f"workers leave some of {num_ranks} ranks idle; start fewer ranks, or raise either"
         )
-    if settings.algorithm.name is Algorithm.ddp and workers != num_ranks:
+    if is_all and settings.algorithm.name is Algorithm.ddp and workers != num_ranks:
         raise SettingsError(
             f"pool.workers_per_trainer={workers}: algorithm=ddp has one worker per rank, and there are {num_ranks} "
             "ranks; set it to null, or to the number of ranks"
         )
-    return place(pool.trainers, workers, nodes, pool.placement)
+
+
+def experiment_layout(settings: Settings, nodes: Sequence[int]) -> Layout:
+    """The layout that a run starts with.
+
+    Args:
+        nodes: the node of each rank, one entry per rank.
+
+    Raises:
+        SettingsError: when the ranks and workers do not fit together.
+    """
+    check_ranks(settings, len(nodes))
+    pool = settings.pool
+    return place(pool.trainers, _workers_per_trainer(settings, len(nodes)), nodes, pool.placement)
+
+
+def _workers_per_trainer(settings: Settings, num_ranks: int) -> int:
+    return settings.pool.workers_per_trainer or max(1, num_ranks // settings.pool.trainers)

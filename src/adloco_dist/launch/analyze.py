@@ -7,7 +7,7 @@ from pathlib import Path
 
 from adloco_dist.config import EXIT_STOPPED, Backend, ClusterSettings, Device, SettingsError, require
 from adloco_dist.config.compose import from_plain
-from adloco_dist.launch.driver import add_torchrun_options, start
+from adloco_dist.launch.nodes import add_torchrun_options, rendezvous_of
 from adloco_dist.launch.outcome import ends_told
 
 DESCRIPTION = """\
@@ -40,15 +40,10 @@ def main(arguments: list[str] | None = None) -> None:
                 names = ("sequences", "batches", "split", "output", "pass")
                 given = {name: value for name in names if (value := vars(options)[name]) is not None}
                 passed_on = [str(options.run), *(f"--{name}={value}" for name, value in given.items())]
-                sys.exit(
-                    start(
-                        options,
-                        num_ranks(options.nproc_per_node),
-                        "adloco_dist.launch.analyze",
-                        passed_on,
-                        can_stop=False,
-                    )
-                )
+                rendezvous, ranks = rendezvous_of(options), num_ranks(options.nproc_per_node)
+                from adloco_dist.launch.agent import start_ranks  # takes seconds
+
+                sys.exit(start_ranks(rendezvous, ranks, "adloco_dist.launch.analyze", passed_on, can_stop=False))
         except KeyboardInterrupt:
             sys.exit(EXIT_STOPPED)
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from adloco_dist.config import SettingsError, require
 from adloco_dist.config.compose import compose
 from adloco_dist.decisions.environment import Environment, Link, first_difference, must_agree, remarks
-from adloco_dist.launch.driver import add_torchrun_options, start
+from adloco_dist.launch.nodes import add_torchrun_options, rendezvous_of
 from adloco_dist.launch.outcome import ends_told
 from adloco_dist.terminal import new_console, tell
 
@@ -34,7 +34,11 @@ def main(arguments: list[str] | None = None) -> None:
         else:
             compose(options.overrides)
             passed_on = [f"--payload-mb={options.payload_mb}", *options.overrides]
-            sys.exit(start(options, options.nproc_per_node or 1, "adloco_dist.launch.check", passed_on, can_stop=False))
+            rendezvous = rendezvous_of(options)
+            from adloco_dist.launch.agent import start_ranks  # takes seconds
+
+            num_ranks = options.nproc_per_node or 1
+            sys.exit(start_ranks(rendezvous, num_ranks, "adloco_dist.launch.check", passed_on, can_stop=False))
 
 
 def run_check(overrides: Sequence[str], payload_bytes: int) -> None:

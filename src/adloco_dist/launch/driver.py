@@ -10,7 +10,11 @@ from collections.abc import Sequence
 from adloco_dist.cluster.signals import STOP_SIGNALS, end_on_signals, hold_signals
 from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, Settings, SettingsError, require
 from adloco_dist.config.compose import compose, to_yaml
+from adloco_dist.decisions.layout import check_ranks
+from adloco_dist.launch.nodes import add_torchrun_options, asked_nodes, check_restarts, rendezvous_of
 from adloco_dist.launch.outcome import ends_told
+from adloco_dist.launch.rendezvous import Rendezvous
+from adloco_dist.run.directory import check_directory
 from adloco_dist.terminal import output_was_lost, show
 
 DESCRIPTION = """\
@@ -24,7 +28,10 @@ Exit codes: 0 done, 1 failed, 2 a mistake in what was asked (nothing was started
 """
 
 ONLY_OF_SWEEPS = ("jobs", "redo")
-NOT_OF_SWEEPS = ("master_port", "nnodes", "max_restarts", "rdzv_endpoint", "slurm", "dry_run", "print_config")
+NOT_OF_SWEEPS = (
+    "master_port", "nnodes", "max_restarts", "rdzv_endpoint", "rdzv_id", "local_addr", "join_timeout", "slurm",
+    "dry_run", "print_config",
+)  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -66,13 +73,31 @@ def _as_driver(parser: argparse.ArgumentParser, options: argparse.Namespace) -> 
     if options.print_config:
         show(to_yaml(settings).rstrip())
         return EXIT_FAILURE if output_was_lost() else 0
-    num_ranks = _num_ranks(settings, options)
     if options.dry_run:
         from adloco_dist.tools.planner import print_dry_run
 
-        print_dry_run(settings, [node for node in range(_num_nodes(options)[1]) for _ in range(num_ranks)])
+        ranks = range(_num_ranks(settings, options))
+        print_dry_run(settings, [node for node in range(asked_nodes(options)[1]) for _ in ranks])
         return EXIT_FAILURE if output_was_lost() else 0
-    return start(options, num_ranks, "adloco_dist.launch", options.overrides)
+    rendezvous = rendezvous_of(options)
+    num_ranks = _num_ranks(settings, options)
+    _refuse_early(settings, rendezvous, num_ranks)
+    from adloco_dist.launch.agent import start_ranks  # takes seconds
+
+    return start_ranks(rendezvous, num_ranks, "adloco_dist.launch", options.overrides)
+
+
+def _refuse_early(settings: Settings, rendezvous: Rendezvous, num_ranks: int) -> None:
+    """What can be known before any rank is started; other nodes may have other ranks, and the run directory.
+
+    Raises:
+        SettingsError: the ranks would refuse it, too.
+    """
+    least = num_ranks + (rendezvous.least_nodes or rendezvous.num_nodes) - 1
+    check_ranks(settings, least, is_all=rendezvous.num_nodes == 1)
+    check_restarts(settings, rendezvous.max_restarts)
+    if rendezvous.num_nodes == 1:
+        check_directory(settings.run)
 
 
 def _refuse_without_effect(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
@@ -81,53 +106,6 @@ def _refuse_without_effect(parser: argparse.ArgumentParser, options: argparse.Na
         if getattr(options, name) != parser.get_default(name):
             where = "with" if options.multirun else "without"
             raise SettingsError(f"--{name.replace('_', '-')}: has no effect {where} -m; leave it out")
-
-
-def start(
-    options: argparse.Namespace, num_ranks: int, module: str, overrides: Sequence[str], can_stop: bool = True
-) -> int:
-    """Start `python -m module overrides` on all ranks, where the options say; the exit code.
-
-    Args:
-        can_stop: whether ranks that are asked to stop write a checkpoint.
-
-    Raises:
-        SettingsError: the options do not say where.
-    """
-    from adloco_dist.launch.agent import start_ranks
-    from adloco_dist.launch.rendezvous import Rendezvous, check_port
-
-    least_nodes, num_nodes = _num_nodes(options)
-    require(options.join_timeout >= 1, "--join-timeout", options.join_timeout, "must be >= 1 second")
-    restarts = options.max_restarts
-    if options.slurm:
-        rendezvous = Rendezvous.from_slurm(options.join_timeout, restarts)
-    elif num_nodes == 1:
-        check_port(options.master_port or 0)
-        rendezvous = Rendezvous(max_restarts=restarts, endpoint=f"localhost:{options.master_port or 0}")
-    else:
-        rule = "needs --rdzv-endpoint=HOST:PORT, the same on all nodes; or start torchrun on each (see README)"
-        require(options.rdzv_endpoint is not None, "--nnodes", options.nnodes, rule)
-        rendezvous = Rendezvous(
-            num_nodes, least_nodes, restarts, options.rdzv_endpoint, options.rdzv_id, options.local_addr,
-            options.join_timeout,
-        )  # fmt: skip
-    return start_ranks(rendezvous, num_ranks, module, overrides, can_stop)
-
-
-def add_torchrun_options(parser: argparse.ArgumentParser) -> None:
-    """Where to run: named as torchrun's, for that is what takes them."""
-    parser.add_argument("--nproc-per-node", type=int, metavar="G", help="ranks on this machine (one per GPU, else 2)")
-    parser.add_argument("--master-port", type=int, metavar="PORT", help="port of the rendezvous (default: a free one)")
-    parser.add_argument("--nnodes", default="1", metavar="N|MIN:MAX", help="nodes that this command is started on")
-    parser.add_argument(
-        "--max-restarts", type=int, default=0, metavar="R", help="starts after a rank or a node was lost"
-    )
-    parser.add_argument("--rdzv-endpoint", metavar="HOST:PORT", help="one of several nodes, where all of them meet")
-    parser.add_argument("--rdzv-id", default="adloco", metavar="ID", help="keeps jobs apart that meet at one place")
-    parser.add_argument("--local-addr", metavar="ADDR", help="this node's address (default: its full host name)")
-    parser.add_argument("--join-timeout", type=int, default=600, metavar="S", help="seconds for all nodes to come")
-    parser.add_argument("--slurm", action="store_true", help="take nodes and rendezvous from the Slurm job")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -140,18 +118,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dry-run", action="store_true", help="print layout, memory and traffic; train nothing")
     parser.add_argument("--print-config", action="store_true", help="print all settings as YAML; train nothing")
     return parser
-
-
-def _num_nodes(options: argparse.Namespace) -> tuple[int, int]:
-    """At least and at most."""
-    least, _, most = options.nnodes.partition(":")
-    is_range = least.isdecimal() and (most or least).isdecimal() and 1 <= int(least) <= int(most or least)
-    require(is_range, "--nnodes", options.nnodes, "must be N, or MIN:MAX, with 1 <= MIN <= MAX")
-    require(options.max_restarts >= 0, "--max-restarts", options.max_restarts, "must be >= 0")
-    is_elastic = not most or least == most or options.max_restarts > 0
-    rule = "when a node is lost, the ranks of the others fail and are started again; set --max-restarts as well"
-    require(is_elastic, "--nnodes", options.nnodes, rule)
-    return int(least), int(most or least)
 
 
 def _num_ranks(settings: Settings, options: argparse.Namespace) -> int:

@@ -26,7 +26,15 @@ from adloco_dist.decisions.plan import INTERRUPTED, SPOILT, Premises
 from adloco_dist.hosting import Rank, find_premises, host
 from adloco_dist.launch.opening import open_journal, print_note
 from adloco_dist.launch.prepare import agree_on_directory, compare_settings, prepare, survey_cluster
-from adloco_dist.launch.resume import Source, as_decided, check_restarts, fresh_volumes, has_ended, is_elastic, resumed
+from adloco_dist.launch.resume import (
+    Source,
+    as_decided,
+    check_restarts_of_rank,
+    fresh_volumes,
+    has_ended,
+    is_elastic,
+    resumed,
+)
 from adloco_dist.models import build_model
 from adloco_dist.run.directory import STOP_FILE
 from adloco_dist.run.journal import Journal
@@ -100,7 +108,7 @@ def _run(place: Place, store: Store, overrides: Sequence[str], dry_run: bool) ->
         control = runtime.control
         control.agree(error)
         compare_settings(control, settings)
-        check_restarts(settings)
+        check_restarts_of_rank(settings)
         if dry_run:
             if runtime.rank == 0:
                 print_dry_run(settings, runtime.nodes)

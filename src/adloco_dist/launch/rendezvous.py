@@ -5,8 +5,7 @@ import socket
 import subprocess
 import threading
 from dataclasses import dataclass
-
-from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+from urllib.parse import urlsplit
 
 from adloco_dist.config import SettingsError, require
 
@@ -15,6 +14,8 @@ FIRST_SLURM_PORT = 20000
 NUM_SLURM_PORTS = 10000
 DEFAULT_PORT = 29400
 """torchrun's, of an endpoint that names none."""
+JOB, JOIN_SECONDS = "adloco", 600
+"""Defaults of --rdzv-id and --join-timeout."""
 RESOLVE_SECONDS = 10.0
 """A name server that does not answer within this is told like a name that it does not know."""
 ELASTIC_TIMEOUTS = {"last_call_timeout": 5, "keep_alive_interval": 2, "keep_alive_max_attempt": 3, "read_timeout": 20}
@@ -65,11 +66,14 @@ class Rendezvous:
         Raises:
             SettingsError: it names none, or a host that is not known here.
         """
-        require(bool(self.endpoint), "--rdzv-endpoint", self.endpoint, "must be HOST:PORT, of one of the nodes")
+        rule = "must be HOST:PORT, of one of the nodes"
         try:
-            host, port = parse_rendezvous_endpoint(self.endpoint, DEFAULT_PORT)
+            parts = urlsplit(f"//{self.endpoint}")
+            host, port = parts.hostname, DEFAULT_PORT if parts.port is None else parts.port
         except ValueError as error:
-            raise SettingsError(f"--rdzv-endpoint={self.endpoint}: must be HOST:PORT ({error})") from error
+            raise SettingsError(f"--rdzv-endpoint={self.endpoint}: {rule} ({error})") from error
+        require(bool(host) and parts.netloc == self.endpoint and port > 0, "--rdzv-endpoint", self.endpoint, rule)
+        assert host is not None
         if reason := _unresolved(host):
             here = socket.gethostname()
             rule = f"the host {host} is not known on {here} ({reason}); name one of the nodes, or its address"

@@ -16,6 +16,7 @@ from adloco_dist.config import Algorithm, Concurrency, Settings, SettingsError, 
 from adloco_dist.config.compose import flatten, to_plain
 from adloco_dist.decisions.checkpointing import check_resumed, number_in
 from adloco_dist.decisions.state import RunState
+from adloco_dist.launch.nodes import check_restarts
 from adloco_dist.run.directory import free_name, is_finished
 from adloco_dist.run.parts import (
     CHECKPOINTS_DIRECTORY,
@@ -78,19 +79,15 @@ class Source:
     """Whether workers are hosted where they were."""
 
 
-def check_restarts(settings: Settings) -> None:
+def check_restarts_of_rank(settings: Settings) -> None:
     """Under torchrun --max-restarts, the next start must find what this one leaves, and nothing else.
 
     Raises:
         SettingsError: it would not.
     """
-    if not is_elastic():
-        return
-    restarts = os.environ["TORCHELASTIC_MAX_RESTARTS"]
-    can_resume = settings.run.directory is not None and settings.run.unfinished is Unfinished.resume
-    rule = "a run that is started again must find its checkpoints: set run.directory, and run.unfinished=resume"
-    require(can_resume, "--max-restarts", restarts, rule)
-    keeps_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
+    check_restarts(settings, restarts)
+    keeps_store = restarts > 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     rule = "torchrun would keep its store, with what the last start left there"
     remedy = "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on all nodes"
     require(not keeps_store, "--max-restarts", restarts, f"{rule}; {remedy}")

@@ -88,8 +88,7 @@ def open_directory(run: RunSettings, needed_bytes: int, goes_on: bool = False) -
         SettingsError: it holds another run or other files, is in use, or cannot be made or written. Nothing was made
             or changed then.
     """
-    setting = "run.root" if run.directory is None else "run.directory"
-    path = Path(run.directory or f"{run.root}/{datetime.now():%Y-%m-%d_%H-%M-%S}")
+    setting, path = _asked(run)
     _check_place(setting, path, needed_bytes)
     try:
         if run.directory is None:
@@ -97,15 +96,47 @@ def open_directory(run: RunSettings, needed_bytes: int, goes_on: bool = False) -
         if goes_on:
             path.mkdir(parents=True, exist_ok=True)  # the checkpoint may lie on other nodes
             return RunDirectory(setting, path)
-        if (path / LOCK_FILE).exists() or (path / RUN_FILE).exists():
+        if _holds_run(setting, path):
             _refuse_run(setting, path, run.unfinished)
             set_aside(setting, path)
-        elif path.is_dir() and any(path.iterdir()):
-            raise SettingsError(f"{setting}={path}: holds other files; name a new or an empty directory")
         path.mkdir(parents=True, exist_ok=True)
         return RunDirectory(setting, path)
     except OSError as error:
         raise SettingsError(f"{setting}={path}: cannot be written ({error.strerror}); name another") from error
+
+
+def check_directory(run: RunSettings) -> None:
+    """What `open_directory` would refuse, as far as it can be known before anything is started; nothing is changed.
+
+    Raises:
+        SettingsError: as `open_directory`.
+    """
+    setting, path = _asked(run)
+    _check_place(setting, path, 0)
+    try:
+        if run.directory is not None and run.unfinished is not Unfinished.resume and _holds_run(setting, path):
+            _refuse_run(setting, path, run.unfinished)
+    except OSError as error:
+        raise SettingsError(f"{setting}={path}: cannot be read ({error.strerror}); name another") from error
+
+
+def _asked(run: RunSettings) -> tuple[str, Path]:
+    """The setting that says where the run directory is, and the path."""
+    setting = "run.root" if run.directory is None else "run.directory"
+    return setting, Path(run.directory or f"{run.root}/{datetime.now():%Y-%m-%d_%H-%M-%S}")
+
+
+def _holds_run(setting: str, path: Path) -> bool:
+    """Whether there is a run.
+
+    Raises:
+        SettingsError: there is something else.
+    """
+    if (path / LOCK_FILE).exists() or (path / RUN_FILE).exists():
+        return True
+    if path.is_dir() and any(path.iterdir()):
+        raise SettingsError(f"{setting}={path}: holds other files; name a new or an empty directory")
+    return False
 
 
 def existing_part(path: Path) -> Path:

@@ -1,0 +1,94 @@
+"""Where to run: the options of every command that starts ranks, named as torchrun's, for that is what takes them."""
+
+import argparse
+
+from adloco_dist.config import Settings, SettingsError, Unfinished, require
+from adloco_dist.launch.rendezvous import JOB, JOIN_SECONDS, Rendezvous, check_port
+
+OF_SEVERAL_NODES = {"rdzv_endpoint": None, "rdzv_id": JOB, "local_addr": None, "join_timeout": JOIN_SECONDS}
+"""Options that say something about several nodes alone, with their defaults."""
+
+
+def add_torchrun_options(parser: argparse.ArgumentParser) -> None:
+    """Let a command's user say where its ranks run."""
+    parser.add_argument("--nproc-per-node", type=int, metavar="G", help="ranks on this machine (one per GPU, else 2)")
+    parser.add_argument("--master-port", type=int, metavar="PORT", help="port of the rendezvous (default: a free one)")
+    parser.add_argument("--nnodes", default="1", metavar="N|MIN:MAX", help="nodes that this command is started on")
+    parser.add_argument(
+        "--max-restarts", type=int, default=0, metavar="R", help="starts after a rank or a node was lost"
+    )
+    parser.add_argument("--rdzv-endpoint", metavar="HOST:PORT", help="one of several nodes, where all of them meet")
+    parser.add_argument("--rdzv-id", default=JOB, metavar="ID", help="keeps jobs apart that meet at one place")
+    parser.add_argument("--local-addr", metavar="ADDR", help="this node's address (default: its full host name)")
+    parser.add_argument(
+        "--join-timeout", type=int, default=JOIN_SECONDS, metavar="S", help="seconds for all nodes to come"
+    )
+    parser.add_argument("--slurm", action="store_true", help="take nodes and rendezvous from the Slurm job")
+
+
+def asked_nodes(options: argparse.Namespace) -> tuple[int, int]:
+    """How many nodes `--nnodes` names, at least and at most.
+
+    Raises:
+        SettingsError: it names none.
+    """
+    least, _, most = options.nnodes.partition(":")
+    is_range = least.isdecimal() and (most or least).isdecimal() and 1 <= int(least) <= int(most or least)
+    require(is_range, "--nnodes", options.nnodes, "must be N, or MIN:MAX, with 1 <= MIN <= MAX")
+    require(options.max_restarts >= 0, "--max-restarts", options.max_restarts, "must be >= 0")
+    is_elastic = not most or least == most or options.max_restarts > 0
+    rule = "when a node is lost, the ranks of the others fail and are started again; set --max-restarts as well"
+    require(is_elastic, "--nnodes", options.nnodes, rule)
+    return int(least), int(most or least)
+
+
+def rendezvous_of(options: argparse.Namespace) -> Rendezvous:
+    """Where the agents of all nodes meet.
+
+    Raises:
+        SettingsError: the options do not say where, or say what has no effect there; the endpoint's host is unknown.
+    """
+    least_nodes, num_nodes = asked_nodes(options)
+    require(options.join_timeout >= 1, "--join-timeout", options.join_timeout, "must be >= 1 second")
+    restarts = options.max_restarts
+    if options.slurm:
+        _refuse(
+            options,
+            ("nnodes", "rdzv_endpoint", "rdzv_id", "local_addr", "master_port"),
+            "with --slurm, where the job says it; leave it out",
+        )
+        rendezvous = Rendezvous.from_slurm(options.join_timeout, restarts)
+    elif num_nodes == 1:
+        _refuse(options, tuple(OF_SEVERAL_NODES), "on one node; set --nnodes as well, or leave it out")
+        check_port(options.master_port or 0)
+        return Rendezvous(max_restarts=restarts, endpoint=f"localhost:{options.master_port or 0}")
+    else:
+        _refuse(options, ("master_port",), "on several nodes; name the port in --rdzv-endpoint")
+        rule = "needs --rdzv-endpoint=HOST:PORT, the same on all nodes; or start torchrun on each (see README)"
+        require(options.rdzv_endpoint is not None, "--nnodes", options.nnodes, rule)
+        rendezvous = Rendezvous(
+            num_nodes, least_nodes, restarts, options.rdzv_endpoint, options.rdzv_id, options.local_addr,
+            options.join_timeout,
+        )  # fmt: skip
+    rendezvous.place()
+    return rendezvous
+
+
+def check_restarts(settings: Settings, max_restarts: int) -> None:
+    """A run that is started again must find what it has left.
+
+    Raises:
+        SettingsError: it would not.
+    """
+    can_resume = settings.run.directory is not None and settings.run.unfinished is Unfinished.resume
+    rule = "a run that is started again must find its checkpoints: set run.directory, and run.unfinished=resume"
+    require(max_restarts == 0 or can_resume, "--max-restarts", max_restarts, rule)
+
+
+def _refuse(options: argparse.Namespace, names: tuple[str, ...], where: str) -> None:
+    """Options that would silently do nothing."""
+    defaults = {**OF_SEVERAL_NODES, "nnodes": "1", "master_port": None}
+    for name in names:
+        value = getattr(options, name)
+        if value != defaults[name]:
+            raise SettingsError(f"--{name.replace('_', '-')}={value}: has no effect {where}")
