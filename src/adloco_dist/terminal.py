@@ -18,6 +18,8 @@ from rich.console import Console
 
 LONGEST_LINE = 2000
 """Characters of a line that is told."""
+LONGEST_REASON = 300
+"""Characters of what a library says in it."""
 TELL_AFTER = 10.0
 """What takes longer than this is told,"""
 TELL_EVERY_SECONDS = 30.0
@@ -102,7 +104,7 @@ def printable(text: object) -> str:
 
 def one_line(text: object, longest: int = LONGEST_LINE) -> str:
     """`text` from outside as it is shown within a line: printable, line ends as spaces, cut off where too long."""
-    shown = " ".join(printable(text).split("\n")).replace("\t", " ").strip()
+    shown = " ".join(printable(text).split())
     return shown if len(shown) <= longest else f"{shown[: longest - 3]}..."
 
 
@@ -110,6 +112,12 @@ def first_line(error: BaseException) -> str:
     """What an exception says first, or its kind where it says nothing."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return one_line(lines[0] if lines else type(error).__name__)
+
+
+def reason(error: BaseException) -> str:
+    """Why something failed, as the words of one line: what the system says, or the whole of the exception's text."""
+    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return one_line(said, LONGEST_REASON) or type(error).__name__
 
 
 def tell(line: object) -> None:

@@ -103,6 +103,7 @@ def test_the_list_of_settings_changes_only_on_purpose() -> None:
             "data.damaged",
             "data.hub",
             "data.label_column",
+            "data.nulls",
             "data.num_labels",
             "data.packing",
             "data.revision",

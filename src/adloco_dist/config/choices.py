@@ -69,7 +69,14 @@ class Packing(Enum):
 
 
 class Damaged(Enum):
-    """What is done with a file that cannot be read to its end."""
+    """What is done with rows that cannot be read, and with a file that cannot be read to its end."""
+
+    refuse = "refuse"
+    skip = "skip"
+
+
+class Nulls(Enum):
+    """What is done with rows that have no text, or no label where there must be one."""
 
     refuse = "refuse"
     skip = "skip"

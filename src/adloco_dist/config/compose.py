@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from adloco_dist.config import Settings, SettingsError, require
+from adloco_dist.config.paths import exists_here, to_type, with_quoted_paths
 
 CONFIG_MODULE = "adloco_dist.conf"
 GROUPS = ("model", "data", "algorithm", "inner", "outer", "merge", "budget", "evaluation", "tracking", "experiment")
@@ -28,13 +29,15 @@ def compose(overrides: Sequence[str]) -> Settings:
     """
     store_schema()
     try:
-        for override in parse(overrides):
+        parsed = parse(overrides)
+        for override in parsed:
             if override.is_sweep_override():
-                raise SettingsError(
-                    f"{override.input_line}: names several values; give one, or sweep over them with -m"
-                )
+                told = f"{override.input_line}: names several values; give one, or sweep over them with -m"
+                line = to_type(override.input_line or "")
+                hint = f"; if the comma belongs to a path or parts a list, type {line}" if line else ""
+                raise SettingsError(told + hint)
         with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
-            config = hydra_compose("train", list(overrides))
+            config = hydra_compose("train", [override.input_line or "" for override in parsed])
         _check_sizes(config)
         settings = OmegaConf.to_object(config)
     except (HydraException, OmegaConfBaseException) as error:
@@ -49,13 +52,14 @@ def store_schema() -> None:
 
 
 def parse(overrides: Sequence[str]) -> list[Override]:
-    """Overrides as Hydra reads them, of settings that exist; some may name several values.
+    """Overrides as Hydra reads them, of settings that exist; some may name several values. Paths need no quotes.
 
     Raises:
         SettingsError: one line for what cannot be read, and for a key or group that does not exist.
     """
     try:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        quoted = [with_quoted_paths(override, exists_here) for override in overrides]
+        parsed = OverridesParser.create().parse_overrides(quoted)
     except HydraException as error:
         raise SettingsError(explain(error)) from error
     for override in parsed:
@@ -148,8 +152,11 @@ def explain(error: Exception) -> str:
         return f"{group}={choice}: no such choice; {group} is one of {', '.join(error.options)}"
     first_line = str(error).splitlines()[0]
     if isinstance(error, OverrideParseException):
+        if line := to_type(str(error.override)):
+            return f"{error.override}: names nothing that is there; if it is meant as it stands, type {line}"
         return f"{error.override}: cannot be read ({first_line}); quote it if the shell takes it apart"
-    if "is not a ListConfig" in str(error.__cause__):
-        return f"{first_line.removeprefix('Error merging override ')}: must be a list; write it as [first,second]"
     typed = first_line.removeprefix("Error merging override ").rstrip(".")
-    return f"{typed}: {str(error.__cause__).splitlines()[0]}" if error.__cause__ else typed
+    hint = f"; type {line}" if (line := to_type(typed)) else ""
+    if "is not a ListConfig" in str(error.__cause__):
+        return f"{typed}: must be a list{hint or '; write it as [first,second]'}"
+    return f"{typed}: {str(error.__cause__).splitlines()[0]}{hint}" if error.__cause__ else typed

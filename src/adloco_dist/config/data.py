@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from adloco_dist.config.choices import Corpus, Damaged, Packing, Shards
+from adloco_dist.config.choices import Corpus, Damaged, Nulls, Packing, Shards
 from adloco_dist.config.errors import require
 
 EMBEDDED = (Corpus.python_stdlib, Corpus.python_packages)
@@ -54,7 +54,10 @@ class DataSettings:
     """Read rows while training, in the order of the files, tokenised in the background: nothing is held or downloaded
     as a whole. false: everything is read at the start, and sequences come in a random order."""
     damaged: Damaged = Damaged.refuse
-    """What is done with a file that cannot be read to its end. skip: what comes after is left out, and counted."""
+    """What is done with rows that cannot be read, and with a file that cannot be read to its end. skip: they are left
+    out, and what comes after its last readable row; counted and told."""
+    nulls: Nulls = Nulls.refuse
+    """What is done with rows whose text or label is null or missing. skip: they are left out, counted and told."""
 
     @property
     def is_labelled(self) -> bool:
@@ -81,6 +84,8 @@ class DataSettings:
         rule = "needs rows: data.corpus of json, parquet, csv or hub"
         require(self.label_column is None or rows, "data.label_column", self.label_column, rule)
         require(not self.streaming or rows, "data.streaming", self.streaming, rule)
+        require(self.damaged is Damaged.refuse or rows, "data.damaged", self.damaged, rule)
+        require(self.nulls is Nulls.refuse or rows, "data.nulls", self.nulls, rule)
         rule = "needs labels: set data.label_column"
         require(self.num_labels is None or self.is_labelled, "data.num_labels", self.num_labels, rule)
         rule = "a stream cannot hold documents back; name files or splits"

@@ -3,7 +3,6 @@
 A corpus is the same on every rank or the run does not start: its digest is compared.
 """
 
-import glob
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from adloco_dist.config import OF_ROWS, Corpus, DataSettings, Packing, SettingsE
 from adloco_dist.data.documents import Document, RowFiles, hub_files, local_files
 from adloco_dist.data.embedded import library_sources, package_snippets
 from adloco_dist.data.encoding import Encoder, Vocabulary, load_encoder, load_tokenizer
+from adloco_dist.data.files import expand
 from adloco_dist.data.labels import Labels, find_labels
 from adloco_dist.data.order import by_content
 from adloco_dist.data.shards import Shard, deal
@@ -24,6 +24,7 @@ from adloco_dist.data.stream_shard import StreamShard, deal_streams
 from adloco_dist.data.streams import RowStreams
 from adloco_dist.data.token_files import TokenFiles, digest_of, open_folder, open_plain, split_tail
 from adloco_dist.data.tokens import DocumentStore, Store, TokenStore
+from adloco_dist.terminal import reason
 
 TrainerShard = Shard | StreamShard
 
@@ -137,7 +138,7 @@ def _of_streams(data: DataSettings, seed: int) -> Splits:
     numbered = [str(number) for number in range(data.num_labels or 0)]
     labels = Labels(tuple(train.label_names or numbered)) if data.is_labelled else None
     documents = _read(held_out)
-    validation = _store(data, documents, encoder, labels, "validation")
+    validation = _store(data, documents, encoder, labels)
     if train.is_empty():
         raise SettingsError(f"data.train={','.join(data.train)}: holds no document; name files that are not empty")
     told = {"files": [[Path(file).name, _size(file)] for file in train.files], "encoder": encoder.digest}
@@ -149,7 +150,7 @@ def _of_streams(data: DataSettings, seed: int) -> Splits:
         source=f"{len(train.files)} {train.format} file(s), streamed",
         digest=digest,
         labels=labels,
-        notes=tuple(held_out.skipped),
+        notes=tuple(held_out.take_notes()),
     )
 
 
@@ -162,7 +163,7 @@ def _of_documents(data: DataSettings) -> Splits:
     elif data.corpus in OF_ROWS:
         files = row_files_of(data)
         train, validation = (_read(part) for part in files)
-        names, notes = files[0].label_names, [note for part in files for note in part.skipped]
+        names, notes = files[0].label_names, [note for part in files for note in part.take_notes()]
         source = f"{len(train)} rows of {len(files[0].files)} {files[0].format} file(s)"
     else:
         train, validation, source = _text_files(data)
@@ -177,7 +178,7 @@ def _of_documents(data: DataSettings) -> Splits:
     else:
         if not validation:
             train, validation = _held_out(train, data)
-        stores = [_store(data, part, encoder, labels, name) for name, part in (("train", train), ("", validation))]
+        stores = [_store(data, part, encoder, labels) for part in (train, validation)]
     digest = hashlib.sha256("".join(map(_digest, stores)).encode()).hexdigest()
     return Splits(stores[0], stores[1], encoder.vocabulary, source, digest, labels, tuple(notes))
 
@@ -213,16 +214,22 @@ def _text_files(data: DataSettings) -> tuple[list[Document], list[Document], str
 
 def _contents(setting: str, paths: Sequence[Path]) -> list[Document]:
     """The contents of all files that are not empty."""
-    documents: list[Document] = []
-    for path in paths:
-        try:
-            documents.append(Document(path.read_bytes()))
-        except OSError as error:
-            raise SettingsError(f"{setting}={path}: cannot be read ({error.strerror})") from error
-    documents = [document for document in documents if document.text]
+    documents = [Document(text) for text in (read_text(setting, path) for path in paths) if text]
     if not documents:
         raise SettingsError(f"{setting}={paths[0] if paths else ''}: holds no text; name files that are not empty")
     return documents
+
+
+def read_text(setting: str, path: Path) -> bytes:
+    """The contents of a text file.
+
+    Raises:
+        SettingsError: it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SettingsError(f"{setting}={path}: cannot be read ({reason(error)}); name files that can") from error
 
 
 def _held_out(documents: Sequence[Document], data: DataSettings) -> tuple[list[Document], list[Document]]:
@@ -232,36 +239,17 @@ def _held_out(documents: Sequence[Document], data: DataSettings) -> tuple[list[D
     return [document for document in documents if document.text not in chosen], [by_text[text] for text in texts]
 
 
-def _store(
-    data: DataSettings, documents: Sequence[Document], encoder: Encoder, labels: Labels | None, name: str
-) -> Store:
+def _store(data: DataSettings, documents: Sequence[Document], encoder: Encoder, labels: Labels | None) -> Store:
     """Documents as sequences."""
     texts = [document.text for document in documents]
     pad = encoder.vocabulary.pad
     if labels is not None:
-        numbers = [labels.number(document, f"{name} document {place}") for place, document in enumerate(documents)]
+        numbers = [labels.number(document, document.place) for document in documents]
         return DocumentStore(encoder.encode(texts, data.sequence_length), pad, np.array(numbers, dtype=np.int64))
     if data.packing is Packing.document:
         tokens = encoder.encode(texts, data.sequence_length + 1)
         return DocumentStore([ids for ids in tokens if len(ids) > 1], pad)
     return TokenStore([np.concatenate(encoder.encode(texts))] if texts else [], data.sequence_length)
-
-
-def expand(setting: str, patterns: Sequence[str]) -> list[Path]:
-    """The files that paths and globs name, each once, sorted.
-
-    Raises:
-        SettingsError: one of them names no file.
-    """
-    found: set[Path] = set()
-    for pattern in patterns:
-        matches = [Path(match) for match in glob.glob(pattern, recursive=True)]  # noqa: PTH207 (Path.glob refuses absolute patterns)
-        files = [match for match in matches if match.is_file()]
-        if not files:
-            reason = "is not a file; name files or a glob" if matches else "no such file"
-            raise SettingsError(f"{setting}={pattern}: {reason} (relative to {Path.cwd()})")
-        found.update(files)
-    return sorted(found)
 
 
 def _size(file: str) -> int | None:

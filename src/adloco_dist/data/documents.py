@@ -1,33 +1,51 @@
-"""Documents from files of rows: JSON lines, parquet, csv, here or on the Hugging Face hub, read through `datasets`.
+"""Documents from files of rows: JSON lines, parquet, csv, here or on the Hugging Face hub.
 
-`datasets` finds a data set's files, streams them (a row is never downloaded before it is wanted), decompresses and
-retries. Files are read one by one, so that a place in a corpus is a file and a row, and damage has a name.
+Files are read one by one, so that a place in a corpus is a file and a row, and what cannot be read has a name. A data
+set of the hub is found through `datasets`; no row is downloaded before it is wanted.
 """
 
-import zlib
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
-from gzip import BadGzipFile, GzipFile
 from itertools import islice
+from math import isnan
 from pathlib import Path
 from typing import Any
 
-from adloco_dist.config import Damaged, DataSettings, SettingsError
+from adloco_dist.config import Damaged, DataSettings, Nulls, SettingsError
 from adloco_dist.data.encoding import Text
+from adloco_dist.data.formats import Damage, Row
 from adloco_dist.data.hub import fetching
+from adloco_dist.data.left_out import LeftOut
+from adloco_dist.data.rows import class_names, read_rows
+from adloco_dist.terminal import one_line
+
+LOOKED_AT = 1000
+"""Rows after the first, before a file counts as one that holds none that can be read."""
+NAMES = {bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "an object", bytes: "bytes"}
+"""What is told of a value that is no text."""
+MOST_CHARACTERS = 60
+"""Of a value that is shown."""
+UNREADABLE = "that cannot be read"
+FORMATS = {"json": "JSON lines", "csv": "csv", "parquet": "parquet"}
 
 
-class _UnreadableError(Exception):
-    """Of whatever kind the cause is."""
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Document:
     """A text, and of a labelled corpus its class: a number, or a word."""
 
     text: Text
     label: int | str | None = None
+    file: str = ""
+    """Of rows; other documents have none."""
+    row: int = 0
+    """Of that file."""
+
+    @property
+    def place(self) -> str:
+        """Of a row, for what is told."""
+        return f"row {self.row} of {self.file}"
 
 
 @dataclass(frozen=True)
@@ -42,110 +60,120 @@ class RowFiles:
     data: DataSettings
     most: int | None = None
     """Documents that are read of all files together; None: all."""
-    skipped: list[str] = field(default_factory=list)
-    """What was left out of damaged files, one line each."""
+    left_out: LeftOut = field(default_factory=LeftOut)
 
     def documents(self) -> Iterator[Document]:
         """Of all files, in order."""
         return islice((document for file in self.files for document in self.of_file(file)), self.most)
 
     def of_file(self, file: str, first_row: int = 0) -> Generator[Document]:
-        """The documents of one file, from a row on.
+        """The documents of one file, from a row on. A row keeps its number, whatever is left out before it.
 
         Raises:
-            SettingsError: there is no such column, a row holds no text there, or the file cannot be read to its end
-                (with data.damaged=skip, what can be read is all).
+            SettingsError: there is no such column, a row holds no text there, or the file or a row cannot be read
+                (what data.damaged=skip and data.nulls=skip leave out is `take_notes`' to tell).
         """
         if Path(file).is_file() and not Path(file).stat().st_size:
             return  # which some readers take for damage
-        row = first_row
-        rows = self._contents(file, first_row)
-        try:
-            for content in rows:
-                yield self._document(file, row, content)
-                row += 1
-        except _UnreadableError as error:
-            self._damaged(file, row, error)
+        unseen, row = set(self._columns) if first_row == 0 else set(), None
+        for row in self._readable(file, first_row):
+            unseen -= row.content.keys()
+            column = next((column for column in self._columns if self._is_null(row.content.get(column))), None)
+            if column is None:
+                yield self._document(file, row)
+            elif self.data.nulls is Nulls.refuse:
+                raise SettingsError(f"{self._null(file, row, column)}, or leave such rows out with data.nulls=skip")
+            else:
+                self.left_out.add_rows(file, f"where {self._columns[column]} is null", row.number, 1, row.place)
+        if row and unseen:
+            setting = self._columns[min(unseen)]
+            raise SettingsError(f"{setting}: {file} has no such column; it has {_names(row)}")
 
     def is_empty(self) -> bool:
         """Whether there is no document; only the first is read."""
         for file in self.files:
-            documents = self.of_file(file)
-            first = next(documents, None)
-            documents.close()
-            if first is not None:
-                return False
+            with closing(self.of_file(file)) as documents:
+                if next(documents, None) is not None:
+                    return False
         return True
+
+    def take_notes(self) -> list[str]:
+        """What was left out since the last call, one line for each file and cause."""
+        return [f"{self.setting}: {line}" for line in self.left_out.take()]
 
     @cached_property
     def label_names(self) -> list[str] | None:
         """What a hub data set calls its classes; None: it does not say."""
-        if self.data.label_column is None or not self.files:
+        if self.data.label_column is None or self.format != "parquet" or not self.files:
             return None
-        features = self._rows(self.files[0], 0).features
-        return getattr(features.get(self.data.label_column), "names", None) if features else None
+        return class_names(self.files[0], self.data.label_column)
 
-    def _contents(self, file: str, first_row: int) -> Iterator[dict[str, Any]]:
-        """A file's rows; whatever goes wrong is told apart from what the taker of a row finds wrong."""
-        try:  # every reader has exceptions of its own
-            yield from self._rows(file, first_row)
-        except Exception as error:
-            raise _UnreadableError from error
+    @cached_property
+    def _columns(self) -> dict[str, str]:
+        """Those that a row must have, each as the setting that names it."""
+        columns = {self.data.text_column: f"data.text_column={self.data.text_column}"}
+        if self.data.label_column is not None:
+            columns[self.data.label_column] = f"data.label_column={self.data.label_column}"
+        return columns
 
-    def _rows(self, file: str, first_row: int) -> Any:
-        import datasets  # two seconds, which most corpora do not need
-        from datasets import config
+    def _readable(self, file: str, first_row: int) -> Generator[Row]:
+        """The rows that can be read."""
+        damage, is_readable = None, first_row > 0
+        with closing(read_rows(self.setting, file, self.format, list(self._columns), first_row)) as rows:
+            for row in rows:
+                if isinstance(row, Row):
+                    is_readable = True
+                    yield row
+                elif self.data.damaged is Damaged.refuse:
+                    is_whole = not is_readable and not any(isinstance(more, Row) for more in islice(rows, LOOKED_AT))
+                    told = self._unreadable(file, row, is_whole and row.number == 0)
+                    raise SettingsError(f"{self.setting}: {told}; mend it, or set data.damaged=skip")
+                elif row.count is None:
+                    rest = "all of it" if row.number == 0 else "the rest"
+                    self.left_out.add_rest(file, f"{self._unreadable(file, row, row.number == 0)}: {rest} is left out")
+                else:
+                    damage = damage or row
+                    first = f"{row.place} ({row.reason})"
+                    self.left_out.add_rows(file, UNREADABLE, row.number, row.count, first)
+        if damage and not is_readable:
+            self.left_out.add_rest(file, f"{self._unreadable(file, damage, True)}: all of it is left out")
+            self.left_out.drop_rows(file, UNREADABLE)
 
-        datasets.disable_progress_bars()
-        config.HF_UPDATE_DOWNLOAD_COUNTS = False  # else the hub is told of every file, which takes seconds
-        rows = datasets.load_dataset(self.format, data_files=[file], split="train", streaming=True)
-        return rows.skip(first_row) if first_row else rows
+    def _unreadable(self, file: str, damage: Damage, is_whole: bool) -> str:
+        if is_whole:
+            place = "" if damage.line is None else f"line {damage.line}: "
+            return f"{file} cannot be read as {FORMATS[self.format]} ({place}{damage.reason})"
+        place = f"after row {damage.number - 1}" if damage.count is None else f"at {damage.place}"
+        return f"{file} cannot be read {place} ({damage.reason})"
 
-    def _document(self, file: str, row: int, content: dict[str, Any]) -> Document:
-        text = self._value(file, content, "text_column", self.data.text_column)
+    def _is_null(self, value: Any) -> bool:
+        """Also what is not a number, which writers of tables put for it, and an empty field of a csv."""
+        return value is None or (isinstance(value, float) and isnan(value)) or (self.format == "csv" and value == "")
+
+    def _null(self, file: str, row: Row, column: str) -> str:
+        if column in row.content:
+            return f"{self._columns[column]}: {row.place} of {file} is null; mend it"
+        told = f"{row.place} of {file} has no such column; it has {_names(row)}"
+        return f"{self._columns[column]}: {told}; name another"
+
+    def _document(self, file: str, row: Row) -> Document:
+        text, place = row.content[self.data.text_column], f"{row.place} of {file}"
         if not isinstance(text, str):
-            told = f"row {row} of {file} holds {type(text).__name__} there"
-            raise SettingsError(f"data.text_column={self.data.text_column}: {told}; it must be text")
+            kind = NAMES.get(type(text), type(text).__name__)
+            raise SettingsError(f"data.text_column={self.data.text_column}: {place} holds {kind}; it must be text")
         if self.data.label_column is None:
-            return Document(text)
-        label = self._value(file, content, "label_column", self.data.label_column)
+            return Document(text, None, file, row.number)
+        label = row.content[self.data.label_column]
+        if self.format == "csv" and label.strip().lstrip("+-").isdecimal():
+            label = int(label)
         if not isinstance(label, int | str) or label == "":
-            told = f"row {row} of {file} holds {label!r} there"
+            told = f"{place} holds {one_line(repr(label), MOST_CHARACTERS)}"
             raise SettingsError(f"data.label_column={self.data.label_column}: {told}; it must be a number or a word")
-        return Document(text, int(label) if isinstance(label, bool) else label)
-
-    def _value(self, file: str, content: dict[str, Any], setting: str, column: str) -> Any:
-        if column not in content:
-            has = ", ".join(map(str, content))
-            raise SettingsError(f"data.{setting}={column}: {file} has no such column; it has {has}")
-        return content[column]
-
-    def _damaged(self, file: str, row: int, error: Exception) -> None:
-        place = f"after row {row}{_offset(file)}"
-        reason = " ".join(str(_root(error)).split())[:200] or type(error).__name__
-        told = f"{self.setting}: {file} cannot be read {place} ({reason})"
-        if self.data.damaged is Damaged.refuse:
-            raise SettingsError(f"{told}; mend it, or set data.damaged=skip") from error
-        self.skipped.append(f"{told}: the rest is left out")
+        return Document(text, int(label) if isinstance(label, bool) else label, file, row.number)
 
 
-def _root(error: BaseException) -> BaseException:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
-
-
-def _offset(file: str) -> str:
-    """Where in a gzip file on this machine decompression fails, in words."""
-    if not file.endswith(".gz") or not Path(file).is_file():
-        return ""
-    with Path(file).open("rb") as raw, GzipFile(fileobj=raw) as content:
-        try:
-            while content.read(1 << 16):
-                pass
-        except (EOFError, BadGzipFile, zlib.error, OSError):
-            return f", at byte {raw.tell()} of {Path(file).stat().st_size}"
-    return ""
+def _names(row: Row) -> str:
+    return one_line(", ".join(map(str, row.content))) or "none"
 
 
 def hub_files(data: DataSettings) -> tuple[RowFiles, RowFiles]:
@@ -154,8 +182,10 @@ def hub_files(data: DataSettings) -> tuple[RowFiles, RowFiles]:
     Raises:
         SettingsError: the hub cannot be reached, or there is no such data set, subset or split.
     """
-    import datasets
+    import datasets  # two seconds, which most corpora do not need
+    from datasets import config
 
+    config.HF_UPDATE_DOWNLOAD_COUNTS = False  # else the hub is told of every data set, which takes seconds
     remedy = "name a folder with a copy of it, or take the corpus that needs no network, data=python_stdlib"
     with fetching("data.hub", str(data.hub), remedy):
         builder = datasets.load_dataset_builder(str(data.hub), data.subset, revision=data.revision)

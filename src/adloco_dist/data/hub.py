@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from adloco_dist.config import SettingsError
-
-MOST_CHARACTERS = 300
+from adloco_dist.terminal import reason
 
 
 @contextmanager
@@ -27,6 +26,5 @@ def fetching(setting: str, name: str, remedy: str) -> Iterator[None]:
     except SettingsError:
         raise
     except Exception as error:
-        told = " ".join(str(error).split())[:MOST_CHARACTERS] or type(error).__name__
-        rule = f"cannot be read ({told}); {remedy}, or set HF_ENDPOINT to a mirror of the hub"
+        rule = f"cannot be read ({reason(error)}); {remedy}, or set HF_ENDPOINT to a mirror of the hub"
         raise SettingsError(f"{setting}={name}: {rule}") from error

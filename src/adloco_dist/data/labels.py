@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from adloco_dist.config import DataSettings, SettingsError
 from adloco_dist.data.documents import Document
+from adloco_dist.terminal import one_line
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,8 @@ class Labels:
         label = document.label
         if isinstance(label, str):
             if label not in self.names:
-                told = f"{place} has label {label!r}, which no training document has"
-                raise SettingsError(f"data.label_column: {told}; its labels are {', '.join(self.names)}")
+                told = f"{place} has label {one_line(repr(label))}, which no training document has"
+                raise SettingsError(f"data.label_column: {told}; its labels are {one_line(', '.join(self.names))}")
             return self.names.index(label)
         assert label is not None
         if not 0 <= label < len(self.names):

@@ -100,8 +100,9 @@ class RowStreams:
         """
         for part in range(parts):
             files, index, stride = share(self.rows.files, part, parts)
-            if stride > 1 and next(islice(self.rows.of_file(files[0]), index, None), None) is None:
-                told = f"{files[0]} has {index} documents, one for each of {stride} streams is needed"
+            if stride > 1 and not any(row.row % stride == index for row in self.rows.of_file(files[0])):
+                count = sum(1 for _ in self.rows.of_file(files[0]))
+                told = f"{files[0]} has {count} documents, one for each of {stride} streams is needed"
                 rule = "use fewer trainers or workers, or more files"
                 raise SettingsError(f"{self.rows.setting}: {told}; {rule}")
 
@@ -126,11 +127,9 @@ class RowStreams:
         return self._reader(claim).place_of(claim.ordinal)
 
     def take_notes(self) -> list[str]:
-        """What was left out of damaged files since the last call, one line each."""
+        """What was left out since the last call, one line for each file and cause."""
         with self._lock:
-            notes = list(self.rows.skipped)
-            self.rows.skipped.clear()
-        return notes
+            return self.rows.take_notes()
 
     def items(self, stream: Stream) -> Iterator[Item]:
         """The sequences of a stream from where it stands, without end."""
@@ -159,10 +158,10 @@ class RowStreams:
             found = False
             for number in range(start.file, len(files)):
                 first = start.row if number == start.file else 0
-                for row, document in enumerate(self.rows.of_file(files[int(order[number])], first), first):
-                    if row % stride == index:
+                for document in self.rows.of_file(files[int(order[number])], first):
+                    if document.row % stride == index:
                         found = True
-                        yield Place(start.epoch, number, row), document
+                        yield Place(start.epoch, number, document.row), document
             if not found and start == Place(start.epoch):
                 told = f"part {stream.part + 1} of {stream.parts} has no document"
                 raise StreamError(f"{self.rows.setting}={','.join(files)}: {told}")
@@ -203,8 +202,7 @@ class RowStreams:
         width = self.sequence_length + least - 1
         for place, document, ids in self._encoded(documents, width):
             if len(ids) >= least:
-                where = f"row {place.row} of file {place.file}"
-                label = self.labels.number(document, where) if self.labels else None
+                label = self.labels.number(document, document.place) if self.labels else None
                 yield Item(ids, label, replace(place, row=place.row + 1))
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from adloco_dist.config import SettingsError
 from adloco_dist.data.encoding import Tokens
+from adloco_dist.terminal import reason
 
 MANIFEST_FILE = "manifest.json"
 CHUNK_TOKENS = 1 << 22
@@ -94,7 +95,8 @@ def read_manifest(setting: str, folder: Path) -> Manifest:
         rule = f"is a folder without {MANIFEST_FILE}; name files, or a folder that tokenize_corpus.py has finished"
         raise SettingsError(f"{setting}={folder}: {rule}") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SettingsError(f"{setting}={folder}: its {MANIFEST_FILE} cannot be read; make the folder again") from error
+        told = f"its {MANIFEST_FILE} cannot be read ({reason(error)})"
+        raise SettingsError(f"{setting}={folder}: {told}; make the folder again") from error
     if not manifest.files:
         raise SettingsError(f"{setting}={folder}: holds no tokens; name a folder that is not empty")
     return manifest
@@ -108,8 +110,9 @@ def open_file(setting: str, path: Path) -> Tokens:
     """
     try:
         store = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise SettingsError(f"{setting}={path}: is no .npy file of token ids; write it with numpy.save") from error
+    except Exception as error:  # numpy's, or of what the file looks like, such as an archive
+        told = f"is no .npy file of token ids ({reason(error)})"
+        raise SettingsError(f"{setting}={path}: {told}; write it with numpy.save") from error
     if not isinstance(store, np.ndarray) or store.ndim != 1 or store.dtype.kind != "u":
         shape = f"{store.dtype}{list(store.shape)}" if isinstance(store, np.ndarray) else "an archive"
         raise SettingsError(f"{setting}={path}: holds {shape}; must be one dimension of unsigned integers")

@@ -11,6 +11,7 @@ from hydra.core.override_parser.types import Override
 
 from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, Settings, SettingsError
 from adloco_dist.config.compose import compose, flatten, parse, to_plain
+from adloco_dist.config.paths import quoted
 from adloco_dist.launch.launcher import prepare_launch
 from adloco_dist.launch.slots import deal_slots, run_here
 from adloco_dist.run.directory import is_finished, read_run, set_aside
@@ -40,7 +41,7 @@ class Point:
 
     def arguments(self, options: Sequence[str]) -> list[str]:
         """Of the driver that runs it."""
-        return [*options, *self.overrides, f"run.directory={_quoted(self.directory)}", "run.unfinished=resume"]
+        return [*options, *self.overrides, f"run.directory={quoted(str(self.directory))}", "run.unfinished=resume"]
 
 
 def sweep(overrides: Sequence[str], options: Sequence[str], num_jobs: int, redo: bool) -> int:
@@ -65,7 +66,7 @@ def sweep(overrides: Sequence[str], options: Sequence[str], num_jobs: int, redo:
     folder = points[0].directory.parent
     through = _launcher(hydra_overrides)
     slots = deal_slots(num_jobs) if through is None else []
-    launch = prepare_launch(through, [*hydra_overrides, f"hydra.sweep.dir={_quoted(folder)}"]) if through else None
+    launch = prepare_launch(through, [*hydra_overrides, f"hydra.sweep.dir={quoted(str(folder))}"]) if through else None
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -150,11 +151,6 @@ def _file_name(name: str) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
-def _quoted(path: Path) -> str:
-    """As Hydra's grammar takes a string with any characters."""
-    return "'" + str(path).replace("'", "\\'") + "'"
 
 
 def _launcher(hydra_overrides: Sequence[str]) -> str | None:

@@ -57,12 +57,13 @@ def check_data(settings: Settings, num_sequences: int, num_samples: int) -> None
     with told_wait(lambda: "reading the corpus: still at it"):
         splits = load_corpus(settings.data, settings.seed)
     console.print(f"{splits.source}; digest {splits.digest[:16]}; vocabulary of {splits.vocabulary.size:,} tokens")
-    for note in splits.notes:
-        console.print(one_line(f"note: {note}"))
     seen = {
         "train": _of_train(splits, settings, num_sequences),
         "validation": _spread(splits.validation, num_sequences),
     }
+    of_stream = splits.train.take_notes() if isinstance(splits.train, RowStreams) else []
+    for note in [*splits.notes, *of_stream]:
+        console.print(one_line(f"note: {note}"))
     console.print(_table(splits, seen, settings))
     if splits.labels:
         console.print(_label_table(splits.labels.names, seen))

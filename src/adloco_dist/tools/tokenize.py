@@ -22,10 +22,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from adloco_dist.cluster.signals import end_with_parent
 from adloco_dist.config import OF_ROWS, Corpus, DataSettings, SettingsError, as_tool, require
 from adloco_dist.config.compose import compose
-from adloco_dist.data.corpora import expand, row_files_of
+from adloco_dist.data.corpora import read_text, row_files_of
 from adloco_dist.data.documents import Document, RowFiles
 from adloco_dist.data.embedded import library_sources
 from adloco_dist.data.encoding import Tokens, load_encoder, train_tokenizer
+from adloco_dist.data.files import expand
+from adloco_dist.data.left_out import LeftOut
 from adloco_dist.data.token_files import Manifest, TokenFile, largest_id
 from adloco_dist.terminal import new_console, one_line, show
 
@@ -132,7 +134,8 @@ def _tokenizer(options: argparse.Namespace, data: DataSettings, source: Source) 
     require(size >= 300, "--train-tokenizer", size, "must be >= 300: 256 bytes, and what is learnt")
     if not (folder / "tokenizer.json").exists():
         files = source.files if isinstance(source, RowFiles) else tuple(map(str, source))
-        documents = _documents(source, Unit("", files))
+        apart = replace(source, left_out=LeftOut()) if isinstance(source, RowFiles) else source
+        documents = _documents(apart, Unit("", files))  # what they leave out is told when they are written
         texts = (document.text for document in islice(documents, options.tokenizer_documents))
         trained = train_tokenizer(texts, size)
         folder.mkdir(parents=True, exist_ok=True)
@@ -147,7 +150,7 @@ def _tokenizer(options: argparse.Namespace, data: DataSettings, source: Source) 
 def _documents(source: Source, unit: Unit) -> Iterator[Document]:
     if not isinstance(source, RowFiles):
         for path in unit.files:
-            if text := Path(path).read_bytes():
+            if text := read_text("data.train", Path(path)):
                 yield Document(text)
         return
     taken = (document for file in unit.files for document in source.of_file(file))
@@ -173,14 +176,16 @@ def _tokenize_split(
             pool.submit(tokenize_unit, folder, unit, source, _with(data, tokenizer), options.shard_tokens): unit
             for unit in left
         }
-        tokens = 0
+        tokens, told = 0, set()
         try:
             for job in as_completed(jobs):
                 files, skipped = job.result()
                 done[jobs[job].name] = files
                 tokens += sum(file.num_tokens for file in files)
                 progress.update(task, advance=1, tokens=f"{tokens:,}")
-                for line in [*skipped, *([] if progress.console.is_terminal else [f"{split} {jobs[job].name} done"])]:
+                notes = [line for line in skipped if line not in told]  # several units may read one file
+                told.update(notes)
+                for line in [*notes, *([] if progress.console.is_terminal else [f"{split} {jobs[job].name} done"])]:
                     progress.console.print(one_line(line), soft_wrap=True)
         except BaseException:  # what is not begun yet is not begun
             pool.shutdown(cancel_futures=True)
@@ -219,7 +224,7 @@ def tokenize_unit(
     note = folder / f".{unit.name}.draft"
     note.write_text(json.dumps([asdict(file) for file in files]), encoding="utf-8")
     note.rename(_note(folder, unit))
-    return files, source.skipped if isinstance(source, RowFiles) else []
+    return files, source.take_notes() if isinstance(source, RowFiles) else []
 
 
 def _write(folder: Path, unit: Unit, number: int, tokens: Tokens) -> TokenFile:
@@ -264,6 +269,7 @@ def _made_of(data: DataSettings, units: Sequence[Unit], encoder: str, shard_toke
         "corpus": data.corpus.name,
         "text_column": data.text_column,
         "damaged": data.damaged.name,
+        "nulls": data.nulls.name,
         "validation_documents": data.validation_documents,
         "encoder": encoder,
         "shard_tokens": shard_tokens,

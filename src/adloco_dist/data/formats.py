@@ -1,0 +1,230 @@
+"""The formats that hold rows: JSON lines, csv, parquet, as streams of bytes.
+
+Every row has a number, counted from 0 over all rows of its file, those that cannot be read included: it is the same
+wherever reading begins and whatever is left out. Damage is one of the things that are read; what becomes of it is for
+the taker to say. An exception means that nothing more can be read.
+"""
+
+import csv
+import io
+import json
+from codecs import BOM_UTF8
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from typing import Any, BinaryIO
+
+from adloco_dist.terminal import reason
+
+ROWS_AT_ONCE = 1024
+"""Of a parquet file, that are made Python's at one time."""
+LONGEST_FIELD = 1 << 27
+"""Characters of a csv field; a quote that nothing closes is told there at the latest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row that was read."""
+
+    number: int
+    content: dict[str, Any]
+    """Values by column."""
+    line: int | None = None
+    """Where it begins, counted from 1 as editors do; parquet has no lines."""
+
+    @property
+    def place(self) -> str:
+        return f"row {self.number}" if self.line is None else f"row {self.number}, line {self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Rows that cannot be read."""
+
+    number: int
+    """Of the first of them."""
+    reason: str
+    line: int | None = None
+    count: int | None = 1
+    """None: all from `number` on."""
+
+    @property
+    def place(self) -> str:
+        """The first of them."""
+        return Row(self.number, {}, self.line).place
+
+
+def json_rows(content: BinaryIO, first_row: int) -> Iterator[Row | Damage]:
+    """Of lines, or of one array that holds all rows; from `first_row` on."""
+    first = content.readline().removeprefix(BOM_UTF8)
+    if first.lstrip().startswith(b"["):
+        whole = first + content.read()
+        rows = _array(whole)
+        if rows is not None:
+            yield from rows
+            return
+        content = io.BytesIO(whole)
+        first = content.readline()
+    number = 0
+    for line_number, line in enumerate(chain([first], content), 1):
+        if line.strip():
+            if number >= first_row:
+                yield _json_row(number, line, line_number)
+            number += 1
+
+
+def _json_row(number: int, line: bytes, line_number: int) -> Row | Damage:
+    try:
+        return _object(number, _parsed(line), line_number)
+    except json.JSONDecodeError as error:
+        return Damage(number, f"{error.msg} at column {error.colno}", line_number)
+    except (ValueError, RecursionError) as error:
+        return Damage(number, reason(error), line_number)
+
+
+def _array(whole: bytes) -> list[Row | Damage] | None:
+    """The rows of a file that is one array of objects; None: it is something else."""
+    try:
+        contents = _parsed(whole)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(contents, list) or not any(isinstance(content, dict) for content in contents):
+        return None
+    return [_object(number, content, None) for number, content in enumerate(contents)]
+
+
+def _object(number: int, content: Any, line: int | None) -> Row | Damage:
+    if isinstance(content, dict):
+        return Row(number, content, line)
+    return Damage(number, f"holds {type(content).__name__}, must be an object with columns", line)
+
+
+def _parsed(text: bytes) -> Any:
+    """A value of JSON, whose text can be encoded again.
+
+    Raises:
+        ValueError: it is none, or no UTF-8, or an object has a key twice.
+        RecursionError: it is nested too deeply.
+    """
+    value = json.loads(text.decode(), object_pairs_hook=_unique)
+    if b"\\ud" in text or b"\\uD" in text:  # half a surrogate pair is no character
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):  # which of the values counts, nobody can say
+        raise ValueError("a key is there twice")
+    return content
+
+
+def csv_rows(content: BinaryIO) -> Iterator[Row | Damage]:
+    """From the first on, with the header's names; what a short row lacks is None."""
+    # What is no UTF-8 is let through here, so that it damages one row; line ends inside quotes belong to the text.
+    text = io.TextIOWrapper(content, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    try:
+        yield from _records(_Lines(text))
+    finally:
+        text.detach()  # `content` is its owner's to close
+
+
+def _records(lines: "_Lines") -> Iterator[Row | Damage]:
+    csv.field_size_limit(LONGEST_FIELD)  # books are longer than the module's own limit
+    records = csv.reader(lines, strict=True)
+    header = next(filter(None, records), [])
+    "".join(header).encode()
+    _check_names(header)
+    lines.settle()
+    number = 0
+    while True:
+        line, record, lost = lines.settled + 1, None, ""
+        try:
+            record = next(records, None)
+            if record is None:
+                return
+            "".join(record).encode()
+            if len(record) > len(header):
+                lost = f"has {len(record)} fields, the header names {len(header)}"
+        except csv.Error as error:
+            lost = reason(error)
+            lines.rewind()
+        except UnicodeEncodeError:
+            lost = "is no UTF-8"
+        lines.settle()
+        if lost:
+            yield Damage(number, lost, line)
+        elif record:
+            yield Row(number, dict(zip_longest(header, record)), line)
+        number += bool(lost or record)  # an empty line is no row
+
+
+class _Lines:
+    """The lines of a csv file, of which those after the first of a damaged record are read again.
+
+    A quote that nothing closes takes all lines up to the next quote, or to the end of the file.
+    """
+
+    def __init__(self, text: Iterable[str]) -> None:
+        self._text = iter(text)
+        self._again: deque[str] = deque()
+        self._taken: list[str] = []
+        self.settled = 0
+        """Lines of the records that were read."""
+
+    def __iter__(self) -> "_Lines":
+        return self
+
+    def __next__(self) -> str:
+        line = self._again.popleft() if self._again else next(self._text)
+        self._taken.append(line)
+        return line
+
+    def settle(self) -> None:
+        """The record is done with."""
+        self.settled += len(self._taken)
+        self._taken.clear()
+
+    def rewind(self) -> None:
+        """Its first line alone is done with."""
+        self._again.extendleft(reversed(self._taken[1:]))
+        del self._taken[1:]
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """
+    Raises:
+        ValueError: two columns have one name; which of them is wanted, nobody can say. (Many may have none.)
+    """
+    twice = [name for name, count in Counter(names).items() if name and count > 1]
+    if twice:
+        raise ValueError(f"has several columns {', '.join(twice)}")
+
+
+def parquet_rows(raw: BinaryIO, columns: Sequence[str], first_row: int) -> Iterator[Row | Damage]:
+    """By row groups, from that of `first_row` on; one that is damaged costs what is left of it.
+
+    Args:
+        columns: that are read; all, where one of them is missing.
+    """
+    from pyarrow.parquet import ParquetFile
+
+    table = ParquetFile(raw, page_checksum_verification=True)
+    _check_names(table.schema_arrow.names)
+    wanted = list(columns) if set(columns) <= set(table.schema_arrow.names) else None
+    number = 0
+    for group in range(table.num_row_groups):
+        end = number + table.metadata.row_group(group).num_rows
+        if end > first_row:
+            lost = "holds fewer rows than it says"
+            try:
+                for batch in table.iter_batches(ROWS_AT_ONCE, [group], wanted, use_threads=False):
+                    for content in batch.to_pylist():
+                        yield Row(number, content)
+                        number += 1
+            except Exception as error:  # pyarrow's own, OSError and others
+                lost = reason(error)
+            if number < end:
+                yield Damage(number, f"row group {group}: {lost}", count=end - number)
+        number = end

@@ -1,0 +1,112 @@
+"""The rows of one file, on this machine or elsewhere, plain or compressed."""
+
+import io
+import stat
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from adloco_dist.config import SettingsError
+from adloco_dist.data.formats import Damage, Row, csv_rows, json_rows, parquet_rows
+from adloco_dist.terminal import reason
+
+OF_ARROW = {".zst": "zstd", ".lz4": "lz4"}
+"""Compressions that pyarrow reads; all others are fsspec's."""
+REMOTE_BYTES = 1 << 20
+"""Of a file that is elsewhere, read at one time."""
+
+
+def read_rows(
+    setting: str, file: str, format: str, columns: Sequence[str], first_row: int = 0
+) -> Generator[Row | Damage]:
+    """The rows of a file, in order.
+
+    Args:
+        setting: which names the file, for what is told.
+        file: a path, or a URL of fsspec's (hf://...).
+        format: json, csv or parquet.
+        columns: that are wanted; a row may hold more, or lack them.
+        first_row: with which to begin.
+
+    Raises:
+        SettingsError: the file cannot be opened.
+    """
+    raw = _opened(setting, file)
+    number = first_row
+    with closing(raw):
+        try:
+            for row in _rows(raw, file, format, columns, first_row):
+                lost = (row.count or 1) if isinstance(row, Damage) else 1
+                if row.number + lost > first_row:
+                    yield row
+                number = max(number, row.number + lost)
+        except Exception as error:  # every reader has exceptions of its own
+            yield Damage(number, f"{reason(error)}{_offset(raw, file)}", count=None)
+
+
+def _opened(setting: str, file: str) -> BinaryIO:
+    """
+    Raises:
+        SettingsError: there is no such file, it is none, or it may not be read.
+    """
+    path = Path(file)
+    try:
+        if "://" in file and not path.exists():
+            from datasets.utils.file_utils import xopen  # fsspec's, with the hub's token and tries
+
+            return io.BufferedReader(cast(io.RawIOBase, xopen(file, "rb")), REMOTE_BYTES)
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
+            raise SettingsError(f"{setting}: {file} is not a file; name files that can be read")
+        return path.open("rb")
+    except SettingsError:
+        raise
+    except Exception as error:
+        rule = "name files that can be read"
+        raise SettingsError(f"{setting}: {file} cannot be opened ({reason(error)}); {rule}") from error
+
+
+def _rows(raw: BinaryIO, file: str, format: str, columns: Sequence[str], first_row: int) -> Iterator[Row | Damage]:
+    content = _decompressed(raw, file)
+    if format == "parquet":
+        return parquet_rows(raw if content is raw else io.BytesIO(content.read()), columns, first_row)
+    return csv_rows(content) if format == "csv" else json_rows(content, first_row)
+
+
+def _decompressed(raw: BinaryIO, file: str) -> BinaryIO:
+    from fsspec.compression import compr
+
+    codec = _codec(file)
+    if codec in OF_ARROW.values():
+        import pyarrow
+
+        return io.BufferedReader(cast(io.RawIOBase, pyarrow.CompressedInputStream(raw, codec)))
+    known = cast(dict[str | None, Callable[..., BinaryIO]], compr)
+    return known[codec](raw, mode="rb")
+
+
+def _codec(file: str) -> str | None:
+    """How a file is compressed, by its name; None: it is plain."""
+    from fsspec.utils import infer_compression
+
+    return OF_ARROW.get(Path(file).suffix.lower()) or infer_compression(file)
+
+
+def _offset(raw: BinaryIO, file: str) -> str:
+    """Where in a compressed file on this machine reading has failed, in words."""
+    if _codec(file) is None or not Path(file).is_file():
+        return ""
+    return f", at byte {raw.tell()} of {Path(file).stat().st_size}"
+
+
+def class_names(file: str, column: str) -> list[str] | None:
+    """What a parquet file of a data set calls the classes of a column; None: it does not say."""
+    from datasets import Features
+    from pyarrow.parquet import read_schema
+
+    try:
+        with closing(_opened("", file)) as raw:
+            feature = Features.from_arrow_schema(read_schema(raw)).get(column)
+    except Exception:  # damage is told when the rows are read
+        return None
+    return getattr(feature, "names", None)
