@@ -45,7 +45,7 @@ RECORDS_BYTES = 1 << 20
 
 
 class SpoiltError(RuntimeError):
-    """Training comes to nothing: in too many rounds in a row, workers were not finite."""
+    """Training comes to nothing: workers were not finite in too many rounds, or no trainer's loss is in the end."""
 
 
 def run_rank(overrides: Sequence[str], dry_run: bool) -> None:
@@ -126,6 +126,8 @@ def _run(place: Place, store: Store, overrides: Sequence[str], dry_run: bool) ->
             writer.wait()
             if outcome.stop == SPOILT:
                 raise SpoiltError(outcome.plan.spoilt_in_words())
+            if outcome.result is not None and outcome.result["saved"] is None:
+                raise SpoiltError("the validation loss of no trainer is finite, so no model is saved; lower inner.lr")
         except Exception:
             journal.close()
             raise

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from adloco_dist.config import BudgetSettings
 from adloco_dist.decisions.evaluation import in_words
-from adloco_dist.decisions.records import Record, merge_in_words
+from adloco_dist.decisions.records import Record, merge_in_words, spoilt_in_words
 
 TITLES = ("trainer", "ranks", "workers", "batch", "passes", "noise scale", "tokens/s", "train loss", "validation")
 
@@ -43,6 +43,8 @@ class Display:
         for record in records:
             if "merge" in record:
                 self._console.print(merge_in_words(record), soft_wrap=True, highlight=False)
+            if record.get("spoilt_workers"):
+                self._console.print(spoilt_in_words(record), soft_wrap=True, highlight=False)
         shown, self._latest = self._latest, {}  # without the trainers that have ended
         for record in records:
             # An evaluation stays on show until the next one.
