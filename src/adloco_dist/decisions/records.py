@@ -170,9 +170,10 @@ def merge_in_words(row: Record) -> str:
 
 def spoilt_in_words(row: Record) -> str:
     """The workers that were left out of a trainer's outer step."""
-    spoilt, rest = row["spoilt_workers"], f"{row['finite_workers']} of {row['workers']} are averaged"
+    spoilt, num_finite = row["spoilt_workers"], row["finite_workers"]
     told = f"worker{'s' if len(spoilt) > 1 else ''} {', '.join(map(str, spoilt))} not finite, left out"
-    return f"round {row['round']}, trainer {row['trainer']}: {told}; {rest if row['finite_workers'] else 'no outer step'}"
+    rest = f"{num_finite} of {row['workers']} averaged" if num_finite else "no outer step"
+    return f"round {row['round']}, trainer {row['trainer']}: {told}; {rest}"
 
 
 def _asked(standing: Standing) -> str:

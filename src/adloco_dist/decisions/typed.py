@@ -31,7 +31,7 @@ def check(value: object, kind: Any, name: str = "") -> None:
         _check_any_of(value, arguments, name)
     elif is_typeddict(kind):
         _check_typed_dict(value, kind, name)
-    elif is_dataclass(kind):
+    elif isinstance(kind, type) and is_dataclass(kind):
         _demand(isinstance(value, kind), value, kind, name)
         for field, hint in get_type_hints(kind).items():
             check(getattr(value, field), hint, _within(name, field))

@@ -14,8 +14,9 @@ from pathlib import Path
 import transformers
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.elastic.multiprocessing.errors import record
+from transformers import PreTrainedModel
 
-from adloco_dist.checkpointing import Checkpoints, restore
+from adloco_dist.checkpointing import Checkpoints
 from adloco_dist.cluster.failures import PeerFailedError, RankFailedError, failed
 from adloco_dist.cluster.runtime import Place, Runtime, join_store, started
 from adloco_dist.cluster.signals import STOP_SIGNALS, StopRequest, stop_on_signals
@@ -26,7 +27,16 @@ from adloco_dist.decisions.plan import INTERRUPTED, SPOILT, Premises
 from adloco_dist.hosting import Rank, find_premises, host
 from adloco_dist.launch.opening import open_journal, print_note
 from adloco_dist.launch.prepare import agree_on_directory, compare_settings, prepare, survey_cluster
-from adloco_dist.launch.resume import Source, as_decided, check_restarts, fresh_volumes, has_ended, is_elastic, resumed
+from adloco_dist.launch.resume import (
+    Source,
+    as_decided,
+    check_restarts,
+    fresh_volumes,
+    go_on,
+    has_ended,
+    is_elastic,
+    resumed,
+)
 from adloco_dist.models import build_model
 from adloco_dist.run.directory import STOP_FILE
 from adloco_dist.run.journal import Journal
@@ -148,12 +158,19 @@ def _host(runtime: Runtime, settings: Settings, source: Source | None) -> tuple[
     """This rank's share of the pool, as it begins or as the checkpoint has it."""
     state = source.state if source else None
     layout, splits, config, trajectory = prepare(settings, runtime, state)
-    module = build_model(settings.model, config, settings.seed, settings.data.is_labelled)
+    module: PreTrainedModel | None = None
+    error: SettingsError | None = None
+    try:
+        module = build_model(settings.model, config, settings.seed, settings.data.is_labelled)
+    except SettingsError as mistake:
+        error = mistake
+    runtime.control.agree(error)
+    assert module is not None
     rank = host(as_decided(settings, source), runtime, splits, module, layout, state.shards if state else None)
     rank.settings = settings
     premises = find_premises(rank, layout, trajectory)
     if source:
-        restore(rank, source.state, source.archive.read)
+        go_on(rank, source)
     return rank, premises
 
 
