@@ -21,10 +21,12 @@ from adloco_dist.config import ModelSettings, SettingsError
 from adloco_dist.data.batch import Batch
 from adloco_dist.data.encoding import Vocabulary
 from adloco_dist.data.hub import fetching
-from adloco_dist.shapes import Fit, auto_class, count_parameters
+from adloco_dist.shapes import auto_class, count_parameters, load_weights, stored_shapes
 
 NO_TARGET = -100
 """What torch's cross-entropy passes over."""
+MOST_NEW = 2
+"""Times the weights of a warm start: an output layer that it does not have is no larger than its embedding."""
 FETCH_REMEDY = "name a transformers directory or a run, or take a shape of your own, as model=tiny does"
 
 
@@ -191,20 +193,22 @@ def _options(model: ModelSettings) -> dict[str, Any]:
 def _warm(model: ModelSettings, name: str, config: PretrainedConfig, is_classifier: bool) -> PreTrainedModel:
     """The model with the weights of a warm start, all of them where it is of the same class."""
     source, named = local_model(name), config.architectures or ()
+    remedy = "restore both, or take another shape on purpose: model.from_scratch=true, model.reset_output=true"
+    wrong = f"model.warm_start={name}: its weights do not fit its config"
     with fetching("model.warm_start", f"{name}, its weights as safetensors", FETCH_REMEDY):
-        # safetensors only: reading weights never runs code
-        module, told = auto_class(is_classifier).from_pretrained(
-            source, config=config, use_safetensors=True, revision=model.revision, output_loading_info=True,
-            ignore_mismatched_sizes=True, **_options(model),
-        )  # fmt: skip
-    fit = Fit.of(told)
+        stored = sum(shape.numel() for shape in stored_shapes(Path(source)).values())
+    needed = num_parameters(model, config, is_classifier)
+    if 0 < MOST_NEW * stored < needed:  # told before as many are built
+        raise SettingsError(f"{wrong}: {stored:,} numbers for {needed:,} parameters; {remedy}")
+    with fetching("model.warm_start", f"{name}, its weights as safetensors", FETCH_REMEDY):
+        module, fit = load_weights(is_classifier, source, config, revision=model.revision, **_options(model))
     if model.reset_output:
         fit = fit.but_for_heads()
     elif type(module).__name__ not in named:
         fit = replace(fit.but_for_heads(), of_other_shape=fit.of_other_shape)
-    if problem := fit.in_words():
-        remedy = "restore both, or take another shape on purpose: model.from_scratch=true, model.reset_output=true"
-        raise SettingsError(f"model.warm_start={name}: its weights do not fit its config: {problem}; {remedy}")
+    problem = fit.in_words()
+    if problem or module is None:
+        raise SettingsError(f"{wrong}: {problem}; {remedy}")
     return module
 
 

@@ -4,11 +4,13 @@ import copy
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PretrainedConfig
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
 
 DEEPEST = 256
 """Layers that are built to be counted: a quarter of a second on the meta device. Of more, the rest is in proportion."""
@@ -48,6 +50,37 @@ class Fit:
         return None
 
 
+def load_weights(
+    is_classifier: bool, source: str, config: PretrainedConfig, **options: Any
+) -> tuple[PreTrainedModel | None, Fit]:
+    """A model with the weights of a directory or of the hub, and how they fit; safetensors alone: no code is run.
+
+    Raises:
+        Exception: of whatever kind transformers raise, where they do not say what does not fit.
+    """
+    auto = auto_class(is_classifier)
+    try:
+        module, told = auto.from_pretrained(
+            source,
+            config=config,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **options,
+        )
+    except Exception:
+        # Of tied weights in another shape, transformers compare values before they are there.
+        stored = stored_shapes(Path(source))
+        with torch.device("meta"):
+            needed = auto.from_config(config).state_dict()
+        others = {name: (shape, needed[name].shape) for name, shape in stored.items() if name in needed}
+        changed = [(name, has, needs) for name, (has, needs) in others.items() if has != needs]
+        if not changed:
+            raise
+        return None, Fit.of({"mismatched_keys": changed, "missing_keys": (), "unexpected_keys": ()})
+    return module, Fit.of(told)
+
+
 def auto_class(is_classifier: bool) -> Any:
     """What builds models of a kind."""
     return AutoModelForSequenceClassification if is_classifier else AutoModelForCausalLM
@@ -76,6 +109,19 @@ def count_parameters(config: PretrainedConfig, build: Build) -> int:
     base = count(half)
     grown = {name: count({**half, name: DEEPEST}) - base for name in deep}
     return base + sum(more * (deep[name] - DEEPEST // 2) // (DEEPEST // 2) for name, more in grown.items())
+
+
+def stored_shapes(folder: Path) -> dict[str, torch.Size]:
+    """Of all tensors in the safetensors files of a folder, by name, from their headers; empty if there is no such file.
+
+    Raises:
+        Exception: of whatever kind safetensors raises, for a file that is damaged.
+    """
+    shapes: dict[str, torch.Size] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            shapes |= {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    return shapes
 
 
 def at_depths(config: PretrainedConfig, depths: Mapping[str, int]) -> PretrainedConfig:

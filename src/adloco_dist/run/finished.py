@@ -16,7 +16,7 @@ from adloco_dist.pool.flat_model import vector_dtype
 from adloco_dist.run.directory import MODEL_DIRECTORY
 from adloco_dist.run.model import check_model
 from adloco_dist.run.reading import one_line, read_run, settings_of
-from adloco_dist.shapes import Fit, auto_class, count_parameters
+from adloco_dist.shapes import auto_class, count_parameters, load_weights, stored_shapes
 
 
 def load_model(directory: Path, settings: Settings, num_vectors: int = 1, sharers: int = 1) -> PreTrainedModel:
@@ -40,6 +40,10 @@ def load_model(directory: Path, settings: Settings, num_vectors: int = 1, sharer
     with readable(directory, f"its {MODEL_DIRECTORY}/"):
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         num_parameters = count_parameters(config, lambda config: auto.from_config(config, dtype=torch.float32))
+        num_stored = sum(shape.numel() for shape in stored_shapes(path).values())
+    if 0 < num_stored < num_parameters:  # told before as many are built
+        told = f"has {num_stored:,} numbers, its config.json asks for {num_parameters:,} parameters"
+        raise SettingsError(f"RUN={directory}: the model.safetensors in its {MODEL_DIRECTORY}/ {told}; restore both")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     needed = num_vectors * num_parameters * vector_dtype(settings.precision).itemsize
     memory = available_bytes(device, sharers)
@@ -48,14 +52,12 @@ def load_model(directory: Path, settings: Settings, num_vectors: int = 1, sharer
     )
     require(needed <= memory, "RUN", directory, rule)
     with readable(directory, f"its {MODEL_DIRECTORY}/"):
-        # Safetensors only, and no code of the directory's own: reading a model never runs any.
-        module, told = auto.from_pretrained(
-            path, config=config, local_files_only=True, use_safetensors=True, trust_remote_code=False,
-            output_loading_info=True, ignore_mismatched_sizes=True,
-        )  # fmt: skip
-        with torch.no_grad():
-            trial_losses(module, settings.data.is_labelled)
-    if problem := Fit.of(told).in_words():
+        module, fit = load_weights(settings.data.is_labelled, str(path), config, local_files_only=True)
+        if module is not None:
+            with torch.no_grad():
+                trial_losses(module, settings.data.is_labelled)
+    problem = fit.in_words()
+    if problem or module is None:
         rule = f"the weights in its {MODEL_DIRECTORY}/ do not fit its config.json: {problem}; restore both"
         raise SettingsError(f"RUN={directory}: {rule}")
     return module
