@@ -18,7 +18,7 @@ from adloco_dist.decisions.checkpointing import check_resumed, number_in
 from adloco_dist.decisions.state import RunState
 from adloco_dist.hosting import Rank
 from adloco_dist.launch.search import Archive, Tell, find
-from adloco_dist.run.directory import free_name, is_finished
+from adloco_dist.run.directory import LOCK_FILE, free_name, is_finished
 from adloco_dist.run.parts import CHECKPOINTS_DIRECTORY, MANIFEST_FILE, DamagedError, prune
 
 
@@ -101,7 +101,9 @@ def resumed(runtime: Runtime, settings: Settings, tell: Tell) -> Iterator[Source
         return
     directory = Path(run.directory)
     folder = directory / CHECKPOINTS_DIRECTORY
-    if not any(reply["there"] for reply in control.exchange({"there": folder.is_dir()})):
+    if not any(reply["there"] for reply in control.exchange({"there": folder.exists()})):
+        if (directory / LOCK_FILE).exists():
+            tell(f"{directory} holds no checkpoints: it is set aside, and the run begins anew")
         yield None
         return
     with volumes_of(runtime, folder, lambda path: received(folder, path, settings)) as volumes:

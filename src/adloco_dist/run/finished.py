@@ -52,7 +52,9 @@ def load_model(directory: Path, settings: Settings, num_vectors: int = 1, sharer
     )
     require(needed <= memory, "RUN", directory, rule)
     with readable(directory, f"its {MODEL_DIRECTORY}/"):
-        module, fit = load_weights(settings.data.is_labelled, str(path), config, local_files_only=True)
+        module, fit = load_weights(
+            settings.data.is_labelled, str(path), config, local_files_only=True, trust_remote_code=False
+        )
         if module is not None:
             with torch.no_grad():
                 trial_losses(module, settings.data.is_labelled)
