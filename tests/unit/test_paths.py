@@ -90,7 +90,7 @@ def test_sweeps_over_such_paths(tmp_path: Path) -> None:
     [
         (f"run.directory={'a' * 300}", "has 300 bytes, 300 of them in one name; a path has at most 4,095, a name 255"),
         (f"data.train=[{'a/' * 3000}]", "has 6,000 bytes, 1 of them in one name"),
-        ("run.directory=r\udcff", "run.directory=r\udcff: is not UTF-8"),
+        ("run.directory=r\udcff", ": has bytes that are no text in this locale"),
         (f"model.warm_start='{'é' * 200}'", "has 400 bytes, 400 of them in one name"),
     ],
 )

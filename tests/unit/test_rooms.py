@@ -17,6 +17,7 @@ FLOORS = {
     "pool": 3,
     "round": 4,
     "run": 4,
+    "command": 4,
     "hosting": 5,
     "preflight": 5,
     "checkpointing": 6,

@@ -35,7 +35,7 @@ class OwnClock:
     """Seconds in which this process ran, for a thread that looks at it at regular intervals.
 
     Stopped or frozen (Ctrl-Z, a paused container or machine), or with its interpreter held by one long call, a process
-    hears of nobody: that is no silence of others.
+    hears of nobody: that is no silence of others, and who was waited for gets all the time again.
     """
 
     def __init__(self, every_seconds: float) -> None:
@@ -45,11 +45,16 @@ class OwnClock:
         """
         self._longest, self._last = 2 * every_seconds, time.monotonic()
         self.seconds = 0.0
+        self.resumed_at = 0.0
+        """In those seconds: when it last went on after it had stood still."""
 
     def tick(self) -> float:
         """The seconds so far."""
         now = time.monotonic()
-        self.seconds += min(now - self._last, self._longest)
+        if now - self._last > self._longest:
+            self.resumed_at = self.seconds
+        else:
+            self.seconds += now - self._last
         self._last = now
         return self.seconds
 
@@ -168,14 +173,16 @@ class Heartbeat:
         self._answers += 1
         if failure and not self._closing.is_set():
             self._end(failure)
-        self._look_for_the_dead(clock.tick())
+        self._look_for_the_dead(clock)
 
-    def _look_for_the_dead(self, now: float) -> None:
+    def _look_for_the_dead(self, clock: OwnClock) -> None:
+        now = clock.tick()
         for rank, heard in self._heard.items():
             patience = self._silence if heard.beat else max(self._silence, START_SECONDS)
-            if rank != self._rank and now - heard.at > patience:
+            silence = now - max(heard.at, clock.resumed_at)
+            if rank != self._rank and silence > patience:
                 place = json.loads(heard.beat)["place"] if heard.beat else "never heard of"
-                line = f"rank {rank} on {self.hosts[rank]}: silent for {now - heard.at:.0f} s ({place})"
+                line = f"rank {rank} on {self.hosts[rank]}: silent for {silence:.0f} s ({place})"
                 self._store.compare_set(FIRST_FAILURE, "", line)
                 self._end(line)
 
@@ -186,7 +193,7 @@ class Heartbeat:
             now = clock.tick()
             if self._answers != answers:
                 answers, answered_at = self._answers, now
-            elif now - answered_at > self._silence + self._every:
+            elif now - max(answered_at, clock.resumed_at) > self._silence + self._every:
                 self._end(f"rank 0 on {self.hosts[0]}, whose node holds the store: silent for {self._silence:g} s")
 
     def _end(self, line: str) -> None:

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from adloco_dist.config import EXIT_STOPPED
+
 PR_SET_PDEATHSIG = 1
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 """Ctrl-C; the end of a job or container; what batch systems are told to send before a time limit; a terminal closed."""
@@ -45,10 +47,18 @@ def heeded(signals: Sequence[signal.Signals]) -> list[signal.Signals]:
     return [number for number in signals if not (number == signal.SIGHUP and ignored)]
 
 
-def end_on_signals(signals: Sequence[signal.Signals]) -> None:
-    """Let every one of them do what Ctrl-C does, until something else is agreed. Main thread only."""
-    for number in heeded(signals):
-        signal.signal(number, signal.default_int_handler)
+@contextmanager
+def end_on_signals(signals: Sequence[signal.Signals]) -> Iterator[None]:
+    """Let every one of them end this process in order and at once while the block runs. Main thread only.
+
+    An exception, as Python raises it for Ctrl-C, may be swallowed where nobody expects one: in a callback of an import.
+    """
+    previous = {
+        number: signal.signal(number, lambda signum, frame: os._exit(EXIT_STOPPED)) for number in heeded(signals)
+    }
+    yield
+    for number, handler in previous.items():
+        signal.signal(number, handler)
 
 
 def hold_signals(signals: Sequence[signal.Signals]) -> None:

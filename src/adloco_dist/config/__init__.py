@@ -42,7 +42,6 @@ from adloco_dist.config.errors import (
     SettingsError,
     as_tool,
     require,
-    run_command,
     told_in_one_line,
 )
 from adloco_dist.config.experiment import (
@@ -119,6 +118,5 @@ __all__ = [
     "Unmeasured",
     "as_tool",
     "require",
-    "run_command",
     "told_in_one_line",
 ]

@@ -65,7 +65,8 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     """
     for override in overrides:
         if not override.isascii() and override != override.encode(errors="ignore").decode():
-            raise SettingsError(f"{override}: is not UTF-8, in which records are written; name it otherwise")
+            rule = "has bytes that are no text in this locale, and records could not hold them"
+            raise SettingsError(f"{override}: {rule}; name it otherwise, or set a UTF-8 locale")
     try:
         quoted = [with_quoted_paths(override, exists_here) for override in overrides]
         parsed = OverridesParser.create().parse_overrides(quoted)

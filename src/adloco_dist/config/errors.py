@@ -1,6 +1,5 @@
 """How commands end: a mistake of the user is told in one line, with exit codes that scripts can use."""
 
-import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,12 +52,3 @@ def as_tool() -> Iterator[None]:
             sys.exit(EXIT_STOPPED)
         if output_was_lost():
             sys.exit(EXIT_FAILURE)
-
-
-def run_command(module: str) -> None:
-    """Import the module of a command, which takes seconds, and call its `main`; Ctrl-C meanwhile ends it in order."""
-    protect_streams()
-    try:
-        importlib.import_module(module).main()
-    except KeyboardInterrupt:
-        sys.exit(EXIT_STOPPED)

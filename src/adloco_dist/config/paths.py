@@ -147,6 +147,15 @@ def _kept_or_quoted(name: str) -> str:
     return name if _bare(name) != name else quoted(name)
 
 
+def as_text(value: str) -> str:
+    """A value of Hydra's grammar as people read it: paths and words without the quotes that the grammar needs."""
+    read = _read(f"x={value}")
+    meant = read.value() if read is not None else value
+    if isinstance(meant, list) and all(isinstance(item, str) for item in meant):
+        return f"[{','.join(map(str, meant))}]"
+    return str(meant) if isinstance(meant, str) else value
+
+
 def quoted(name: str, quote: Quote = Quote.single) -> str:
     """`name` as Hydra's grammar takes a string with any characters."""
     return QuotedString(name.replace("${", "\\${"), quote).with_quotes()  # else it were an interpolation

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from adloco_dist.config import EXIT_STOPPED, Backend, ClusterSettings, Device, SettingsError, require
-from adloco_dist.launch.nodes import add_torchrun_options, rendezvous_of
+from adloco_dist.launch.nodes import add_torchrun_options, check_num_ranks, rendezvous_of
 from adloco_dist.launch.outcome import ends_told
 
 DESCRIPTION = """\
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
                 names = ("sequences", "batches", "split", "output", "pass")
                 given = {name: value for name in names if (value := vars(options)[name]) is not None}
                 passed_on = [str(options.run), *(f"--{name}={value}" for name, value in given.items())]
-                rendezvous, ranks = rendezvous_of(options), num_ranks(options.nproc_per_node)
+                rendezvous, ranks = rendezvous_of(options), num_ranks(options)
                 from adloco_dist.launch.agent import start_ranks  # takes seconds
 
                 sys.exit(start_ranks(rendezvous, ranks, "adloco_dist.launch.analyze", passed_on, can_stop=False))
@@ -59,14 +59,18 @@ def batch_sizes(typed: str) -> tuple[int, ...]:
     return tuple(sorted({int(part) for part in parts}))
 
 
-def num_ranks(asked: int | None) -> int:
-    """As asked; else one rank per GPU, or two without."""
-    if asked is None:
-        import torch
+def num_ranks(options: argparse.Namespace) -> int:
+    """As asked; else one rank per GPU, or two without.
 
-        return (torch.cuda.device_count() if torch.cuda.is_available() else 0) or 2
-    require(asked >= 1, "--nproc-per-node", asked, "must be >= 1")
-    return asked
+    Raises:
+        SettingsError: fewer than one was asked for.
+    """
+    check_num_ranks(options)
+    if options.nproc_per_node is not None:
+        return options.nproc_per_node
+    import torch
+
+    return (torch.cuda.device_count() if torch.cuda.is_available() else 0) or 2
 
 
 def run_analysis(options: argparse.Namespace, sizes: tuple[int, ...] | None) -> None:

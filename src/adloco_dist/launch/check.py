@@ -9,7 +9,7 @@ from rich.table import Table
 from adloco_dist.config import SettingsError, require
 from adloco_dist.config.compose import compose
 from adloco_dist.decisions.environment import Environment, Link, first_difference, must_agree, remarks
-from adloco_dist.launch.nodes import add_torchrun_options, rendezvous_of
+from adloco_dist.launch.nodes import add_torchrun_options, check_num_ranks, rendezvous_of
 from adloco_dist.launch.outcome import ends_told
 from adloco_dist.terminal import new_console, tell
 
@@ -33,11 +33,12 @@ def main(arguments: list[str] | None = None) -> None:
             run_check(options.overrides, int(options.payload_mb * 1e6))
         else:
             compose(options.overrides)
+            check_num_ranks(options)
             passed_on = [f"--payload-mb={options.payload_mb}", *options.overrides]
             rendezvous = rendezvous_of(options)
             from adloco_dist.launch.agent import start_ranks  # takes seconds
 
-            num_ranks = options.nproc_per_node or 1
+            num_ranks = 1 if options.nproc_per_node is None else options.nproc_per_node
             sys.exit(start_ranks(rendezvous, num_ranks, "adloco_dist.launch.check", passed_on, can_stop=False))
 
 

@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from adloco_dist.cluster.signals import STOP_SIGNALS, end_on_signals, hold_signals
-from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, Settings, SettingsError, require
+from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, Settings, SettingsError
 from adloco_dist.config.compose import compose, to_yaml
 from adloco_dist.config.paths import exists_here
 from adloco_dist.decisions.layout import check_ranks
-from adloco_dist.launch.nodes import add_torchrun_options, asked_nodes, check_restarts, rendezvous_of
+from adloco_dist.launch.nodes import add_torchrun_options, asked_nodes, check_num_ranks, check_restarts, rendezvous_of
 from adloco_dist.launch.outcome import ends_told
 from adloco_dist.launch.rendezvous import Rendezvous, unresolved
 from adloco_dist.run.directory import check_directory
@@ -46,7 +46,11 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_intermixed_args(arguments)  # settings and options in any order
     with ends_told() as is_rank:
         try:
-            sys.exit(_as_rank(options, arguments) if is_rank else _as_driver(parser, options))
+            if is_rank:
+                sys.exit(_as_rank(options, arguments))
+            with end_on_signals(STOP_SIGNALS):  # until ranks run, which are asked first
+                code = _as_driver(parser, options)
+            sys.exit(code)
         except KeyboardInterrupt:
             sys.exit(EXIT_STOPPED)
 
@@ -65,7 +69,6 @@ def _as_rank(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 def _as_driver(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     """Do what was asked; the exit code. What needs torch is imported once it is clear that it is needed."""
-    end_on_signals(STOP_SIGNALS)
     _refuse_without_effect(parser, options)
     # What failed is told in one line; torch's warnings about it, with addresses of its code, would bury it.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
@@ -82,6 +85,7 @@ def _as_driver(parser: argparse.ArgumentParser, options: argparse.Namespace) -> 
     if options.dry_run:
         from adloco_dist.tools.planner import print_dry_run
 
+        check_restarts(settings, options.max_restarts)
         if asked_nodes(options)[1] == 1:
             check_directory(settings.run)
         ranks = range(_num_ranks(settings, options))
@@ -141,8 +145,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _num_ranks(settings: Settings, options: argparse.Namespace) -> int:
     """As asked; else one rank per GPU; without GPUs two, so that there is something to distribute; no idle ones."""
+    check_num_ranks(options)
     if options.nproc_per_node is not None:
-        require(options.nproc_per_node >= 1, "--nproc-per-node", options.nproc_per_node, "must be >= 1")
         return options.nproc_per_node
     import torch
 

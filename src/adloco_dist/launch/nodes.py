@@ -76,6 +76,15 @@ def rendezvous_of(options: argparse.Namespace) -> Rendezvous:
     return rendezvous
 
 
+def check_num_ranks(options: argparse.Namespace) -> None:
+    """
+    Raises:
+        SettingsError: fewer than one rank was asked for.
+    """
+    asked = options.nproc_per_node
+    require(asked is None or asked >= 1, "--nproc-per-node", asked, "must be >= 1")
+
+
 def check_restarts(settings: Settings, max_restarts: int) -> None:
     """A run that is started again must find what it has left.
 

@@ -12,7 +12,7 @@ from hydra.core.override_parser.types import Override
 
 from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, Settings, SettingsError
 from adloco_dist.config.compose import compose, flatten, parse, to_plain
-from adloco_dist.config.paths import quoted
+from adloco_dist.config.paths import as_text, quoted
 from adloco_dist.launch.launcher import prepare_launch
 from adloco_dist.launch.slots import deal_slots, run_here
 from adloco_dist.run.directory import is_finished, read_run, set_aside
@@ -125,8 +125,9 @@ def expand(overrides: Sequence[str]) -> tuple[list[Point], list[str]]:
         raise SettingsError(f"-m {told}: more than {MOST_RUNS:,} runs; name fewer values")
     for combination in itertools.product(*values_of):
         chosen = [(override.get_key_element(), value) for override, value in zip(of_runs, combination, strict=True)]
-        values = {key: value for override, (key, value) in zip(of_runs, chosen, strict=True) if override in swept}
-        directory = folder / _file_name(",".join(f"{key}={value}" for key, value in sorted(values.items())))
+        typed = {key: value for override, (key, value) in zip(of_runs, chosen, strict=True) if override in swept}
+        directory = folder / _file_name(",".join(f"{key}={value}" for key, value in sorted(typed.items())))
+        values = {key: as_text(value) for key, value in typed.items()}
         points[directory] = Point(values, tuple(f"{key}={value}" for key, value in chosen), directory)
     return list(points.values()), [override.input_line or "" for override in hydra]
 
@@ -136,7 +137,10 @@ def _values(override: Override) -> list[str]:
         return [override.get_value_element_as_str()]
     if not override.is_discrete_sweep():
         raise SettingsError(f"{override.input_line}: names no values one by one; write them as a,b,c or range(a,b)")
-    return list(itertools.islice(override.sweep_string_iterator(), MOST_RUNS + 1))  # a range may have any number
+    values = list(itertools.islice(override.sweep_string_iterator(), MOST_RUNS + 1))  # a range may have any number
+    if not values:
+        raise SettingsError(f"{override.input_line}: names no value; write them as a,b,c or range(a,b)")
+    return values
 
 
 def _folder(hydra: Sequence[Override], of_runs: Sequence[Override], swept: Sequence[Override]) -> Path:
