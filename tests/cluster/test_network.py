@@ -26,10 +26,11 @@ def errors(outputs: list[str]) -> list[str]:
 
 
 def assert_refused(done: list[tuple[int, str]], directory: Path) -> str:
-    """Every host ends with code 2, one of them says why, none has made anything; what it said."""
+    """Every host ends with code 2 and says why, once and in the same words; none has made anything."""
     outputs = [output for _, output in done]
     assert [code for code, _ in done] == [2] * len(done), "\n".join(outputs)
-    (line,) = errors(outputs)
+    assert [len(errors([output])) for output in outputs] == [1] * len(done), "\n".join(outputs)
+    (line,) = set(errors(outputs))
     assert "Traceback" not in "".join(outputs)
     assert not list(directory.glob("*/runs"))
     return line

@@ -26,8 +26,8 @@ PATIENCE_SECONDS = 60.0
 """Links that are cut for less are waited for: a node without its agent would stay away until it is started by hand."""
 CLIENT_SECONDS = 4.0
 """Of an attempt to become a client of the store."""
-STRANGER_SECONDS = 10.0
-"""What listens for so long and lets no client in is no store."""
+STRANGER_SECONDS, SILENT_STRANGER_SECONDS = 10.0, 16.0
+"""What listens for so long and turns clients away is no store; nor is what lets them wait for so long."""
 STALE_SECONDS = 10.0
 """A driver that has said nothing for so long is no longer there."""
 BEGIN_SECONDS = 2.0
@@ -68,7 +68,7 @@ class _Watch:
             now, has_ranks = time.monotonic(), _has_ranks()
             if not answer:
                 silent_at = now
-            elif now - silent_at > STRANGER_SECONDS and not self._presence.has_joined:
+            elif self._presence.is_refused(now - silent_at):
                 endpoint = f"--rdzv-endpoint={self._host}:{self._port}"
                 tell_error(f"error: {endpoint}: another program listens there, and no torchrun; choose another port")
                 leave(EXIT_USER_ERROR)
@@ -112,13 +112,18 @@ class _Presence:
 
     def __init__(self, host: str, port: int, job: str) -> None:
         self._host, self._port, self._prefix = host, port, f"adloco/{job}/drivers"
-        self.has_joined = False
-        """Whether there ever was a store."""
+        self._has_joined, self._refusals = False, 0
+        """Whether there ever was a store, and how many attempts have failed."""
         self._said: dict[int, str] = {}
         """What every driver has said last."""
         self._fresh: dict[int, float] = {}
         """When that was new."""
         threading.Thread(target=self._run, name="rendezvous-presence", daemon=True).start()
+
+    def is_refused(self, seconds: float) -> bool:
+        """Whether what has listened for so long is no store."""
+        patience = STRANGER_SECONDS if self._refusals >= 2 else SILENT_STRANGER_SECONDS
+        return not self._has_joined and seconds > patience
 
     def hosts(self) -> list[str]:
         """Those whose drivers have spoken of late."""
@@ -130,6 +135,7 @@ class _Presence:
             try:
                 self._speak_on()
             except (RuntimeError, ValueError):  # no store yet, or no more; the next one is another
+                self._refusals += 1
                 self._said.clear()
             time.sleep(EVERY_SECONDS)
 
@@ -137,7 +143,7 @@ class _Presence:
         seconds = timedelta(seconds=CLIENT_SECONDS)
         store = TCPStore(self._host, self._port, is_master=False, timeout=seconds, wait_for_workers=False)
         mine = store.add(self._prefix, 1)
-        self.has_joined = True
+        self._has_joined = True
         for number in itertools.count():
             store.set(f"{self._prefix}/{mine}", f"{socket.gethostname()} {number}")
             others = 0 if _has_ranks() else store.add(self._prefix, 0)  # nobody asks for them while it trains
