@@ -20,10 +20,8 @@ LONGEST_LINE = 2000
 """Characters of a line that is told."""
 LONGEST_REASON = 300
 """Characters of what a library says in it."""
-TELL_AFTER = 10.0
-"""What takes longer than this is told,"""
-TELL_EVERY_SECONDS = 30.0
-"""and told again after each interval of this length."""
+TELL_AFTER_SECONDS, TELL_EVERY_SECONDS = 5.0, 12.0
+"""What takes longer than this is told, and told again after each further interval."""
 
 
 class _Lasting(io.RawIOBase):
@@ -148,8 +146,10 @@ def new_console(file: TextIO | None = None, stderr: bool = False, least_width: i
 
 
 @contextmanager
-def told_wait(line: Callable[[], str], speaks: bool = True, after_seconds: float = TELL_AFTER) -> Iterator[None]:
-    """Tell on standard error what takes so long while the block runs, and again every half minute.
+def told_wait(
+    line: Callable[[], str], speaks: bool = True, after_seconds: float = TELL_AFTER_SECONDS
+) -> Iterator[None]:
+    """Tell on standard error what takes so long while the block runs, and again every few seconds.
 
     Args:
         line: what to tell now; asked in a thread of its own.
@@ -158,7 +158,7 @@ def told_wait(line: Callable[[], str], speaks: bool = True, after_seconds: float
     done = threading.Event()
 
     def tell_on() -> None:
-        seconds = after_seconds
+        seconds = TELL_AFTER_SECONDS
         while not done.wait(seconds):
             tell_error(line())
             seconds = TELL_EVERY_SECONDS

@@ -1,6 +1,7 @@
 """Runs that fail, are stopped, or are not alone: told once, with codes that scripts can use, and nothing is lost."""
 
 import os
+import shlex
 import signal
 import subprocess
 from pathlib import Path
@@ -66,11 +67,11 @@ def test_ranks_end_when_their_agent_is_gone(tmp_path: Path) -> None:
         assert (len(gone), alive) == (2, [])
 
 
-@pytest.mark.parametrize("by", ["SIGTERM", "stop file"])
+@pytest.mark.parametrize("by", ["SIGTERM", "SIGHUP", "stop file"])
 def test_a_request_to_stop_leaves_a_checkpoint_to_go_on_from(tmp_path: Path, by: str) -> None:
     with running(train_command(*ENDLESS), tmp_path) as (process, _):
-        if by == "SIGTERM":
-            process.send_signal(signal.SIGTERM)
+        if by.startswith("SIG"):  # to the whole group, as when a terminal is closed
+            os.killpg(process.pid, signal.Signals[by])
         else:
             (tmp_path / "run" / "stop").touch()
         output = process.communicate(timeout=120)[0]
@@ -82,6 +83,35 @@ def test_a_request_to_stop_leaves_a_checkpoint_to_go_on_from(tmp_path: Path, by:
     assert resumed.code == 0, resumed.output
     assert "note: goes on from run/checkpoints/000001-round-" in resumed.output
     assert (tmp_path / "run" / "model" / "config.json").exists()
+
+
+def test_without_a_terminal_that_may_end(tmp_path: Path) -> None:
+    """nohup lets a process ignore the end of its terminal."""
+    with running(["nohup", *train_command(*ENDLESS)], tmp_path) as (process, _):
+        process.send_signal(signal.SIGHUP)
+        assert process.stdout is not None
+        assert any(line.startswith("round 30 ") for line in process.stdout)
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
+    with running(train_command(*ENDLESS, "algorithm.updates_per_round=100000"), tmp_path, until="round 0 ") as (
+        process,
+        _,
+    ):
+        process.send_signal(signal.SIGQUIT)
+        output = process.communicate(timeout=30)[0]
+    assert process.returncode == 75
+    assert output.endswith("stopped at once, without a checkpoint\n")
+
+
+def test_a_run_outlives_whoever_reads_it(tmp_path: Path) -> None:
+    command = shlex.join(train_command(*SMALL, "run.directory=run"))
+    done = run(["bash", "-c", f"{command} | head -1; exit ${{PIPESTATUS[0]}}"], tmp_path)
+    assert (done.code, len(done.output.splitlines())) == (0, 1), done.output
+    assert (tmp_path / "run" / "model" / "config.json").exists()
+    log = (tmp_path / "run" / "logs" / "rank0.log").read_text()
+    assert "round 3  trainer 0: batch" in log
+    assert "ended: budget.rounds=3 reached" in log
 
 
 def test_a_directory_has_one_writer_and_an_unfinished_run_is_never_lost(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """Ranks that are dead, stuck or slow: told apart, and named."""
 
+import itertools
 import os
 import re
 import signal
+import time
 from pathlib import Path
 
 import psutil
@@ -53,3 +55,20 @@ def test_a_silent_rank_is_taken_for_dead_and_named(tmp_path: Path) -> None:
     log = (tmp_path / "run" / "logs" / "rank0.log").read_text()
     assert re.search(rf"rank 1 on {os.uname().nodename}: silent for \d+ s \(", log), log
     assert len(errors(output)) == 1
+
+
+def test_time_in_which_everything_stood_still_is_no_silence(tmp_path: Path) -> None:
+    """Ctrl-Z, or a container that is frozen: longer than the patience with a rank."""
+    with running(train_command(*ENDLESS, "cluster.silence_seconds=3"), tmp_path) as (process, _):
+        everything = [psutil.Process(process.pid), *psutil.Process(process.pid).children()]
+        for one in everything:
+            one.suspend()
+        time.sleep(7)  # the length of the standstill is what is tried
+        for one in everything:
+            one.resume()
+        assert process.stdout is not None
+        rounds = [line for line in itertools.islice(process.stdout, 40) if line.startswith("round ")]
+        assert len(rounds) == 40, "more than what had been printed before"
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert process.returncode == 75

@@ -16,9 +16,11 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from adloco_dist.config import EXIT_FAILURE, EXIT_USER_ERROR
 from adloco_dist.launch.outcome import leave
 from adloco_dist.launch.rendezvous import Rendezvous
-from adloco_dist.terminal import TELL_EVERY_SECONDS, tell_error
+from adloco_dist.terminal import tell_error
 
 EVERY_SECONDS = 1.0
+TELL_EVERY_SECONDS = 30.0
+"""Nodes that are missing may be missing for long: this is told less often than work that takes its time."""
 ANSWER_SECONDS = 5.0
 PATIENCE_SECONDS = 60.0
 """Links that are cut for less are waited for: a node without its agent would stay away until it is started by hand."""

@@ -74,7 +74,7 @@ class Rendezvous:
             raise SettingsError(f"--rdzv-endpoint={self.endpoint}: {rule} ({error})") from error
         require(bool(host) and parts.netloc == self.endpoint and port > 0, "--rdzv-endpoint", self.endpoint, rule)
         assert host is not None
-        if reason := _unresolved(host):
+        if reason := unresolved(host):
             here = socket.gethostname()
             rule = f"the host {host} is not known on {here} ({reason}); name one of the nodes, or its address"
             raise SettingsError(f"--rdzv-endpoint={self.endpoint}: {rule}")
@@ -122,7 +122,7 @@ def check_port(port: int) -> None:
             require(False, "--master-port", port, rule)
 
 
-def _unresolved(host: str) -> str | None:
+def unresolved(host: str) -> str | None:
     """Why `host` has no address here; None if it has one."""
     reasons = [f"no answer of a name server within {RESOLVE_SECONDS:.0f} s"]
 
