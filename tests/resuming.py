@@ -8,14 +8,14 @@ from typing import Any
 
 from support import corpus_and_module, small_settings
 
-from adloco_dist.checkpointing import Checkpoints, restore
+from adloco_dist.checkpointing import Checkpoints
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.decisions.layout import experiment_layout
 from adloco_dist.decisions.replay import Trajectory
 from adloco_dist.hosting import Rank, find_premises, host
 from adloco_dist.launch.opening import restore_records
-from adloco_dist.launch.resume import as_decided, fresh_volumes, resumed
+from adloco_dist.launch.resume import as_decided, fresh_volumes, go_on, resumed
 from adloco_dist.run.journal import Journal, MetricsFile, RunFile
 from adloco_dist.run.writer import CheckpointWriter
 from adloco_dist.testing.records import KeptRecords
@@ -74,7 +74,7 @@ def train_kept(
         rank.settings = settings
         premises = find_premises(rank, layout, Trajectory())
         if source:
-            restore(rank, source.state, source.archive.read)
+            go_on(rank, source)
         prepare(rank)
         volumes = source.archive.volumes if source else stack.enter_context(fresh_volumes(runtime, path, settings))
         journal = Journal()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from adloco_dist.config import Settings
+from adloco_dist.config import InnerOptimizer, Settings
 from adloco_dist.config.compose import flatten, to_plain
 from adloco_dist.decisions.checkpointing import Mark
 from adloco_dist.decisions.plan import PoolReport, RoundPlan
@@ -15,9 +15,11 @@ from adloco_dist.decisions.state import RunState
 from adloco_dist.hosting import Rank
 from adloco_dist.run.directory import METRICS_FILE
 from adloco_dist.run.journal import Journal
-from adloco_dist.run.parts import RECORDS_FILE, STATE_FILE, trainer_file, worker_file
+from adloco_dist.run.parts import RECORDS_FILE, STATE_FILE, DamagedError, TensorKind, trainer_file, worker_file
 from adloco_dist.run.writer import CheckpointWriter, Snapshot
 
+SCALARS = frozenset({"step", "loss_sum", "updates_done", "num_targets"})
+"""Tensors of a worker that are numbers; all others are flat vectors, or parts of one."""
 ReadPart = Callable[[str], Mapping[str, torch.Tensor]]
 """The tensors of a part of the checkpoint that is resumed, by file name."""
 
@@ -81,17 +83,71 @@ def parts(rank: Rank, plan: RoundPlan, is_midway: bool) -> Snapshot:
     return found
 
 
+def needed_parts(state: RunState) -> dict[str, frozenset[str]]:
+    """The files that a checkpoint must have beside its state, and the tensors of each; moments without their part."""
+    inner, is_midway = state.settings.get("inner.optimizer"), state.pool is None
+    moments = {"step", "exp_avg", "exp_avg_sq"} if inner == InnerOptimizer.adamw.name else set[str]()
+    if inner == InnerOptimizer.sgd.name and state.settings.get("inner.momentum"):
+        moments = {"momentum_buffer"}
+    of_worker = moments | ({"weights", "loss_sum", "updates_done", "num_targets"} if is_midway else set())
+    of_trainer = {"anchor", "momentum"} if state.settings.get("outer.momentum") else {"anchor"}
+    needed: dict[str, frozenset[str]] = {}
+    for id, hosts in state.plan.layout.hosts.items():
+        needed[trainer_file(id)] = frozenset(of_trainer)
+        needed |= {worker_file(id, worker): frozenset(of_worker) for worker in range(len(hosts))}
+    return needed
+
+
+def vector_size(file: str, kinds: Mapping[str, TensorKind], needed: frozenset[str]) -> int | None:
+    """The elements of the flat vectors in a part of a checkpoint; None: it holds none.
+
+    Raises:
+        DamagedError: a tensor is missing, or has another shape than the others.
+    """
+    sizes: dict[str, int] = {}
+    for name, kind in kinds.items():
+        vector = name.partition(".")[2] or name  # both parts of a moment add up to one vector
+        sizes.setdefault(vector, 0)
+        if len(kind.shape) > 1 or (vector in SCALARS) != (kind.shape == ()):
+            raise DamagedError(f"{file}: {name} has the shape {list(kind.shape)}")
+        sizes[vector] += sum(kind.shape)
+    for name in sorted(needed - sizes.keys()):
+        raise DamagedError(f"{file}: has no {name}")
+    found = {size for name, size in sizes.items() if name not in SCALARS}
+    if len(found) > 1:
+        raise DamagedError(f"{file}: has vectors of {' and of '.join(map(str, sorted(found)))} elements")
+    return found.pop() if found else None
+
+
 def restore(rank: Rank, state: RunState, read: ReadPart) -> None:
     """Give this rank's share of the pool the state of a checkpoint.
 
     Raises:
-        KeyError: the checkpoint is of another pool.
+        DamagedError: a part does not fit this pool, or this model.
+        OSError: a part cannot be read.
     """
     for id, trainer in rank.trainers.items():
-        trainer.restore(read(trainer_file(id)))
+        file = trainer_file(id)
+        trainer.restore(_fitting(file, read(file), trainer.state()))
         for worker in trainer.workers:
-            worker.restore(read(worker_file(id, worker.id)), trainer.anchor)
+            file = worker_file(id, worker.id)
+            worker.restore(_fitting(file, read(file), worker.state(with_weights=state.pool is None)), trainer.anchor)
     capacity = state.capacity(rank.runtime.rank)
     if capacity is not None:  # passes of the same size: the same sums
         for lane in rank.lanes:
             lane.flat_model.capacity = min(capacity, lane.flat_model.capacity or capacity)
+
+
+def _fitting(
+    file: str, saved: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]
+) -> Mapping[str, torch.Tensor]:
+    """`saved`, which has every tensor that is wanted, in its type and shape: a copy would convert and broadcast."""
+    for name, tensor in wanted.items():
+        if name not in saved:
+            raise DamagedError(f"{file}: has no {name}")
+        found, needed = ((list(one.shape), one.dtype) for one in (saved[name], tensor))
+        if found != needed:
+            raise DamagedError(
+                f"{file}: {name} is {found[0]} of {found[1]}, the model needs {needed[0]} of {needed[1]}"
+            )
+    return saved

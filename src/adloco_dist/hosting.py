@@ -21,6 +21,7 @@ from adloco_dist.decisions.regrouping import Regrouping, transfers
 from adloco_dist.decisions.replay import Trajectory
 from adloco_dist.decisions.report import RankReport
 from adloco_dist.decisions.switch import least
+from adloco_dist.decisions.typed import NOT_UNDERSTOOD
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.lane import Lane, new_lane
 from adloco_dist.pool.residence import Residence
@@ -88,7 +89,11 @@ def host(
     if shard_states is None:
         shards = dict(enumerate(splits.deal(len(layout.trainers), layout.num_workers(0), data, seed)))
     else:  # a run that goes on may have merged some of the trainers that it began with
-        shards = splits.restored(shard_states, settings.pool.trainers, data, seed)
+        try:
+            shards = splits.restored(shard_states, settings.pool.trainers, data, seed)
+        except NOT_UNDERSTOOD as error:  # on all ranks, for all have the same state
+            rule = f"its shards are not of this pool ({type(error).__name__}: {error}); move it away, or begin anew"
+            raise SettingsError(f"run.directory={settings.run.directory}: its newest checkpoint: {rule}") from error
     hosted = {id: layout.workers_on(runtime.rank, id) for id in layout.trainers_on(runtime.rank)}
     num_workers = sum(map(len, hosted.values()))
     resident = count_resident(first, settings, len(hosted), num_workers, runtime.ranks_on_device)

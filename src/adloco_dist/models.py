@@ -5,18 +5,13 @@ Shape suffixes: B sequences, W tokens of the longest of them, V vocabulary.
 
 import difflib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    PretrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
@@ -26,9 +21,13 @@ from adloco_dist.config import ModelSettings, SettingsError
 from adloco_dist.data.batch import Batch
 from adloco_dist.data.encoding import Vocabulary
 from adloco_dist.data.hub import fetching
+from adloco_dist.shapes import auto_class, count_parameters, load_weights, stored_shapes
+from adloco_dist.terminal import first_line
 
 NO_TARGET = -100
 """What torch's cross-entropy passes over."""
+MOST_NEW = 2
+"""Times the weights of a warm start: an output layer that it does not have is no larger than its embedding."""
 FETCH_REMEDY = "name a transformers directory or a run, or take a shape of your own, as model=tiny does"
 
 
@@ -74,27 +73,71 @@ def build_model(model: ModelSettings, config: PretrainedConfig, seed: int, is_cl
     """The module in fp32 on the CPU, with weights from `model.warm_start` or drawn from `seed`: equal on all ranks.
 
     Raises:
-        SettingsError: the weights cannot be read, or there is no model of such settings.
+        SettingsError: the weights cannot be read or do not fit, or there is no model of such settings.
     """
     torch.manual_seed(seed)  # also of a warm start, for the layers that it does not have
-    auto = AutoModelForSequenceClassification if is_classifier else AutoModelForCausalLM
-    options = {"dtype": torch.float32, "trust_remote_code": model.trust_remote_code}
-    if model.attention is not None:
-        options["attn_implementation"] = model.attention
     if model.warm_start is not None and not model.from_scratch:
-        source = local_model(model.warm_start)
-        with fetching("model.warm_start", f"{model.warm_start}, its weights as safetensors", FETCH_REMEDY):
-            # safetensors only: reading weights never runs code
-            module = auto.from_pretrained(
-                source, config=config, use_safetensors=True, revision=model.revision, **options
-            )
+        module = _warm(model, model.warm_start, config, is_classifier)
     else:
-        module = _computable(auto, config, options, model, is_classifier)
+        module = computable(model, config, is_classifier)
     if model.reset_output:
         _reset_output(module)
     if model.gradient_checkpointing:
         _checkpoint_activations(module)
     return module
+
+
+def num_parameters(model: ModelSettings, config: PretrainedConfig, is_classifier: bool = False) -> int:
+    """Of the module that `build_model` builds, without building it.
+
+    Raises:
+        SettingsError: there is no model of such settings.
+    """
+    try:
+        return count_parameters(config, lambda config: from_config(model, config, is_classifier))
+    except Exception as error:  # of any kind, as when it is built
+        raise not_computable(model, error) from error
+
+
+def in_words(model: ModelSettings) -> str:
+    """The settings that name the shape, as an error begins."""
+    shape = f"model.warm_start={model.warm_start}" if model.warm_start else f"model.architecture={model.architecture}"
+    told = f"{shape}, model.overrides={model.overrides}"
+    return told if model.attention is None else f"{told}, model.attention={model.attention}"
+
+
+def from_config(model: ModelSettings, config: PretrainedConfig, is_classifier: bool = False) -> PreTrainedModel:
+    """A module of the config, on the current device; raises whatever transformers raise."""
+    return auto_class(is_classifier).from_config(config, **_options(model))
+
+
+def computable(model: ModelSettings, config: PretrainedConfig, is_classifier: bool) -> PreTrainedModel:
+    """A fresh model, tried out.
+
+    Raises:
+        SettingsError: there is no model of such settings.
+    """
+    try:
+        module = from_config(model, config, is_classifier)
+        trial_losses(module, is_classifier).sum().backward()
+    except Exception as error:  # of any kind: what does not fit together shows when it is built, or computed
+        raise not_computable(model, error) from error
+    module.zero_grad(set_to_none=True)
+    return module
+
+
+def trial_losses(module: PreTrainedModel, is_classifier: bool) -> torch.Tensor:
+    """The losses of three tokens, to see whether there are any; raises whatever transformers raise."""
+    tokens = torch.zeros(1, 3, dtype=torch.int64)
+    label = torch.zeros(1, dtype=torch.int64)
+    return losses(module, Batch(tokens, (1,), label + 3, label) if is_classifier else Batch.packed(tokens))
+
+
+def not_computable(model: ModelSettings, error: Exception) -> SettingsError:
+    """The mistake, where a model could not be built or computed."""
+    return SettingsError(
+        f"{in_words(model)}: no such model can be computed ({first_line(error)}); change the overrides"
+    )
 
 
 def local_model(name: str) -> str:
@@ -145,24 +188,30 @@ def _is_token(batch: Batch) -> torch.Tensor:
     return places < batch.lengths[:, None]
 
 
-def _computable(
-    auto: Any, config: PretrainedConfig, options: dict[str, Any], model: ModelSettings, is_classifier: bool
-) -> PreTrainedModel:
-    """A fresh model, tried out."""
-    shape = f"model.warm_start={model.warm_start}" if model.warm_start else f"model.architecture={model.architecture}"
-    try:
-        module = auto.from_config(config, **options)
-        tokens = torch.zeros(1, 3, dtype=torch.int64)
-        label = torch.zeros(1, dtype=torch.int64)
-        batch = Batch(tokens, (1,), label + 3, label) if is_classifier else Batch.packed(tokens)
-        losses(module, batch).sum().backward()
-    except Exception as error:  # of any kind: what does not fit together shows when it is built, or computed
-        told = f"{shape}, model.overrides={model.overrides}"
-        if model.attention is not None:
-            told += f", model.attention={model.attention}"
-        rule = f"no such model can be computed ({_reason(error)}); change the overrides"
-        raise SettingsError(f"{told}: {rule}") from error
-    module.zero_grad(set_to_none=True)
+def _options(model: ModelSettings) -> dict[str, Any]:
+    options = {"dtype": torch.float32, "trust_remote_code": model.trust_remote_code}
+    return options if model.attention is None else {**options, "attn_implementation": model.attention}
+
+
+def _warm(model: ModelSettings, name: str, config: PretrainedConfig, is_classifier: bool) -> PreTrainedModel:
+    """The model with the weights of a warm start, all of them where it is of the same class."""
+    source, named = local_model(name), config.architectures or ()
+    remedy = "restore both, or take another shape on purpose: model.from_scratch=true, model.reset_output=true"
+    wrong = f"model.warm_start={name}: its weights do not fit its config"
+    with fetching("model.warm_start", f"{name}, its weights as safetensors", FETCH_REMEDY):
+        stored = sum(shape.numel() for shape in stored_shapes(Path(source)).values())
+    needed = num_parameters(model, config, is_classifier)
+    if 0 < MOST_NEW * stored < needed:  # told before as many are built
+        raise SettingsError(f"{wrong}: {stored:,} numbers for {needed:,} parameters; {remedy}")
+    with fetching("model.warm_start", f"{name}, its weights as safetensors", FETCH_REMEDY):
+        module, fit = load_weights(is_classifier, source, config, revision=model.revision, **_options(model))
+    if model.reset_output:
+        fit = fit.but_for_heads()
+    elif type(module).__name__ not in named:
+        fit = replace(fit.but_for_heads(), of_other_shape=fit.of_other_shape)
+    problem = fit.in_words()
+    if problem or module is None:
+        raise SettingsError(f"{wrong}: {problem}; {remedy}")
     return module
 
 
@@ -234,7 +283,3 @@ def _check_fields(model: ModelSettings, config: PretrainedConfig) -> None:
             near = difflib.get_close_matches(field, known, n=3)
             hint = f"did you mean {' or '.join(near)}?" if near else "see its transformers documentation"
             raise SettingsError(f"model.overrides.{field}: {config.model_type} has no such field; {hint}")
-
-
-def _reason(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -1,9 +1,14 @@
 """What a run leaves: the best trainer or the average of all."""
 
+from typing import Any
+
 import numpy as np
+import pytest
 from support import held_anchors, train_poisoned_pool, train_small_pool
 
+from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.decisions.records import candidate_name
+from adloco_dist.hosting import Rank
 from adloco_dist.testing.processes import run_ranks
 
 POOL = ("pool.trainers=3", "pool.workers_per_trainer=2", "budget.rounds=2", "inner.lr=5e-3")
@@ -23,3 +28,22 @@ def test_a_trainer_that_is_not_finite_is_in_no_average() -> None:
     held = held_anchors(ranks)
     assert not np.isfinite(held[1]).all()
     np.testing.assert_allclose(ranks[0]["chosen"], (held[0] + held[2]) / 2, atol=1e-12)
+
+
+def train_without_end(runtime: Runtime, final: str) -> dict[str, Any]:
+    """With anchors of which none is finite."""
+
+    def poison(rank: Rank) -> None:
+        for trainer in rank.trainers.values():
+            trainer.anchor[3] = float("nan")
+
+    return train_small_pool(runtime, *POOL, "merge=none", f"final={final}", "evaluation=final_only", prepare=poison)
+
+
+@pytest.mark.parametrize("final", ["best", "average"])
+def test_of_trainers_that_are_all_not_finite_none_is_chosen(final: str) -> None:
+    for rank in run_ranks(train_without_end, [0, 0], final):
+        assert rank["chosen"] is None
+        if rank["result"] is not None:
+            assert (rank["result"]["saved"], rank["result"]["trainer"]) == (None, None)
+            assert len(rank["result"]["candidates"]) == 3

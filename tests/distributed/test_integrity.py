@@ -70,3 +70,17 @@ def test_workers_that_are_never_finite_stop_the_run_with_its_last_good_anchors(t
     assert {rank["stop"] for rank in goes_on} == {"budget.rounds=6 reached"}
     assert any(line.startswith("goes on with inner.lr=") for line in goes_on[0]["told"])
     assert all(row["finite_workers"] == 2 for row in goes_on[0]["records"])
+
+
+@pytest.mark.parametrize("overrides", [(), ("pool.trainers=1", "algorithm=ddp", "batching.request=none")])
+def test_a_budget_spent_by_workers_that_are_never_finite_is_no_success(
+    tmp_path: Path, overrides: tuple[str, ...]
+) -> None:
+    mad = ("inner.lr=1e300", "inner.clip_norm=null", "outer.spoilt_rounds=99", "budget.rounds=2", *overrides)
+    ended = run_ranks(train_spoilt, [0, 0], str(tmp_path), *mad)
+    assert {rank["stop"] for rank in ended} == {SPOILT}
+    for anchor in held_anchors(ended).values():
+        assert np.isfinite(anchor).all()
+    assert {row["finite_workers"] for row in ended[0]["records"] if row["round"]} == {0}
+    again = run_ranks(train_spoilt, [0, 0], str(tmp_path), *mad)
+    assert {rank["stop"] for rank in again} == {SPOILT}, "a checkpoint knows it"

@@ -67,7 +67,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         ([*REPLAY, "batching.replay=DIR/run", "pool.trainers=3"], ["holds trainers 0, 1", "run has 3"]),
         ([*REPLAY, "batching.replay=DIR/none.jsonl"], ["none.jsonl", "cannot be read"]),
-        ([*REPLAY, "batching.replay=DIR/short.txt"], ["line 1 is not the record"]),
+        ([*REPLAY, "batching.replay=DIR/short.txt"], ["holds no record of a round", "line 1: "]),
         ([*REPLAY, "batching.replay=DIR/gap.jsonl"], ["trainer 0 has no total_batch in round 2"]),
         ([*REPLAY, "batching.replay=DIR/one.jsonl"], ["holds trainers 0, the run has 2"]),
         (["data.sequence_length=2000", "+model.overrides.max_position_embeddings=1000"], ["2000", "context is 1000"]),

@@ -55,6 +55,16 @@ def test_what_may_change_when_a_run_goes_on() -> None:
     assert check_resumed("x", saved, {**saved, "run.root": "b"}) == []
     assert check_resumed("x", saved, {**saved, "inner.lr": 1e-4}) == ["goes on with inner.lr=0.0001 instead of 0.001"]
     assert len(check_resumed("x", saved, {**saved, "outer.momentum": 0.8})) == 1
+    moved = {"data.train": ["a/*.txt"], "data.streaming": False, "data.revision": "1", "model.warm_start": "there"}
+    for key, value in (("data.train", ["b/*.txt"]), ("model.warm_start", "here"), ("data.revision", "2")):
+        (remark,) = check_resumed("x", moved, {**moved, key: value})
+        assert remark.startswith(
+            f"goes on with {key}={value} instead of {moved[key]}; what lies there must be the same"
+        )
+    streamed = {**moved, "data.streaming": True}
+    for before, changed in ((streamed, {"data.revision": "2"}), (moved, {"model.warm_start": None})):
+        with pytest.raises(SettingsError, match="was trained with"):
+            check_resumed("x", before, {**before, **changed})
     for key, value in (("model.hidden", 16), ("outer.momentum", 0.0)):
         with pytest.raises(SettingsError, match=rf"^{key}={value}: the run in x was trained with {key}={saved[key]}"):
             check_resumed("x", saved, {**saved, key: value})

@@ -9,7 +9,7 @@ from adloco_dist.config import BudgetSettings, InnerSettings, Schedule, Settings
 from adloco_dist.config.compose import compose
 from adloco_dist.decisions.evaluation import Evaluation
 from adloco_dist.decisions.layout import Layout
-from adloco_dist.decisions.plan import PoolReport, Premises, RoundPlan
+from adloco_dist.decisions.plan import SPOILT, PoolReport, Premises, RoundPlan
 from adloco_dist.decisions.planning import plan_round
 from adloco_dist.decisions.records import round_records
 from adloco_dist.decisions.report import RankReport, TrainerReport, pool_report
@@ -47,6 +47,29 @@ def test_budgets_in_rounds_and_seconds() -> None:
     timed = plans(settings("budget.seconds=10"), 4, seconds=4.0)
     assert [plan.stop for plan in timed] == [None, None, None, "budget.seconds=10.0 reached"]
     assert timed[1].progress.fraction == pytest.approx(0.4)
+
+
+def test_a_budget_that_is_spent_without_an_outer_step_is_no_end() -> None:
+    def ended(*unmoved: set[int]) -> RoundPlan:
+        plan = plan_round(settings("budget.rounds=3"), PREMISES, None, PoolReport())
+        for trainers in unmoved:
+            report = PoolReport(unmoved=frozenset(trainers), spoilt=frozenset(trainers))
+            plan = plan_round(settings("budget.rounds=3"), PREMISES, plan, PoolReport.from_message(report.to_message()))
+        return plan
+
+    nothing = ended({0, 1}, {0, 1}, {0, 1})
+    assert (nothing.stop, nothing.outer_steps, nothing.checkpoint) == (SPOILT, 0, True)
+    assert "trainer 0 in 3 rounds in a row, trainer 1 in 3 rounds in a row, no outer step" in nothing.spoilt_in_words()
+    once = ended({0, 1}, {0}, {0, 1})
+    assert (once.stop, once.outer_steps) == ("budget.rounds=3 reached", 1)
+
+
+def test_plans_and_reports_of_checkpoints_that_did_not_count_outer_steps() -> None:
+    plan = plans(settings("budget.rounds=9"), 3)[-1]
+    older = {name: value for name, value in plan.to_message().items() if name != "outer_steps"}
+    assert RoundPlan.from_message(json.loads(json.dumps(older))).outer_steps == 2, "one in each round at least"
+    report = {name: value for name, value in PoolReport().to_message().items() if name != "unmoved"}
+    assert PoolReport.from_message(report) == PoolReport()
 
 
 def test_anybody_can_stop_the_run_and_differing_anchors_end_it() -> None:

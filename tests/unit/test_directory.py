@@ -14,7 +14,9 @@ def opened(path: Path, unfinished: Unfinished = Unfinished.refuse) -> RunDirecto
 
 
 def end(directory: RunDirectory, stop: str) -> None:
-    (directory.path / "run.json").write_text(json.dumps({"result": {"stop": stop}}))
+    result = {"stop": stop, "saved": None, "candidates": []}
+    facts = {"settings": {}, "corpus": {"source": "", "digest": ""}, "result": result}
+    (directory.path / "run.json").write_text(json.dumps(facts))
     directory.close()
 
 

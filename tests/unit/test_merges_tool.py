@@ -200,8 +200,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in records), encoding="utf-8")
     main([str(tmp_path / "metrics.jsonl")])
     assert capsys.readouterr().out.splitlines() == draw_merges(records, {})
-    result = {"candidates": [{"name": "trainer 1", "validation_perplexity": 9.5}]}
-    (tmp_path / "run.json").write_text(json.dumps({"result": result}), encoding="utf-8")
+    candidate = {"name": "trainer 1", "validation_loss": 2.25, "validation_perplexity": 9.5}
+    result = {"stop": "budget.rounds=1 reached", "saved": "trainer 1", "candidates": [candidate]}
+    facts = {"settings": {}, "corpus": {"source": "", "digest": ""}, "result": result}
+    (tmp_path / "run.json").write_text(json.dumps(facts), encoding="utf-8")
     main([str(tmp_path)])
     assert "▼ perplexity 9.500" in capsys.readouterr().out
     (tmp_path / "early.jsonl").write_text('{"round": 0, "trainer": 0, "ranks": [0]}', encoding="utf-8")

@@ -1,5 +1,6 @@
 """Models as settings name them: shapes, output layers, how they are computed."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,10 @@ from transformers import PreTrainedModel
 from adloco_dist.config import Settings, SettingsError
 from adloco_dist.config.compose import compose
 from adloco_dist.data.encoding import Vocabulary
-from adloco_dist.models import build_model, losses, model_config
+from adloco_dist.models import build_model, from_config, losses, model_config, num_parameters
 from adloco_dist.pool.lane import new_lane
 from adloco_dist.round.gradient import accumulate_gradient
+from adloco_dist.tools.trial import try_out
 
 CPU = torch.device("cpu")
 
@@ -42,6 +44,45 @@ def test_published_shapes(model: str, num_parameters: int) -> None:
 
         module = AutoModelForCausalLM.from_config(config)
     assert sum(parameter.numel() for parameter in module.parameters()) == num_parameters
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [("llama", "num_hidden_layers"), ("gpt2", "n_layer"), ("qwen3", "num_hidden_layers"), ("bart", "decoder_layers")],
+)
+def test_a_model_of_any_depth_is_counted_without_building_it(shape: tuple[str, str]) -> None:
+    architecture, field = shape
+    counts = []
+    for depth in (300, 301, 100_000):
+        settings = compose(["model=causal", f"model.architecture={architecture}", f"+model.overrides.{field}={depth}"])
+        config = model_config(settings.model, Vocabulary(VOCAB_SIZE), SEQUENCE_LENGTH)
+        counts.append(num_parameters(settings.model, config))
+        if depth == 300:
+            with torch.device("meta"):
+                module = from_config(settings.model, config)
+            assert counts[0] == sum(parameter.numel() for parameter in module.parameters())
+            assert getattr(config, field) == depth, "the config stays as it was"
+    assert counts[2] == counts[0] + 99_700 * (counts[1] - counts[0])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "problem"),
+    [
+        ("llama", {"num_hidden_layers": 100_000}, None),
+        ("llama", {"hidden_size": 10_000_000}, None),
+        ("mixtral", {}, None),
+        ("llama", {"num_key_value_heads": 3}, "no such model can be computed"),
+        ("gpt2", {"n_embd": 770}, "no such model can be computed"),
+    ],
+)
+def test_a_dry_run_refuses_what_cannot_be_computed(
+    architecture: str, fields: dict[str, int], problem: str | None
+) -> None:
+    overrides = [f"+model.overrides.{name}={value}" for name, value in fields.items()]
+    settings = compose(["model=causal", f"model.architecture={architecture}", *overrides])
+    config = model_config(settings.model, Vocabulary(VOCAB_SIZE), SEQUENCE_LENGTH)
+    with pytest.raises(SettingsError, match=problem) if problem else nullcontext():
+        try_out(settings.model, config, is_classifier=False)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of torch's own compiler

@@ -11,6 +11,7 @@ FLOORS = {
     "config": 1,
     "decisions": 2,
     "data": 2,
+    "shapes": 2,
     "models": 3,
     "cluster": 3,
     "pool": 3,

@@ -8,7 +8,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -133,7 +133,8 @@ def _find_out(runtime: Runtime, folder: Path, token: str) -> tuple[int, ...]:
     seen = min((head for head, mark in marks.items() if mark.exists()), default=first[runtime.rank])
     of_rank = tuple(reply["seen"] for reply in control.exchange({"seen": seen}))
     if runtime.rank in marks:
-        marks[runtime.rank].unlink(missing_ok=True)
+        with suppress(OSError):  # it could not be made
+            marks[runtime.rank].unlink()
     return of_rank
 
 

@@ -1,6 +1,7 @@
 """Settings from Hydra's config groups and the command line; DictConfig ends here."""
 
 import difflib
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -43,6 +44,9 @@ def compose(overrides: Sequence[str]) -> Settings:
     except (HydraException, OmegaConfBaseException) as error:
         raise SettingsError(explain(error)) from error
     assert isinstance(settings, Settings)
+    for key, value in flatten(to_plain(settings)).items():  # run.json could not hold it
+        finite = not isinstance(value, float) or math.isfinite(value)
+        require(finite, key, value, "must be a finite number; write null where there may be no limit")
     return settings
 
 

@@ -63,6 +63,11 @@ FIXED = (
     "inner.optimizer",
 )  # fmt: skip
 """Settings (or sections) that make a checkpoint what it is: with others it would be another run, or no run at all."""
+PLACES = {
+    "data.train", "data.validation", "data.hub", "data.revision", "data.tokenizer", "model.warm_start", "model.revision"
+}  # fmt: skip
+"""Those of them that say where something lies. What lies there is compared itself, a corpus and its tokenizer by their
+digest; the weights of a warm start are the checkpoint's by then."""
 FREE = ("run.", "tracking.", "checkpoint.")
 """Those that have no part in what is computed."""
 
@@ -80,6 +85,11 @@ def check_resumed(where: str, saved: Mapping[str, Any], wanted: Mapping[str, Any
     for key, value in wanted.items():
         before = saved.get(key)
         if before == value or key.startswith(FREE):
+            continue
+        # A stream's digest has the names and sizes of its files alone.
+        is_place = key in PLACES and not (key == "data.revision" and saved.get("data.streaming"))
+        if is_place and value and before:
+            remarks.append(f"goes on with {key}={value} instead of {before}; what lies there must be the same")
             continue
         has_moments = key in ("inner.momentum", "outer.momentum")
         if key.startswith(FIXED) or (has_moments and bool(before) != bool(value)):

@@ -16,7 +16,8 @@ from adloco_dist.decisions.schedule import Progress
 INTERRUPTED = "interrupted"
 """Why a run stops that was asked to, before its budget was spent."""
 SPOILT = "workers were not finite"
-"""Why a run stops that comes to nothing: in too many rounds in a row, workers of a trainer were left out."""
+"""Why a run stops that comes to nothing: in too many rounds in a row, workers of a trainer were left out, or the budget
+is spent and no trainer has taken an outer step."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ class RoundPlan:
     """The newest that was planned, this one included."""
     spoilt_rounds: Mapping[int, int]
     """By trainer: rounds in a row, up to this one, in which a worker was left out because it was not finite."""
+    outer_steps: int = 0
+    """That any trainers have taken before this round: a step needs a worker that is finite."""
 
     def to_message(self) -> dict[str, Any]:
         """Plain JSON values. Shallow where it can be: `asdict` would copy thousands of workers one by one."""
@@ -83,6 +86,7 @@ class RoundPlan:
             "progress": Progress(**message["progress"]),
             "last_checkpoint": Mark(**message["last_checkpoint"]),
             "spoilt_rounds": {int(trainer): count for trainer, count in message["spoilt_rounds"].items()},
+            "outer_steps": message.get("outer_steps", message["round"]),  # older checkpoints did not count them
         }
         return cls(**{**message, **decoded})
 
@@ -92,8 +96,10 @@ class RoundPlan:
 
     def spoilt_in_words(self) -> str:
         """Which trainers had workers that were not finite, and for how long."""
-        told = ", ".join(f"trainer {id} in {count} rounds in a row" for id, count in self.spoilt_rounds.items())
-        return f"workers were not finite: {told}; lower inner.lr, or look at the data"
+        told = [f"trainer {id} in {count} rounds in a row" for id, count in self.spoilt_rounds.items()]
+        if not self.outer_steps:
+            told.append(f"no outer step was taken in {self.round} rounds")
+        return f"workers were not finite: {', '.join(told)}; lower inner.lr, or look at the data"
 
     def total_batch(self, trainer: int) -> int:
         """B_i = M_i b_i, in sequences."""
@@ -126,6 +132,8 @@ class PoolReport:
     """Trainers whose anchor is not finite."""
     spoilt: frozenset[int] = frozenset()
     """Trainers of which a worker was left out of the outer step."""
+    unmoved: frozenset[int] = frozenset()
+    """Trainers that took no outer step, for none of their workers was finite."""
     capacities: Sequence[int | None] = ()
     """Sequences that every rank's device takes in one pass; None: any number."""
     is_writing: bool = False
@@ -134,9 +142,8 @@ class PoolReport:
     def to_message(self) -> dict[str, Any]:
         """Plain JSON values."""
         batches = {id: asdict(batch) for id, batch in self.batches.items()}
-        return {
-            **vars(self), "batches": batches, "not_finite": sorted(self.not_finite), "spoilt": sorted(self.spoilt)
-        }  # fmt: skip
+        sets = {name: sorted(getattr(self, name)) for name in ("not_finite", "spoilt", "unmoved")}
+        return {**vars(self), "batches": batches, **sets}
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> "PoolReport":
@@ -144,5 +151,6 @@ class PoolReport:
             "batches": {int(id): BatchReport.from_message(batch) for id, batch in message["batches"].items()},
             "not_finite": frozenset(message["not_finite"]),
             "spoilt": frozenset(message["spoilt"]),
+            "unmoved": frozenset(message.get("unmoved", ())),
         }
         return cls(**{**message, **decoded})

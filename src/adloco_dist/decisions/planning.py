@@ -36,7 +36,8 @@ def plan_round(settings: Settings, premises: Premises, last: RoundPlan | None, r
     pool_tokens = last.pool_tokens + last.updates * last.progress.tokens_per_update if last else 0
     fraction = _fraction(settings, round_, pool_tokens, report.seconds)
     spoilt = {id: last.spoilt_rounds.get(id, 0) + 1 for id in sorted(report.spoilt)} if last else {}
-    stop = _stop_reason(settings, round_, pool_tokens, report, spoilt)
+    outer_steps = last.outer_steps + len(set(last.layout.trainers) - report.unmoved) if last else 0
+    stop = _stop_reason(settings, round_, pool_tokens, report, spoilt, outer_steps)
     pool = _pool(settings, premises, last, report)
     demands = _demands(settings, premises.trajectory, pool, round_, last, report, fraction)
     # A run that is asked to stop has the plan with which it will go on.
@@ -75,6 +76,7 @@ def plan_round(settings: Settings, premises: Premises, last: RoundPlan | None, r
         checkpoint=checkpoint is not None,
         last_checkpoint=checkpoint or (last.last_checkpoint if last else Mark()),
         spoilt_rounds={id: count for id, count in spoilt.items() if id in pool.layout.hosts},
+        outer_steps=outer_steps,
     )
 
 
@@ -182,7 +184,7 @@ def _shard_sequences_after(
 
 
 def _stop_reason(
-    settings: Settings, rounds: int, tokens: int, report: PoolReport, spoilt: Mapping[int, int]
+    settings: Settings, rounds: int, tokens: int, report: PoolReport, spoilt: Mapping[int, int], outer_steps: int
 ) -> str | None:
     if report.errors:
         return "the ranks disagree"
@@ -190,8 +192,8 @@ def _stop_reason(
         return SPOILT
     spent = {"rounds": rounds, "tokens": tokens, "seconds": report.seconds}
     for unit, limit in vars(settings.budget).items():
-        if limit is not None and spent[unit] >= limit:
-            return f"budget.{unit}={limit} reached"
+        if limit is not None and spent[unit] >= limit:  # the weights are those that the run began with, if no step was
+            return f"budget.{unit}={limit} reached" if outer_steps or not rounds else SPOILT
     return INTERRUPTED if report.stop_requested else None
 
 

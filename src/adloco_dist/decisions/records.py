@@ -168,6 +168,14 @@ def merge_in_words(row: Record) -> str:
     return "; ".join(told)
 
 
+def spoilt_in_words(row: Record) -> str:
+    """The workers that were left out of a trainer's outer step."""
+    spoilt, num_finite = row["spoilt_workers"], row["finite_workers"]
+    told = f"worker{'s' if len(spoilt) > 1 else ''} {', '.join(map(str, spoilt))} not finite, left out"
+    rest = f"{num_finite} of {row['workers']} averaged" if num_finite else "no outer step"
+    return f"round {row['round']}, trainer {row['trainer']}: {told}; {rest}"
+
+
 def _asked(standing: Standing) -> str:
     """A request, and what the bounds made of it, which is what the trainer counts for."""
     request = f"asked for {standing.request:,.4g}" if standing.request < math.inf else "asked for any batch"

@@ -32,6 +32,22 @@ class Regrouping:
         """The trainers that are no more."""
         return {trainer for merge in self.merges for trainer in merge.ended}
 
+    def fits(self, layout: Layout) -> bool:
+        """Whether the pool of this layout has the trainers and workers that it names, each of them once."""
+        members = [member for merge in self.merges for member in merge.shares]
+        workers = [worker for origins in self.origins.values() for worker in origins]
+        survivors = {merge.survivor for merge in self.merges}
+        return (
+            len(members) == len(set(members))
+            and len(workers) == len(set(workers))
+            and set(members) <= set(layout.hosts)
+            and survivors <= set(self.origins) <= set(layout.hosts) - self.ended
+            and all(self.origins.values())
+            and all(
+                trainer in layout.hosts and 0 <= worker < layout.num_workers(trainer) for trainer, worker in workers
+            )
+        )
+
     def layout_after(self, layout: Layout) -> Layout:
         """What it makes of `layout`: every worker is hosted where it was."""
         ended = self.ended

@@ -26,7 +26,7 @@ def check_trajectory(settings: Settings, layout: Layout, trajectory: Trajectory)
     """A replay must say the batch of every trainer in every round of the run.
 
     Raises:
-        SettingsError: other trainers, or fewer rounds than the run takes.
+        SettingsError: other trainers, fewer rounds than the run takes, or merges of another pool.
     """
     told = f"batching.replay={settings.batching.replay}"
     trainers = sorted(trajectory.batches.get(0, {}))
@@ -35,6 +35,14 @@ def check_trajectory(settings: Settings, layout: Layout, trajectory: Trajectory)
         raise SettingsError(
             f"{told}: holds trainers {held}, the run has {len(layout.trainers)}; set pool.trainers to the same number"
         )
+    for round_, batches in sorted(trajectory.batches.items()):
+        if regrouping := trajectory.regroupings.get(round_):
+            rule = "are not of this pool; set pool.workers_per_trainer as it was, or name another run"
+            if round_ == 0 or not regrouping.fits(layout):
+                raise SettingsError(f"{told}: its merges before round {round_ + 1} {rule}")
+            layout = regrouping.layout_after(layout)
+        if layout.trainers != sorted(batches):
+            raise SettingsError(f"{told}: has other trainers in round {round_ + 1} than its merges leave; name another")
     num_rounds = len(trajectory.batches)
     rounds, tokens = settings.budget.rounds, settings.budget.tokens
     if rounds is not None and num_rounds < rounds:

@@ -127,6 +127,7 @@ def pool_report(reports: Sequence[RankReport], last: RoundPlan | None, seconds: 
         batches=_batch_reports(reports, shares, last) if last else {},
         not_finite=frozenset(id for id, parts in shares.items() if not all(share.is_finite for _, share in parts)),
         spoilt=frozenset(id for id, parts in shares.items() if any(share.spoilt for _, share in parts)),
+        unmoved=frozenset(id for id, parts in shares.items() if not any(share.num_finite for _, share in parts)),
         capacities=[report.capacity for report in reports],
         is_writing=any(report.is_writing for report in reports),
     )

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from adloco_dist.config import EXIT_STOPPED, Backend, ClusterSettings, Device, SettingsError, require
-from adloco_dist.config.compose import from_plain
 from adloco_dist.launch.nodes import add_torchrun_options, rendezvous_of
 from adloco_dist.launch.outcome import ends_told
 
@@ -81,12 +80,12 @@ def run_analysis(options: argparse.Namespace, sizes: tuple[int, ...] | None) -> 
     from adloco_dist.cluster.runtime import Place, started
     from adloco_dist.cluster.signals import StopRequest
     from adloco_dist.launch.rank import told_as_rank
-    from adloco_dist.run.directory import read_run
+    from adloco_dist.run.reading import read_run, settings_of
     from adloco_dist.tools.gradients import AnalysisOptions, analyze_run
 
     def cluster_settings() -> ClusterSettings:
         """The run's own, with the devices of these machines, which need not be those that it was trained on."""
-        cluster = from_plain(read_run(options.run)["settings"]).cluster
+        cluster = settings_of(options.run, read_run(options.run)).cluster
         return replace(cluster, device=Device.auto, backend=Backend.auto)
 
     def analyze(place: Place, store: Store) -> None:

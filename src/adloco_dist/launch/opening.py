@@ -23,7 +23,8 @@ from adloco_dist.hosting import Rank
 from adloco_dist.launch.resume import Source
 from adloco_dist.run.directory import METRICS_FILE, RunDirectory
 from adloco_dist.run.display import Display
-from adloco_dist.run.journal import Journal, MetricsFile, RunFile, Sink
+from adloco_dist.run.journal import Journal, MetricsFile, RunFile, Sink, whole_lines
+from adloco_dist.run.parts import DamagedError
 from adloco_dist.terminal import new_console, tell
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ def open_journal(
     if source:
         restore_records(taken.path, source)
         facts["resumed"] = [*earlier.get("resumed", []), _start(source, runtime)]
-        facts["started"] = earlier["started"]
+        facts["started"] = earlier.get("started", facts["started"])
     sinks: list[Sink] = [taken, RunFile(taken.path, facts, earlier or None), MetricsFile(taken.path, keep_bytes)]
     if settings.tracking.mode is not TrackingMode.disabled:
         from adloco_dist.run.tracking import WandbSink  # half a second, and files in the temporary folder
@@ -74,14 +75,24 @@ def open_journal(
 
 
 def restore_records(directory: Path, source: Source) -> None:
-    """metrics.jsonl as of the checkpoint, for a node that has not got it."""
+    """metrics.jsonl as of the checkpoint, for a node that has not got it; what is lost of it is told.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     path = directory / METRICS_FILE
-    records = source.archive.records()
+    try:
+        records = source.archive.records()
+    except (DamagedError, OSError) as error:
+        print_note(f"the records in checkpoint {source.archive.name} cannot be read ({error})")
+        records = None
     if records is not None:
         path.write_bytes(records)
-    held, wanted = path.stat().st_size if path.exists() else 0, source.state.journal["metrics_bytes"]
+    wanted = source.state.journal.get("metrics_bytes", 0)
+    held = whole_lines(path, wanted)
     if held < wanted:
-        print_note(f"{path} has {held} bytes of the {wanted} that belong to the checkpoint: older records are lost")
+        told = f"{path} has {held} bytes in whole lines of the {wanted} that belong to the checkpoint"
+        print_note(f"{told}: older records are lost")
 
 
 def _start(source: Source, runtime: Runtime) -> dict[str, Any]:

@@ -15,8 +15,10 @@ from adloco_dist.decisions.environment import Environment, Link, first_differenc
 from adloco_dist.decisions.layout import Layout, experiment_layout
 from adloco_dist.decisions.replay import Trajectory, check_trajectory
 from adloco_dist.decisions.state import RunState
-from adloco_dist.models import model_config
+from adloco_dist.models import in_words, local_model, model_config, num_parameters
+from adloco_dist.pool.capacity import available_bytes, state_bytes
 from adloco_dist.run.directory import RunDirectory, existing_part, open_directory
+from adloco_dist.run.model import check_model
 from adloco_dist.run.records import read_trajectory
 
 OF_THE_NODE = {"batching.capacity", "cluster.interface", "cluster.memory_bytes", "cluster.threads_per_rank"}
@@ -85,10 +87,11 @@ def prepare(
             told = f"digest {splits.digest[:8]}, {resumed.corpus[:8]} then"
             rule = f"its text is not what the run was trained on ({told})"
             raise SettingsError(f"data.corpus={settings.data.corpus.name}: {rule}; give it the same")
-        prepared = (
-            splits,
-            model_config(settings.model, splits.vocabulary, settings.data.sequence_length, splits.num_labels),
-        )
+        if settings.model.warm_start is not None and runtime.nodes.index(runtime.nodes[runtime.rank]) == runtime.rank:
+            check_model("model.warm_start", Path(local_model(settings.model.warm_start)))  # one rank of every node
+        config = model_config(settings.model, splits.vocabulary, settings.data.sequence_length, splits.num_labels)
+        check_memory(settings, runtime, layout, num_parameters(settings.model, config, settings.data.is_labelled))
+        prepared = (splits, config)
         if settings.batching.replay is not None and runtime.rank == 0:
             trajectory = read_trajectory("batching.replay", settings.batching.replay)
             if resumed is None:
@@ -102,6 +105,24 @@ def prepare(
         told = told_by_value([f"{corpus['source']} {corpus['digest'][:8]}" for corpus in corpora])
         raise SettingsError(f"data.corpus={settings.data.corpus.name} differs between ranks: {told}; give all the same")
     return layout, *prepared, trajectory
+
+
+def check_memory(settings: Settings, runtime: Runtime, layout: Layout, num_parameters: int) -> None:
+    """This rank's share of the pool must fit into its memory, before any of it is built.
+
+    Raises:
+        SettingsError: it does not.
+    """
+    hosted = [len(layout.workers_on(runtime.rank, trainer)) for trainer in layout.trainers_on(runtime.rank)]
+    needed = state_bytes(settings, len(hosted), sum(hosted), num_parameters)
+    given = settings.cluster.memory_bytes if runtime.device.type == "cpu" else None
+    sharers = runtime.nodes.count(runtime.nodes[runtime.rank])
+    memory = available_bytes(runtime.device, sharers) if given is None else given
+    if needed > memory:
+        told = f"{num_parameters:,} parameters, of which the workers of a rank take {needed / 1e6:,.0f} MB"
+        what = "are available to it" if given is None else "are cluster.memory_bytes"
+        remedy = "use a smaller model, fewer workers per rank, or more memory"
+        raise SettingsError(f"{in_words(settings.model)}: has {told}, and {memory / 1e6:,.0f} MB {what}; {remedy}")
 
 
 def check_shards(layout: Layout, splits: Splits, policy: Shards) -> None:

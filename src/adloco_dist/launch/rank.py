@@ -14,8 +14,9 @@ from pathlib import Path
 import transformers
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.elastic.multiprocessing.errors import record
+from transformers import PreTrainedModel
 
-from adloco_dist.checkpointing import Checkpoints, restore
+from adloco_dist.checkpointing import Checkpoints
 from adloco_dist.cluster.failures import PeerFailedError, RankFailedError, failed
 from adloco_dist.cluster.runtime import Place, Runtime, join_store, started
 from adloco_dist.cluster.signals import STOP_SIGNALS, StopRequest, stop_on_signals
@@ -31,6 +32,7 @@ from adloco_dist.launch.resume import (
     as_decided,
     check_restarts_of_rank,
     fresh_volumes,
+    go_on,
     has_ended,
     is_elastic,
     resumed,
@@ -54,7 +56,7 @@ RECORDS_BYTES = 1 << 20
 
 
 class SpoiltError(RuntimeError):
-    """Training comes to nothing: in too many rounds in a row, workers were not finite."""
+    """Training comes to nothing: workers were not finite in too many rounds, or no trainer's loss is in the end."""
 
 
 def run_rank(overrides: Sequence[str], dry_run: bool) -> None:
@@ -138,6 +140,8 @@ def _run(place: Place, store: Store, overrides: Sequence[str], dry_run: bool) ->
             writer.wait()
             if outcome.stop == SPOILT:
                 raise SpoiltError(outcome.plan.spoilt_in_words())
+            if outcome.result is not None and outcome.result["saved"] is None:
+                raise SpoiltError("the validation loss of no trainer is finite, so no model is saved; lower inner.lr")
         except Exception:
             journal.close()
             raise
@@ -161,12 +165,19 @@ def _host(runtime: Runtime, settings: Settings, source: Source | None) -> tuple[
     runtime.heartbeat.enter("reading the corpus")
     layout, splits, config, trajectory = prepare(settings, runtime, state)
     runtime.heartbeat.enter("setting up the pool")
-    module = build_model(settings.model, config, settings.seed, settings.data.is_labelled)
+    module: PreTrainedModel | None = None
+    error: SettingsError | None = None
+    try:
+        module = build_model(settings.model, config, settings.seed, settings.data.is_labelled)
+    except SettingsError as mistake:
+        error = mistake
+    runtime.control.agree(error)
+    assert module is not None
     rank = host(as_decided(settings, source), runtime, splits, module, layout, state.shards if state else None)
     rank.settings = settings
     premises = find_premises(rank, layout, trajectory)
     if source:
-        restore(rank, source.state, source.archive.read)
+        go_on(rank, source)
     return rank, premises
 
 

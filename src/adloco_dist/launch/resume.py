@@ -1,14 +1,14 @@
 """Where a run goes on: the newest whole checkpoint, found and agreed on by all ranks, wherever its parts lie."""
 
-import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+from adloco_dist.checkpointing import restore
 from adloco_dist.cluster.control import ControlPlane
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.cluster.volumes import Volumes, volumes_of
@@ -16,56 +16,11 @@ from adloco_dist.config import Algorithm, Concurrency, Settings, SettingsError, 
 from adloco_dist.config.compose import flatten, to_plain
 from adloco_dist.decisions.checkpointing import check_resumed, number_in
 from adloco_dist.decisions.state import RunState
+from adloco_dist.hosting import Rank
 from adloco_dist.launch.nodes import check_restarts
-from adloco_dist.run.directory import free_name, is_finished
-from adloco_dist.run.parts import (
-    CHECKPOINTS_DIRECTORY,
-    MANIFEST_FILE,
-    RECORDS_FILE,
-    STATE_FILE,
-    DamagedError,
-    Manifest,
-    Part,
-    check_part,
-    decode_tensors,
-    prune,
-    read_manifest,
-)
-
-Tell = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Archive:
-    """A whole checkpoint, and who holds which of its parts."""
-
-    name: str
-    volumes: Volumes
-    manifest: Manifest
-    holders: Mapping[str, Sequence[int]]
-    """By part: the volumes that hold it undamaged."""
-
-    def read(self, file: str) -> Mapping[str, torch.Tensor]:
-        """The tensors of a part; from another node where this one does not hold it.
-
-        Raises:
-            DamagedError: it is not what the manifest says.
-            OSError: it cannot be had.
-        """
-        return decode_tensors(self.content(file))
-
-    def content(self, file: str) -> bytes:
-        """A part as it was written; raises as `read`."""
-        holders, path = self.holders[file], f"{self.name}/{file}"
-        if self.volumes.mine in holders:
-            return (self.volumes.folder / path).read_bytes()
-        content = self.volumes.fetch(holders[0], path)
-        self.manifest[file].check(file, content)
-        return content
-
-    def records(self) -> bytes | None:
-        """metrics.jsonl as of the checkpoint, where nodes have directories of their own; else None."""
-        return self.content(RECORDS_FILE) if RECORDS_FILE in self.manifest else None
+from adloco_dist.launch.search import Archive, Tell, find
+from adloco_dist.run.directory import LOCK_FILE, free_name, is_finished
+from adloco_dist.run.parts import CHECKPOINTS_DIRECTORY, MANIFEST_FILE, DamagedError, prune
 
 
 @dataclass(frozen=True)
@@ -113,10 +68,15 @@ def fresh_volumes(runtime: Runtime, directory: Path, settings: Settings) -> Iter
     """
     folder = directory / CHECKPOINTS_DIRECTORY
     with volumes_of(runtime, folder, lambda path: received(folder, path, settings)) as volumes:
-        if runtime.rank == volumes.mine and any(number_in(path.name) for path in folder.iterdir()):
-            folder.rename(free_name(folder))
-            folder.mkdir()
-        runtime.control.exchange({})
+        error: SettingsError | None = None
+        try:
+            if runtime.rank == volumes.mine and any(number_in(path.name) for path in folder.iterdir()):
+                folder.rename(free_name(folder))
+                folder.mkdir()
+        except OSError as mistake:
+            told = f"{folder} cannot be written ({mistake.strerror}); move it away, or name another"
+            error = SettingsError(f"run.directory={directory}: {told}")
+        runtime.control.agree(error)
         yield volumes
 
 
@@ -138,11 +98,13 @@ def resumed(runtime: Runtime, settings: Settings, tell: Tell) -> Iterator[Source
         return
     directory = Path(run.directory)
     folder = directory / CHECKPOINTS_DIRECTORY
-    if not any(reply["there"] for reply in control.exchange({"there": folder.is_dir()})):
+    if not any(reply["there"] for reply in control.exchange({"there": folder.exists()})):
+        if (directory / LOCK_FILE).exists():
+            tell(f"{directory} holds no checkpoints: it is set aside, and the run begins anew")
         yield None
         return
     with volumes_of(runtime, folder, lambda path: received(folder, path, settings)) as volumes:
-        found = _find(control, volumes, tell)
+        found = find(control, volumes, tell)
         if found is None:
             tell(f"{directory} holds no whole checkpoint: the run begins anew")
             yield None
@@ -162,6 +124,22 @@ def resumed(runtime: Runtime, settings: Settings, tell: Tell) -> Iterator[Source
         yield Source(archive, state.hosted_on(runtime.nodes, settings.pool.placement), is_same)
 
 
+def go_on(rank: Rank, source: Source) -> None:
+    """Give this rank's share of the pool the state of the checkpoint. Collective.
+
+    Raises:
+        SettingsError: on all ranks, when a part does not fit the model, or cannot be read any more.
+    """
+    error: SettingsError | None = None
+    try:
+        restore(rank, source.state, source.archive.read)
+    except (DamagedError, OSError) as mistake:
+        where = source.archive.volumes.folder / source.archive.name
+        rule = "name the model that the run began with, or move the checkpoint away to go on from the one before"
+        error = SettingsError(f"run.directory={where.parent.parent}: checkpoint {where.name}: {mistake}; {rule}")
+    rank.runtime.control.agree(error)
+
+
 def received(folder: Path, path: str, settings: Settings) -> None:
     """A file came from another node; with a manifest, older checkpoints are kept no longer here either."""
     if path.endswith(MANIFEST_FILE):
@@ -175,66 +153,3 @@ def as_decided(settings: Settings, source: Source | None) -> Settings:
     at_once = Concurrency.streams if torch.cuda.is_available() else Concurrency.threads
     decided = at_once if source.state.plan.is_concurrent else Concurrency.serial
     return replace(settings, instances=replace(settings.instances, concurrency=decided))
-
-
-def _find(control: ControlPlane, volumes: Volumes, tell: Tell) -> tuple[Archive, RunState] | None:
-    """The newest checkpoint of which every part is somewhere; lines for all newer ones."""
-    manifests, problems = _manifests(volumes)
-    replies = control.exchange({"manifests": manifests, "problems": problems})
-    everywhere = {name: parts for reply in replies for name, parts in reply["manifests"].items()}
-    for name, problem in sorted({(name, line) for reply in replies for name, line in reply["problems"].items()}):
-        if name not in everywhere:
-            tell(f"checkpoint {name} is skipped: {problem}")
-    names = {name for reply in replies for name in (*reply["problems"], *reply["manifests"])}
-    newest = max((number_in(name) or 0 for name in names), default=0)
-    for name in sorted(everywhere, key=lambda name: number_in(name) or 0, reverse=True):
-        manifest = {file: Part(**part) for file, part in everywhere[name].items()}
-        holders = _check_parts(control, volumes, name, manifest, tell)
-        if holders is None:
-            continue
-        archive = Archive(name, volumes, manifest, holders)
-        content = json.loads(archive.content(STATE_FILE)) if control.rank == 0 else None
-        state = RunState.from_message(control.broadcast(content))
-        # Numbers go on above all that were ever given, the damaged ones' too.
-        mark = replace(state.plan.last_checkpoint, number=newest)
-        return archive, replace(state, plan=replace(state.plan, last_checkpoint=mark))
-    return None
-
-
-def _manifests(volumes: Volumes) -> tuple[dict[str, dict[str, dict[str, object]]], dict[str, str]]:
-    """Of all checkpoints on this rank's volume, told by its lowest rank: the manifests, or why there is none."""
-    manifests: dict[str, dict[str, dict[str, object]]] = {}
-    problems: dict[str, str] = {}
-    if volumes.rank == volumes.mine:
-        for path in volumes.folder.iterdir():
-            if number_in(path.name) is None:
-                continue
-            try:
-                manifests[path.name] = {file: asdict(part) for file, part in read_manifest(path).items()}
-            except DamagedError as error:
-                problems[path.name] = str(error)
-    return manifests, problems
-
-
-def _check_parts(
-    control: ControlPlane, volumes: Volumes, name: str, manifest: Manifest, tell: Tell
-) -> dict[str, list[int]] | None:
-    """The volumes that hold each part undamaged, None if one is nowhere; the ranks of a volume share the reading."""
-    sharers = [rank for rank, volume in enumerate(volumes.of_rank) if volume == volumes.mine]
-    good, problems = [], {}
-    for file in sorted(manifest)[sharers.index(volumes.rank) :: len(sharers)]:
-        try:
-            check_part(volumes.folder / name, file, manifest[file])
-            good.append(file)
-        except DamagedError as error:
-            problems[file] = str(error)
-    replies = control.exchange({"good": good, "problems": problems})
-    holders: dict[str, list[int]] = {file: [] for file in manifest}
-    for volume, reply in zip(volumes.of_rank, replies, strict=True):
-        for file in reply["good"]:
-            holders[file].append(volume)
-    lost = [file for file, where in holders.items() if not where]
-    for file in lost[:1]:
-        lines = sorted({reply["problems"][file] for reply in replies if file in reply["problems"]})
-        tell(f"checkpoint {name} is skipped: {' and '.join(lines)}")
-    return None if lost else holders

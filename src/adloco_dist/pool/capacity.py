@@ -5,11 +5,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import psutil
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from adloco_dist.config import InnerOptimizer, Settings
+from adloco_dist.pool.flat_model import vector_dtype
 
 
 def state_vectors(settings: Settings, num_trainers: int, num_workers: int, num_lanes: int = 1) -> dict[str, int]:
@@ -23,6 +25,20 @@ def state_vectors(settings: Settings, num_trainers: int, num_workers: int, num_l
         "outer momentum": num_trainers * has_outer_momentum,
     }
     return {**kept, "gradient": num_lanes, "checkpoint": sum(kept.values())}
+
+
+def state_bytes(settings: Settings, num_trainers: int, num_workers: int, num_parameters: int) -> int:
+    """Memory of a rank for all that; the model is built on a rank without workers, too, with its gradient."""
+    num_vectors = max(2, sum(state_vectors(settings, num_trainers, num_workers).values()))
+    return num_vectors * num_parameters * vector_dtype(settings.precision).itemsize
+
+
+def available_bytes(device: torch.device, sharers: int) -> int:
+    """Memory for one of the processes that share this machine's, and the device's where that has its own."""
+    free = psutil.virtual_memory().available
+    if device.type == "cuda":
+        free += torch.cuda.mem_get_info(device)[0]
+    return free // sharers
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

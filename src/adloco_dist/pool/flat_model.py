@@ -17,6 +17,11 @@ ALIGNMENT = 32
 """Elements that every parameter's offset is a multiple of (128 bytes in fp32), so that views suit vector units."""
 
 
+def vector_dtype(precision: Precision) -> torch.dtype:
+    """Of the elements of flat vectors: bf16 computes in bf16, and keeps its weights in fp32."""
+    return torch.float64 if precision is Precision.fp64 else torch.float32
+
+
 class FlatModel:
     """A module whose parameters and gradients are views into flat vectors of `num_elements` elements.
 
@@ -32,7 +37,7 @@ class FlatModel:
     """
 
     def __init__(self, module: nn.Module, device: torch.device, precision: Precision) -> None:
-        self.dtype = torch.float64 if precision is Precision.fp64 else torch.float32
+        self.dtype = vector_dtype(precision)
         self.device = device
         self.capacity: int | None = None
         self.module = module.to(device=device, dtype=self.dtype).train()

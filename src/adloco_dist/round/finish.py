@@ -37,13 +37,14 @@ def finish(
 ) -> tuple[dict[str, Any], torch.Tensor | None]:
     """Evaluate all candidates and choose the trainer with the smallest validation loss, or the average of all.
 
-    Trainers that are not finite are in no average, and chosen only if there is no other.
+    Trainers that are not finite are in no average, and never chosen.
 
     Args:
         trainers: this rank's, by id.
 
     Returns:
-        The result (the same on all ranks), and on rank 0 the weights that were chosen.
+        The result (the same on all ranks), and on rank 0 the weights that were chosen: none of trainers that are all
+        not finite.
     """
     batch = evaluation.batch
     num_sequences = min(validation.num_sequences, evaluation.final_sequences or validation.num_sequences)
@@ -61,17 +62,18 @@ def finish(
         part = Part(control.rank, control.world_size)
         sums = {AVERAGE: evaluate(flat_model, average, validation, num_sequences, batch, part)}
         evaluated |= _exchange(control, sums)
-    best = min(finite or layout.trainers, key=lambda id: (evaluated[candidate_name(id)].loss, id))
-    saves_average = final is Final.average and averaged
+    best = min(finite, key=lambda id: (evaluated[candidate_name(id)].loss, id), default=None)
+    saves_average = final is Final.average and averaged and math.isfinite(evaluated[AVERAGE].loss)
+    saved = AVERAGE if saves_average else None if best is None else candidate_name(best)
     result = {
-        "saved": AVERAGE if saves_average else candidate_name(best),
+        "saved": saved,
         "trainer": None if saves_average else best,
-        "validation_targets": evaluated[candidate_name(best)].targets,
+        "validation_targets": next(iter(evaluated.values())).targets,
         "candidates": [{"name": name, **sums.figures(is_labelled)} for name, sums in evaluated.items()],
     }
-    if not saves_average:  # the average, evaluated last, is still where the weights are brought to
+    if best is not None and not saves_average:  # the average, evaluated last, is still where weights are brought to
         _bring({best: 1.0}, (0,), trainers, layout, flat_model, groups)
-    return result, flat_model.gradient if control.rank == 0 else None
+    return result, flat_model.gradient if control.rank == 0 and saved else None
 
 
 def _bring(

@@ -58,11 +58,21 @@ def outer(trainer: Trainer, group: dist.ProcessGroup | None) -> OuterStep:
 
 
 def adopt(trainer: Trainer) -> OuterStep:
-    """What algorithm=ddp does instead: its workers are equal already, so the anchor becomes the weights."""
+    """What algorithm=ddp does instead: its workers are equal already, so the anchor becomes the weights.
+
+    Weights that are not finite are so on all ranks, for gradients are averaged; all of them go on from the anchor then,
+    with fresh moments.
+    """
     (worker,) = trainer.workers
-    _sum_differences(trainer, [True])
-    trainer.anchor.copy_(worker.weights)
-    return OuterStep(1, [], float(torch.linalg.vector_norm(trainer.flat_model.gradient)), 0)
+    is_finite = bool(torch.isfinite(worker.weights.sum()))
+    _sum_differences(trainer, [is_finite])
+    if is_finite:
+        trainer.anchor.copy_(worker.weights)
+    else:
+        worker.weights.copy_(trainer.anchor)
+        worker.reset_optimizer()
+    norm = float(torch.linalg.vector_norm(trainer.flat_model.gradient))
+    return OuterStep(int(is_finite), [] if is_finite else [worker.id], norm, 0)
 
 
 def ring_bytes_sent(payload: torch.Tensor, group: dist.ProcessGroup | None) -> int:

@@ -1,7 +1,6 @@
 """The run directory: opened once, by rank 0, and written by one run at a time."""
 
 import fcntl
-import json
 import os
 import shutil
 import socket
@@ -9,13 +8,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from adloco_dist.config import RunSettings, SettingsError, Unfinished
 from adloco_dist.decisions.plan import INTERRUPTED
 from adloco_dist.decisions.records import Record
+from adloco_dist.run.reading import RUN_FILE, read_run
 
-RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
 MODEL_DIRECTORY = "model"
 LOGS_DIRECTORY = "logs"
@@ -41,7 +39,7 @@ class RunDirectory:
             SettingsError: another process has it.
         """
         self.path = path
-        self._lock = (path / LOCK_FILE).open("a+", encoding="utf-8")
+        self._lock = (path / LOCK_FILE).open("a+", encoding="utf-8", errors="replace")
         self._lock.seek(0)
         holder = self._lock.read()
         try:
@@ -64,7 +62,7 @@ class RunDirectory:
             DirectoryTakenError: somebody else has taken the directory, or it is no longer there.
         """
         try:
-            holder = (self.path / LOCK_FILE).read_text(encoding="utf-8")
+            holder = (self.path / LOCK_FILE).read_text(encoding="utf-8", errors="replace")
         except OSError as error:
             raise DirectoryTakenError(f"{self.path} is gone ({error.strerror})") from error
         if holder != self._generation:
@@ -95,6 +93,7 @@ def open_directory(run: RunSettings, needed_bytes: int, goes_on: bool = False) -
             return RunDirectory(setting, _make_new(path))
         if goes_on:
             path.mkdir(parents=True, exist_ok=True)  # the checkpoint may lie on other nodes
+            _refuse_other_kinds(setting, path)
             return RunDirectory(setting, path)
         if _holds_run(setting, path):
             _refuse_run(setting, path, run.unfinished)
@@ -144,19 +143,6 @@ def existing_part(path: Path) -> Path:
     return next(part for part in (path, *path.absolute().parents) if part.exists())
 
 
-def read_run(directory: Path) -> dict[str, Any]:
-    """The contents of run.json.
-
-    Raises:
-        SettingsError: `directory` is no run directory.
-    """
-    path = directory / RUN_FILE
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
-        raise SettingsError(f"RUN={directory}: has no readable {RUN_FILE}; name a run directory") from error
-
-
 def is_finished(path: Path) -> bool:
     """Whether `path` holds a run that has come to its own end."""
     try:
@@ -200,6 +186,15 @@ def _check_place(setting: str, path: Path, needed_bytes: int) -> None:
     if free_bytes < needed_bytes:
         told = f"{free_bytes / 1e6:,.1f} MB are free, records and model take {needed_bytes / 1e6:,.1f} MB"
         raise SettingsError(f"{setting}={path}: {told}; free some, or name another directory")
+
+
+def _refuse_other_kinds(setting: str, path: Path) -> None:
+    """Folders where a run that goes on has files, or files where it has folders, stand in its way."""
+    kinds = {RUN_FILE: False, METRICS_FILE: False, STOP_FILE: False, MODEL_DIRECTORY: True, LOGS_DIRECTORY: True}
+    for name, is_folder in kinds.items():
+        if (path / name).exists() and (path / name).is_dir() != is_folder:
+            told = f"its {name} is {'no' if is_folder else 'a'} directory"
+            raise SettingsError(f"{setting}={path}: {told}; move it away, then resume")
 
 
 def _refuse_run(setting: str, path: Path, unfinished: Unfinished) -> None:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from adloco_dist.config import BudgetSettings
 from adloco_dist.decisions.evaluation import in_words
-from adloco_dist.decisions.records import Record, merge_in_words
+from adloco_dist.decisions.records import Record, merge_in_words, spoilt_in_words
 from adloco_dist.terminal import one_line
 
 log = logging.getLogger(__name__)
@@ -47,6 +47,8 @@ class Display:
         for record in records:
             if "merge" in record:
                 self._say(merge_in_words(record))
+            if record.get("spoilt_workers"):
+                self._say(spoilt_in_words(record))
         shown, self._latest = self._latest, {}  # without the trainers that have ended
         for record in records:
             # An evaluation stays on show until the next one.

@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from adloco_dist.decisions.records import Record
 from adloco_dist.run.directory import METRICS_FILE, RUN_FILE
 
 log = logging.getLogger(__name__)
+BLOCK_BYTES = 1 << 16
 
 
 class Sink(Protocol):
@@ -35,11 +37,12 @@ class MetricsFile:
     def __init__(self, directory: Path, keep_bytes: int = 0) -> None:
         """
         Args:
-            keep_bytes: of a run that goes on: what it had written by then; the rest is cut off.
+            keep_bytes: of a run that goes on: what it had written by then; the rest is cut off, and half a line that a
+                power cut or a full disk may have left at its end.
         """
         path = directory / METRICS_FILE
         self._file = path.open("r+b" if keep_bytes and path.exists() else "wb", buffering=0)
-        self._num_bytes = self._file.truncate(min(keep_bytes, self._file.seek(0, os.SEEK_END)))
+        self._num_bytes = self._file.truncate(whole_lines(path, keep_bytes))
         self._file.seek(self._num_bytes)
         self._pending = b""
 
@@ -61,6 +64,23 @@ class MetricsFile:
         return {"metrics_bytes": self._num_bytes + len(self._pending)}
 
 
+def whole_lines(path: Path, keep_bytes: int | None = None) -> int:
+    """Bytes of a file up to the end of the last line that is whole, within the first `keep_bytes`; 0 without one."""
+    try:
+        with path.open("rb") as file:
+            end = min(file.seek(0, os.SEEK_END), sys.maxsize if keep_bytes is None else keep_bytes)
+            while end:
+                start = max(0, end - BLOCK_BYTES)
+                file.seek(start)
+                found = file.read(end - start).rfind(b"\n")
+                if found >= 0:
+                    return start + found + 1
+                end = start
+    except FileNotFoundError:
+        pass
+    return 0
+
+
 class RunFile:
     """run.json: what ran and where (known at the start), who merged with whom, and the result (known at the end)."""
 
@@ -70,7 +90,8 @@ class RunFile:
             earlier: the state of a run that goes on.
         """
         self._path = directory / RUN_FILE
-        earlier = earlier or {"merges": [], "totals": {"rounds": 0, "tokens": 0, "bytes_sent": 0}, "seconds": 0.0}
+        none = {"merges": [], "totals": {"rounds": 0, "tokens": 0, "bytes_sent": 0}, "seconds": 0.0}
+        earlier = {**none, **(earlier or {})}
         self._facts = {**facts, "merges": list(earlier["merges"])}
         self._totals = dict(earlier["totals"])
         self._start = time.monotonic() - earlier["seconds"]

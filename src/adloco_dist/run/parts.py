@@ -6,6 +6,7 @@ unpickled: tensors are safetensors, the rest is JSON.
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -13,16 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load
 from xxhash import xxh3_128
 
 from adloco_dist.config import CheckpointSettings
 from adloco_dist.decisions.checkpointing import number_in, obsolete
+from adloco_dist.decisions.typed import NOT_UNDERSTOOD, check
 
 CHECKPOINTS_DIRECTORY = "checkpoints"
 MANIFEST_FILE = "manifest.json"
 STATE_FILE = "state.json"
 RECORDS_FILE = "metrics.jsonl"
+PLAIN_NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 READ_BYTES = 1 << 22
 
 
@@ -44,6 +48,14 @@ class Part:
             DamagedError: `content` is another.
         """
         _compare(name, self, Part(len(content), xxh3_128(content).hexdigest()))
+
+
+@dataclass(frozen=True)
+class TensorKind:
+    """Of a tensor in a file: its type, as safetensors calls it, and its shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
 
 
 Manifest = Mapping[str, Part]
@@ -120,8 +132,11 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         parts = json.loads(raw)["parts"]
         manifest = {name: Part(**part) for name, part in parts.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        check(manifest, Mapping[str, Part])
+    except NOT_UNDERSTOOD as error:
         raise DamagedError(f"{MANIFEST_FILE}: cannot be read") from error
+    if odd := [name for name in manifest if not PLAIN_NAME.fullmatch(name)]:
+        raise DamagedError(f"{MANIFEST_FILE}: names {odd[0]!a}, which no file of a run is called")
     if encode_manifest(manifest) != raw:
         raise DamagedError(f"{MANIFEST_FILE}: does not fit its own digest")
     return manifest
@@ -138,9 +153,30 @@ def check_part(folder: Path, name: str, part: Part) -> None:
         raise DamagedError(f"{name}: {error.strerror}") from error
 
 
-def decode_tensors(content: bytes) -> dict[str, torch.Tensor]:
-    """The tensors of a part, on the CPU."""
-    return load(content)
+def decode_tensors(name: str, content: bytes) -> dict[str, torch.Tensor]:
+    """The tensors of a part, on the CPU.
+
+    Raises:
+        DamagedError: it holds none, whatever its digest says.
+    """
+    try:
+        return load(content)
+    except Exception as error:  # safetensors has errors of its own, torch of several kinds
+        raise DamagedError(f"{name}: holds no tensors ({error})") from error
+
+
+def tensor_kinds(folder: Path, name: str) -> dict[str, TensorKind]:
+    """What tensors a part holds, from its header.
+
+    Raises:
+        DamagedError: none, whatever its digest says.
+    """
+    try:
+        with safe_open(folder / name, framework="pt") as file:
+            parts = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118  (it is no mapping)
+            return {key: TensorKind(part.get_dtype(), tuple(part.get_shape())) for key, part in parts.items()}
+    except Exception as error:  # safetensors has errors of its own
+        raise DamagedError(f"{name}: holds no tensors ({error})") from error
 
 
 def digest_of(path: Path) -> Part:

@@ -8,9 +8,9 @@ import torch
 from transformers import AutoTokenizer
 
 from adloco_dist.config import SettingsError, as_tool, require
-from adloco_dist.config.compose import from_plain
-from adloco_dist.run.directory import MODEL_DIRECTORY, read_run
-from adloco_dist.run.finished import load_model
+from adloco_dist.run.directory import MODEL_DIRECTORY
+from adloco_dist.run.finished import load_model, readable
+from adloco_dist.run.reading import read_run, settings_of
 from adloco_dist.terminal import show, told_wait
 
 
@@ -33,22 +33,28 @@ def continue_text(directory: Path, text: str, num_tokens: int, temperature: floa
     """`text` and what the model writes after it; the same for the same seed.
 
     Raises:
-        SettingsError: no such run, or a model without a tokenizer (trained on token files).
+        SettingsError: no such run, a damaged one, or a model without a tokenizer (trained on token files).
     """
     require(num_tokens >= 1, "--tokens", num_tokens, "must be >= 1")
     require(temperature >= 0, "--temperature", temperature, "must be >= 0")
     require(0 <= seed < 2**64, "--seed", seed, "must be >= 0 and below 2**64")
     require(bool(text), "text", text, "must not be empty")
-    if from_plain(read_run(directory)["settings"]).data.is_labelled:
+    settings = settings_of(directory, read_run(directory))
+    if settings.data.is_labelled:
         raise SettingsError(f"RUN={directory}: its model tells labels and writes no text; name a run of a causal model")
-    model: Any = load_model(directory)  # Any: transformers' own types refuse to bind generate() to a model
+    model: Any = load_model(directory, settings)  # Any: transformers' types refuse to bind generate() to a model
     if not (directory / MODEL_DIRECTORY / "tokenizer_config.json").is_file():
         raise SettingsError(f"RUN={directory}: its model has no tokenizer; copy the one of its token files to model/")
-    tokenizer = AutoTokenizer.from_pretrained(
-        directory / MODEL_DIRECTORY, local_files_only=True, trust_remote_code=False
-    )
+    with readable(directory, f"the tokenizer in its {MODEL_DIRECTORY}/"):
+        tokenizer = AutoTokenizer.from_pretrained(
+            directory / MODEL_DIRECTORY, local_files_only=True, trust_remote_code=False
+        )
+        prompt = tokenizer(text, return_tensors="pt")
+        largest_id = int(prompt["input_ids"].max())
+    rule = f"its tokenizer has the id {largest_id}, its model {model.config.vocab_size} ids; restore both"
+    require(largest_id < model.config.vocab_size, "RUN", directory, rule)
     torch.manual_seed(seed)
     chosen = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
-    prompt = tokenizer(text, return_tensors="pt")
-    output = model.generate(**prompt, max_new_tokens=num_tokens, pad_token_id=tokenizer.eos_token_id, **chosen)
-    return tokenizer.decode(output[0], skip_special_tokens=True)
+    with readable(directory, f"what its {MODEL_DIRECTORY}/ says about generation"):
+        output = model.generate(**prompt, max_new_tokens=num_tokens, pad_token_id=tokenizer.eos_token_id, **chosen)
+        return tokenizer.decode(output[0], skip_special_tokens=True)

@@ -28,6 +28,8 @@ from adloco_dist.tools.gradient_plot import check_place, histogram, quartiles, s
 
 MOST_SEQUENCES = 1024
 """That are looked at unless the user says otherwise."""
+NUM_VECTORS = 3
+"""That a rank holds: weights, gradient and G."""
 BATCH_SIZES = (1, 4, 16, 64)
 LEAST_BATCHES = 8
 """For a standard error: deviations of few batches that hold all sequences are nearly equal (of two they are)."""
@@ -61,7 +63,7 @@ def analyze_run(runtime: Runtime, options: AnalysisOptions) -> None:
     subject: Subject | None = None
     error: SettingsError | None = None
     try:
-        subject = _load(options, runtime.device)
+        subject = _load(options, runtime.device, runtime.nodes.count(runtime.nodes[runtime.rank]))
         if runtime.rank == 0:
             check_place(output)
     except SettingsError as mistake:
@@ -150,11 +152,15 @@ def summary(figures: BatchFigures, full: FullGradient, num_sequences: int, eta: 
     }
 
 
-def _load(options: AnalysisOptions, device: torch.device) -> Subject:
-    """Refuses whatever this rank alone can refuse."""
+def _load(options: AnalysisOptions, device: torch.device, sharers: int) -> Subject:
+    """Refuses whatever this rank alone can refuse.
+
+    Args:
+        sharers: ranks of this node.
+    """
     for name, value in (("--sequences", options.sequences), ("--pass", options.pass_size)):
         require(value is None or value >= 1, name, value, "must be >= 1")
-    settings, module, splits = open_finished(options.run)
+    settings, module, splits = open_finished(options.run, NUM_VECTORS, sharers)
     split, store = choose_split(splits, options.split)
     count = options.sequences or min(store.num_sequences, MOST_SEQUENCES)
     ids = np.arange(count) * store.num_sequences // count  # spread evenly

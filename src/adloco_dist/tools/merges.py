@@ -5,12 +5,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from adloco_dist.config import as_tool
+from adloco_dist.config import SettingsError, as_tool
 from adloco_dist.decisions.evaluation import in_words
 from adloco_dist.decisions.merging import Merge
 from adloco_dist.decisions.records import Record, candidate_name, merge_in_words, set_of_ranks
-from adloco_dist.run.directory import read_run
-from adloco_dist.run.records import read_records, read_trajectory
+from adloco_dist.run.reading import read_run
+from adloco_dist.run.records import read_records
 from adloco_dist.terminal import show
 
 GAP = 3
@@ -34,12 +34,14 @@ def merge_drawing(source: str) -> list[str]:
     """The drawing of one run, line by line.
 
     Raises:
-        SettingsError: no records there, or not those of a whole run.
+        SettingsError: no records there, or none of a round; or a run directory whose run.json is damaged.
     """
-    read_trajectory("RUN", source)  # no lane of what it accepts has gaps
-    result = (read_run(Path(source))["result"] if Path(source).is_dir() else None) or {"candidates": []}
-    final = {candidate["name"]: in_words(candidate) for candidate in result["candidates"]}
-    return draw_merges(read_records("RUN", source), final)
+    records = read_records("RUN", source, needs=("ranks", "workers", "total_batch"))
+    if not any(record["round"] for record in records):
+        raise SettingsError(f"RUN={source}: holds no round; name a run that has trained")
+    result = read_run(Path(source))["result"] if Path(source).is_dir() else None
+    final = {candidate["name"]: in_words(candidate) for candidate in (result["candidates"] if result else [])}
+    return draw_merges(records, final)
 
 
 def draw_merges(records: Sequence[Record], final: Mapping[str, str]) -> list[str]:
@@ -66,14 +68,16 @@ def draw_merges(records: Sequence[Record], final: Mapping[str, str]) -> list[str
 class _Stretch:
     """Rounds without a merge in between."""
 
+    first: int
+    last: int
     begin: Mapping[int, Record]
-    """The first round's row of every trainer, by ascending id."""
+    """Every trainer's row of the first round (of a later one where rows were lost), by ascending id."""
     end: Mapping[int, Record]
     """The same of the last round."""
 
     @property
     def name(self) -> str:
-        first, last = (next(iter(rows.values()))["round"] for rows in (self.begin, self.end))
+        first, last = self.first, self.last
         return f"round {first}" if first == last else f"rounds {first}-{last}"
 
     @property
@@ -97,18 +101,28 @@ def _stretches(records: Sequence[Record]) -> list[_Stretch]:
     for record in sorted(records, key=lambda record: (record["round"], record["trainer"])):
         if record["round"]:
             rounds.setdefault(record["round"], {})[record["trainer"]] = record
-    first, last = min(rounds), max(rounds)
     merging = [number for number, rows in rounds.items() if any("merge" in row for row in rows.values())]
-    begins = sorted({first, *merging})
-    ends = [*(number - 1 for number in begins[1:]), last]
-    return [_Stretch(rounds[begin], rounds[end]) for begin, end in zip(begins, ends, strict=True)]
+    begins = sorted({min(rounds), *merging})
+    return [_stretch(rounds, begin, end) for begin, end in zip(begins, [*begins[1:], max(rounds) + 1], strict=True)]
+
+
+def _stretch(rounds: Mapping[int, Mapping[int, Record]], begin: int, end: int) -> _Stretch:
+    """The rounds from `begin` on, up to the one before `end`."""
+    numbers = [number for number in rounds if begin <= number < end]
+    firsts: dict[int, Record] = {}
+    lasts: dict[int, Record] = {}
+    for number in numbers:
+        for trainer, row in rounds[number].items():
+            firsts.setdefault(trainer, row)
+            lasts[trainer] = row
+    return _Stretch(begin, numbers[-1], dict(sorted(firsts.items())), dict(sorted(lasts.items())))
 
 
 def _columns(stretches: Sequence[_Stretch], ends: Mapping[int, str]) -> dict[int, int]:
     """Where on a line every trainer's lane is, left to right by id; each is as wide as what stands in it."""
     columns: dict[int, int] = {}
     column = max(map(len, (END, *(stretch.name for stretch in stretches)))) + GAP
-    for id in stretches[0].begin:
+    for id in sorted({id for stretch in stretches for id in stretch.begin}):
         columns[id] = column
         lived = [stretch for stretch in stretches if id in stretch.begin]
         texts = [ends.get(id, ""), *(text for stretch in lived for text in (stretch.workers(id), stretch.batch(id)))]

@@ -1,46 +1,50 @@
 """What a run will do, before it does: layout, memory, bytes and tokens (`--dry-run`)."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
-import torch
 from rich.table import Table
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from adloco_dist.config import Algorithm, Settings
 from adloco_dist.data.corpora import load_corpus
 from adloco_dist.decisions.layout import Layout, experiment_layout
-from adloco_dist.models import model_config
+from adloco_dist.models import local_model, model_config, num_parameters
 from adloco_dist.pool.capacity import state_vectors
-from adloco_dist.pool.flat_model import FlatModel
+from adloco_dist.pool.flat_model import vector_dtype
+from adloco_dist.run.model import check_model
 from adloco_dist.terminal import new_console
+from adloco_dist.tools.trial import try_out
 
 MEGA = 1e6
 TABLE_WIDTH = 120
 
 
 def print_dry_run(settings: Settings, nodes: Sequence[int]) -> None:
-    """Print what every rank would host, hold and send.
+    """Print what every rank would host, hold and send; nothing is built, so the model may be of any size.
 
     Args:
         nodes: the node of every rank.
+
+    Raises:
+        SettingsError: what training would refuse, but for memory.
     """
     layout = experiment_layout(settings, nodes)
     splits = load_corpus(settings.data, settings.seed)
+    if settings.model.warm_start is not None:
+        check_model("model.warm_start", Path(local_model(settings.model.warm_start)))
     config = model_config(settings.model, splits.vocabulary, settings.data.sequence_length, splits.num_labels)
-    auto = AutoModelForSequenceClassification if settings.data.is_labelled else AutoModelForCausalLM
-    with torch.device("meta"):
-        module = auto.from_config(config, dtype=torch.float32)
-    flat_model = FlatModel(module, torch.device("meta"), settings.precision)
-    vector_bytes = flat_model.gradient.nbytes
+    num_elements = num_parameters(settings.model, config, settings.data.is_labelled)
+    try_out(settings.model, config, settings.data.is_labelled)
+    vector_bytes = num_elements * vector_dtype(settings.precision).itemsize
     console = new_console(least_width=TABLE_WIDTH)
     console.soft_wrap = True
     sequences = "not counted" if splits.num_sequences is None else f"{splits.num_sequences:,}"
-    console.print(f"model: {flat_model.num_parameters:,} parameters; one flat vector is {vector_bytes / MEGA:,.1f} MB")
+    console.print(f"model: {num_elements:,} parameters; one flat vector is {vector_bytes / MEGA:,.1f} MB")
     console.print(
         f"data: {splits.source}: {sequences} training and {splits.validation.num_sequences:,} "
         f"validation sequences of {settings.data.sequence_length} tokens"
     )
-    console.print(_trainer_table(settings, layout, nodes, flat_model.payload.nbytes))
+    console.print(_trainer_table(settings, layout, nodes, vector_bytes))
     console.print(_rank_table(settings, layout, nodes, vector_bytes))
     tokens = settings.data.sequence_length * settings.batching.local_batch * settings.algorithm.updates_per_round
     workers = sum(layout.num_workers(trainer) for trainer in layout.trainers)

@@ -7,7 +7,8 @@ from pathlib import Path
 from rich.table import Table
 
 from adloco_dist.config import EXIT_STOPPED, SettingsError
-from adloco_dist.run.directory import is_finished, read_run
+from adloco_dist.run.directory import is_finished
+from adloco_dist.run.reading import read_run
 from adloco_dist.terminal import new_console, one_line, tell
 
 Run = tuple[dict[str, str], Path, int | None, Path]
@@ -79,10 +80,8 @@ def _result(directory: Path) -> dict[str, float]:
     if result is None or not result["candidates"]:  # killed, or stopped early
         return {}
     saved = next(candidate for candidate in result["candidates"] if candidate["name"] == result["saved"])
-    figures = {
-        name.removeprefix("validation_"): value for name, value in saved.items() if name != "name" and value is not None
-    }
-    return figures | {name: result[name] for name in RESULTS if name in result}
+    told = {**{name.removeprefix("validation_"): value for name, value in saved.items()}, **result}
+    return {name: value for name in RESULTS if isinstance(value := told.get(name), int | float)}
 
 
 def _last_error(log: Path) -> str:

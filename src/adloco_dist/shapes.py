@@ -1,0 +1,156 @@
+"""Shapes of models: how large they are, told before they are built, and whether weights fit them."""
+
+import copy
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
+
+DEEPEST = 256
+"""Layers that are built to be counted: a quarter of a second on the meta device. Of more, the rest is in proportion."""
+IN_LAYERS = re.compile(r"(^|\.)\d+\.")
+EMBEDDINGS = re.compile(r"embed|(^|\.)w[tp]e\.")
+Build = Callable[[PretrainedConfig], nn.Module]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What there is to say when weights are loaded into a model; names of parameters, in ascending order."""
+
+    missing: list[str]
+    left_over: list[str]
+    of_other_shape: list[str]
+    """Each with the shape that it has and the shape that the model needs."""
+
+    @classmethod
+    def of(cls, loading_info: Mapping[str, Any]) -> "Fit":
+        """As transformers tell it (`output_loading_info`), without what an architecture ignores."""
+        others = [
+            f"{name} {list(has)} instead of {list(needs)}" for name, has, needs in loading_info["mismatched_keys"]
+        ]
+        return cls(sorted(loading_info["missing_keys"]), sorted(loading_info["unexpected_keys"]), sorted(others))
+
+    def but_for_heads(self) -> "Fit":
+        """Without what a model of another class may lack or bring: whatever is neither in a layer nor an embedding."""
+        return Fit(*([name for name in names if _is_of_body(name)] for names in vars(self).values()))
+
+    def in_words(self) -> str | None:
+        """The first thing that does not fit; None: all does."""
+        told = {"has no {}": self.missing, "holds {} too": self.left_over, "has {}": self.of_other_shape}
+        for pattern, names in told.items():
+            if names:
+                more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+                return pattern.format(names[0] + more)
+        return None
+
+
+def load_weights(
+    is_classifier: bool, source: str, config: PretrainedConfig, **options: Any
+) -> tuple[PreTrainedModel | None, Fit]:
+    """A model with the weights of a directory or of the hub, and how they fit; safetensors alone: no code is run.
+
+    Raises:
+        Exception: of whatever kind transformers raise, where they do not say what does not fit.
+    """
+    auto = auto_class(is_classifier)
+    try:
+        module, told = auto.from_pretrained(
+            source,
+            config=config,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **options,
+        )
+    except Exception:
+        # Of tied weights in another shape, transformers compare values before they are there.
+        stored = stored_shapes(Path(source))
+        with torch.device("meta"):
+            needed = auto.from_config(config).state_dict()
+        others = {name: (shape, needed[name].shape) for name, shape in stored.items() if name in needed}
+        changed = [(name, has, needs) for name, (has, needs) in others.items() if has != needs]
+        if not changed:
+            raise
+        return None, Fit.of({"mismatched_keys": changed, "missing_keys": (), "unexpected_keys": ()})
+    return module, Fit.of(told)
+
+
+def auto_class(is_classifier: bool) -> Any:
+    """What builds models of a kind."""
+    return AutoModelForSequenceClassification if is_classifier else AutoModelForCausalLM
+
+
+def count_parameters(config: PretrainedConfig, build: Build) -> int:
+    """Parameters of the model of this config, of any depth, without memory for one of them.
+
+    Layers beyond the 256th count as the average of the second half of those.
+
+    Args:
+        build: makes the module of a config.
+
+    Raises:
+        Exception: of whatever kind `build` raises.
+    """
+
+    def count(depths: Mapping[str, int]) -> int:
+        with torch.device("meta"):
+            return sum(parameter.numel() for parameter in build(at_depths(config, depths)).parameters())
+
+    deep = _depths(config)
+    half = {name: DEEPEST // 2 for name in deep}
+    if not deep:
+        return count({})
+    base = count(half)
+    grown = {name: count({**half, name: DEEPEST}) - base for name in deep}
+    return base + sum(more * (deep[name] - DEEPEST // 2) // (DEEPEST // 2) for name, more in grown.items())
+
+
+def stored_shapes(folder: Path) -> dict[str, torch.Size]:
+    """Of all tensors in the safetensors files of a folder, by name, from their headers; empty if there is no such file.
+
+    Raises:
+        Exception: of whatever kind safetensors raises, for a file that is damaged.
+    """
+    shapes: dict[str, torch.Size] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            shapes |= {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    return shapes
+
+
+def at_depths(config: PretrainedConfig, depths: Mapping[str, int]) -> PretrainedConfig:
+    """The config with another number of layers: lists that have an entry for every layer are cut off."""
+    changed = copy.deepcopy(config)
+    text = changed.get_text_config()
+    for name, depth in depths.items():
+        before = getattr(text, name)
+        for field, value in list(vars(text).items()):
+            if isinstance(value, list) and len(value) == before:
+                setattr(text, field, value[:depth])
+        setattr(text, name, depth)
+    return changed
+
+
+def shallow(config: PretrainedConfig, depth: int) -> PretrainedConfig:
+    """The config with `depth` layers at most."""
+    return at_depths(config, {name: depth for name in _depths(config, depth)})
+
+
+def _depths(config: PretrainedConfig, most: int = DEEPEST) -> dict[str, int]:
+    """The numbers of layers (n_layer, num_hidden_layers, decoder_layers, ...) above `most`, by field."""
+    fields = vars(config.get_text_config()).items()
+    return {
+        name: value
+        for name, value in fields
+        if "layer" in name and isinstance(value, int) and not isinstance(value, bool) and value > most
+    }
+
+
+def _is_of_body(name: str) -> bool:
+    return bool(IN_LAYERS.search(name) or EMBEDDINGS.search(name))
