@@ -4,6 +4,7 @@ Every case is a command in a folder of its own. Its output is read as it comes: 
 line may tell a mistake, nothing of a library's insides may be seen, and nobody is left without a word for long.
 """
 
+import codecs
 import os
 import pty
 import random
@@ -73,6 +74,8 @@ class Running:
         else:
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(act.after)
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(act.later_seconds)
         if self.process.poll() is not None:
             return
         if act.what == HANG_UP:
@@ -102,6 +105,7 @@ class Running:
         return max(after - before for before, after in pairwise(times)) if len(times) > 1 else 0.0
 
     def _read(self) -> None:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
         while not self._is_closed:
             chunk = b""
             if not self._hang_up.is_set():
@@ -111,7 +115,7 @@ class Running:
                     chunk = os.read(self._out, 1 << 16)
             with self._changed:
                 self.told_at.append(time.monotonic())
-                self.output += chunk.decode(errors="replace").replace("\r\n", "\n")
+                self.output += decoder.decode(chunk).replace("\r\n", "\n")
                 if self.refused_seconds is None and "error: " in self.output:
                     self.refused_seconds = self.told_at[-1] - self.start
                 self._is_closed = not chunk

@@ -41,6 +41,8 @@ class Act:
     after: float | str
     """Seconds after the act before, or the start; or what it must have printed first."""
     whom: str = PROCESS
+    later_seconds: float = 0.0
+    """After that moment."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ NUMBER = "\n".join([*ROWS[:150], '{"id": 150, "text": 7}', *ROWS[150:]]) + "\n"
 CSV = ["id,text", *(f'{number},"{number * number} is its square"' for number in range(600))]
 UNCLOSED = "\n".join([*CSV[:150], '150,"no end', *CSV[150:]]) + "\n"
 WHOLE = gzip.compress(("\n".join(ROWS) + "\n").encode(), mtime=0)
-LINES = "".join(f"{number * number} is the square of {number}.\n" for number in range(1500))
+LINES = "".join(f"{number**3} is the cube of {number}.\n" for number in range(1500))
 GARBAGE = bytes(number * 73 % 256 for number in range(5000))
 
 DAMAGED: dict[str, tuple[str, bytes | str, str]] = {
@@ -104,11 +104,14 @@ def odd_names() -> Iterator[Case]:
             yield done(f"a corpus called {name!r}, trained on", words, prepare=prepare, leaves=(MODEL,))
     for name in ("no [such.txt", "no'such.txt", "no=such,{.txt"):
         yield Case(f"no corpus called {name!r}", train(f"data.train=[{name}]"), ("such",))
-    for name in ("a b", "grün", "k=v", "[1]", "it's", "a,b"):
+    for name in ("a b", "grün", "k=v", "[1]", "it's"):
         model = f"{name}/model/model.safetensors".replace("[1]", "[[]1]")
         yield done(
             f"a run directory called {name!r}", train(f"run.directory={name}", "budget.rounds=1"), name, leaves=(model,)
         )
+
+    words, told = train("run.directory=a,b"), 'run.directory="a,b"'
+    yield refused("a run directory called 'a,b', which may be two", words, told)
 
 
 def hub_cases() -> Iterator[Case]:

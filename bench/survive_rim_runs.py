@@ -67,15 +67,13 @@ def stop_cases() -> Iterator[Case]:
     words = bare("tokenize_corpus.py", "out", "data=python_stdlib", "--processes", "2")
     yield Case("Ctrl-C of tokenize_corpus.py", words, codes=(ENDED, STOPPED), acts=(Act(SIGINT, 4.0, GROUP),))
     sweep = train("-m", "seed=1,2", "hydra.sweep.dir=grid", "budget.rounds=1000000")
-    for seconds in (0.2, 1.0, 3.0, 8.0):
-        acts = (
-            (Act(SIGINT, "sweep of", GROUP), Act(SIGINT, seconds, GROUP))
-            if seconds == 3.0
-            else (Act(SIGHUP, "sweep of", TREE) if seconds == 0.0 else Act(SIGINT, seconds + 2.0, GROUP),)
-        )
-        yield stopped(f"Ctrl-C of a sweep, {seconds} s, {len(acts)} times", sweep, untold=("failed",), acts=acts)
-    yield stopped("SIGTERM to a sweep while a run starts", sweep, "stopped", untold=("failed",),
-                  acts=(Act(SIGTERM, "sweep of"),), leaves=("grid/sweep.csv",))  # fmt: skip
+    for number, seconds in product((SIGINT, SIGTERM, SIGHUP), (0.0, 1.5, 8.0)):
+        act = Act(number, "sweep of", GROUP, seconds)
+        told = ("stopped", "stopping") if seconds else ()
+        name = f"{number.name} to a sweep, {seconds} s after its first run has begun"
+        yield stopped(name, sweep, *told, untold=("failed",), acts=(act,))
+    twice = (Act(SIGINT, "sweep of", GROUP, 4.0), Act(SIGINT, 0.3, GROUP))
+    yield stopped("Ctrl-C of a sweep, twice", sweep, "stopped", untold=("failed",), acts=twice)
     freeze = (Act(SIGSTOP, "round 2 ", TREE), Act(SIGCONT, 8.0, TREE))
     words = train("run.directory=new", "budget.rounds=60", "cluster.silence_seconds=3")
     yield done("everything stands still for 8 s", words, leaves=(MODEL,), acts=freeze)
@@ -130,8 +128,8 @@ def node_cases() -> Iterator[Case]:
         "another node never comes", words, ("waiting at", "--rdzv-endpoint", "2 nodes within 8 s"), codes=(FAILED,)
     )
     elsewhere = tuple(word.replace("localhost:", "192.0.2.1:") for word in NODES)
-    told, acts = ("192.0.2.1", "does not answer"), (Act(SIGTERM, "does not answer"),)
-    yield stopped("a host that does not answer", train(*elsewhere), *told, acts=acts)
+    acts = (Act(SIGTERM, "waiting at", later_seconds=5.0),)
+    yield stopped("a host that does not answer", train(*elsewhere), "waiting at 192.0.2.1:", acts=acts)
     answers: dict[str, bytes | None] = {"silent": None, "closing": b"", "HTTP": b"HTTP/1.1 400 Bad Request\r\n\r\n"}
     for what, answer in answers.items():
 
