@@ -28,6 +28,7 @@ from adloco_dist.round.inner import InnerPhase
 from adloco_dist.round.outer import adopt, outer, ring_bytes_sent
 from adloco_dist.round.phases import timed
 from adloco_dist.run.journal import Journal
+from adloco_dist.terminal import told_wait
 
 log = logging.getLogger(__name__)
 
@@ -113,10 +114,12 @@ def train(
         log.info("round %d: %s", plan.round + 1, report.in_words())
     if plan.stop in (INTERRUPTED, SPOILT):
         return Outcome(plan.stop, rank, plan)
-    result, weights = finish(
-        rank.trainers, plan.layout, rank.flat_model, rank.groups, runtime.control, rank.splits.validation,
-        settings.evaluation, settings.final, settings.data.is_labelled,
-    )  # fmt: skip
+    runtime.heartbeat.enter("evaluation at the end")
+    with told_wait(runtime.heartbeat.in_words, speaks=runtime.rank == 0):
+        result, weights = finish(
+            rank.trainers, plan.layout, rank.flat_model, rank.groups, runtime.control, rank.splits.validation,
+            settings.evaluation, settings.final, settings.data.is_labelled,
+        )  # fmt: skip
     return Outcome(plan.stop, rank, plan, result, weights)
 
 

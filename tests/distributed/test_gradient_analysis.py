@@ -145,7 +145,11 @@ def make_run(directory: Path, *overrides: str) -> Path:
     module = build_model(settings.model, config, settings.seed, settings.data.is_labelled)
     flat_model = FlatModel(module, CPU, settings.precision)
     save_model(directory, flat_model, flat_model.initial_weights(), splits.vocabulary)
-    facts = {"settings": to_plain(settings), "corpus": {"source": splits.source, "digest": splits.digest}}
+    facts = {
+        "result": None,
+        "settings": to_plain(settings),
+        "corpus": {"source": splits.source, "digest": splits.digest},
+    }
     (directory / "run.json").write_text(json.dumps(facts), encoding="utf-8")
     return directory
 
@@ -212,7 +216,9 @@ def test_mistakes_are_told_once_in_one_line_before_anything_is_written(small_run
     (tmp_path / "no_model").mkdir()
     (tmp_path / "no_model" / "run.json").write_text((small_run / "run.json").read_text())
     mistakes = {
-        f"RUN={tmp_path}: has no readable run.json; name a run directory": AnalysisOptions(tmp_path),
+        f"RUN={tmp_path}: has no readable run.json (No such file or directory); name a run directory": AnalysisOptions(
+            tmp_path
+        ),
         f"RUN={tmp_path / 'no_model'}: has no model/": AnalysisOptions(tmp_path / "no_model"),
         "--sequences=61: the train split has 60": AnalysisOptions(small_run, 61),
         "--sequences=10: the validation split has 9": AnalysisOptions(small_run, 10, split="validation"),

@@ -18,6 +18,7 @@ FLOORS = {
     "round": 4,
     "run": 4,
     "hosting": 5,
+    "preflight": 5,
     "checkpointing": 6,
     "train": 7,
     "tools": 8,

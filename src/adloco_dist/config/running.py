@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from adloco_dist.config.choices import Backend, Concurrency, Device, TrackingMode, Unfinished
 from adloco_dist.config.errors import SettingsError, require
 
+MOST_SECONDS = 1_000_000
+"""Of a timeout: eleven days. Libraries count them in milliseconds of 32 bits."""
+
 
 @dataclass
 class BudgetSettings:
@@ -81,9 +84,9 @@ class ClusterSettings:
     """
 
     def __post_init__(self) -> None:
-        for name in ("control_seconds", "outer_seconds", "heartbeat_seconds"):
-            value = getattr(self, name)
-            require(value > 0, f"cluster.{name}", value, "must be > 0 seconds")
+        for name in ("control_seconds", "outer_seconds", "heartbeat_seconds", "silence_seconds"):
+            value, rule = getattr(self, name), f"must be > 0 and at most {MOST_SECONDS:,} seconds"
+            require(0 < value <= MOST_SECONDS, f"cluster.{name}", value, rule)
         rule = f"must be at least three heartbeats of cluster.heartbeat_seconds={self.heartbeat_seconds}"
         enough = self.silence_seconds >= 3 * self.heartbeat_seconds
         require(enough, "cluster.silence_seconds", self.silence_seconds, rule)

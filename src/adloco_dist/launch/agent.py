@@ -2,7 +2,6 @@
 
 import logging
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -26,12 +25,10 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from adloco_dist.cluster.signals import STOP_SIGNALS, act_on_signals
 from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, EXIT_USER_ERROR
 from adloco_dist.launch.contact import reach, watch_rendezvous
-from adloco_dist.launch.outcome import AGENT, OUTCOME, leave, noted_codes
+from adloco_dist.launch.outcome import AGENT, OUTCOME, begin_anew, leave, noted_codes, num_beginnings
 from adloco_dist.launch.rendezvous import Rendezvous
 from adloco_dist.terminal import first_line, tell_error
 
-REJOINED = "ADLOCO_REJOINED"
-"""In the driver's environment: how often it has lost the rendezvous and joined it again."""
 ASK = signal.SIGUSR1
 """Asks a rank to stop. One that has not got so far as to listen ends of it without a word."""
 
@@ -119,7 +116,7 @@ def _without_rendezvous(rendezvous: Rendezvous, error: RendezvousError, ranks_we
         reason = first_line(error.__cause__ or error)
         tell_error(f"error: --rdzv-endpoint={endpoint}: did not bring together {wanted} ({reason}); {remedy}")
         return EXIT_FAILURE
-    if int(os.environ.get(REJOINED, "0")) < rendezvous.max_restarts:
+    if num_beginnings() < rendezvous.max_restarts:
         tell_error(f"{socket.gethostname()} has lost contact with the rendezvous at {endpoint}: it joins again")
         _join_again(*rendezvous.place())
     # The agent that holds the store ended first, and tells the cause.
@@ -130,16 +127,12 @@ def _without_rendezvous(rendezvous: Rendezvous, error: RendezvousError, ranks_we
 def _join_again(host: str, port: int) -> None:
     """Begin this very command anew once the store answers; returns where it is no more.
 
-    A new program, since stores, timers and threads of the old one would go on. Where the host itself does not answer
-    any more, the watch of the rendezvous ends the wait.
+    Where the host itself does not answer any more, the watch of the rendezvous ends the wait.
     """
     while (answer := reach(host, port)) is None:
         time.sleep(1.0)
-    if not answer:
-        return
-    os.environ[REJOINED] = str(int(os.environ.get(REJOINED, "0")) + 1)
-    shutil.rmtree(Path(os.environ[OUTCOME]).parent, ignore_errors=True)
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    if answer:
+        begin_anew()
 
 
 @dataclass

@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> None:
     add_torchrun_options(parser)
     options = parser.parse_intermixed_args(arguments)
     with ends_told() as is_rank:
-        require(options.payload_mb > 0, "--payload-mb", options.payload_mb, "must be > 0")
+        require(0 < options.payload_mb <= 10_000, "--payload-mb", options.payload_mb, "must be > 0 and <= 10000")
         if is_rank:
             run_check(options.overrides, int(options.payload_mb * 1e6))
         else:

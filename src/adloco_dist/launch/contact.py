@@ -14,7 +14,7 @@ import psutil
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]  (that is its documented place)
 
 from adloco_dist.config import EXIT_FAILURE, EXIT_USER_ERROR
-from adloco_dist.launch.outcome import leave
+from adloco_dist.launch.outcome import begin_anew, leave, num_beginnings
 from adloco_dist.launch.rendezvous import Rendezvous
 from adloco_dist.terminal import tell_error
 
@@ -40,8 +40,8 @@ def watch_rendezvous(rendezvous: Rendezvous, patience_seconds: float = PATIENCE_
     """Tell who is waited for as long as this process has no ranks, and end it where it would wait in vain.
 
     It ends when what listens at the endpoint is no store, and when its ranks have ended and the endpoint's host, once
-    reached, no longer answers. (A refusal is an answer: the host lives, and has closed the store's connections, which
-    the agent notices by itself.)
+    reached, no longer answers: an elastic job waits for it as it does for nodes, and then joins again. (A refusal is an
+    answer: the host lives, and has closed the store's connections, which the agent notices by itself.)
 
     Raises:
         SettingsError: the endpoint is no host and port.
@@ -72,11 +72,14 @@ class _Watch:
                 endpoint = f"--rdzv-endpoint={self._host}:{self._port}"
                 tell_error(f"error: {endpoint}: another program listens there, and no torchrun; choose another port")
                 leave(EXIT_USER_ERROR)
+            silence = 0.0 if answered_at is None or has_ranks else now - answered_at
+            if answer and silence > self._patience and self._may_join_again:  # its calls may never return
+                begin_anew()
             if answer is not None:
                 answered_at = now
-            elif answered_at is not None and now - answered_at > self._patience and not has_ranks:
+            elif silence > (self._rendezvous.timeout_seconds if self._may_join_again else self._patience):
                 where = f"the host of the rendezvous at {self._host}:{self._port} has not answered"
-                line = f"ended on {socket.gethostname()}: {where} for {self._patience:.0f} s"
+                line = f"ended on {socket.gethostname()}: {where} for {silence:.0f} s"
                 tell_error(f"{line}; start the job again, where it goes on from its checkpoint")
                 leave(EXIT_FAILURE)
             if has_ranks:
@@ -85,6 +88,10 @@ class _Watch:
                 told_at = now
                 tell_error(self._line(answer))
             time.sleep(EVERY_SECONDS)
+
+    @property
+    def _may_join_again(self) -> bool:
+        return num_beginnings() < self._rendezvous.max_restarts
 
     def _line(self, answer: bool | None) -> str:
         waiting = f"waiting at {self._host}:{self._port} for {self._rendezvous.wanted}"

@@ -82,6 +82,8 @@ def _as_driver(parser: argparse.ArgumentParser, options: argparse.Namespace) -> 
     if options.dry_run:
         from adloco_dist.tools.planner import print_dry_run
 
+        if asked_nodes(options)[1] == 1:
+            check_directory(settings.run)
         ranks = range(_num_ranks(settings, options))
         print_dry_run(settings, [node for node in range(asked_nodes(options)[1]) for _ in ranks])
         return EXIT_FAILURE if output_was_lost() else 0

@@ -3,6 +3,7 @@
 import argparse
 
 from adloco_dist.config import Settings, SettingsError, Unfinished, require
+from adloco_dist.config.running import MOST_SECONDS
 from adloco_dist.launch.rendezvous import JOB, JOIN_SECONDS, Rendezvous, check_port
 
 OF_SEVERAL_NODES = {"rdzv_endpoint": None, "rdzv_id": JOB, "local_addr": None, "join_timeout": JOIN_SECONDS}
@@ -49,7 +50,8 @@ def rendezvous_of(options: argparse.Namespace) -> Rendezvous:
         SettingsError: the options do not say where, or say what has no effect there; the endpoint's host is unknown.
     """
     least_nodes, num_nodes = asked_nodes(options)
-    require(options.join_timeout >= 1, "--join-timeout", options.join_timeout, "must be >= 1 second")
+    is_usable, rule = 1 <= options.join_timeout <= MOST_SECONDS, f"must be from 1 to {MOST_SECONDS:,} seconds"
+    require(is_usable, "--join-timeout", options.join_timeout, rule)
     restarts = options.max_restarts
     if options.slurm:
         _refuse(

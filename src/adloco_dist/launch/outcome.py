@@ -18,8 +18,10 @@ OUTCOME = "ADLOCO_OUTCOME"
 """In the environment of ranks that a driver has started: a folder, where each of them has a file."""
 TOLD_SECONDS = 10.0
 """The first rank of a node tells why all ranks end within this, and torchrun's agent ends the others."""
+BEGINNINGS = "ADLOCO_BEGINNINGS"
+"""In the environment of a driver that has lost the rendezvous and joined it again: how often."""
 AGENT = "ADLOCO_AGENT"
-"""In their environment as well: the driver's process id."""
+"""In the environment of ranks as well: the driver's process id."""
 
 
 def end_with_agent() -> None:
@@ -75,6 +77,20 @@ def _ends_at_once(speaks: bool) -> Iterator[None]:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0 if note else int(code or 0))
+
+
+def num_beginnings() -> int:
+    """How often this driver has begun anew."""
+    return int(os.environ.get(BEGINNINGS, "0"))
+
+
+def begin_anew() -> NoReturn:
+    """Run this driver's command again in its place, from any thread: stores, timers and threads of the old one go."""
+    os.environ[BEGINNINGS] = str(num_beginnings() + 1)
+    shutil.rmtree(Path(os.environ[OUTCOME]).parent, ignore_errors=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def leave(code: int) -> NoReturn:

@@ -7,19 +7,17 @@ from transformers import PretrainedConfig
 from adloco_dist.cluster.control import ControlPlane
 from adloco_dist.cluster.environment import measure_links, survey
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.config import Backend, Settings, SettingsError, Shards
+from adloco_dist.config import Backend, Settings, SettingsError, TrackingMode
 from adloco_dist.config.compose import flatten, to_plain
 from adloco_dist.data.corpora import Splits, load_corpus
-from adloco_dist.data.streams import RowStreams
 from adloco_dist.decisions.environment import Environment, Link, first_difference, must_agree, told_by_value
 from adloco_dist.decisions.layout import Layout, experiment_layout
-from adloco_dist.decisions.replay import Trajectory, check_trajectory
+from adloco_dist.decisions.replay import Trajectory
 from adloco_dist.decisions.state import RunState
-from adloco_dist.models import in_words, local_model, model_config, num_parameters
+from adloco_dist.models import in_words, num_parameters
 from adloco_dist.pool.capacity import available_bytes, state_bytes
+from adloco_dist.preflight import examine_corpus, examine_model, examine_replay
 from adloco_dist.run.directory import RunDirectory, existing_part, open_directory
-from adloco_dist.run.model import check_model
-from adloco_dist.run.records import read_trajectory
 
 OF_THE_NODE = {"batching.capacity", "cluster.interface", "cluster.memory_bytes", "cluster.threads_per_rank"}
 """Settings that may differ between nodes: they say how a device does its work, not what the run computes."""
@@ -80,22 +78,21 @@ def prepare(
     trajectory = Trajectory()
     error: SettingsError | None = None
     try:
-        splits = load_corpus(settings.data, settings.seed)
-        if resumed is None:
-            check_shards(layout, splits, settings.data.shards)
-        elif splits.digest != resumed.corpus:
+        splits = load_corpus(settings.data, settings.seed) if resumed else examine_corpus(settings, layout)
+        if resumed and splits.digest != resumed.corpus:
             told = f"digest {splits.digest[:8]}, {resumed.corpus[:8]} then"
             rule = f"its text is not what the run was trained on ({told})"
             raise SettingsError(f"data.corpus={settings.data.corpus.name}: {rule}; give it the same")
-        if settings.model.warm_start is not None and runtime.nodes.index(runtime.nodes[runtime.rank]) == runtime.rank:
-            check_model("model.warm_start", Path(local_model(settings.model.warm_start)))  # one rank of every node
-        config = model_config(settings.model, splits.vocabulary, settings.data.sequence_length, splits.num_labels)
+        is_first_of_node = runtime.nodes.index(runtime.nodes[runtime.rank]) == runtime.rank
+        config = examine_model(settings, splits, reads_weights=is_first_of_node)
         check_memory(settings, runtime, layout, num_parameters(settings.model, config, settings.data.is_labelled))
         prepared = (splits, config)
-        if settings.batching.replay is not None and runtime.rank == 0:
-            trajectory = read_trajectory("batching.replay", settings.batching.replay)
-            if resumed is None:
-                check_trajectory(settings, layout, trajectory)
+        if runtime.rank == 0:
+            trajectory = examine_replay(settings, None if resumed else layout)
+            if settings.tracking.mode is TrackingMode.online:
+                from adloco_dist.run.tracking import check_login  # half a second
+
+                check_login()
     except SettingsError as mistake:
         error = mistake
     runtime.control.agree(error)
@@ -123,21 +120,6 @@ def check_memory(settings: Settings, runtime: Runtime, layout: Layout, num_param
         what = "are available to it" if given is None else "are cluster.memory_bytes"
         remedy = "use a smaller model, fewer workers per rank, or more memory"
         raise SettingsError(f"{in_words(settings.model)}: has {told}, and {memory / 1e6:,.0f} MB {what}; {remedy}")
-
-
-def check_shards(layout: Layout, splits: Splits, policy: Shards) -> None:
-    """Every trainer's shard must hold a sequence for each of its workers; larger batches are capped at the shard."""
-    num_parts, workers = 1 if policy is Shards.shared else len(layout.trainers), layout.num_workers(0)
-    if isinstance(splits.train, RowStreams):
-        splits.train.check_parts(num_parts * workers)
-        return
-    smallest = splits.train.num_sequences // num_parts
-    if smallest < workers:
-        raise SettingsError(
-            f"pool.workers_per_trainer={workers}: a trainer's shard has {smallest} sequences "
-            f"({splits.train.num_sequences} in {num_parts} shards), less than one for each worker; "
-            "use more text, shorter sequences, fewer trainers or workers"
-        )
 
 
 def agree_on_directory(

@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,9 +17,10 @@ from adloco_dist.launch.launcher import prepare_launch
 from adloco_dist.launch.slots import deal_slots, run_here
 from adloco_dist.run.directory import is_finished, read_run, set_aside
 from adloco_dist.run.journal import strict_json
-from adloco_dist.terminal import tell
+from adloco_dist.terminal import tell, told_wait
 from adloco_dist.tools.sweeps import show_table, write_csv
 
+MOST_RUNS = 10_000
 LONGEST_NAME = 150
 """Of a directory; most file systems end at 255 bytes."""
 
@@ -59,10 +61,11 @@ def sweep(overrides: Sequence[str], options: Sequence[str], num_jobs: int, redo:
         SettingsError: a mistake in any of the runs' settings; nothing was started then.
     """
     points, hydra_overrides = expand(overrides)
-    for point in points:
-        settings = compose(point.overrides)
-        if not redo and is_finished(point.directory):
-            _refuse_other_run(point.directory, settings)
+    with told_wait(lambda: f"checking the settings of {len(points)} runs: still at it"):
+        for point in points:
+            settings = compose(point.overrides)
+            if not redo and is_finished(point.directory):
+                _refuse_other_run(point.directory, settings)
     folder = points[0].directory.parent
     through = _launcher(hydra_overrides)
     slots = deal_slots(num_jobs) if through is None else []
@@ -115,7 +118,12 @@ def expand(overrides: Sequence[str]) -> tuple[list[Point], list[str]]:
             raise SettingsError(f"{override.input_line}: {line}")
     folder = _folder(hydra, of_runs, swept)
     points = {}
-    for combination in itertools.product(*map(_values, of_runs)):
+    values_of = [_values(override) for override in of_runs]
+    count = math.prod(map(len, values_of))
+    if count > MOST_RUNS:
+        told = ", ".join(override.input_line or "" for override in swept)
+        raise SettingsError(f"-m {told}: more than {MOST_RUNS:,} runs; name fewer values")
+    for combination in itertools.product(*values_of):
         chosen = [(override.get_key_element(), value) for override, value in zip(of_runs, combination, strict=True)]
         values = {key: value for override, (key, value) in zip(of_runs, chosen, strict=True) if override in swept}
         directory = folder / _file_name(",".join(f"{key}={value}" for key, value in sorted(values.items())))
@@ -128,7 +136,7 @@ def _values(override: Override) -> list[str]:
         return [override.get_value_element_as_str()]
     if not override.is_discrete_sweep():
         raise SettingsError(f"{override.input_line}: names no values one by one; write them as a,b,c or range(a,b)")
-    return list(override.sweep_string_iterator())
+    return list(itertools.islice(override.sweep_string_iterator(), MOST_RUNS + 1))  # a range may have any number
 
 
 def _folder(hydra: Sequence[Override], of_runs: Sequence[Override], swept: Sequence[Override]) -> Path:

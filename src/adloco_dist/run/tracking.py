@@ -7,7 +7,7 @@ from typing import Any
 
 import wandb
 
-from adloco_dist.config import TrackingMode, TrackingSettings
+from adloco_dist.config import TrackingMode, TrackingSettings, require
 from adloco_dist.decisions.records import Record
 
 
@@ -41,12 +41,24 @@ class WandbSink:
         self._run.finish(exit_code=0 if result is not None else 1)
 
 
+def check_login() -> None:
+    """
+    Raises:
+        SettingsError: records are to go to W&B while the run trains, and nobody is logged in there.
+    """
+    rule = "nobody is logged in to Weights & Biases; run `wandb login`, set WANDB_API_KEY, or use tracking=offline"
+    require(_is_logged_in(), "tracking.mode", TrackingMode.online, rule)
+
+
 def _mode(mode: TrackingMode) -> Any:
     """auto is online for those who are logged in, and offline for all others: nobody is asked anything."""
     if mode is not TrackingMode.auto:
         return mode.name
-    logged_in = bool(os.environ.get("WANDB_API_KEY")) or wandb.login(prompt=False)
-    return "online" if logged_in else "offline"
+    return "online" if _is_logged_in() else "offline"
+
+
+def _is_logged_in() -> bool:
+    return bool(os.environ.get("WANDB_API_KEY")) or bool(wandb.login(prompt=False))
 
 
 def _flat(prefix: str, record: Record) -> dict[str, float]:

@@ -36,9 +36,12 @@ def continue_text(directory: Path, text: str, num_tokens: int, temperature: floa
         SettingsError: no such run, a damaged one, or a model without a tokenizer (trained on token files).
     """
     require(num_tokens >= 1, "--tokens", num_tokens, "must be >= 1")
-    require(temperature >= 0, "--temperature", temperature, "must be >= 0")
+    is_usable = temperature == 0 or 1e-3 <= temperature <= 1e3
+    require(is_usable, "--temperature", temperature, "must be 0, or from 0.001 to 1000")
     require(0 <= seed < 2**64, "--seed", seed, "must be >= 0 and below 2**64")
     require(bool(text), "text", text, "must not be empty")
+    is_utf8 = not any("\ud800" <= character <= "\udfff" for character in text)  # as Python takes other bytes
+    require(is_utf8, "text", text, "must be UTF-8")
     settings = settings_of(directory, read_run(directory))
     if settings.data.is_labelled:
         raise SettingsError(f"RUN={directory}: its model tells labels and writes no text; name a run of a causal model")

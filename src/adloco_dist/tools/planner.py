@@ -1,17 +1,15 @@
 """What a run will do, before it does: layout, memory, bytes and tokens (`--dry-run`)."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.table import Table
 
 from adloco_dist.config import Algorithm, Settings
-from adloco_dist.data.corpora import load_corpus
 from adloco_dist.decisions.layout import Layout, experiment_layout
-from adloco_dist.models import local_model, model_config, num_parameters
+from adloco_dist.models import num_parameters
 from adloco_dist.pool.capacity import state_vectors
 from adloco_dist.pool.flat_model import vector_dtype
-from adloco_dist.run.model import check_model
+from adloco_dist.preflight import examine_corpus, examine_model, examine_replay
 from adloco_dist.terminal import new_console
 from adloco_dist.tools.trial import try_out
 
@@ -29,10 +27,9 @@ def print_dry_run(settings: Settings, nodes: Sequence[int]) -> None:
         SettingsError: what training would refuse, but for memory.
     """
     layout = experiment_layout(settings, nodes)
-    splits = load_corpus(settings.data, settings.seed)
-    if settings.model.warm_start is not None:
-        check_model("model.warm_start", Path(local_model(settings.model.warm_start)))
-    config = model_config(settings.model, splits.vocabulary, settings.data.sequence_length, splits.num_labels)
+    splits = examine_corpus(settings, layout)
+    config = examine_model(settings, splits)
+    examine_replay(settings, layout)
     num_elements = num_parameters(settings.model, config, settings.data.is_labelled)
     try_out(settings.model, config, settings.data.is_labelled)
     vector_bytes = num_elements * vector_dtype(settings.precision).itemsize
