@@ -189,6 +189,8 @@ def make_template(folder: Path) -> None:
     words = [f"{number * number} is the square of {number}.\n" for number in range(1500)]
     (folder / CORPUS).write_text("".join(words), encoding="utf-8")
     subprocess.run(train("run.directory=run"), cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    checkpoints = list((folder / "run" / "checkpoints").iterdir())  # one is due later where the last is being written
+    assert len(checkpoints) == 2, checkpoints
 
 
 def measure_rim(count: int, seed: int, named: str = "") -> dict[str, float]:

@@ -21,7 +21,7 @@ CORPUS = "corpus.txt"
 SMALL = (
     "--nproc-per-node", "2", "model=nano", "data=text", f"data.train=[{CORPUS}]", "data.sequence_length=32",
     "pool.trainers=2", "merge.every_rounds=2", "algorithm.updates_per_round=2", "batching.local_batch=2",
-    "batching.largest_batch=8", "batching.capacity=64", "budget=rounds", "budget.rounds=3",
+    "batching.largest_batch=8", "batching.capacity=64", "budget=rounds", "budget.rounds=8",
     "evaluation.sequences=8", "evaluation.final_sequences=8", "checkpoint.every_rounds=1", "tracking=none",
     "cluster.device=cpu",
 )  # fmt: skip
