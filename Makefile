@@ -1,10 +1,16 @@
-# make setup | train | test | check | bench
+# make setup | train | test | test-all | check | bench
 PYTHON ?= python3
 BIN := .venv/bin
 # An accelerated torch may be wanted on machines with GPUs: make setup TORCH="torch==2.13.0 --index-url ..."
 CONSTRAINTS := constraints.txt
 
-.PHONY: setup train test check bench clean
+# What a newcomer runs: the decisions, the numbers against each other, and the commands' first path and mistakes.
+FIRST_TESTS := tests/unit tests/distributed/test_equivalence.py tests/distributed/test_placement.py \
+	tests/launch/test_train.py tests/launch/test_mistakes.py
+# Two files at a time: most tests wait for processes to start.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+
+.PHONY: setup train test test-rest test-all check bench clean
 
 setup: .venv/ready
 
@@ -19,9 +25,13 @@ setup: .venv/ready
 train: setup
 	$(BIN)/python launch/train.py --nproc-per-node 4 $(ARGS)
 
-# Two files at a time: most tests wait for processes to start.
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(PYTEST) $(FIRST_TESTS) $(ARGS)
+
+test-rest: setup
+	$(PYTEST) tests $(FIRST_TESTS:%=--ignore=%) $(ARGS)
+
+test-all: test test-rest
 
 check: setup
 	$(BIN)/ruff check .

@@ -95,7 +95,7 @@ def test_a_signal_ends_a_driver_that_waits(tmp_path: Path, port: int, number: si
         process.send_signal(number)
         output = process.communicate(timeout=20)[0]
     assert process.returncode == 75
-    assert output == "stopped before any rank was started\n"
+    assert output == "stopped: no rank was running\n"
 
 
 def test_a_signal_ends_a_driver_whose_rendezvous_does_not_listen(tmp_path: Path) -> None:

@@ -83,3 +83,19 @@ def test_sweeps_over_such_paths(tmp_path: Path) -> None:
     assert [compose(point.overrides).model.warm_start for point in points] == [one, two]
     points, _ = expand(["data=text", f"data.train={one},{three}"])
     assert [compose(point.overrides).data.train for point in points] == [[one], [three]]
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        (f"run.directory={'a' * 300}", "has 300 bytes, 300 of them in one name; a path has at most 4,095, a name 255"),
+        (f"data.train=[{'a/' * 3000}]", "has 6,000 bytes, 1 of them in one name"),
+        ("run.directory=r\udcff", "run.directory=r\udcff: is not UTF-8"),
+        (f"model.warm_start='{'é' * 200}'", "has 400 bytes, 400 of them in one name"),
+    ],
+)
+def test_paths_that_cannot_be(override: str, told: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        compose(["data=text" if "data" in override else "model=tiny", override])
+    assert told in str(refused.value)
+    assert len(str(refused.value)) < 500

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from adloco_dist.config import Settings, SettingsError, require
-from adloco_dist.config.paths import exists_here, to_type, with_quoted_paths
+from adloco_dist.config.paths import check_lengths, exists_here, to_type, with_quoted_paths
 
 CONFIG_MODULE = "adloco_dist.conf"
 GROUPS = ("model", "data", "algorithm", "inner", "outer", "merge", "budget", "evaluation", "tracking", "experiment")
@@ -44,7 +44,9 @@ def compose(overrides: Sequence[str]) -> Settings:
     except (HydraException, OmegaConfBaseException) as error:
         raise SettingsError(explain(error)) from error
     assert isinstance(settings, Settings)
-    for key, value in flatten(to_plain(settings)).items():  # run.json could not hold it
+    flat = flatten(to_plain(settings))
+    check_lengths(flat)
+    for key, value in flat.items():  # run.json could not hold it
         finite = not isinstance(value, float) or math.isfinite(value)
         require(finite, key, value, "must be a finite number; write null where there may be no limit")
     return settings
@@ -61,6 +63,9 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     Raises:
         SettingsError: one line for what cannot be read, and for a key or group that does not exist.
     """
+    for override in overrides:
+        if not override.isascii() and override != override.encode(errors="ignore").decode():
+            raise SettingsError(f"{override}: is not UTF-8, in which records are written; name it otherwise")
     try:
         quoted = [with_quoted_paths(override, exists_here) for override in overrides]
         parsed = OverridesParser.create().parse_overrides(quoted)

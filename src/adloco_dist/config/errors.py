@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 
-from adloco_dist.terminal import output_was_lost, protect_streams, tell_error
+from adloco_dist.terminal import one_line, output_was_lost, protect_streams, tell_error
 
 EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
 EXIT_STOPPED = 75
 """Asked to stop before the budget was spent: start it again (sysexits.h, EX_TEMPFAIL)."""
+LONGEST_VALUE = 300
+"""Characters of a value that is told."""
 
 
 class SettingsError(ValueError):
@@ -21,8 +23,8 @@ class SettingsError(ValueError):
 def require(condition: bool, setting: str, value: object, rule: str) -> None:
     """Raise `SettingsError` ("setting=value: rule") unless `condition` holds."""
     if not condition:
-        shown = value.name if isinstance(value, Enum) else "null" if value is None else value
-        raise SettingsError(f"{setting}={shown}: {rule}")
+        shown = value.name if isinstance(value, Enum) else "null" if value is None else str(value)
+        raise SettingsError(f"{setting}={one_line(shown, LONGEST_VALUE)}: {rule}")
 
 
 @contextmanager

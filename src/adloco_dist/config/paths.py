@@ -1,13 +1,16 @@
 """Paths on the command line: what the shell gave whole is taken as it stands, whatever Hydra's grammar makes of it."""
 
 import glob
+import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
+
+from adloco_dist.config.errors import require
 
 LISTS = ("data.train", "data.validation")
 READ = ("data.hub", "data.tokenizer", "model.warm_start", "batching.replay")
@@ -54,6 +57,24 @@ def exists_here(name: str) -> bool:
         return Path(name).is_symlink() or Path(name).exists() or bool(glob.glob(name, recursive=True))  # noqa: PTH207
     except (OSError, ValueError):
         return False
+
+
+def check_lengths(flat: Mapping[str, object]) -> None:
+    """Refuse paths that no file system of Linux takes; whoever looks for them would fail, each in its own way.
+
+    Args:
+        flat: settings by dotted key.
+
+    Raises:
+        SettingsError: a name in a path is too long, or all of it.
+    """
+    for key in (*LISTS, *READ, *WRITTEN):
+        value = flat.get(key)
+        for path in value if isinstance(value, list) else [value]:
+            encoded = os.fsencode(str(path))
+            longest = max(map(len, encoded.split(b"/")))
+            rule = f"has {len(encoded):,} bytes, {longest:,} of them in one name; a path has at most 4,095, a name 255"
+            require(len(encoded) < 4096 and longest < 256, key, path, rule)
 
 
 def _scalar(value: str, read: Override | None, exists: Exists, is_written: bool) -> str | None:

@@ -85,7 +85,7 @@ class ClusterSettings:
 
     def __post_init__(self) -> None:
         for name in ("control_seconds", "outer_seconds", "heartbeat_seconds", "silence_seconds"):
-            value, rule = getattr(self, name), f"must be > 0 and at most {MOST_SECONDS:,} seconds"
+            value, rule = getattr(self, name), f"must be > 0 seconds, and at most {MOST_SECONDS:,}"
             require(0 < value <= MOST_SECONDS, f"cluster.{name}", value, rule)
         rule = f"must be at least three heartbeats of cluster.heartbeat_seconds={self.heartbeat_seconds}"
         enough = self.silence_seconds >= 3 * self.heartbeat_seconds

@@ -148,7 +148,7 @@ class _Stopping:
         self.is_at_once |= number == signal.SIGQUIT or (self.is_requested and number == signal.SIGINT)
         self.is_at_once |= not self.can_stop
         if not _signal_ranks(signal.SIGKILL if self.is_at_once else ASK):  # still waiting for other nodes
-            tell_error("stopped before any rank was started")
+            tell_error("stopped: no rank was running")
             leave(EXIT_STOPPED)
         if not self.is_requested and not self.is_at_once:
             tell_error("stopping: a checkpoint is written (Ctrl-C again: stop at once, without)")

@@ -6,13 +6,13 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from adloco_dist.cluster.signals import STOP_SIGNALS, end_on_signals, hold_signals
 from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, Settings, SettingsError, require
 from adloco_dist.config.compose import compose, to_yaml
+from adloco_dist.config.paths import exists_here
 from adloco_dist.decisions.layout import check_ranks
 from adloco_dist.launch.nodes import add_torchrun_options, asked_nodes, check_restarts, rendezvous_of
 from adloco_dist.launch.outcome import ends_told
@@ -98,7 +98,7 @@ def _as_driver(parser: argparse.ArgumentParser, options: argparse.Namespace) -> 
 def _prefer_cache_without_hub(settings: Settings) -> None:
     """Where the hub is out of reach, let its libraries look into their cache alone: they would try for a minute."""
     names = [name for name in (settings.data.hub, settings.data.tokenizer, settings.model.warm_start) if name]
-    if all(Path(name).exists() for name in names) or OFFLINE in os.environ or getproxies():
+    if all(exists_here(name) for name in names) or OFFLINE in os.environ or getproxies():
         return
     hub = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
     if hub and (why := unresolved(hub)):
