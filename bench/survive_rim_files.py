@@ -70,10 +70,10 @@ def other_types(content: bytes) -> bytes:
 
 
 def damaged(path: str, content: Content) -> Prepare:
-    """A file of a folder, damaged."""
+    """A file of a folder, or the first of those that a pattern names, damaged."""
 
     def prepare(folder: Path) -> None:
-        file = folder / path
+        file = min(folder.glob(path))
         new = content(file.read_bytes())
         file.unlink()
         if new is None:
@@ -89,7 +89,7 @@ def in_turn(*steps: Prepare) -> Prepare:
 
 
 def without(path: str) -> Prepare:
-    return lambda folder: (folder / path).unlink()
+    return lambda folder: min(folder.glob(path)).unlink()
 
 
 def unended(folder: Path) -> None:
@@ -190,7 +190,7 @@ def of_file(file: str, what: str, content: Content, tool: str) -> Case:
 
 def of_checkpoints() -> Iterator[Case]:
     """The newest is damaged: the one before is taken. Both are: the run is set aside, and begins anew."""
-    state, manifest, part = "state.json", "manifest.json", "trainer-0.safetensors"
+    state, manifest, part = "state.json", "manifest.json", "trainer-?.safetensors"
     damages: dict[str, tuple[str, Content]] = {
         "its state emptied": (state, to(b"")), "its state a folder": (state, folder_of), "its state cut": (state, half),
         "its manifest a folder": (manifest, folder_of), "its manifest a list": (manifest, to(b"[]")),

@@ -196,7 +196,7 @@ def screen_cases() -> Iterator[Case]:
                    leaves=("grid/sweep.csv", "grid/seed=2/model/model.safetensors"))  # fmt: skip
     yield Case("a refusal with stderr closed", train("seed=-1"), codes=(REFUSED,), redirection="2>&-")
     looks: dict[str, dict[str, str]] = {
-        "LANG=C": {"LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        "LANG=C": {"LANG": "C", "LC_ALL": "C"},
         "ascii": {"PYTHONIOENCODING": "ascii"}, "latin-1": {"PYTHONIOENCODING": "latin-1:strict"},
         "TERM=dumb": {"TERM": "dumb"}, "20 columns": {"COLUMNS": "20"}, "1 column": {"COLUMNS": "1"},
         "no TERM": {"TERM": ""},
