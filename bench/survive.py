@@ -1,4 +1,4 @@
-"""Does a run outlive its processes? Kills, lost nodes, damaged files, the cost of a checkpoint, random settings."""
+"""Does a run outlive its processes and its user? Kills, lost nodes, damage, settings, clumsiness, and at what cost."""
 
 from common import parse, report
 from survive_configs import measure_configs
@@ -6,10 +6,11 @@ from survive_cost import measure_cost
 from survive_damage import measure_damage
 from survive_kills import measure_kills
 from survive_nodes import measure_links, measure_nodes
+from survive_rim import measure_rim
 
-COUNTS = {"cost": 8, "damage": 200, "configs": 500, "kills": 50, "nodes": 1, "links": 20}
-"""By part: starts, damages, command lines, kills, the one run of nodes, cuts of links."""
-QUICK = {"cost": 1, "damage": 200, "configs": 40, "kills": 4, "nodes": 0, "links": 0}
+COUNTS = {"cost": 8, "damage": 200, "configs": 500, "kills": 50, "nodes": 1, "links": 20, "rim": 1000}
+"""By part: starts, damages, command lines, kills, the one run of nodes, cuts of links, cases (all there are)."""
+QUICK = {"cost": 1, "damage": 200, "configs": 40, "kills": 4, "nodes": 0, "links": 0, "rim": 20}
 
 
 def main() -> None:
@@ -17,9 +18,12 @@ def main() -> None:
     parser.add_argument("--only", choices=COUNTS, help="one part of it")
     parser.add_argument("--count", type=int, help=f"with --only: how many (default: {COUNTS})")
     parser.add_argument("--seed", type=int, default=0, help="of what is random")
+    parser.add_argument("--case", default="", metavar="TEXT", help="with --only rim: cases whose names contain it")
     options = parser.parse_args()
     if options.count is not None and (options.only in (None, "nodes") or options.count < 1):
         parser.error(f"--count={options.count}: must be >= 1, of a part other than nodes (--only)")
+    if options.case and options.only != "rim":
+        parser.error(f"--case={options.case}: needs --only rim")
     counts = QUICK if options.quick else COUNTS
     if options.only:
         count = options.count or counts[options.only] or COUNTS[options.only]
@@ -40,6 +44,8 @@ def main() -> None:
         figures |= measure_nodes()
     if counts["links"]:
         figures |= measure_links(counts["links"])
+    if counts["rim"]:
+        figures |= measure_rim(counts["rim"], options.seed, options.case)
     rows += [[name, f"{value:.4g}"] for name, value in figures.items() if not name.startswith("checkpoint")]
     report("survival, 2 ranks (nodes: 3 hosts)", ["", "measured"], rows, figures, options.json)
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from common import processes_with
 
 import adloco_dist.launch.rank as launch
 import adloco_dist.run.writer as writer
@@ -200,12 +201,7 @@ class Run:
         return time.time() - since
 
     def _processes(self) -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter():
-            with suppress(psutil.Error):
-                if process.environ().get(FOLDER) == str(self.folder) and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+        return processes_with(FOLDER, str(self.folder))
 
     def _tell(self, problem: str) -> None:
         self.problems.append(f"{problem}; the end of its output:\n{self._output()[-1500:]}")
