@@ -18,7 +18,7 @@ from adloco_dist.launch.nodes import add_torchrun_options, asked_nodes, check_nu
 from adloco_dist.launch.outcome import ends_told
 from adloco_dist.launch.rendezvous import Rendezvous, unresolved
 from adloco_dist.run.directory import check_directory
-from adloco_dist.terminal import output_was_lost, show, tell_error
+from adloco_dist.terminal import output_was_lost, show, tell_error, told_wait
 
 DESCRIPTION = """\
 Train a pool of DiLoCo trainers. Started alone, it runs on this machine; under torchrun, on all its nodes:
@@ -61,7 +61,8 @@ def _as_rank(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         rule = "-m: each run of a sweep is a torchrun of its own; start it without torchrun"
         raise SettingsError(f"{rule}: python launch/train.py {shlex.join(arguments)}")
     hold_signals([number for number in STOP_SIGNALS if number != signal.SIGTERM])
-    from adloco_dist.launch.rank import run_rank  # takes seconds
+    with told_wait(lambda: "starting: still importing", speaks=os.environ["LOCAL_RANK"] == "0"):
+        from adloco_dist.launch.rank import run_rank  # takes seconds
 
     run_rank(options.overrides, options.dry_run)
     return 0

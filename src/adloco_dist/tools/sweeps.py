@@ -23,6 +23,8 @@ RESULTS = {
     "bytes_sent": ",",
     "seconds": ",.1f",
 }
+TABLE_WIDTH = 160
+"""Characters of a line where it is no terminal."""
 
 
 def state(directory: Path, code: int | None) -> str:
@@ -36,7 +38,7 @@ def state(directory: Path, code: int | None) -> str:
 
 def show_table(runs: Sequence[Run]) -> list[str]:
     """Print one row for each run, and where to look for those that failed; their states."""
-    console = new_console()
+    console = new_console(least_width=TABLE_WIDTH)
     table = Table(box=None, pad_edge=False)
     keys = list(runs[0][0])
     names = [key.rpartition(".")[2] for key in keys]
