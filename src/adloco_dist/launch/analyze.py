@@ -8,6 +8,7 @@ from pathlib import Path
 from adloco_dist.config import EXIT_STOPPED, Backend, ClusterSettings, Device, SettingsError, require
 from adloco_dist.launch.nodes import add_torchrun_options, check_num_ranks, rendezvous_of
 from adloco_dist.launch.outcome import ends_told
+from adloco_dist.terminal import told_wait
 
 DESCRIPTION = """\
 The full gradient G of a run's model over sequences of its corpus, and how far the gradients of single batches are from
@@ -103,7 +104,9 @@ def run_analysis(options: argparse.Namespace, sizes: tuple[int, ...] | None) -> 
             asked = AnalysisOptions(
                 options.run, options.sequences, sizes, options.split, options.output, vars(options)["pass"]
             )
-            analyze_run(runtime, asked)
+            runtime.heartbeat.enter("analysing gradients")
+            with told_wait(runtime.heartbeat.in_words, speaks=runtime.rank == 0):
+                analyze_run(runtime, asked)
 
     told_as_rank(analyze)
 

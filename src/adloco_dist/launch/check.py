@@ -11,7 +11,7 @@ from adloco_dist.config.compose import compose
 from adloco_dist.decisions.environment import Environment, Link, first_difference, must_agree, remarks
 from adloco_dist.launch.nodes import add_torchrun_options, check_num_ranks, rendezvous_of
 from adloco_dist.launch.outcome import ends_told
-from adloco_dist.terminal import new_console, tell
+from adloco_dist.terminal import new_console, tell, told_wait
 
 TABLE_WIDTH = 150
 """Characters of a table's line where the terminal has fewer, or is none."""
@@ -59,8 +59,10 @@ def run_check(overrides: Sequence[str], payload_bytes: int) -> None:
     def check(place: Place, store: Store) -> None:
         settings = compose(overrides)
         with started(settings.cluster, place, store, StopRequest()) as runtime:
-            environments = survey(runtime, run_disk(settings))
-            links = measure_links(runtime, runtime.backend, payload_bytes, LINK_SECONDS)
+            runtime.heartbeat.enter("measuring links")
+            with told_wait(runtime.heartbeat.in_words, speaks=runtime.rank == 0):
+                environments = survey(runtime, run_disk(settings))
+                links = measure_links(runtime, runtime.backend, payload_bytes, LINK_SECONDS)
             if runtime.rank == 0:
                 show(environments, links, runtime.backend.name)
             if difference := first_difference([must_agree(environment) for environment in environments]):
