@@ -1,5 +1,7 @@
 """Does a run outlive its processes and its user? Kills, lost nodes, damage, settings, clumsiness, and at what cost."""
 
+import signal
+
 from common import parse, report
 from survive_configs import measure_configs
 from survive_cost import measure_cost
@@ -14,6 +16,9 @@ QUICK = {"cost": 1, "damage": 200, "configs": 40, "kills": 4, "nodes": 0, "links
 
 
 def main() -> None:
+    # What is started inherits what is ignored here: under nohup it would not hear of the signals that are tried on it.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     parser = parse(__doc__ or "")
     parser.add_argument("--only", choices=COUNTS, help="one part of it")
     parser.add_argument("--count", type=int, help=f"with --only: how many (default: {COUNTS})")
