@@ -14,9 +14,11 @@ from typing import TypeVar
 
 from adloco_dist.cluster.signals import STOP_SIGNALS, heeded
 from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, require
-from adloco_dist.terminal import first_line, tell, tell_error
+from adloco_dist.terminal import first_line, reason, tell, tell_error, told_wait
 
 T = TypeVar("T")
+TAIL_BYTES = 4096
+"""Of a log, in which its last line is looked for."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,8 @@ def run_here(jobs: Sequence[tuple[str, list[str], Path]], slots: Sequence[Slot])
             if running.stopping:
                 return EXIT_STOPPED
             tell(f"run {number + 1} of {len(jobs)}: {name} (log: {log})")
-            code = running.run(arguments, log, slot if len(slots) > 1 else None)
+            with told_wait(lambda: f"run {number + 1} of {len(jobs)}: {_newest_line(log)}"):
+                code = running.run(arguments, log, slot if len(slots) > 1 else None)
         except OSError as error:  # of its log, or of a machine that takes no further process
             tell_error(f"error: {name} cannot be started: {first_line(error)}")
             return EXIT_FAILURE
@@ -122,6 +125,17 @@ class _Running:
         tell_error("stopping: the runs end their rounds (Ctrl-C again: stop at once)")
         for driver in list(self.drivers):
             driver.send_signal(signal.SIGINT if again else signal.SIGTERM)
+
+
+def _newest_line(log: Path) -> str:
+    """What a run has printed last."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError as error:
+        return f"its log cannot be read ({reason(error)})"
+    return lines[-1] if lines else "has printed nothing yet"
 
 
 def _part(items: Sequence[T], number: int, num_parts: int) -> Sequence[T]:
