@@ -1,6 +1,5 @@
 """Ranks that are dead, stuck or slow: told apart, and named."""
 
-import itertools
 import os
 import re
 import signal
@@ -67,8 +66,7 @@ def test_time_in_which_everything_stood_still_is_no_silence(tmp_path: Path) -> N
         for one in everything:
             one.resume()
         assert process.stdout is not None
-        rounds = [line for line in itertools.islice(process.stdout, 40) if line.startswith("round ")]
-        assert len(rounds) == 40, "more than what had been printed before"
+        assert any(line.startswith("round 60 ") for line in process.stdout), "it did not go on"
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
     assert process.returncode == 75

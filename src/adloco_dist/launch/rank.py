@@ -188,7 +188,7 @@ def _end(outcome: Outcome, journal: Journal, directory: Path, checkpoint: str | 
         journal.close({"stop": outcome.stop, "saved": None, "candidates": []})
         told = [f"stopped: {outcome.stop} in round {outcome.plan.round + 1}", where]
         goes_on = "the same command with run.directory and run.unfinished=resume goes on"
-        kept = f"checkpoint: {checkpoint}; {goes_on}" if checkpoint else "no checkpoint: nothing new was trained"
+        kept = f"checkpoint: {checkpoint}; {goes_on}" if checkpoint else "no checkpoint, for nothing new was trained"
         return [*told, kept]
     best = min(result["candidates"], key=lambda candidate: (math.isnan(loss := candidate["validation_loss"]), loss))
     told = [f"ended: {outcome.stop}; best {in_words(best)}", where]
