@@ -11,6 +11,7 @@ STOPPED = 75
 def run_command(module: str) -> None:
     """Import the module of a command, which takes seconds, and call its `main`; requests to stop are heard."""
     is_rank = "TORCHELASTIC_RUN_ID" in os.environ  # its agent knows what to do with it
+    previous = signal.getsignal(signal.SIGINT)  # ignored, in the background of a script
     if not is_rank:
         signal.signal(signal.SIGINT, lambda signum, frame: os._exit(STOPPED))
     from contextlib import nullcontext
@@ -22,5 +23,5 @@ def run_command(module: str) -> None:
     with nullcontext() if is_rank else end_on_signals(STOP_SIGNALS):
         main = importlib.import_module(module).main
     if not is_rank:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, previous)
     main()

@@ -158,10 +158,11 @@ class _Stopping:
         """Whether ranks ended because they were asked to, which is told."""
         if self.is_at_once:
             tell_error("stopped at once, without a checkpoint" if self.can_stop else "stopped")
-        elif early := self.is_requested and any(failure.exitcode == -ASK for failure in failures.values()):
+            return True
+        is_early = self.is_requested and any(failure.exitcode == -ASK for failure in failures.values())
+        if is_early:
             tell_error("stopped before training began")
-            return early
-        return self.is_at_once
+        return is_early
 
 
 def _signal_ranks(number: signal.Signals) -> int:
