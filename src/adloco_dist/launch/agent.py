@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -35,8 +35,8 @@ ASK = signal.SIGUSR1
 
 def start_ranks(
     rendezvous: Rendezvous, num_ranks: int, module: str, arguments: Sequence[str], can_stop: bool = True
-) -> int:
-    """Run `python -m module arguments` as every rank of this node, until all nodes are done; the exit code.
+) -> NoReturn:
+    """Run `python -m module arguments` as every rank of this node, until all nodes are done, and end as they did.
 
     Args:
         can_stop: ranks that are asked to stop write a checkpoint first; others are ended at once.
@@ -55,11 +55,16 @@ def start_ranks(
     if rendezvous.is_elastic:
         # Else the agents would go on with the store of their first start, on a node that may be gone.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    leave(_followed(rendezvous, num_ranks, ("-u", "-m", module, *arguments), stopping))
+
+
+def _followed(rendezvous: Rendezvous, num_ranks: int, arguments: tuple[str, ...], stopping: "_Stopping") -> int:
+    """Start the ranks, wait until all nodes are done, and say what failed; the exit code."""
     with tempfile.TemporaryDirectory(prefix="adloco-") as folder:
         os.environ[OUTCOME], os.environ[AGENT] = str(Path(folder) / "outcome"), str(os.getpid())
         Path(os.environ[OUTCOME]).mkdir()
         try:
-            failures = _run_agent(rendezvous, num_ranks, ("-u", "-m", module, *arguments), Path(folder) / "agent")
+            failures = _run_agent(rendezvous, num_ranks, arguments, Path(folder) / "agent")
         except RendezvousError as error:
             return _without_rendezvous(rendezvous, error, ranks_were_up=bool(noted_codes(Path(os.environ[OUTCOME]))))
         if failures and stopping.explains(failures):

@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> None:
                 rendezvous, ranks = rendezvous_of(options), num_ranks(options)
                 from adloco_dist.launch.agent import start_ranks  # takes seconds
 
-                sys.exit(start_ranks(rendezvous, ranks, "adloco_dist.launch.analyze", passed_on, can_stop=False))
+                start_ranks(rendezvous, ranks, "adloco_dist.launch.analyze", passed_on, can_stop=False)
         except KeyboardInterrupt:
             sys.exit(EXIT_STOPPED)
 

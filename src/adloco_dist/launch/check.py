@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
             from adloco_dist.launch.agent import start_ranks  # takes seconds
 
             num_ranks = 1 if options.nproc_per_node is None else options.nproc_per_node
-            sys.exit(start_ranks(rendezvous, num_ranks, "adloco_dist.launch.check", passed_on, can_stop=False))
+            start_ranks(rendezvous, num_ranks, "adloco_dist.launch.check", passed_on, can_stop=False)
 
 
 def run_check(overrides: Sequence[str], payload_bytes: int) -> None:

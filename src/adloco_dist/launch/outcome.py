@@ -94,7 +94,10 @@ def begin_anew() -> NoReturn:
 
 
 def leave(code: int) -> NoReturn:
-    """End a driver whose main thread waits in a library, from any thread; nothing is left behind."""
+    """End a driver that has had ranks, or waits in a library, from any thread; nothing is left behind.
+
+    The interpreter is not taken down: a thread that comes back from torch's store meanwhile aborts the process.
+    """
     if folder := os.environ.get(OUTCOME):
         shutil.rmtree(Path(folder).parent, ignore_errors=True)
     sys.stdout.flush()
