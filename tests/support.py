@@ -21,7 +21,8 @@ from adloco_dist.decisions.batch import BatchPlan, BatchPremises, BatchReport, f
 from adloco_dist.decisions.layout import experiment_layout
 from adloco_dist.decisions.replay import Trajectory
 from adloco_dist.hosting import Rank, find_premises, host
-from adloco_dist.models import build_model, losses, model_config
+from adloco_dist.losses import losses
+from adloco_dist.models import build_model, model_config
 from adloco_dist.run.journal import Journal
 from adloco_dist.testing.records import KeptRecords
 from adloco_dist.train import train

@@ -1,31 +1,26 @@
-"""Models from settings: transformers does the building, this room says what is wrong.
-
-Shape suffixes: B sequences, W tokens of the longest of them, V vocabulary.
-"""
+"""Models from settings: transformers does the building, this room says what is wrong."""
 
 import difflib
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
 
+from adloco_dist.attention import attend_without_mask
 from adloco_dist.config import ModelSettings, SettingsError
 from adloco_dist.data.batch import Batch
 from adloco_dist.data.encoding import Vocabulary
 from adloco_dist.data.hub import fetching
+from adloco_dist.losses import losses
 from adloco_dist.shapes import auto_class, count_parameters, load_weights, stored_shapes
 from adloco_dist.terminal import first_line
 
-NO_TARGET = -100
-"""What torch's cross-entropy passes over."""
 MOST_NEW = 2
 """Times the weights of a warm start: an output layer that it does not have is no larger than its embedding."""
 FETCH_REMEDY = "name a transformers directory or a run, or take a shape of your own, as model=tiny does"
@@ -82,6 +77,11 @@ def build_model(model: ModelSettings, config: PretrainedConfig, seed: int, is_cl
         module = computable(model, config, is_classifier)
     if model.reset_output:
         _reset_output(module)
+    if model.attention is None and not is_classifier:
+        try:
+            attend_without_mask(module)
+        except Exception as error:  # of any kind, as of a fresh model
+            raise not_computable(model, error) from error
     if model.gradient_checkpointing:
         _checkpoint_activations(module)
     return module
@@ -149,43 +149,6 @@ def local_model(name: str) -> str:
         rule = "no config.json there; name a transformers directory, a run, or a model of the hub"
         raise SettingsError(f"model.warm_start={name}: {rule}")
     return name
-
-
-def losses(module: Callable[..., Any], batch: Batch) -> torch.Tensor:
-    """Cross-entropy in nats of everything that is predicted, in at least fp32: (B, W - 1), or (B,) of labels.
-
-    0 where there is no target, at padding.
-
-    Args:
-        module: a model of transformers, or a function that is called like one.
-    """
-    return losses_of(predict(module, batch), batch)
-
-
-def predict(module: Callable[..., Any], batch: Batch) -> torch.Tensor:
-    """Logits: (B, W - 1, V) of a causal model, (B, labels) of a classifier."""
-    if batch.labels is None:  # causal attention never sees the padding at the right
-        return module(input_ids=batch.tokens[:, :-1], use_cache=False).logits
-    return module(input_ids=batch.tokens, attention_mask=_is_token(batch)).logits
-
-
-def losses_of(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """As `losses`, from what was predicted. The one place where labels are shifted."""
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    if batch.labels is not None:
-        return F.cross_entropy(logits, batch.labels, reduction="none")
-    targets = batch.tokens[:, 1:]
-    if batch.lengths is not None:
-        targets = targets.masked_fill(~_is_token(batch)[:, 1:], NO_TARGET)
-    flat = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=NO_TARGET)
-    return flat.view(targets.shape)
-
-
-def _is_token(batch: Batch) -> torch.Tensor:
-    """(B, W): which positions are not padding."""
-    places = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
-    assert batch.lengths is not None
-    return places < batch.lengths[:, None]
 
 
 def _options(model: ModelSettings) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.data.batch import Batch
 from adloco_dist.data.shards import deal
-from adloco_dist.models import losses
+from adloco_dist.losses import losses
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.testing.processes import run_ranks
 

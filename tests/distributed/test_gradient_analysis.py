@@ -18,7 +18,8 @@ from adloco_dist.config import SettingsError
 from adloco_dist.config.compose import compose, to_plain
 from adloco_dist.data.corpora import load_corpus
 from adloco_dist.data.tokens import DocumentStore, Store, TokenStore
-from adloco_dist.models import build_model, losses, model_config
+from adloco_dist.losses import losses
+from adloco_dist.models import build_model, model_config
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.round.deviation import Subject, batch_figures, full_gradient
 from adloco_dist.round.gradient import accumulate_gradient

@@ -18,7 +18,8 @@ from adloco_dist.data.corpora import load_corpus
 from adloco_dist.data.encoding import Vocabulary
 from adloco_dist.data.tokens import DocumentStore, padded
 from adloco_dist.decisions.statistics import statistics_from_gram
-from adloco_dist.models import build_model, losses, losses_of, model_config, predict
+from adloco_dist.losses import losses, losses_of, predict
+from adloco_dist.models import build_model, model_config
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.round.estimate import per_sequence_gradients
 from adloco_dist.round.evaluate import Part, evaluate

@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 from adloco_dist.config import Settings, SettingsError
 from adloco_dist.config.compose import compose
 from adloco_dist.data.encoding import Vocabulary
-from adloco_dist.models import build_model, from_config, losses, model_config, num_parameters
+from adloco_dist.losses import losses
+from adloco_dist.models import build_model, from_config, model_config, num_parameters
 from adloco_dist.pool.lane import new_lane
 from adloco_dist.round.gradient import accumulate_gradient
 from adloco_dist.tools.trial import try_out
@@ -27,7 +28,7 @@ def built(settings: Settings, seed: int = 0) -> PreTrainedModel:
 def gradient(settings: Settings) -> torch.Tensor:
     lane = new_lane(built(settings), CPU, settings)
     lane.flat_model.point_at(lane.flat_model.initial_weights())
-    accumulate_gradient(lane.flat_model, lane.module, first_sequences(4), None)
+    accumulate_gradient(lane.flat_model, lane.module, first_sequences(4), None, losses=lane.losses)
     return lane.flat_model.gradient
 
 

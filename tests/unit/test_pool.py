@@ -6,7 +6,7 @@ from support import SEQUENCE_LENGTH, VOCAB_SIZE, small_module, small_settings, s
 
 from adloco_dist.config import Precision, Settings
 from adloco_dist.data.order import permutation
-from adloco_dist.models import losses
+from adloco_dist.losses import losses
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.round.inner import accumulate_gradient

@@ -118,6 +118,7 @@ def test_the_list_of_settings_changes_only_on_purpose() -> None:
             "data.validation_documents",
             "data.validation_fraction",
             "data.vocab_size",
+            "deterministic",
             "evaluation.batch",
             "evaluation.every_rounds",
             "evaluation.final_sequences",
@@ -150,6 +151,7 @@ def test_the_list_of_settings_changes_only_on_purpose() -> None:
             "model.attention",
             "model.compile",
             "model.from_scratch",
+            "model.fuse_loss",
             "model.gradient_checkpointing",
             "model.overrides",
             "model.reset_output",
@@ -173,6 +175,7 @@ def test_the_list_of_settings_changes_only_on_purpose() -> None:
             "switch.batch_limit",
             "switch.mode",
             "switch.n",
+            "tf32",
             "tracking.mode",
             "tracking.project",
         ]

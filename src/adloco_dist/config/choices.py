@@ -6,6 +6,7 @@ from enum import Enum
 class Precision(Enum):
     """Of weights and arithmetic."""
 
+    auto = "auto"
     fp32 = "fp32"
     bf16 = "bf16"
     fp64 = "fp64"

@@ -50,7 +50,10 @@ class ModelSettings:
     attention: str | None = None
     """How transformers computes attention: eager, sdpa, flash_attention_2, ... null: what it takes by itself."""
     compile: bool = False
-    """Compile the model with torch.compile; the first rounds are slower."""
+    """Compile model and loss with torch.compile; the first rounds are slower."""
+    fuse_loss: bool = True
+    """On a GPU, compile the loss by itself where the model is not compiled; without Triton or a C compiler there it is
+    computed as on a CPU, which the first lines of a run say."""
     gradient_checkpointing: bool = False
     """Keep no activations inside layers and compute them again: less memory, about a third more time."""
     trust_remote_code: bool = False

@@ -40,8 +40,14 @@ class Settings:
 
     seed: int = 0
     """Seeds the initial weights, the shards' order and every random number of training."""
-    precision: Precision = Precision.fp32
-    """bf16: fp32 weights under bf16 autocast. fp64: for exact comparisons."""
+    precision: Precision = Precision.auto
+    """bf16: fp32 weights under bf16 autocast. fp64: for exact comparisons. auto: bf16 on a GPU that computes in it,
+    else fp32; weights are fp32 in both, so ranks may differ."""
+    tf32: bool = False
+    """Let matrix products in fp32 round their factors to TF32 (10 bits of mantissa) on GPUs that have it."""
+    deterministic: bool = False
+    """Take only those of torch's algorithms that give the same bits every time, which on a GPU are slower; operations
+    that have none fail. (On a CPU, runs are the same bit by bit in any case.)"""
     final: Final = Final.best
     """What is saved at the end. best: the trainer with the smallest validation loss. average: of all trainers left."""
     pool: PoolSettings = field(default_factory=PoolSettings)

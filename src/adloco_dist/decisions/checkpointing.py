@@ -68,6 +68,8 @@ PLACES = {
 }  # fmt: skip
 """Those of them that say where something lies. What lies there is compared itself, a corpus and its tokenizer by their
 digest; the weights of a warm start are the checkpoint's by then."""
+HOW = {"model.attention", "model.compile", "model.fuse_loss", "model.gradient_checkpointing"}
+"""Those of them that say how it is computed: from then on figures differ in their last digits."""
 FREE = ("run.", "tracking.", "checkpoint.")
 """Those that have no part in what is computed."""
 
@@ -92,7 +94,7 @@ def check_resumed(where: str, saved: Mapping[str, Any], wanted: Mapping[str, Any
             remarks.append(f"goes on with {key}={value} instead of {before}; what lies there must be the same")
             continue
         has_moments = key in ("inner.momentum", "outer.momentum")
-        if key.startswith(FIXED) or (has_moments and bool(before) != bool(value)):
+        if (key.startswith(FIXED) and key not in HOW) or (has_moments and bool(before) != bool(value)):
             rule = f"the run in {where} was trained with {key}={before}; set it to that, or name a new directory"
             raise SettingsError(f"{key}={value}: {rule}")
         remarks.append(f"goes on with {key}={value} instead of {before}")

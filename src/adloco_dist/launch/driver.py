@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from adloco_dist.cluster.signals import STOP_SIGNALS, end_on_signals, hold_signals
-from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, Settings, SettingsError
+from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, Device, Settings, SettingsError
 from adloco_dist.config.compose import compose, to_yaml
 from adloco_dist.config.paths import exists_here
 from adloco_dist.decisions.layout import check_ranks
@@ -80,7 +80,7 @@ def _as_driver(parser: argparse.ArgumentParser, options: argparse.Namespace) -> 
         return sweep(options.overrides, passed_on, options.jobs, options.redo)
     settings = compose(options.overrides)
     if options.print_config:
-        show(to_yaml(settings).rstrip())
+        show(f"{to_yaml(settings).rstrip()}\n# on this machine: {_arithmetic(settings)}")
         return EXIT_FAILURE if output_was_lost() else 0
     _prefer_cache_without_hub(settings)
     if options.dry_run:
@@ -109,6 +109,15 @@ def _prefer_cache_without_hub(settings: Settings) -> None:
     if hub and (why := unresolved(hub)):
         os.environ[OFFLINE] = "1"
         tell_error(f"note: {hub} is out of reach ({why}): only what is in its cache here can be used")
+
+
+def _arithmetic(settings: Settings) -> str:
+    import torch  # a second
+
+    from adloco_dist.pool.arithmetic import planned_in_words
+
+    is_cuda = settings.cluster.device is not Device.cpu and torch.cuda.is_available()
+    return planned_in_words(settings, torch.device("cuda", 0) if is_cuda else torch.device("cpu"))
 
 
 def _refuse_early(settings: Settings, rendezvous: Rendezvous, num_ranks: int) -> None:

@@ -21,6 +21,7 @@ from adloco_dist.decisions.environment import Environment, Link, remarks
 from adloco_dist.decisions.plan import Premises
 from adloco_dist.hosting import Rank
 from adloco_dist.launch.resume import Source
+from adloco_dist.pool.arithmetic import in_words
 from adloco_dist.run.directory import METRICS_FILE, RunDirectory
 from adloco_dist.run.display import Display
 from adloco_dist.run.journal import Journal, MetricsFile, RunFile, Sink, whole_lines
@@ -68,7 +69,7 @@ def open_journal(
         from adloco_dist.run.tracking import WandbSink  # half a second, and files in the temporary folder
 
         sinks.append(WandbSink(settings.tracking, taken.path, plain, earlier.get("tracking_id")))
-    for line in [*remarks(environments), *rank.splits.notes]:
+    for line in [f"computes in {facts['arithmetic']}", *remarks(environments), *rank.splits.notes]:
         print_note(line)
     display = Display(new_console(least_width=LEAST_WIDTH), settings.budget, source.state.seconds if source else 0.0)
     return Journal([*sinks, display], display.tell), display.tell
@@ -108,7 +109,7 @@ def _start(source: Source, runtime: Runtime) -> dict[str, Any]:
 def _facts(
     rank: Rank, premises: Premises, plain: dict[str, Any], environments: Sequence[Environment], links: Sequence[Link]
 ) -> dict[str, Any]:
-    runtime, splits = rank.runtime, rank.splits
+    settings, runtime, splits = rank.settings, rank.runtime, rank.splits
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {
@@ -121,6 +122,7 @@ def _facts(
         "settings": plain,
         "layout": asdict(premises.layout),
         "batch_limits": premises.batch_limits,
+        "arithmetic": in_words(settings, rank.lanes[0]),
         "instances": {"at_once": premises.is_concurrent, "resident": rank.residence.resident},
         "cluster": {
             "world_size": runtime.world_size,

@@ -38,6 +38,7 @@ from adloco_dist.launch.resume import (
     resumed,
 )
 from adloco_dist.models import build_model
+from adloco_dist.pool.arithmetic import set_up_arithmetic
 from adloco_dist.run.directory import STOP_FILE
 from adloco_dist.run.journal import Journal
 from adloco_dist.run.log import open_log
@@ -168,6 +169,7 @@ def _host(runtime: Runtime, settings: Settings, source: Source | None) -> tuple[
     module: PreTrainedModel | None = None
     error: SettingsError | None = None
     try:
+        set_up_arithmetic(settings, runtime.device)
         module = build_model(settings.model, config, settings.seed, settings.data.is_labelled)
     except SettingsError as mistake:
         error = mistake

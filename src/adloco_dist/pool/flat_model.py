@@ -22,6 +22,16 @@ def vector_dtype(precision: Precision) -> torch.dtype:
     return torch.float64 if precision is Precision.fp64 else torch.float32
 
 
+def computes_in_bf16(precision: Precision, device: torch.device) -> bool:
+    """Whether passes on this device run under bf16 autocast."""
+    return precision is Precision.bf16 or (precision is Precision.auto and has_bf16(device))
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Whether a GPU computes in bf16 (Ampere and later, MI200 and later) rather than emulates it."""
+    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
 class FlatModel:
     """A module whose parameters and gradients are views into flat vectors of `num_elements` elements.
 
@@ -41,7 +51,7 @@ class FlatModel:
         self.device = device
         self.capacity: int | None = None
         self.module = module.to(device=device, dtype=self.dtype).train()
-        self._autocast = precision is Precision.bf16
+        self._autocast = computes_in_bf16(precision, device)
         named = sorted(module.named_parameters(), key=lambda item: item[1].ndim < 2)  # stable: order is kept
         self._views: list[tuple[str, nn.Parameter, int]] = []
         self.decay_boundary = 0

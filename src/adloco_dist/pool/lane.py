@@ -2,14 +2,15 @@
 
 import copy
 from dataclasses import dataclass, replace
-from typing import cast
 
 import torch
 from torch import nn
 
 from adloco_dist.config import Settings
+from adloco_dist.losses import Losses, compiled_losses, fused_losses, losses
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.sketch import Sketch
+from adloco_dist.terminal import first_line
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,11 @@ class Lane:
 
     flat_model: FlatModel
     module: nn.Module
-    """What computes the logits: the flat model's module, compiled (model.compile), or in DistributedDataParallel."""
+    """What computes the logits: the flat model's module, or DistributedDataParallel around it."""
+    losses: Losses
+    """Of the module and a batch; compiled with it (model.compile), or by themselves (model.fuse_loss)."""
+    losses_in_words: str
+    """How they are computed."""
     sketch: Sketch
     stream: torch.cuda.Stream | None = None
     """None: the device's present one."""
@@ -28,14 +33,25 @@ def new_lane(module: nn.Module, device: torch.device, settings: Settings) -> Lan
     """A lane around `module`, which it moves to `device`."""
     flat_model = FlatModel(module, device, settings.precision)
     sketch = Sketch(flat_model.num_elements, flat_model.dtype, device)
-    computing = torch.compile(flat_model.module) if settings.model.compile else flat_model.module
-    return Lane(flat_model, cast(nn.Module, computing), sketch)
+    return Lane(flat_model, flat_model.module, *_choose_losses(settings, device), sketch)
 
 
 def further_lane(first: Lane, settings: Settings) -> Lane:
     """A lane beside `first`, with a copy of its module; on a GPU with a stream of its own."""
     device = first.flat_model.device
-    lane = new_lane(copy.deepcopy(first.flat_model.module), device, settings)
-    lane.flat_model.point_at(first.flat_model.weights)  # the copy's own parameters are not needed
+    flat_model = FlatModel(copy.deepcopy(first.flat_model.module), device, settings.precision)
+    flat_model.point_at(first.flat_model.weights)  # the copy's own parameters are not needed
+    sketch = Sketch(flat_model.num_elements, flat_model.dtype, device)
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-    return replace(lane, stream=stream)
+    return replace(first, flat_model=flat_model, module=flat_model.module, sketch=sketch, stream=stream)
+
+
+def _choose_losses(settings: Settings, device: torch.device) -> tuple[Losses, str]:
+    if settings.model.compile:
+        return compiled_losses(), "loss compiled with the model"
+    if device.type != "cuda" or not settings.model.fuse_loss:
+        return losses, "loss not fused"
+    try:
+        return fused_losses(device), "loss fused"
+    except Exception as error:  # of any kind: without a compiler or Triton training goes on, only slower
+        return losses, f"loss not fused, for torch cannot compile here ({first_line(error)})"

@@ -13,7 +13,7 @@ from adloco_dist.data.tokens import Store
 from adloco_dist.decisions.layout import Layout
 from adloco_dist.decisions.plan import PoolReport, Premises
 from adloco_dist.decisions.planning import plan_round
-from adloco_dist.models import losses
+from adloco_dist.losses import losses
 from adloco_dist.pool.capacity import is_out_of_memory
 from adloco_dist.pool.lane import Lane, further_lane
 from adloco_dist.pool.residence import Residence

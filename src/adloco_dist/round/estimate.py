@@ -23,7 +23,7 @@ from adloco_dist.decisions.statistics import (
     statistics_from_gram,
     statistics_from_moments,
 )
-from adloco_dist.models import losses
+from adloco_dist.losses import losses
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.lane import Lane
 from adloco_dist.pool.sketch import BUCKETS

@@ -8,7 +8,7 @@ import torch
 from adloco_dist.data.tokens import Store
 from adloco_dist.decisions.evaluation import Evaluation
 from adloco_dist.decisions.layout import Layout
-from adloco_dist.models import losses_of, predict
+from adloco_dist.losses import losses_of, predict
 from adloco_dist.pool.flat_model import FlatModel
 
 

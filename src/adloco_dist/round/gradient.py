@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from adloco_dist.data.batch import Batch
 from adloco_dist.decisions.switch import pass_size
-from adloco_dist.models import losses
+from adloco_dist.losses import Losses, losses
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.worker import Worker
 
@@ -29,7 +29,7 @@ class GradientWatcher(Protocol):
 
 def accumulate_gradient(
     flat_model: FlatModel, module: nn.Module, batch: Batch, capacity: int | None,
-    watcher: GradientWatcher | None = None,
+    watcher: GradientWatcher | None = None, losses: Losses = losses,
 ) -> torch.Tensor:  # fmt: skip
     """Fill the flat model's gradient with that of the mean loss of `batch`, in as few passes as `capacity` allows.
 
@@ -38,6 +38,7 @@ def accumulate_gradient(
         batch: on the device; every target has the same weight, whatever the passes.
         capacity: sequences per pass; None: one pass.
         watcher: its chunks are taken one after the other, each in passes of its own.
+        losses: of the module and a batch, maybe compiled.
 
     Returns:
         The mean loss in nats per target, a scalar on the device.

@@ -228,7 +228,7 @@ def _update_gradient(
         try:
             _seed(*seed)
             watcher = estimator.watch(worker, lane) if estimator else None
-            return accumulate_gradient(lane.flat_model, lane.module, batch, size, watcher)
+            return accumulate_gradient(lane.flat_model, lane.module, batch, size, watcher, lane.losses)
         except RuntimeError as error:
             # Other ranks of DistributedDataParallel wait in the pass that failed: it cannot be repeated.
             if not is_out_of_memory(error) or size == 1 or isinstance(lane.module, DistributedDataParallel):

@@ -17,7 +17,7 @@ from adloco_dist.data.encoding import Vocabulary
 from adloco_dist.data.streams import RowStreams
 from adloco_dist.data.tokens import Store
 from adloco_dist.decisions.evaluation import perplexity
-from adloco_dist.models import losses_of
+from adloco_dist.losses import losses_of
 from adloco_dist.terminal import new_console, one_line, told_wait
 
 WINDOW_TOKENS = 32

@@ -7,6 +7,7 @@ import torch
 
 from adloco_dist.config import as_tool, require
 from adloco_dist.decisions.evaluation import in_words
+from adloco_dist.pool.arithmetic import set_up_arithmetic
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.round.evaluate import Part, evaluate
 from adloco_dist.run.finished import open_finished
@@ -34,6 +35,7 @@ def evaluate_run(directory: Path, max_sequences: int | None) -> str:
     require(max_sequences is None or max_sequences >= 1, "--sequences", max_sequences, "must be >= 1")
     settings, module, splits = open_finished(directory)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    set_up_arithmetic(settings, device)
     flat_model = FlatModel(module, device, settings.precision)
     evaluation = evaluate(
         flat_model,

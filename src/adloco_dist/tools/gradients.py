@@ -21,6 +21,7 @@ from adloco_dist.data.tokens import Store
 from adloco_dist.decisions.environment import first_difference
 from adloco_dist.decisions.records import Record
 from adloco_dist.decisions.statistics import Vector, ratio
+from adloco_dist.pool.arithmetic import set_up_arithmetic
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.round.deviation import BatchFigures, FullGradient, Subject, batch_figures, full_gradient
 from adloco_dist.run.finished import open_finished
@@ -167,6 +168,7 @@ def _load(options: AnalysisOptions, device: torch.device, sharers: int) -> Subje
     require(count <= store.num_sequences, "--sequences", count, f"the {split} split has {store.num_sequences}")
     largest = max(options.batches or (1,))
     require(largest <= count, "--batches", largest, f"{count} sequences are looked at; take more (--sequences)")
+    set_up_arithmetic(settings, device)
     flat_model = FlatModel(module, device, settings.precision)
     return Subject(settings, flat_model, split, store, ids, options.pass_size or settings.evaluation.batch)
 
