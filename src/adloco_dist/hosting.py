@@ -175,7 +175,8 @@ def regroup(rank: Rank, before: Layout, plan: RoundPlan, report: RankReport) -> 
     if rank.runtime.rank in plan.probed:
         del rank.lanes[max(1, len(rank.workers)) :]
         rank.residence.settle(rank.workers)
-        _probe(rank, plan.layout)
+    if plan.probed:
+        _probe_in_turn(rank, plan.layout, takes_part=rank.runtime.rank in plan.probed)
     report.regroup_seconds = round(time.perf_counter() - start, 6)
 
 
@@ -230,7 +231,7 @@ def _set_up_estimators(rank: Rank) -> None:
 
 def _find_capacity(rank: Rank, layout: Layout) -> None:
     error = None
-    if not _probe(rank, layout):
+    if not _probe_in_turn(rank, layout):
         length = rank.settings.data.sequence_length
         remedy = "a smaller model" if rank.runtime.device.type == "cuda" else "a larger cluster.memory_bytes"
         error = SettingsError(
@@ -238,6 +239,17 @@ def _find_capacity(rank: Rank, layout: Layout) -> None:
             f"weights; use shorter sequences, fewer workers per rank or of them at once, or {remedy}"
         )
     rank.runtime.control.agree(error)
+
+
+def _probe_in_turn(rank: Rank, layout: Layout, takes_part: bool = True) -> bool:
+    """As `_probe`; ranks that share a GPU look at its free memory one after the other. Collective."""
+    runtime, fits = rank.runtime, True
+    for turn in range(runtime.num_turns):
+        if takes_part and turn == runtime.turn:
+            fits = _probe(rank, layout)
+        if runtime.num_turns > 1:
+            runtime.control.exchange({})
+    return fits
 
 
 def _probe(rank: Rank, layout: Layout) -> bool:

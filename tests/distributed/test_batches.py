@@ -2,6 +2,7 @@
 
 import math
 import resource
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ from support import SEQUENCE_LENGTH, small_module, small_settings, small_splits,
 
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Settings
+from adloco_dist.data.tokens import TokenStore
 from adloco_dist.decisions.layout import Layout
 from adloco_dist.decisions.plan import PoolReport, Premises
 from adloco_dist.decisions.planning import plan_round
 from adloco_dist.hosting import host
 from adloco_dist.round.estimate import new_estimator
+from adloco_dist.round.evaluate import Part, evaluate
 from adloco_dist.round.inner import InnerPhase
 from adloco_dist.run.journal import MetricsFile
 from adloco_dist.run.records import read_trajectory
@@ -180,6 +183,12 @@ def test_statistics_are_those_of_chunks_cut_by_sequence_index() -> None:
     assert first["statistics"]["mean_squared_norm"] == pytest.approx(exact["statistics"]["mean_squared_norm"], rel=0.1)
 
 
+def limit_memory(allowed_bytes: int) -> None:
+    """Of this process, beside what it takes already."""
+    used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + allowed_bytes, resource.RLIM_INFINITY))
+
+
 def out_of_memory(runtime: Runtime, local_batch: int, allowed_bytes: int | None) -> dict[str, Any]:
     """A round whose updates need more memory in one pass than the process may have."""
     settings: Settings = small_settings(
@@ -192,8 +201,7 @@ def out_of_memory(runtime: Runtime, local_batch: int, allowed_bytes: int | None)
     estimator = new_estimator(settings)
     plan = plan_round(settings, Premises(Layout({0: (0,)})), None, PoolReport())
     if allowed_bytes is not None:
-        used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + allowed_bytes, resource.RLIM_INFINITY))
+        limit_memory(allowed_bytes)
     done = InnerPhase(plan, settings, store, {0: estimator}).run([trainer], [lane])[0]
     statistics = estimator.measure(trainer, plan.layout, None).statistics
     return {
@@ -218,3 +226,22 @@ def test_out_of_memory_repeats_the_update_in_smaller_passes() -> None:
     np.testing.assert_allclose(tight["weights"], free["weights"], rtol=0, atol=1e-9)
     assert tight["loss"] == pytest.approx(free["loss"], abs=1e-12)
     assert tight["trace"] == pytest.approx(free["trace"], rel=1e-9)
+
+
+def evaluated(runtime: Runtime, num_sequences: int, allowed_bytes: int | None) -> dict[str, Any]:
+    """Everything in one pass, if memory allows."""
+    settings = small_settings()
+    trainer, lane = lone_trainer(settings, small_module(settings), num_sequences)
+    store = small_splits(num_sequences).train
+    assert isinstance(store, TokenStore)
+    if allowed_bytes is not None:
+        limit_memory(allowed_bytes)
+    return asdict(evaluate(lane.flat_model, trainer.anchor, store, None, num_sequences, Part(0, 1)))
+
+
+def test_an_evaluation_that_runs_out_of_memory_goes_on_in_smaller_passes() -> None:
+    num_sequences = 8192
+    (free,) = run_ranks(evaluated, [0], num_sequences, None)
+    (tight,) = run_ranks(evaluated, [0], num_sequences, SEQUENCE_LENGTH * num_sequences * 400)
+    assert tight["targets"] == free["targets"] == num_sequences * SEQUENCE_LENGTH
+    assert tight["loss_sum"] == pytest.approx(free["loss_sum"], rel=1e-12)

@@ -1,4 +1,4 @@
-"""Causal models attend without a mask, eager and compiled: else torch takes no flash kernel, and waits for the device."""
+"""Causal models attend without a mask: with one torch takes no flash kernel, or waits for the device to make none."""
 
 from collections import Counter
 from typing import Any

@@ -97,3 +97,16 @@ def test_a_cpu_that_cannot_allocate_is_out_of_memory() -> None:
     assert is_out_of_memory(caught.value)
     assert is_out_of_memory(torch.OutOfMemoryError())
     assert not is_out_of_memory(RuntimeError("size mismatch"))
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+        "Triton Error [CUDA]: out of memory",
+        "CUDA driver error: out of memory",
+    ],
+)
+def test_libraries_of_a_gpu_run_out_of_memory_in_words_of_their_own(told: str) -> None:
+    assert is_out_of_memory(RuntimeError(told))

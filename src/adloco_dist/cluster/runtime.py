@@ -60,6 +60,10 @@ class Runtime:
     """The host name of every rank."""
     ranks_on_device: int
     """Ranks that share this one's GPU, or its node where it computes on the CPU, itself included."""
+    turn: int
+    """Of this rank among those that share its GPU; 0 on a CPU."""
+    num_turns: int
+    """Most ranks that share one GPU, at least 1; the same on all ranks."""
     threads: int
     """CPU threads of this rank."""
     interface: Interface | None
@@ -116,6 +120,8 @@ def started(cluster: ClusterSettings, place: Place, store: Store, stop: StopRequ
         control.agree(error)
         place_of_work = {"node": place.node, "host": socket.gethostname(), "device": _identity(device)}
         census = control.exchange(place_of_work)
+    gpus = [member["device"] for member in census]
+    turns = [gpus[:rank].count(gpu) if gpu else 0 for rank, gpu in enumerate(gpus)]
     heartbeat.hosts = hosts = tuple(member["host"] for member in census)
     monitor = Monitor(device)
     try:
@@ -123,10 +129,12 @@ def started(cluster: ClusterSettings, place: Place, store: Store, stop: StopRequ
             rank=place.rank,
             world_size=place.world_size,
             device=device,
-            backend=choose_backend(cluster.backend, [member["device"] for member in census]),
+            backend=choose_backend(cluster.backend, gpus),
             nodes=tuple(member["node"] for member in census),
             hosts=hosts,
             ranks_on_device=census.count(place_of_work),
+            turn=turns[place.rank],
+            num_turns=max(turns) + 1,
             threads=threads,
             interface=interface,
             control=control,

@@ -13,6 +13,15 @@ from torch.utils._pytree import tree_leaves
 from adloco_dist.config import InnerOptimizer, Settings
 from adloco_dist.pool.flat_model import vector_dtype
 
+SIGNS_OF_NO_MEMORY = (
+    "DefaultCPUAllocator",
+    "out of memory",  # the CUDA driver and Triton
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_NOT_INITIALIZED",  # cuBLAS makes its handle when it is first used
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+"""What errors say that are no `torch.OutOfMemoryError`."""
+
 
 def state_vectors(settings: Settings, num_trainers: int, num_workers: int, num_lanes: int = 1) -> dict[str, int]:
     """Flat vectors that a rank holds for its share of the pool, by kind; the checkpoint's copy always on the CPU."""
@@ -42,8 +51,8 @@ def available_bytes(device: torch.device, sharers: int) -> int:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether a device, or the CPU's allocator, had no memory left."""
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+    """Whether there was no memory left, for torch, its libraries or a compiled kernel."""
+    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in SIGNS_OF_NO_MEMORY)
 
 
 def free_device_memory() -> None:

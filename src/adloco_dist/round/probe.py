@@ -37,7 +37,7 @@ def probe_capacity(
     flat_model = lanes[0].flat_model
     flat_model.point_at(trainers[0].workers[0].weights.to(flat_model.device))
     if flat_model.device.type == "cuda":
-        capacity = _by_trying(flat_model, settings, most * len(lanes), sharers) // len(lanes)
+        capacity = _by_trying(lanes[0], settings, most * len(lanes), sharers) // len(lanes)
     else:
         capacity = _by_counting(flat_model, trainers, settings, sharers, len(lanes))
     flat_model.gradient.zero_()
@@ -66,19 +66,20 @@ def count_resident(lane: Lane, settings: Settings, num_trainers: int, num_worker
     return None if left >= num_workers * per_worker else max(1, int(left // per_worker))
 
 
-def _by_trying(flat_model: FlatModel, settings: Settings, most: int, sharers: int) -> int:
-    """Passes under a limit of padding_fraction of the free memory, by bisection.
+def _by_trying(lane: Lane, settings: Settings, most: int, sharers: int) -> int:
+    """Passes of what trains, under a limit of padding_fraction of the free memory, by bisection.
 
     What the pool holds is allocated already, moments included, and a fused optimizer step needs nothing more.
     """
-    device = flat_model.device
+    flat_model, device = lane.flat_model, lane.flat_model.device
     free, total = torch.cuda.mem_get_info(device)
     usable = settings.batching.padding_fraction * (free / sharers + torch.cuda.memory_reserved(device))
     torch.cuda.set_per_process_memory_fraction(min(1.0, usable / total), device)
 
     def fits(batch: int) -> bool:
         try:
-            accumulate_gradient(flat_model, flat_model.module, trial_batch(settings, batch, flat_model.device), None)
+            sequences = trial_batch(settings, batch, device)
+            accumulate_gradient(flat_model, lane.module, sequences, None, losses=lane.losses)
             torch.cuda.synchronize(device)
             return True
         except RuntimeError as error:
