@@ -21,6 +21,7 @@ from adloco_dist.losses import losses
 from adloco_dist.shapes import auto_class, count_parameters, load_weights, stored_shapes
 from adloco_dist.terminal import first_line
 
+CPU = torch.device("cpu")
 MOST_NEW = 2
 """Times the weights of a warm start: an output layer that it does not have is no larger than its embedding."""
 FETCH_REMEDY = "name a transformers directory or a run, or take a shape of your own, as model=tiny does"
@@ -64,8 +65,15 @@ def model_config(
     return config
 
 
-def build_model(model: ModelSettings, config: PretrainedConfig, seed: int, is_classifier: bool = False) -> Any:
-    """The module in fp32 on the CPU, with weights from `model.warm_start` or drawn from `seed`: equal on all ranks.
+def build_model(
+    model: ModelSettings, config: PretrainedConfig, seed: int, is_classifier: bool = False, device: torch.device = CPU,
+    in_bf16: bool = False,
+) -> Any:  # fmt: skip
+    """The module in fp32, with weights from `model.warm_start` or drawn from `seed`: equal on all ranks.
+
+    Args:
+        device: where it will be computed, and is tried out: attention may be made for GPUs alone.
+        in_bf16: whether it will be under bf16 autocast.
 
     Raises:
         SettingsError: the weights cannot be read or do not fit, or there is no model of such settings.
@@ -74,16 +82,12 @@ def build_model(model: ModelSettings, config: PretrainedConfig, seed: int, is_cl
     if model.warm_start is not None and not model.from_scratch:
         module = _warm(model, model.warm_start, config, is_classifier)
     else:
-        module = computable(model, config, is_classifier)
+        module = fresh(model, config, is_classifier)
     if model.reset_output:
         _reset_output(module)
-    if model.attention is None and not is_classifier:
-        try:
-            attend_without_mask(module)
-        except Exception as error:  # of any kind, as of a fresh model
-            raise not_computable(model, error) from error
     if model.gradient_checkpointing:
         _checkpoint_activations(module)
+    try_out(model, module, is_classifier, device, in_bf16)
     return module
 
 
@@ -111,25 +115,42 @@ def from_config(model: ModelSettings, config: PretrainedConfig, is_classifier: b
     return auto_class(is_classifier).from_config(config, **_options(model))
 
 
-def computable(model: ModelSettings, config: PretrainedConfig, is_classifier: bool) -> PreTrainedModel:
-    """A fresh model, tried out.
+def fresh(model: ModelSettings, config: PretrainedConfig, is_classifier: bool) -> PreTrainedModel:
+    """As `from_config`.
 
     Raises:
         SettingsError: there is no model of such settings.
     """
     try:
-        module = from_config(model, config, is_classifier)
-        trial_losses(module, is_classifier).sum().backward()
+        return from_config(model, config, is_classifier)
     except Exception as error:  # of any kind: what does not fit together shows when it is built, or computed
         raise not_computable(model, error) from error
+
+
+def try_out(
+    model: ModelSettings, module: PreTrainedModel, is_classifier: bool, device: torch.device = CPU,
+    in_bf16: bool = False,
+) -> None:  # fmt: skip
+    """Choose the attention, move the module to `device`, and take a few tokens forth and back there.
+
+    Raises:
+        SettingsError: it cannot be computed.
+    """
+    try:
+        if model.attention is None and not is_classifier:
+            attend_without_mask(module)
+        module.to(device=device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=in_bf16):
+            trial_losses(module, is_classifier).sum().backward()
+    except Exception as error:  # of any kind, as above
+        raise not_computable(model, error) from error
     module.zero_grad(set_to_none=True)
-    return module
 
 
 def trial_losses(module: PreTrainedModel, is_classifier: bool) -> torch.Tensor:
     """The losses of three tokens, to see whether there are any; raises whatever transformers raise."""
-    tokens = torch.zeros(1, 3, dtype=torch.int64)
-    label = torch.zeros(1, dtype=torch.int64)
+    tokens = torch.zeros(1, 3, dtype=torch.int64, device=module.device)
+    label = torch.zeros(1, dtype=torch.int64, device=module.device)
     return losses(module, Batch(tokens, (1,), label + 3, label) if is_classifier else Batch.packed(tokens))
 
 

@@ -15,7 +15,7 @@ from adloco_dist.losses import losses
 from adloco_dist.models import build_model, from_config, model_config, num_parameters
 from adloco_dist.pool.lane import new_lane
 from adloco_dist.round.gradient import accumulate_gradient
-from adloco_dist.tools.trial import try_out
+from adloco_dist.tools.trial import try_shape
 
 CPU = torch.device("cpu")
 
@@ -83,7 +83,7 @@ def test_a_dry_run_refuses_what_cannot_be_computed(
     settings = compose(["model=causal", f"model.architecture={architecture}", *overrides])
     config = model_config(settings.model, Vocabulary(VOCAB_SIZE), SEQUENCE_LENGTH)
     with pytest.raises(SettingsError, match=problem) if problem else nullcontext():
-        try_out(settings.model, config, is_classifier=False)
+        try_shape(settings.model, config, is_classifier=False)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of torch's own compiler

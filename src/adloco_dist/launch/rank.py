@@ -39,6 +39,7 @@ from adloco_dist.launch.resume import (
 )
 from adloco_dist.models import build_model
 from adloco_dist.pool.arithmetic import set_up_arithmetic
+from adloco_dist.pool.flat_model import computes_in_bf16
 from adloco_dist.run.directory import STOP_FILE
 from adloco_dist.run.journal import Journal
 from adloco_dist.run.log import open_log
@@ -170,7 +171,9 @@ def _host(runtime: Runtime, settings: Settings, source: Source | None) -> tuple[
     error: SettingsError | None = None
     try:
         set_up_arithmetic(settings, runtime.device)
-        module = build_model(settings.model, config, settings.seed, settings.data.is_labelled)
+        in_bf16 = computes_in_bf16(settings.precision, runtime.device)
+        is_labelled = settings.data.is_labelled
+        module = build_model(settings.model, config, settings.seed, is_labelled, runtime.device, in_bf16)
     except SettingsError as mistake:
         error = mistake
     runtime.control.agree(error)

@@ -11,7 +11,7 @@ from adloco_dist.pool.capacity import state_vectors
 from adloco_dist.pool.flat_model import vector_dtype
 from adloco_dist.preflight import examine_corpus, examine_model, examine_replay
 from adloco_dist.terminal import new_console
-from adloco_dist.tools.trial import try_out
+from adloco_dist.tools.trial import try_shape
 
 MEGA = 1e6
 TABLE_WIDTH = 120
@@ -31,7 +31,7 @@ def print_dry_run(settings: Settings, nodes: Sequence[int]) -> None:
     config = examine_model(settings, splits)
     examine_replay(settings, layout)
     num_elements = num_parameters(settings.model, config, settings.data.is_labelled)
-    try_out(settings.model, config, settings.data.is_labelled)
+    try_shape(settings.model, config, settings.data.is_labelled)
     vector_bytes = num_elements * vector_dtype(settings.precision).itemsize
     console = new_console(least_width=TABLE_WIDTH)
     console.soft_wrap = True

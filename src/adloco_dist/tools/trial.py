@@ -1,12 +1,13 @@
 """Whether a model can be computed at all, found out without memory for it."""
 
 import re
+from dataclasses import replace
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from adloco_dist.config import ModelSettings
-from adloco_dist.models import computable, from_config, not_computable, num_parameters
+from adloco_dist.models import fresh, not_computable, num_parameters, try_out
 from adloco_dist.shapes import shallow
 
 MOST_COMPUTED = 1 << 27
@@ -15,7 +16,7 @@ SIZES_DIFFER = re.compile(r"\b(shape|size)s?\b")
 NUM_TOKENS = 3
 
 
-def try_out(model: ModelSettings, config: PretrainedConfig, is_classifier: bool) -> None:
+def try_shape(model: ModelSettings, config: PretrainedConfig, is_classifier: bool) -> None:
     """Pass a few tokens through the model, cut down to two layers: on the meta device, which knows shapes alone.
 
     What it cannot tell, for a layer looks at values, is computed, unless the two layers are large themselves: then only
@@ -25,18 +26,17 @@ def try_out(model: ModelSettings, config: PretrainedConfig, is_classifier: bool)
         SettingsError: there is no model of such settings.
     """
     config = shallow(config, 2)
+    if "flash" in (model.attention or ""):  # which is made for GPUs, and this machine may have none
+        model = replace(model, attention=None)
     with torch.device("meta"):
-        try:
-            module = from_config(model, config, is_classifier)
-        except Exception as error:  # of any kind: what does not fit together shows when it is built, or computed
-            raise not_computable(model, error) from error
+        module = fresh(model, config, is_classifier)
         # Without a mask, some architectures look for one in the values of their positions.
         masks = (None, torch.zeros(1, 1, NUM_TOKENS, NUM_TOKENS))
         errors = [error for mask in masks if (error := _error(module, mask))]
     if len(errors) < len(masks):
         return
     if num_parameters(model, config, is_classifier) <= MOST_COMPUTED:
-        computable(model, config, is_classifier)
+        try_out(model, fresh(model, config, is_classifier), is_classifier)
     elif SIZES_DIFFER.search(str(errors[-1])):
         raise not_computable(model, errors[-1]) from errors[-1]
 
