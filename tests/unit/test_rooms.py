@@ -8,6 +8,7 @@ import adloco_dist
 PACKAGE = Path(adloco_dist.__file__).parent
 FLOORS = {
     "terminal": 0,
+    "addresses": 0,
     "config": 1,
     "decisions": 2,
     "data": 2,

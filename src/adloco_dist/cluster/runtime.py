@@ -103,6 +103,7 @@ def started(cluster: ClusterSettings, place: Place, store: Store, stop: StopRequ
     """
     threads = cluster.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // place.local_world_size)
     torch.set_num_threads(threads)
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(threads))  # else each rank starts as many as 32
     heartbeat = Heartbeat(store, place.rank, place.world_size, cluster.heartbeat_seconds, cluster.silence_seconds, stop)
     speaks = place.local_rank == 0
     with told_wait(heartbeat.in_words, speaks):

@@ -85,9 +85,9 @@ def _scalar(value: str, read: Override | None, exists: Exists, is_written: bool)
     if read.is_sweep_override():  # unless the commas are in the names
         return quoted(value) if names == [value] else None
     meant = read.value()
-    is_number = isinstance(meant, int | float)
+    is_no_text = meant is not None and not isinstance(meant, str)  # a number, a list
     is_other = meant is not None and meant != value
-    return quoted(value) if (is_number and is_written) or (is_other and exists(value)) else None
+    return quoted(value) if (is_no_text and is_written) or (is_other and exists(value)) else None
 
 
 def _list(value: str, read: Override | None, exists: Exists) -> str | None:

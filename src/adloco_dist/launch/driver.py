@@ -6,19 +6,17 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from adloco_dist.cluster.signals import STOP_SIGNALS, end_on_signals, hold_signals
 from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, Device, Settings, SettingsError
 from adloco_dist.config.compose import compose, to_yaml
-from adloco_dist.config.paths import exists_here
+from adloco_dist.data.hub import prefer_cache_without_hub
 from adloco_dist.decisions.layout import check_ranks
 from adloco_dist.launch.nodes import add_torchrun_options, asked_nodes, check_num_ranks, check_restarts, rendezvous_of
 from adloco_dist.launch.outcome import ends_told
-from adloco_dist.launch.rendezvous import Rendezvous, unresolved
+from adloco_dist.launch.rendezvous import Rendezvous
 from adloco_dist.run.directory import check_directory
-from adloco_dist.terminal import output_was_lost, show, tell_error, told_wait
+from adloco_dist.terminal import output_was_lost, show, told_wait
 
 DESCRIPTION = """\
 Train a pool of DiLoCo trainers. Started alone, it runs on this machine; under torchrun, on all its nodes:
@@ -30,8 +28,6 @@ With -m, settings may have several values, and every combination of them is a ru
 Exit codes: 0 done, 1 failed, 2 a mistake in what was asked (nothing was started), 75 asked to stop before the end.
 """
 
-OFFLINE = "HF_HUB_OFFLINE"
-"""In the environment of huggingface_hub, transformers and datasets."""
 ONLY_OF_SWEEPS = ("jobs", "redo")
 NOT_OF_SWEEPS = (
     "master_port", "nnodes", "max_restarts", "rdzv_endpoint", "rdzv_id", "local_addr", "join_timeout", "slurm",
@@ -82,7 +78,7 @@ def _as_driver(parser: argparse.ArgumentParser, options: argparse.Namespace) -> 
     if options.print_config:
         show(f"{to_yaml(settings).rstrip()}\n# on this machine: {_arithmetic(settings)}")
         return EXIT_FAILURE if output_was_lost() else 0
-    _prefer_cache_without_hub(settings)
+    prefer_cache_without_hub(settings.data.hub, settings.data.tokenizer, settings.model.warm_start)
     if options.dry_run:
         from adloco_dist.tools.planner import print_dry_run
 
@@ -98,17 +94,6 @@ def _as_driver(parser: argparse.ArgumentParser, options: argparse.Namespace) -> 
     from adloco_dist.launch.agent import start_ranks  # takes seconds
 
     return start_ranks(rendezvous, num_ranks, "adloco_dist.launch", options.overrides)
-
-
-def _prefer_cache_without_hub(settings: Settings) -> None:
-    """Where the hub is out of reach, let its libraries look into their cache alone: they would try for a minute."""
-    names = [name for name in (settings.data.hub, settings.data.tokenizer, settings.model.warm_start) if name]
-    if all(exists_here(name) for name in names) or OFFLINE in os.environ or getproxies():
-        return
-    hub = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
-    if hub and (why := unresolved(hub)):
-        os.environ[OFFLINE] = "1"
-        tell_error(f"note: {hub} is out of reach ({why}): only what is in its cache here can be used")
 
 
 def _arithmetic(settings: Settings) -> str:

@@ -3,10 +3,10 @@
 import os
 import socket
 import subprocess
-import threading
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from adloco_dist.addresses import unresolved
 from adloco_dist.config import SettingsError, require
 
 FIRST_SLURM_PORT = 20000
@@ -16,8 +16,6 @@ DEFAULT_PORT = 29400
 """torchrun's, of an endpoint that names none."""
 JOB, JOIN_SECONDS = "adloco", 600
 """Defaults of --rdzv-id and --join-timeout."""
-RESOLVE_SECONDS = 10.0
-"""A name server that does not answer within this is told like a name that it does not know."""
 ELASTIC_TIMEOUTS = {"last_call_timeout": 5, "keep_alive_interval": 2, "keep_alive_max_attempt": 3, "read_timeout": 20}
 """Seconds: a last call for nodes once there are enough, heartbeats of agents (missed so often: dead), and for an answer
 of the node that holds the rendezvous."""
@@ -120,20 +118,3 @@ def check_port(port: int) -> None:
         except (OSError, OverflowError) as error:
             rule = f"cannot be used ({error}); choose another port, or leave it out for a free one"
             require(False, "--master-port", port, rule)
-
-
-def unresolved(host: str) -> str | None:
-    """Why `host` has no address here; None if it has one."""
-    reasons = [f"no answer of a name server within {RESOLVE_SECONDS:.0f} s"]
-
-    def resolve() -> None:
-        try:
-            socket.getaddrinfo(host, None)
-            reasons.clear()
-        except (OSError, UnicodeError) as error:
-            reasons[0] = getattr(error, "strerror", None) or str(error)
-
-    thread = threading.Thread(target=resolve, name="resolve", daemon=True)  # it cannot be told to stop
-    thread.start()
-    thread.join(RESOLVE_SECONDS)
-    return reasons[0] if reasons else None

@@ -16,6 +16,9 @@ from adloco_dist.run.parts import Part, write_whole
 
 BLOCK_BYTES = 4096
 """Memory and lengths that go to a disk past the page cache are multiples of it."""
+NOT_DIRECTLY = (errno.EINVAL, errno.EFAULT)
+"""What a disk answers that wants other blocks, after a block that was cut off, and for memory that a GPU's driver has
+pinned in a way of its own: then the file is written through the page cache."""
 DTYPES = {torch.float64: "F64", torch.int64: "I64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 """Names of safetensors."""
 
@@ -69,9 +72,9 @@ class Image:
                     blocks = blocks[os.write(file, blocks) :]
                 except OSError as error:
                     is_direct = fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT
-                    if error.errno != errno.EINVAL or not is_direct:
+                    if error.errno not in NOT_DIRECTLY or not is_direct:
                         raise
-                    fcntl.fcntl(file, fcntl.F_SETFL, through_cache)  # other blocks are wanted, or the last was cut
+                    fcntl.fcntl(file, fcntl.F_SETFL, through_cache)
             os.ftruncate(file, self._num_bytes)
         finally:
             os.close(file)

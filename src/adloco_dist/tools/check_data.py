@@ -14,6 +14,7 @@ from adloco_dist.config.compose import compose
 from adloco_dist.data.batch import Batch
 from adloco_dist.data.corpora import Splits, load_corpus
 from adloco_dist.data.encoding import Vocabulary
+from adloco_dist.data.hub import prefer_cache_without_hub
 from adloco_dist.data.streams import RowStreams
 from adloco_dist.data.tokens import Store
 from adloco_dist.decisions.evaluation import perplexity
@@ -55,6 +56,7 @@ def check_data(settings: Settings, num_sequences: int, num_samples: int) -> None
     console = new_console(least_width=TABLE_WIDTH)
     console.soft_wrap = True
     with told_wait(lambda: "reading the corpus: still at it"):
+        prefer_cache_without_hub(settings.data.hub, settings.data.tokenizer)
         splits = load_corpus(settings.data, settings.seed)
     console.print(f"{splits.source}; digest {splits.digest[:16]}; vocabulary of {splits.vocabulary.size:,} tokens")
     seen = {

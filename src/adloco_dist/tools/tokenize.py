@@ -27,9 +27,10 @@ from adloco_dist.data.documents import Document, RowFiles
 from adloco_dist.data.embedded import library_sources
 from adloco_dist.data.encoding import Tokens, load_encoder, train_tokenizer
 from adloco_dist.data.files import expand
+from adloco_dist.data.hub import prefer_cache_without_hub
 from adloco_dist.data.left_out import LeftOut
 from adloco_dist.data.token_files import Manifest, TokenFile, largest_id
-from adloco_dist.terminal import new_console, one_line, show
+from adloco_dist.terminal import new_console, one_line, show, told_wait
 
 DOCUMENTS_AT_ONCE = 256
 FILES_PER_UNIT = 256
@@ -80,7 +81,9 @@ def tokenize_corpus(options: argparse.Namespace) -> str:
     data = compose(options.overrides).data
     require(data.corpus is not Corpus.tokens, "data.corpus", data.corpus, "is tokenised already; name a corpus of text")
     require(not data.is_labelled, "data.label_column", data.label_column, "token files hold no labels; leave it out")
-    splits = _splits(data)
+    prefer_cache_without_hub(data.hub, data.tokenizer)
+    with told_wait(lambda: "looking at the corpus: still at it"):
+        splits = _splits(data)
     require(options.files is None or options.files >= 1, "--files", options.files, "must be >= 1")
     splits["train"] = _first(splits["train"], options.files)
     for folder in (options.out / split for split in splits):
