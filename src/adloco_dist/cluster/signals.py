@@ -61,6 +61,12 @@ def end_on_signals(signals: Sequence[signal.Signals]) -> Iterator[None]:
         signal.signal(number, handler)
 
 
+def ignore_signals(signals: Sequence[signal.Signals]) -> None:
+    """Let none of them change an end that is decided: as the interpreter is taken down, they would end the process."""
+    for number in signals:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def hold_signals(signals: Sequence[signal.Signals]) -> None:
     """Let signals wait until `stop_on_signals` takes them: a process that is still importing would die of them."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from adloco_dist.cluster.signals import STOP_SIGNALS, end_on_signals, hold_signals
+from adloco_dist.cluster.signals import STOP_SIGNALS, end_on_signals, hold_signals, ignore_signals
 from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, Device, Settings, SettingsError
 from adloco_dist.config.compose import compose, to_yaml
 from adloco_dist.data.hub import prefer_cache_without_hub
@@ -46,6 +46,7 @@ def main(arguments: list[str] | None = None) -> None:
                 sys.exit(_as_rank(options, arguments))
             with end_on_signals(STOP_SIGNALS):  # until ranks run, which are asked first
                 code = _as_driver(parser, options)
+            ignore_signals(STOP_SIGNALS)
             sys.exit(code)
         except KeyboardInterrupt:
             sys.exit(EXIT_STOPPED)
