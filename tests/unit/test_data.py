@@ -50,6 +50,13 @@ def test_no_document_is_in_both_splits(tmp_path: Path) -> None:
     assert not train & validation
 
 
+def test_documents_that_all_have_one_text_leave_nothing_to_train_on(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text("the same text " * 50)
+    with pytest.raises(SettingsError, match="all 2 documents have the text of one that is held out"):
+        load_corpus(text(tmp_path / "*.txt"))
+
+
 def test_the_digest_tells_corpora_apart_but_not_their_places(tmp_path: Path) -> None:
     for name, content in (
         ("a", "one two three four " * 20),

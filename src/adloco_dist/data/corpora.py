@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from adloco_dist.config import OF_ROWS, Corpus, DataSettings, Packing, SettingsError
+from adloco_dist.config import OF_ROWS, Corpus, DataSettings, Packing, SettingsError, require
 from adloco_dist.data.documents import Document, RowFiles, hub_files, local_files
 from adloco_dist.data.embedded import library_sources, package_snippets
 from adloco_dist.data.encoding import Encoder, Vocabulary, load_encoder, load_tokenizer
@@ -236,6 +236,9 @@ def _held_out(documents: Sequence[Document], data: DataSettings) -> tuple[list[D
     _, texts = by_content([document.text for document in documents], data.validation_fraction)
     chosen = set(texts)
     by_text = {document.text: document for document in documents}
+    rule = f"all {len(documents)} documents have the text of one that is held out; name data.validation, or more text"
+    is_rest = len(documents) < 2 or any(document.text not in chosen for document in documents)
+    require(is_rest, "data.validation_fraction", data.validation_fraction, rule)
     return [document for document in documents if document.text not in chosen], [by_text[text] for text in texts]
 
 
