@@ -7,7 +7,6 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from datetime import timedelta
 from functools import partial
 from importlib.resources import files
 from itertools import combinations
@@ -20,6 +19,7 @@ import torch.distributed as dist
 import transformers
 
 import adloco_dist
+from adloco_dist.cluster.groups import form_group
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Backend
 from adloco_dist.decisions.environment import Environment, Link
@@ -46,18 +46,17 @@ def measure_links(runtime: Runtime, backend: Backend, payload_bytes: int, timeou
     heads = {node: rank for rank, node in reversed(list(enumerate(runtime.nodes)))}
     links = {}
     for pair in combinations(sorted(heads), 2):
-        ranks = [heads[node] for node in pair]
-        group = dist.new_group(ranks, timeout=timedelta(seconds=timeout_seconds), backend=backend.name)
-        if runtime.rank in ranks:
-            assert isinstance(group, dist.ProcessGroup)
+        ranks = tuple(sorted(heads[node] for node in pair))
+        group = form_group(ranks, backend, timeout_seconds)
+        if group is not None:
             device = runtime.device if backend is Backend.nccl else torch.device("cpu")
             tiny, payload = torch.zeros(1, device=device), torch.zeros(payload_bytes // 4, device=device)
             for tensor in (tiny, payload):  # connections are made by the first use
-                _all_reduce(tensor, group)
-            latency = _median_seconds(partial(_all_reduce, tiny, group), LATENCY_TRIES)
-            seconds = _median_seconds(partial(_all_reduce, payload, group), BANDWIDTH_TRIES)
+                group.all_reduce(tensor)
+            latency = _median_seconds(partial(group.all_reduce, tiny), LATENCY_TRIES)
+            seconds = _median_seconds(partial(group.all_reduce, payload), BANDWIDTH_TRIES)
             links[pair] = Link(pair, latency, payload.nbytes / seconds)
-            dist.destroy_process_group(group)
+            dist.destroy_process_group(group.process_group)
     mine = [asdict(links[pair]) for pair in links if runtime.rank == heads[pair[0]]]
     everyone = runtime.control.exchange({"links": mine})
     found = [link for message in everyone for link in message["links"]]
@@ -88,12 +87,6 @@ def _describe(runtime: Runtime, disk: Path, clock_offset_seconds: float) -> Envi
         disk_bytes=psutil.disk_usage(str(disk)).free,
         clock_offset_seconds=clock_offset_seconds,
     )
-
-
-def _all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
-    dist.all_reduce(tensor, group=group)
-    if tensor.is_cuda:
-        torch.cuda.synchronize(tensor.device)
 
 
 def _median_seconds(action: Callable[[], None], tries: int) -> float:

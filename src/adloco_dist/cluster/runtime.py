@@ -14,6 +14,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from adloco_dist.cluster.control import ControlPlane
 from adloco_dist.cluster.failures import is_timeout
+from adloco_dist.cluster.groups import NCCL_ENVIRONMENT
 from adloco_dist.cluster.heartbeat import Heartbeat
 from adloco_dist.cluster.monitor import Monitor
 from adloco_dist.cluster.network import Interface, check_store, join_network
@@ -99,6 +100,7 @@ def started(cluster: ClusterSettings, place: Place, store: Store, stop: StopRequ
     """
     threads = cluster.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // place.local_world_size)
     torch.set_num_threads(threads)
+    os.environ.update(NCCL_ENVIRONMENT)
     heartbeat = Heartbeat(store, place.rank, place.world_size, cluster.heartbeat_seconds, cluster.silence_seconds, stop)
     speaks = place.local_rank == 0
     with told_wait(heartbeat.in_words, speaks):
