@@ -14,9 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import pynvml
 import torch
 import torch.distributed as dist
 import transformers
+from torch.cuda import nccl
 
 import adloco_dist
 from adloco_dist.cluster.groups import form_group
@@ -74,6 +76,8 @@ def _describe(runtime: Runtime, disk: Path, clock_offset_seconds: float) -> Envi
         address=interface.address if interface else None,
         device=torch.cuda.get_device_name(device) if is_cuda else f"CPU {platform.machine()}",
         driver=_driver_version() if is_cuda else None,
+        nccl=".".join(map(str, nccl.version())) if runtime.backend is Backend.nccl else None,
+        unused_gpu=runtime.unused_gpu,
         adloco_dist=adloco_dist.__version__,
         code=_code_digest(),
         torch=torch.__version__,
@@ -109,8 +113,10 @@ def _code_digest() -> str:
     return digest.hexdigest()[:12]
 
 
-def _driver_version() -> str:
-    import pynvml
-
-    pynvml.nvmlInit()
-    return str(pynvml.nvmlSystemGetDriverVersion())
+def _driver_version() -> str | None:
+    """NVIDIA's; None where its library is not there, as with AMD's GPUs and in containers without it."""
+    try:
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError:
+        return None
