@@ -24,6 +24,8 @@ import torch.distributed as dist
 from common import interleave, median_ratio, parse, report, spread
 from torch import nn
 
+from adloco_dist.cluster.groups import form_group
+from adloco_dist.config import Backend
 from adloco_dist.config.compose import compose
 from adloco_dist.data.encoding import Vocabulary
 from adloco_dist.models import build_model, model_config
@@ -45,10 +47,11 @@ def new_model() -> nn.Module:
     return build_model(settings.model, model_config(settings.model, Vocabulary(VOCAB_SIZE), 64), seed=0)
 
 
-def adloco_side(group: dist.ProcessGroup | None, rank: int) -> tuple[Side, int]:
+def adloco_side(rank: int) -> tuple[Side, int]:
     """One outer step of a trainer with one worker per rank, with the checksum that every round takes."""
     settings = compose([MODEL])
     trainer, lane = lone_trainer(settings, new_model(), num_sequences=4, workers=[rank])
+    group = form_group((0, 1), Backend.gloo, settings.cluster.outer_seconds)
 
     def step() -> None:
         outer(trainer, group)
@@ -121,7 +124,7 @@ def torchft_side(rank: int, cleanup: ExitStack) -> Side:
 
 
 def on_hosts(rank: int, rounds: int) -> dict[str, Any]:
-    ours, payload_bytes = adloco_side(dist.group.WORLD, rank)
+    ours, payload_bytes = adloco_side(rank)
     buffer = torch.zeros(payload_bytes // 4)
 
     def bare() -> None:
@@ -133,7 +136,7 @@ def on_hosts(rank: int, rounds: int) -> dict[str, Any]:
 
 def on_loopback(rank: int, rounds: int) -> dict[str, Any]:
     with ExitStack() as cleanup:
-        ours, payload_bytes = adloco_side(dist.group.WORLD, rank)
+        ours, payload_bytes = adloco_side(rank)
         sides = [ours, plain_side(), torchft_side(rank, cleanup)]
         seconds = interleave([_aligned(side) for side in sides], rounds, warmup=3)
     names = ["adloco_dist", "plain flat DiLoCo", "torchft DiLoCo"]

@@ -123,7 +123,7 @@ def payload(runtime: Runtime, rounds: int) -> dict[str, Any]:
     def bare() -> None:
         dist.barrier()
         if group is not None:
-            dist.all_reduce(buffer, group=group)
+            dist.all_reduce(buffer, group=group.process_group)
 
     seconds = interleave([ours, bare], rounds, warmup=2)
     return {"ranks": union, "seconds": seconds, "bytes": buffer.nbytes}

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from adloco_dist.cluster.groups import Groups
+from adloco_dist.cluster.groups import GroupError, Groups
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.config import Algorithm, Settings, SettingsError, Shards
+from adloco_dist.config import Algorithm, Backend, MergePolicy, Settings, SettingsError, Shards
 from adloco_dist.data.corpora import Splits, TrainerShard
 from adloco_dist.data.shards import ShardState
 from adloco_dist.data.stream_shard import StreamShard
@@ -82,6 +82,8 @@ def host(
     Raises:
         SettingsError: on all ranks, when one of them cannot do what is asked, or not even one sequence fits on it.
     """
+    groups = Groups(runtime.backend, settings.cluster.outer_seconds, settings.cluster.max_communicators)
+    _form_groups(groups, layout, runtime)  # before free memory is looked at, of which NCCL takes some for every group
     first = new_lane(module, runtime.device, settings)
     flat_model = first.flat_model
     initial_weights = flat_model.initial_weights()
@@ -96,7 +98,8 @@ def host(
             raise SettingsError(f"run.directory={settings.run.directory}: its newest checkpoint: {rule}") from error
     hosted = {id: layout.workers_on(runtime.rank, id) for id in layout.trainers_on(runtime.rank)}
     num_workers = sum(map(len, hosted.values()))
-    resident = count_resident(first, settings, len(hosted), num_workers, runtime.ranks_on_device)
+    reserved_bytes = _reserved_bytes(settings, groups, layout, runtime.rank)
+    resident = count_resident(first, settings, len(hosted), num_workers, runtime.ranks_on_device, reserved_bytes)
     born_on = runtime.device if resident is None else "cpu"
     trainers = {
         id: Trainer(
@@ -106,7 +109,6 @@ def host(
         )
         for id, workers in hosted.items()
     }  # fmt: skip
-    groups = Groups(runtime.backend, settings.cluster.outer_seconds, settings.cluster.max_communicators)
     rank = Rank(settings, runtime, splits, groups, [first], Residence(runtime.device, resident), shards, trainers, {})
     rank.residence.settle(rank.workers)
     rank.lanes, rank.is_concurrent = find_lanes(
@@ -114,7 +116,6 @@ def host(
     )
     # Once everything that takes memory is there, and before a backward pass does more than compute (ddp).
     _find_capacity(rank, layout)
-    _form_groups(rank, layout)
     _set_up_estimators(rank)
     if settings.algorithm.name is Algorithm.ddp:
         (trainer,) = trainers.values()
@@ -170,7 +171,7 @@ def regroup(rank: Rank, before: Layout, plan: RoundPlan, report: RankReport) -> 
     report.merge_bytes_sent = _bring_together(rank, before, plan, plan.regrouping)
     for lane in rank.lanes:  # at no instance until the next turn, lest one that has ended is kept alive
         lane.flat_model.point_at(lane.flat_model.gradient)
-    _form_groups(rank, plan.layout)
+    rank.groups.form_all(plan.layout.rank_sets)
     _set_up_estimators(rank)
     if rank.runtime.rank in plan.probed:
         del rank.lanes[max(1, len(rank.workers)) :]
@@ -216,12 +217,29 @@ def _unite_shards(shards: dict[int, TrainerShard], regrouping: Regrouping, setti
             del shards[ended]
 
 
-def _form_groups(rank: Rank, layout: Layout) -> None:
-    """Those of the layout, in the order in which they will be used; what is used no more is released."""
-    rank_sets = [layout.ranks(trainer) for trainer in layout.trainers]
-    rank.groups.keep(rank_sets)
-    for ranks in rank_sets:
-        rank.groups.of(ranks)
+def _form_groups(groups: Groups, layout: Layout, runtime: Runtime) -> None:
+    """Form the groups of the layout, each of which is tried.
+
+    Raises:
+        SettingsError: on all ranks, when some of them cannot exchange tensors.
+    """
+    runtime.heartbeat.enter("connecting ranks")
+    error = None
+    try:
+        groups.form_all(layout.rank_sets)
+    except GroupError as failure:
+        remedy = "set cluster.interface (docs/network.md)"
+        if runtime.backend is Backend.nccl:
+            remedy = f"NCCL_DEBUG=INFO tells more; {remedy}, or cluster.backend=gloo"
+        error = SettingsError(f"cluster.backend={runtime.backend.name}: {failure}; {remedy}")
+    runtime.control.agree(error)
+    runtime.heartbeat.enter("setting up the pool")
+
+
+def _reserved_bytes(settings: Settings, groups: Groups, layout: Layout, rank: int) -> int:
+    """GPU memory for the groups that merges may yet bring this rank."""
+    merges = settings.merge.policy is not MergePolicy.none
+    return groups.bytes_to_come(rank, len(layout.trainers)) if merges else 0
 
 
 def _set_up_estimators(rank: Rank) -> None:
@@ -261,7 +279,8 @@ def _probe(rank: Rank, layout: Layout) -> bool:
         largest_local_batch(settings.batching, layout.num_workers(trainer.id), trainer.shard.size)
         for trainer in trainers
     )
-    capacity = probe_capacity(rank.lanes, trainers, settings, most, rank.runtime.ranks_on_device)
+    reserved_bytes = _reserved_bytes(settings, rank.groups, layout, rank.runtime.rank)
+    capacity = probe_capacity(rank.lanes, trainers, settings, most, rank.runtime.ranks_on_device, reserved_bytes)
     for lane in rank.lanes:
         lane.flat_model.capacity = None if capacity is None else max(1, capacity)
     return capacity is None or capacity >= 1

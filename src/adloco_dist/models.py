@@ -139,7 +139,7 @@ def try_out(
     try:
         if model.attention is None and not is_classifier:
             attend_without_mask(module)
-        module.to(device=device)
+        torch.nn.Module.to(module, device)
         with torch.autocast(device.type, torch.bfloat16, enabled=in_bf16):
             trial_losses(module, is_classifier).sum().backward()
     except Exception as error:  # of any kind, as above

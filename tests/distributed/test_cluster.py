@@ -1,16 +1,23 @@
 """The control plane and process groups on real ranks."""
 
+import ctypes
+import os
 import random
+import re
+import threading
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from support import small_settings, train_small_pool
+from torch.distributed.distributed_c10d import PrefixStore
 
+from adloco_dist.cluster import groups
 from adloco_dist.cluster.control import encode
-from adloco_dist.cluster.groups import Groups
+from adloco_dist.cluster.groups import Group, GroupError, Groups
+from adloco_dist.cluster.heartbeat import Heartbeat
 from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import Backend, SettingsError
 from adloco_dist.launch.prepare import compare_settings
 from adloco_dist.pool.trainer import Trainer
@@ -73,20 +80,111 @@ def test_settings_that_differ_are_named_with_their_ranks() -> None:
 
 def sums(runtime: Runtime) -> list[float]:
     """Overlapping groups, formed twice, used in ascending order."""
-    groups = Groups(Backend.gloo, timeout_seconds=60)
+    formed = Groups(Backend.gloo, timeout_seconds=60)
     sets = [(0, 1), (1, 2, 3), (0, 1, 2, 3), (2,)]
     results = []
     for ranks in sets:
         value = torch.tensor([float(runtime.rank)])
-        group = groups.of(ranks)
+        group = formed.of(ranks)
         if runtime.rank in ranks and group is not None:
-            dist.all_reduce(value, group=group)
+            group.all_reduce(value)
         results.append(value.item())
     return results
 
 
 def test_groups_of_any_rank_set() -> None:
     assert run_ranks(sums, [0, 0, 1, 1]) == [[1, 0, 6, 0], [1, 6, 6, 1], [2, 6, 6, 2], [3, 6, 6, 3]]
+
+
+def stay_away(runtime: Runtime) -> None:
+    """Rank 1 is alive, and never comes to the second all-reduce."""
+    group = Groups(Backend.gloo, timeout_seconds=1).of((0, 1))
+    assert group is not None
+    value = torch.ones(1)
+    group.all_reduce(value)
+    if runtime.rank == 1:
+        threading.Event().wait()
+    runtime.heartbeat.enter("the second all-reduce")
+    assert threading.current_thread() is threading.main_thread()
+    group.all_reduce(value)
+
+
+def test_a_collective_that_a_rank_does_not_come_to_raises_and_names_it() -> None:
+    with pytest.raises(AssertionError) as raised:
+        run_ranks(stay_away, [0, 0])
+    told = str(raised.value)
+    assert "rank 0:" in told
+    assert "group.all_reduce(value)" in told, "where the main thread stood"
+    assert re.search(r"RuntimeError: .*[tT]imed out", told)
+    assert f"waiting for rank 1 on {os.uname().nodename} (start)" in told
+
+
+def move(runtime: Runtime) -> dict[str, Any]:
+    """Every collective once, on ranks 1 and 2 of three."""
+    group = Groups(Backend.gloo, timeout_seconds=60).of((1, 2))
+    if group is None:
+        return {}
+    rank = runtime.rank
+    parts = [torch.full((2,), float(rank)), torch.full((3,), float(rank))]
+    group.broadcast_each(parts)
+    received = torch.zeros(3)
+    # Rank 1 keeps one and sends two, rank 2 sends one and keeps none.
+    sizes_in, sizes_out = ([1, 1], [1, 2]) if rank == 1 else ([2, 0], [1, 0])
+    group.all_to_all(received[: sum(sizes_in)], torch.arange(sum(sizes_out)) + 10.0 * rank, sizes_in, sizes_out)
+    return {
+        "broadcast": [part.tolist() for part in parts],
+        "received": received.tolist(),
+        "gathered": [one.tolist() for one in group.gather(torch.tensor([float(rank)]))],
+    }
+
+
+def test_what_groups_exchange() -> None:
+    outside, first, second = run_ranks(move, [0, 0, 0])
+    assert outside == {}
+    assert first == {"broadcast": [[1, 1], [2, 2, 2]], "received": [10, 20, 0], "gathered": [[1], [2]]}
+    assert second == {"broadcast": [[1, 1], [2, 2, 2]], "received": [11, 12, 0], "gathered": []}
+
+
+def hold_the_interpreter(runtime: Runtime) -> int:
+    """As CUDA may at its start, on all ranks at once, for longer than silence and heartbeat together."""
+    beats = Heartbeat(
+        PrefixStore("fast", runtime.store), runtime.rank, runtime.world_size, 0.1, 0.4, StopRequest()
+    )  # fmt: skip
+    for place in ("before", "after"):
+        beats.enter(place)
+        while beats.behind():  # until the others' beats tell that they are there too
+            pass
+        runtime.control.exchange({})
+        if place == "before":
+            ctypes.PyDLL(None).usleep(1_500_000)
+    beats.close()
+    return runtime.rank
+
+
+def test_a_rank_outlives_a_call_that_holds_its_interpreter() -> None:
+    assert run_ranks(hold_the_interpreter, [0, 0]) == [0, 1]
+
+
+def fail_to_connect(runtime: Runtime) -> str:
+    """Rank 0 hears nothing of rank 1, which has given up."""
+
+    def give_up(self: Group) -> None:
+        raise GroupError("rank 1 has given up")
+
+    groups.CONNECT_SECONDS = 1.0
+    if runtime.rank == 1:
+        Group.connect = give_up
+    try:
+        train_small_pool(runtime, "pool.trainers=2", "pool.workers_per_trainer=2")
+    except SettingsError as raised:
+        return str(raised)
+    return "went on"
+
+
+def test_ranks_that_cannot_exchange_tensors_are_named_before_training() -> None:
+    for told in run_ranks(fail_to_connect, [0, 0]):
+        assert re.match(r"cluster\.backend=gloo: ranks \{0,1\} cannot exchange tensors \(.*timed out.*\); ", told, re.I)
+        assert "\n" not in told
 
 
 def train_with_a_torn_anchor(runtime: Runtime) -> str:

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adloco_dist.cluster.runtime import Runtime, choose_backend
-from adloco_dist.config import Backend, SettingsError
+from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.config import SettingsError
 from adloco_dist.config.compose import compose
 from adloco_dist.launch.prepare import compare_settings, prepare
 from adloco_dist.testing.processes import run_ranks
@@ -95,16 +95,3 @@ def test_only_what_belongs_to_a_node_may_differ_between_ranks() -> None:
     first, second = run_ranks(compared, [0, 1], "batching.eta=0.RANK")
     assert first == second
     assert "batching.eta differs between ranks: 0.1 on rank 0, 0.2 on rank 1" in first
-
-
-def test_the_backend_follows_the_devices_of_all_ranks() -> None:
-    """Two GPUs a and b; None is a rank without one."""
-    assert choose_backend(Backend.auto, ["a", "b"]) is Backend.nccl
-    assert choose_backend(Backend.auto, ["a", "a"]) is Backend.gloo
-    assert choose_backend(Backend.auto, ["a", None]) is Backend.gloo
-    assert choose_backend(Backend.gloo, ["a", "b"]) is Backend.gloo
-    assert choose_backend(Backend.nccl, ["a", "b"]) is Backend.nccl
-    with pytest.raises(SettingsError, match=r"cluster\.backend=nccl: ranks 0, 2 share one GPU"):
-        choose_backend(Backend.nccl, ["a", "b", "a"])
-    with pytest.raises(SettingsError, match=r"cluster\.backend=nccl: rank 1 has no GPU"):
-        choose_backend(Backend.nccl, ["a", None])

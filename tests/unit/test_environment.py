@@ -30,6 +30,7 @@ def test_values_are_told_with_their_ranks() -> None:
         ({"code": "def"}, "adloco_dist code differs between ranks: abc on ranks {0-2}, def on rank 3"),
         ({"torch": "2.12.1+cpu"}, "torch differs between ranks: 2.13.0 on ranks {0-2}, 2.12.1 on rank 3"),
         ({"torch": "2.13.0+cu130"}, None),
+        ({"nccl": "2.29.7"}, "NCCL differs between ranks: None on ranks {0-2}, 2.29.7 on rank 3"),
         ({"python": "3.12.1", "driver": "580.1", "threads": 8}, None),
         ({}, None),
     ],
@@ -56,6 +57,12 @@ def test_a_clock_that_is_off_is_named_once_for_its_host() -> None:
     assert remarks([*ranks[:2], *(replace(one, clock_offset_seconds=0.4) for one in ranks[2:])]) == []
     (line,) = remarks([*ranks[:2], *(replace(one, clock_offset_seconds=-2.5) for one in ranks[2:])])
     assert line.startswith("the clock of node2 is -2.5 s from that of node1")
+
+
+def test_a_gpu_that_is_not_used_is_named_once_for_its_host() -> None:
+    ranks = pool()
+    (line,) = remarks([*ranks[:2], *(replace(one, unused_gpu="driver too old") for one in ranks[2:])])
+    assert line == "node2 computes on its CPU, for torch cannot use its GPU (driver too old)"
 
 
 def test_an_environment_survives_its_message() -> None:

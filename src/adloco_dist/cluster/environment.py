@@ -7,7 +7,6 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from datetime import timedelta
 from functools import partial
 from importlib.resources import files
 from itertools import combinations
@@ -15,11 +14,14 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import pynvml
 import torch
 import torch.distributed as dist
 import transformers
+from torch.cuda import nccl
 
 import adloco_dist
+from adloco_dist.cluster.groups import form_group
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Backend
 from adloco_dist.decisions.environment import Environment, Link
@@ -46,18 +48,17 @@ def measure_links(runtime: Runtime, backend: Backend, payload_bytes: int, timeou
     heads = {node: rank for rank, node in reversed(list(enumerate(runtime.nodes)))}
     links = {}
     for pair in combinations(sorted(heads), 2):
-        ranks = [heads[node] for node in pair]
-        group = dist.new_group(ranks, timeout=timedelta(seconds=timeout_seconds), backend=backend.name)
-        if runtime.rank in ranks:
-            assert isinstance(group, dist.ProcessGroup)
+        ranks = tuple(sorted(heads[node] for node in pair))
+        group = form_group(ranks, backend, timeout_seconds)
+        if group is not None:
             device = runtime.device if backend is Backend.nccl else torch.device("cpu")
             tiny, payload = torch.zeros(1, device=device), torch.zeros(payload_bytes // 4, device=device)
             for tensor in (tiny, payload):  # connections are made by the first use
-                _all_reduce(tensor, group)
-            latency = _median_seconds(partial(_all_reduce, tiny, group), LATENCY_TRIES)
-            seconds = _median_seconds(partial(_all_reduce, payload, group), BANDWIDTH_TRIES)
+                group.all_reduce(tensor)
+            latency = _median_seconds(partial(group.all_reduce, tiny), LATENCY_TRIES)
+            seconds = _median_seconds(partial(group.all_reduce, payload), BANDWIDTH_TRIES)
             links[pair] = Link(pair, latency, payload.nbytes / seconds)
-            dist.destroy_process_group(group)
+            dist.destroy_process_group(group.process_group)
     mine = [asdict(links[pair]) for pair in links if runtime.rank == heads[pair[0]]]
     everyone = runtime.control.exchange({"links": mine})
     found = [link for message in everyone for link in message["links"]]
@@ -75,6 +76,8 @@ def _describe(runtime: Runtime, disk: Path, clock_offset_seconds: float) -> Envi
         address=interface.address if interface else None,
         device=torch.cuda.get_device_name(device) if is_cuda else f"CPU {platform.machine()}",
         driver=_driver_version() if is_cuda else None,
+        nccl=".".join(map(str, nccl.version())) if runtime.backend is Backend.nccl else None,
+        unused_gpu=runtime.unused_gpu,
         adloco_dist=adloco_dist.__version__,
         code=_code_digest(),
         torch=torch.__version__,
@@ -88,12 +91,6 @@ def _describe(runtime: Runtime, disk: Path, clock_offset_seconds: float) -> Envi
         disk_bytes=psutil.disk_usage(str(disk)).free,
         clock_offset_seconds=clock_offset_seconds,
     )
-
-
-def _all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
-    dist.all_reduce(tensor, group=group)
-    if tensor.is_cuda:
-        torch.cuda.synchronize(tensor.device)
 
 
 def _median_seconds(action: Callable[[], None], tries: int) -> float:
@@ -116,8 +113,10 @@ def _code_digest() -> str:
     return digest.hexdigest()[:12]
 
 
-def _driver_version() -> str:
-    import pynvml
-
-    pynvml.nvmlInit()
-    return str(pynvml.nvmlSystemGetDriverVersion())
+def _driver_version() -> str | None:
+    """NVIDIA's; None where its library is not there, as with AMD's GPUs and in containers without it."""
+    try:
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError:
+        return None

@@ -11,8 +11,23 @@ FIRST_FAILURE = "first_failure"
 """Key in the store: who failed first, in one line."""
 
 
+LOST_CONNECTION = (
+    "connection closed",
+    "connection reset",
+    "connection was likely closed",
+    "broken pipe",
+    "socket closed",
+    "remote process exit",
+)
+"""In the words of gloo, torch's store and NCCL."""
+
+
 class RankFailedError(RuntimeError):
     """This rank failed: where, in what, of what. torchrun's error file and the driver show its one line."""
+
+
+class LostContactError(RankFailedError):
+    """This rank lost contact with another, which has told nobody why: a signal may have ended it."""
 
 
 class PeerFailedError(RuntimeError):
@@ -44,7 +59,15 @@ def failed(error: Exception, where: str, store: Store) -> RuntimeError:
         first = store.compare_set(FIRST_FAILURE, "", line).decode()
     except RuntimeError:  # the store's host is gone
         first = line
-    return RankFailedError(line) if first == line else PeerFailedError(first)
+    if first != line:
+        return PeerFailedError(first)
+    return LostContactError(line) if is_lost_contact(error) else RankFailedError(line)
+
+
+def is_lost_contact(error: Exception) -> bool:
+    """Whether a connection between ranks is gone, rather than slow."""
+    told = str(error).lower()
+    return isinstance(error, RuntimeError) and any(words in told for words in LOST_CONNECTION)
 
 
 def is_timeout(error: RuntimeError) -> bool:

@@ -35,7 +35,7 @@ class Interface:
 
 
 def join_network(store: Store, node: int, num_nodes: int, speaks: bool, wanted: str | None) -> Interface | None:
-    """Settle on this node's interface, tell gloo, and make sure that all nodes reach each other.
+    """Settle on this node's interface, tell gloo and NCCL, and make sure that all nodes reach each other.
 
     Args:
         store: shared by all ranks.
@@ -72,8 +72,7 @@ def join_network(store: Store, node: int, num_nodes: int, speaks: bool, wanted: 
             raise SettingsError(told)
     assert interface is not None
     os.environ["GLOO_SOCKET_IFNAME"] = interface.name
-    if setting == "cluster.interface":
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface.name)
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface.name}")  # without the sign, all that begin like this
     return interface
 
 

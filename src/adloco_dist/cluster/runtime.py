@@ -4,7 +4,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 
 import torch
@@ -13,12 +13,14 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from adloco_dist.cluster.control import ControlPlane
+from adloco_dist.cluster.devices import Gpu, choose_backend, choose_device, identity
 from adloco_dist.cluster.failures import is_timeout
+from adloco_dist.cluster.groups import NCCL_ENVIRONMENT
 from adloco_dist.cluster.heartbeat import Heartbeat
 from adloco_dist.cluster.monitor import Monitor
 from adloco_dist.cluster.network import Interface, check_store, join_network
 from adloco_dist.cluster.signals import StopRequest
-from adloco_dist.config import Backend, ClusterSettings, Device, SettingsError
+from adloco_dist.config import Backend, ClusterSettings
 from adloco_dist.terminal import told_wait
 
 STORE_SECONDS = 120.0
@@ -54,6 +56,8 @@ class Runtime:
     device: torch.device
     backend: Backend
     """Of the groups that carry tensors."""
+    unused_gpu: str | None
+    """Why this rank computes on the CPU of a machine that has an NVIDIA GPU, where nobody asked for that."""
     nodes: tuple[int, ...]
     """The node of every rank."""
     hosts: tuple[str, ...]
@@ -104,6 +108,9 @@ def started(cluster: ClusterSettings, place: Place, store: Store, stop: StopRequ
     threads = cluster.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // place.local_world_size)
     torch.set_num_threads(threads)
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(threads))  # else each rank starts as many as 32
+    os.environ.update(NCCL_ENVIRONMENT)
+    # Before the heartbeat: what CUDA does at its start may hold the interpreter for longer than a silence may last.
+    found = choose_device(cluster.device, place.local_rank)
     heartbeat = Heartbeat(store, place.rank, place.world_size, cluster.heartbeat_seconds, cluster.silence_seconds, stop)
     speaks = place.local_rank == 0
     with told_wait(heartbeat.in_words, speaks):
@@ -117,23 +124,26 @@ def started(cluster: ClusterSettings, place: Place, store: Store, stop: StopRequ
         )
         assert dist.group.WORLD is not None
         control = ControlPlane(dist.group.WORLD)
-        device, error = _choose_device(cluster.device, place.local_rank)
-        control.agree(error)
-        place_of_work = {"node": place.node, "host": socket.gethostname(), "device": _identity(device)}
-        census = control.exchange(place_of_work)
-    gpus = [member["device"] for member in census]
-    turns = [gpus[:rank].count(gpu) if gpu else 0 for rank, gpu in enumerate(gpus)]
+        control.agree(found.error)
+        gpu = identity(found.device)
+        mine = {"node": place.node, "host": socket.gethostname(), "gpu": gpu and asdict(gpu)}
+        census = control.exchange(mine)
+    gpus = [one["gpu"] and Gpu(**one["gpu"]) for one in census]
+    uuids = [gpu and gpu.uuid for gpu in gpus]
+    turns = [uuids[:rank].count(uuid) if uuid else 0 for rank, uuid in enumerate(uuids)]
+    places_of_work = [gpu.uuid if gpu else one["node"] for one, gpu in zip(census, gpus, strict=True)]
     heartbeat.hosts = hosts = tuple(member["host"] for member in census)
-    monitor = Monitor(device)
+    monitor = Monitor(found.device)
     try:
         yield Runtime(
             rank=place.rank,
             world_size=place.world_size,
-            device=device,
+            device=found.device,
             backend=choose_backend(cluster.backend, gpus),
+            unused_gpu=found.unused_gpu,
             nodes=tuple(member["node"] for member in census),
             hosts=hosts,
-            ranks_on_device=census.count(place_of_work),
+            ranks_on_device=places_of_work.count(places_of_work[place.rank]),
             turn=turns[place.rank],
             num_turns=max(turns) + 1,
             threads=threads,
@@ -152,49 +162,3 @@ def started(cluster: ClusterSettings, place: Place, store: Store, stop: StopRequ
         monitor.close()
     # Not in a `finally`: after an error no more collectives; the process ends and torchrun ends the rest.
     dist.destroy_process_group()
-
-
-def _choose_device(wanted: Device, local_rank: int) -> tuple[torch.device, SettingsError | None]:
-    """The rank's device; ranks beyond the number of GPUs share them (only gloo allows that)."""
-    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if wanted is Device.cpu or (wanted is Device.auto and not num_gpus):
-        return torch.device("cpu"), None
-    if not num_gpus:
-        where = socket.gethostname()
-        line = f"cluster.device=cuda: {where} has no GPU that torch {torch.__version__} can use; set cluster.device=cpu"
-        return torch.device("cpu"), SettingsError(line)
-    device = torch.device("cuda", local_rank % num_gpus)
-    torch.cuda.set_device(device)
-    return device, None
-
-
-def _identity(device: torch.device) -> str | None:
-    """What tells two GPUs apart, across nodes too; None for a CPU."""
-    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
-
-
-def choose_backend(wanted: Backend, devices: list[str | None]) -> Backend:
-    """The backend for tensors; the same on every rank, for it depends on all devices.
-
-    Args:
-        devices: every rank's GPU, None where it has none.
-
-    Raises:
-        SettingsError: NCCL was asked for, and a rank has no GPU of its own.
-    """
-    gpus = [device for device in devices if device is not None]
-    shared = len(set(gpus)) < len(gpus)
-    if wanted is not Backend.nccl:
-        all_alone = len(gpus) == len(devices) and not shared
-        return Backend.nccl if wanted is Backend.auto and all_alone else Backend.gloo
-    if len(gpus) < len(devices):
-        without = ", ".join(str(rank) for rank, device in enumerate(devices) if device is None)
-        raise SettingsError(f"cluster.backend=nccl: rank {without} has no GPU; set cluster.backend=gloo")
-    if shared:
-        twice = next(gpu for gpu in gpus if gpus.count(gpu) > 1)
-        ranks = ", ".join(str(rank) for rank, device in enumerate(devices) if device == twice)
-        raise SettingsError(
-            f"cluster.backend=nccl: ranks {ranks} share one GPU, which NCCL cannot do; start one rank per GPU, "
-            "or set cluster.backend=gloo"
-        )
-    return Backend.nccl

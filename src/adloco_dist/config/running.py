@@ -72,7 +72,7 @@ class ClusterSettings:
     """Timeout of control messages; must outlast the difference between the fastest and slowest rank's round, and a
     whole round where ranks can be left without workers (merge.freed=retire)."""
     outer_seconds: float = 600.0
-    """Timeout of the traffic of outer steps and merges."""
+    """Timeout of one exchange of tensors, in an outer step or a merge, as a whole."""
     heartbeat_seconds: float = 1.0
     """Every rank says so often that it lives, and where it stands."""
     silence_seconds: float = 10.0

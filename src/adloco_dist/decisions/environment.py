@@ -39,6 +39,10 @@ class Environment:
     """Free where run directories are made."""
     clock_offset_seconds: float = 0.0
     """Of the host's clock, ahead of rank 0's."""
+    nccl: str | None = None
+    """Version of NCCL; None where gloo carries the tensors."""
+    unused_gpu: str | None = None
+    """Why the rank computes on the CPU of a machine that has an NVIDIA GPU, where nobody asked for that."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,7 @@ def must_agree(environment: Environment) -> dict[str, str]:
         "adloco_dist version": environment.adloco_dist,
         "adloco_dist code": environment.code,
         "torch": environment.torch.partition("+")[0],
+        "NCCL": str(environment.nccl),
     }
 
 
@@ -89,6 +94,10 @@ def remarks(environments: Sequence[Environment]) -> list[str]:
         if len(set(values)) > 1:
             lines.append(f"{name} differs: {told_by_value(values)}")
     for environment in _first_of_each_host(environments):
+        if environment.unused_gpu:
+            lines.append(
+                f"{environment.host} computes on its CPU, for torch cannot use its GPU ({environment.unused_gpu})"
+            )
         if abs(environment.clock_offset_seconds) > LARGEST_CLOCK_OFFSET_SECONDS:
             lines.append(
                 f"the clock of {environment.host} is {environment.clock_offset_seconds:+.1f} s from that of "

@@ -18,6 +18,11 @@ class Layout:
         """Ids of the living trainers, ascending: the one order in which collectives are issued."""
         return sorted(self.hosts)
 
+    @property
+    def rank_sets(self) -> list[tuple[int, ...]]:
+        """Every trainer's ranks, in the order of the trainers."""
+        return [self.ranks(trainer) for trainer in self.trainers]
+
     def num_workers(self, trainer: int) -> int:
         return len(self.hosts[trainer])
 

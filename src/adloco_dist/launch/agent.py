@@ -70,7 +70,7 @@ def _followed(rendezvous: Rendezvous, num_ranks: int, arguments: tuple[str, ...]
         if failures and stopping.explains(failures):
             return EXIT_STOPPED
         if failures:
-            return _told(failures)
+            return tell_cause(failures)
         return max((code for code in noted_codes(Path(os.environ[OUTCOME])) if code is not None), default=0)
 
 
@@ -178,7 +178,7 @@ def _signal_ranks(number: signal.Signals) -> int:
     return len(ranks)
 
 
-def _told(failures: Mapping[int, ProcessFailure]) -> int:
+def tell_cause(failures: Mapping[int, ProcessFailure]) -> int:
     """Print the cause of this node's failures, unless its ranks have; the exit code.
 
     Args:
@@ -187,17 +187,21 @@ def _told(failures: Mapping[int, ProcessFailure]) -> int:
     if EXIT_USER_ERROR in {failure.exitcode for failure in failures.values()}:  # and said why
         return EXIT_USER_ERROR
     host = socket.gethostname()
-    # A rank that a signal ended has told nobody: the others only lost contact with it. (SIGTERM came from the agent.)
+    # What a rank has told of itself explains signals too. A rank that a signal ended without a word is the cause of
+    # what the others tell, who lost contact with it. (SIGTERM came from the agent.)
     by_signal = [(rank, failure) for rank, failure in failures.items() if failure.exitcode < 0]
     killed = [(rank, failure) for rank, failure in by_signal if failure.exitcode != -signal.SIGTERM]
     recorded = [message for failure in failures.values() if (message := _recorded(failure))]
     own = [message for message in recorded if message.startswith("RankFailedError: ")]
-    if killed:
+    lost = [message for message in recorded if message.startswith("LostContactError: ")]
+    if own:
+        line = f"error: {own[0].removeprefix('RankFailedError: ')}"
+    elif killed:
         rank, failure = killed[0]  # the first to be found
         advice = "; was memory short?" if -failure.exitcode == signal.SIGKILL else ""
         line = f"error: rank {rank} on {host}: ended by {signal.Signals(-failure.exitcode).name}{advice}"
-    elif own:
-        line = f"error: {own[0].removeprefix('RankFailedError: ')}"
+    elif lost:
+        line = f"error: {lost[0].removeprefix('LostContactError: ')}"
     elif recorded:  # the cause is on another node, which tells it
         line = f"ended on {host}: {recorded[0].removeprefix('PeerFailedError: ')}"
     else:

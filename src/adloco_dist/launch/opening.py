@@ -69,7 +69,9 @@ def open_journal(
         from adloco_dist.run.tracking import WandbSink  # half a second, and files in the temporary folder
 
         sinks.append(WandbSink(settings.tracking, taken.path, plain, earlier.get("tracking_id")))
-    for line in [f"computes in {facts['arithmetic']}", *remarks(environments), *rank.splits.notes]:
+    crowding = rank.groups.crowding(premises.layout.rank_sets)
+    notes = [f"computes in {facts['arithmetic']}", *remarks(environments), *rank.splits.notes]
+    for line in [*notes, *([crowding] if crowding else [])]:
         print_note(line)
     display = Display(new_console(least_width=LEAST_WIDTH), settings.budget, source.state.seconds if source else 0.0)
     return Journal([*sinks, display], display.tell), display.tell

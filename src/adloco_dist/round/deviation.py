@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.distributed as dist
 
 from adloco_dist.cluster.control import ControlPlane
+from adloco_dist.cluster.groups import Group
 from adloco_dist.config import Settings
 from adloco_dist.data.order import permutation
 from adloco_dist.data.tokens import Store
@@ -68,7 +68,7 @@ class BatchFigures:
     """Of g_j with G; 0 where g_j is 0."""
 
 
-def full_gradient(subject: Subject, control: ControlPlane, group: dist.ProcessGroup | None) -> FullGradient:
+def full_gradient(subject: Subject, control: ControlPlane, group: Group | None) -> FullGradient:
     """G, of whose sequences every rank takes each world_size-th; one all-reduce. Collective.
 
     Args:
@@ -86,7 +86,7 @@ def full_gradient(subject: Subject, control: ControlPlane, group: dist.ProcessGr
     sums = control.exchange({"loss": loss, "targets": targets})
     loss, targets = sum(one["loss"] for one in sums), sum(one["targets"] for one in sums)
     if group is not None:
-        dist.all_reduce(vector, group=group)
+        group.all_reduce(vector)
     vector.div_(targets)
     return FullGradient(vector, float(inner_product(vector, vector)), loss / targets, targets)
 

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from adloco_dist.cluster.groups import Group
 from adloco_dist.config import BatchRequest, Estimator, GradientNorm, Settings
 from adloco_dist.data.batch import Batch, relative_sizes
 from adloco_dist.decisions.layout import Layout
@@ -49,7 +49,7 @@ class GradientEstimator(Protocol):
         """Who watches `worker`'s first update of the round; asked for anew where the update begins again."""
         ...
 
-    def measure(self, trainer: Trainer, layout: Layout, group: dist.ProcessGroup | None) -> Measured:
+    def measure(self, trainer: Trainer, layout: Layout, group: Group | None) -> Measured:
         """Exchange what was seen. Collective over the trainer's ranks."""
         ...
 
@@ -92,7 +92,7 @@ class SketchEstimator:
         self._watchers[worker] = _SketchWatcher(lane, self._settings.batching.chunks)
         return self._watchers[worker]
 
-    def measure(self, trainer: Trainer, layout: Layout, group: dist.ProcessGroup | None) -> Measured:
+    def measure(self, trainer: Trainer, layout: Layout, group: Group | None) -> Measured:
         rows, sizes = {}, {}
         for worker, seen in self._watchers.items():
             ends = torch.stack(seen.sums)
@@ -132,7 +132,7 @@ class PerSequenceEstimator:
 
         return _WholeBatchWatcher(lane, see)
 
-    def measure(self, trainer: Trainer, layout: Layout, group: dist.ProcessGroup | None) -> Measured:
+    def measure(self, trainer: Trainer, layout: Layout, group: Group | None) -> Measured:
         measured = _measure_rows(self._rows, self._sizes, trainer, layout, group, self._settings, None)
         self._rows.clear()
         self._sizes.clear()
@@ -172,16 +172,16 @@ class WorkersEstimator:
 
         return _WholeBatchWatcher(lane, see)
 
-    def measure(self, trainer: Trainer, layout: Layout, group: dist.ProcessGroup | None) -> Measured:
+    def measure(self, trainer: Trainer, layout: Layout, group: Group | None) -> Measured:
         measured = self._exchange(trainer, layout, group) if layout.num_workers(trainer.id) >= 2 else Measured()
         self._sum = torch.zeros(0)
         self._seen.clear()
         return measured
 
-    def _exchange(self, trainer: Trainer, layout: Layout, group: dist.ProcessGroup | None) -> Measured:
+    def _exchange(self, trainer: Trainer, layout: Layout, group: Group | None) -> Measured:
         num_workers = layout.num_workers(trainer.id)
         if group is not None:
-            dist.all_reduce(self._sum, group=group)
+            group.all_reduce(self._sum)
         mean = self._sum.div_(num_workers)
         mean_squared_norm = mean @ mean
         rows = {
@@ -240,7 +240,7 @@ def _measure_rows(
     sizes: Mapping[int, torch.Tensor],
     trainer: Trainer,
     layout: Layout,
-    group: dist.ProcessGroup | None,
+    group: Group | None,
     settings: Settings,
     sketch_size: int | None,
 ) -> Measured:
@@ -264,7 +264,7 @@ def _measure_rows(
 
 
 def _gather(
-    rows: Mapping[int, torch.Tensor], trainer: Trainer, layout: Layout, group: dist.ProcessGroup | None
+    rows: Mapping[int, torch.Tensor], trainer: Trainer, layout: Layout, group: Group | None
 ) -> tuple[torch.Tensor | None, int]:
     """All workers' rows, in the order of their ids, on the trainer's lowest rank.
 
@@ -284,10 +284,8 @@ def _gather(
     height, width = next(iter(rows.values())).shape
     mine = torch.cat([rows[worker] for worker in sorted(rows)])
     padded = torch.cat([mine, mine.new_zeros(most * height - len(mine), width)])
-    is_root = dist.get_rank() == ranks[0]
-    received = [torch.empty_like(padded) for _ in ranks] if is_root else None
-    dist.gather(padded, received, dst=ranks[0], group=group)
-    if received is None:
+    received = group.gather(padded)
+    if not received:
         return None, padded.nbytes
     by_worker = {}
     for rank, part in zip(ranks, received, strict=True):

@@ -5,10 +5,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from adloco_dist.cluster.groups import Group
 from adloco_dist.data.batch import Batch
 from adloco_dist.decisions.switch import pass_size
 from adloco_dist.losses import Losses, losses
@@ -58,7 +58,7 @@ def accumulate_gradient(
     return mean_loss
 
 
-def data_parallel(flat_model: FlatModel, worker: Worker, group: dist.ProcessGroup | None) -> nn.Module:
+def data_parallel(flat_model: FlatModel, worker: Worker, group: Group | None) -> nn.Module:
     """The module of algorithm=ddp: gradients are averaged over `group` in every backward pass."""
     flat_model.point_at(worker.weights)
     if group is None:
@@ -66,7 +66,7 @@ def data_parallel(flat_model: FlatModel, worker: Worker, group: dist.ProcessGrou
     return DistributedDataParallel(
         flat_model.module,
         device_ids=[flat_model.device.index] if flat_model.device.type == "cuda" else None,
-        process_group=group,
+        process_group=group.process_group,
         # All ranks built the same module, and its buffers are constants: nothing but gradients needs to travel.
         init_sync=False,
         broadcast_buffers=False,

@@ -6,15 +6,13 @@ from itertools import pairwise
 import torch
 import torch.distributed as dist
 
-from adloco_dist.cluster.groups import Groups
+from adloco_dist.cluster.groups import Group, Groups
 from adloco_dist.decisions.regrouping import Transfer
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.trainer import Trainer
 
 
-def combine(
-    vectors: Mapping[int, torch.Tensor], transfer: Transfer, total: torch.Tensor, group: dist.ProcessGroup | None
-) -> int:
+def combine(vectors: Mapping[int, torch.Tensor], transfer: Transfer, total: torch.Tensor, group: Group | None) -> int:
     """Fill `total` with the sum of share times vector over the members of a transfer, on all its ranks.
 
     Every rank sums one slice. Of the members that it hosts it has the slice already; of each other member one of the
@@ -43,19 +41,13 @@ def combine(
         sizes_in = [len(transfer.sent(sender, rank)) * (mine.stop - mine.start) for sender in ranks]
         sent = _joined([piece for parts in outgoing for piece in parts], total)
         received = total.new_empty(sum(sizes_in))
-        dist.all_to_all_single(received, sent, sizes_in, sizes_out, group=group)
+        group.all_to_all(received, sent, sizes_in, sizes_out)
         incoming = [id for sender in ranks for id in transfer.sent(sender, rank)]
         pieces |= zip(incoming, received.split(mine.stop - mine.start) if incoming else (), strict=True)
         bytes_sent = sent.nbytes
     _sum_into(total[mine], {id: pieces[id].to(total.device) for id in transfer.shares}, transfer.shares)
     if group is not None:
-        works = [
-            dist.broadcast(total[part], src=sender, group=group, async_op=True)
-            for sender, part in zip(ranks, slices, strict=True)
-        ]
-        for work in works:
-            assert work is not None
-            work.wait()
+        group.broadcast_each([total[part] for part in slices])
         bytes_sent += (len(ranks) - 1) * total[mine].nbytes
     return bytes_sent
 

@@ -7,8 +7,8 @@ Delta = mean over the trainer's workers of (x - w_m), then SGD on the anchor x w
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
+from adloco_dist.cluster.groups import Group
 from adloco_dist.pool.trainer import Trainer
 
 CHUNK_ELEMENTS = 1 << 20
@@ -28,7 +28,7 @@ class OuterStep:
     """By this rank."""
 
 
-def outer(trainer: Trainer, group: dist.ProcessGroup | None) -> OuterStep:
+def outer(trainer: Trainer, group: Group | None) -> OuterStep:
     """One outer step of a trainer; every rank of `group` takes the same step, and nobody broadcasts.
 
     A worker whose weights or losses are not finite contributes nothing and restarts from the new anchor with fresh
@@ -43,7 +43,7 @@ def outer(trainer: Trainer, group: dist.ProcessGroup | None) -> OuterStep:
     payload = flat_model.payload
     payload[-1] = sum(finite)
     if group is not None:
-        dist.all_reduce(payload, group=group)
+        group.all_reduce(payload)
     num_finite = int(payload[-1])
     if num_finite:
         flat_model.gradient.div_(num_finite)
@@ -75,9 +75,9 @@ def adopt(trainer: Trainer) -> OuterStep:
     return OuterStep(int(is_finite), [] if is_finite else [worker.id], norm, 0)
 
 
-def ring_bytes_sent(payload: torch.Tensor, group: dist.ProcessGroup | None) -> int:
+def ring_bytes_sent(payload: torch.Tensor, group: Group | None) -> int:
     """Bytes that each rank sends in a ring all-reduce over n ranks: 2 (n - 1) / n of the payload."""
-    num_ranks = 1 if group is None else dist.get_world_size(group)
+    num_ranks = 1 if group is None else len(group.ranks)
     return 2 * (num_ranks - 1) * payload.nbytes // num_ranks
 
 

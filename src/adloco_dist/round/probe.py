@@ -17,8 +17,9 @@ from adloco_dist.round.gradient import accumulate_gradient
 
 
 def probe_capacity(
-    lanes: Sequence[Lane], trainers: Sequence[Trainer], settings: Settings, most: int, sharers: int
-) -> int | None:
+    lanes: Sequence[Lane], trainers: Sequence[Trainer], settings: Settings, most: int, sharers: int,
+    reserved_bytes: int = 0,
+) -> int | None:  # fmt: skip
     """Sequences per pass that fit beside the rank's share of the pool; None: any batch up to `most` does.
 
     On a GPU by trying; on a CPU, which would swap or be killed, by counting the bytes of small passes. Leaves the
@@ -27,6 +28,7 @@ def probe_capacity(
     Args:
         most: the largest local batch that any of the trainers can ask for.
         sharers: ranks between which the device's free memory is divided.
+        reserved_bytes: of a GPU's memory, for what is yet to come.
 
     Returns:
         0 or less where not even one sequence fits.
@@ -37,17 +39,19 @@ def probe_capacity(
     flat_model = lanes[0].flat_model
     flat_model.point_at(trainers[0].workers[0].weights.to(flat_model.device))
     if flat_model.device.type == "cuda":
-        capacity = _by_trying(lanes[0], settings, most * len(lanes), sharers) // len(lanes)
+        capacity = _by_trying(lanes[0], settings, most * len(lanes), sharers, reserved_bytes) // len(lanes)
     else:
         capacity = _by_counting(flat_model, trainers, settings, sharers, len(lanes))
     flat_model.gradient.zero_()
     return None if capacity >= most else capacity
 
 
-def count_resident(lane: Lane, settings: Settings, num_trainers: int, num_workers: int, sharers: int) -> int | None:
+def count_resident(
+    lane: Lane, settings: Settings, num_trainers: int, num_workers: int, sharers: int, reserved_bytes: int = 0
+) -> int | None:
     """How many of a rank's instances stay on its GPU, counted before there are any; None: all.
 
-    As many as leave room for a pass of one sequence.
+    As many as leave room for a pass of one sequence, and for `reserved_bytes`.
     """
     flat_model, instances = lane.flat_model, settings.instances
     if instances.resident is not None:
@@ -62,19 +66,20 @@ def count_resident(lane: Lane, settings: Settings, num_trainers: int, num_worker
         taken += (vectors["anchors"] + vectors["outer momentum"]) * vector_bytes
     free_device_memory()
     free, _ = torch.cuda.mem_get_info(flat_model.device)
-    left = settings.batching.padding_fraction * free / sharers - taken
+    left = settings.batching.padding_fraction * (free / sharers - reserved_bytes) - taken
     return None if left >= num_workers * per_worker else max(1, int(left // per_worker))
 
 
-def _by_trying(lane: Lane, settings: Settings, most: int, sharers: int) -> int:
+def _by_trying(lane: Lane, settings: Settings, most: int, sharers: int, reserved_bytes: int) -> int:
     """Passes of what trains, under a limit of padding_fraction of the free memory, by bisection.
 
     What the pool holds is allocated already, moments included, and a fused optimizer step needs nothing more.
     """
     flat_model, device = lane.flat_model, lane.flat_model.device
     free, total = torch.cuda.mem_get_info(device)
-    usable = settings.batching.padding_fraction * (free / sharers + torch.cuda.memory_reserved(device))
-    torch.cuda.set_per_process_memory_fraction(min(1.0, usable / total), device)
+    room = free / sharers + torch.cuda.memory_reserved(device) - reserved_bytes
+    usable = settings.batching.padding_fraction * room
+    torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, usable / total)), device)
 
     def fits(batch: int) -> bool:
         try:

@@ -1,0 +1,128 @@
+"""Which device a rank computes on, and which backend joins those of all ranks."""
+
+import os
+import socket
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from adloco_dist.config import Backend, Device, SettingsError
+from adloco_dist.terminal import first_line
+
+DEVICES = Path("/dev")
+HIDDEN = ("", "-1")
+"""What CUDA_VISIBLE_DEVICES is set to where GPUs are not to be used."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What tells the GPUs of a run apart, across nodes too. Travels as a message."""
+
+    uuid: str
+    """Of what torch computes on: a whole GPU or, of one that is split (MIG), a part."""
+    slot: str
+    """Where the whole GPU is, as NCCL sees it: the machine, and the address on its bus."""
+
+
+@dataclass(frozen=True)
+class FoundDevice:
+    """What came of looking for a rank's device."""
+
+    device: torch.device
+    error: SettingsError | None = None
+    """Why what was asked for cannot be had here; all ranks are to agree on it."""
+    unused_gpu: str | None = None
+    """Why this is the CPU although the machine has an NVIDIA GPU, where nobody asked for that."""
+
+
+def choose_device(wanted: Device, local_rank: int) -> FoundDevice:
+    """The rank's device, set up for use; ranks beyond the number of GPUs share them (only gloo allows that).
+
+    Args:
+        local_rank: the rank's place among those of its node.
+    """
+    cpu = torch.device("cpu")
+    if wanted is Device.cpu:
+        return FoundDevice(cpu)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a driver that is too old: it is in the line below
+        num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    host = socket.gethostname()
+    if not num_gpus and wanted is Device.auto:
+        return FoundDevice(cpu, unused_gpu=_why_unusable() if _has_nvidia_gpu() else None)
+    if not num_gpus:
+        where = f"{host} has no GPU that torch {torch.__version__} can use ({_why_unusable()})"
+        line = f"cluster.device=cuda: {where}; set cluster.device=cpu, or install what is missing there"
+        return FoundDevice(cpu, SettingsError(line))
+    index = local_rank % num_gpus
+    device = torch.device("cuda", index)
+    try:
+        torch.cuda.set_device(device)
+        torch.ones(1, device=device).item()  # memory, and a kernel
+    except (RuntimeError, torch.cuda.DeferredCudaCallError) as error:
+        where = f"GPU {index} of {host} cannot be used ({first_line(error)})"
+        remedy = "nvidia-smi shows who uses it and how; choose others with CUDA_VISIBLE_DEVICES, or cluster.device=cpu"
+        return FoundDevice(cpu, SettingsError(f"cluster.device={wanted.name}: {where}; {remedy}"))
+    return FoundDevice(device)
+
+
+def identity(device: torch.device) -> Gpu | None:
+    """What tells a GPU from all others of the run; None for a CPU."""
+    if device.type != "cuda":
+        return None
+    properties = torch.cuda.get_device_properties(device)
+    # torch's stub does not know them, and builds for other makers' GPUs may not have them.
+    address = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    uuid = str(properties.uuid)
+    return Gpu(uuid, uuid if None in address else f"{_machine()} {address}")
+
+
+def choose_backend(wanted: Backend, gpus: Sequence[Gpu | None]) -> Backend:
+    """The backend for tensors; the same on every rank, for it depends on all devices.
+
+    Args:
+        gpus: every rank's, None where it has none.
+
+    Raises:
+        SettingsError: NCCL was asked for, and a rank has no GPU of its own.
+    """
+    without = [rank for rank, gpu in enumerate(gpus) if gpu is None]
+    ranks_in: dict[str, list[int]] = {}
+    for rank, gpu in enumerate(gpus):
+        if gpu is not None:
+            ranks_in.setdefault(gpu.slot, []).append(rank)
+    shared = next((ranks for ranks in ranks_in.values() if len(ranks) > 1), None)
+    if wanted is not Backend.nccl:
+        return Backend.gloo if wanted is Backend.gloo or without or shared else Backend.nccl
+    if without:
+        told = ", ".join(map(str, without))
+        raise SettingsError(f"cluster.backend=nccl: rank {told} has no GPU; set cluster.backend=gloo")
+    if shared:
+        one = len({gpu.uuid for rank, gpu in enumerate(gpus) if gpu and rank in shared}) < len(shared)
+        told = f"ranks {', '.join(map(str, shared))} " + ("share" if one else "are on parts (MIG) of") + " one GPU"
+        raise SettingsError(
+            f"cluster.backend=nccl: {told}, which NCCL cannot do; start one rank per GPU, or set cluster.backend=gloo"
+        )
+    return Backend.nccl
+
+
+def _why_unusable() -> str:
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return first_line(error)
+    return "torch finds none"
+
+
+def _has_nvidia_gpu() -> bool:
+    """Whether there is one that was not hidden from this process on purpose."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES") not in HIDDEN and any(DEVICES.glob("nvidia[0-9]*"))
+
+
+def _machine() -> str:
+    """What NCCL tells machines apart by: two containers of one have different host names, and are two to it."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return os.environ.get("NCCL_HOSTID") or f"{socket.gethostname()} {boot.read_text().strip()}"
