@@ -29,6 +29,7 @@ from adloco_dist.pool.trainer import Trainer
 from adloco_dist.pool.worker import Worker
 from adloco_dist.round.concurrency import find_lanes
 from adloco_dist.round.estimate import GradientEstimator, new_estimator
+from adloco_dist.round.examine import examine_module
 from adloco_dist.round.gradient import data_parallel
 from adloco_dist.round.merge import merge
 from adloco_dist.round.probe import count_resident, probe_capacity
@@ -82,7 +83,7 @@ def host(
     Raises:
         SettingsError: on all ranks, when one of them cannot do what is asked, or not even one sequence fits on it.
     """
-    first = new_lane(module, runtime.device, settings)
+    first = new_lane(module, runtime.device, settings, examine_module(module, settings, runtime))
     flat_model = first.flat_model
     initial_weights = flat_model.initial_weights()
     data, seed = settings.data, settings.seed

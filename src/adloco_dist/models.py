@@ -119,11 +119,11 @@ def computable(model: ModelSettings, config: PretrainedConfig, is_classifier: bo
     """
     try:
         module = from_config(model, config, is_classifier)
-        trial_losses(module, is_classifier).sum().backward()
+        trial_losses(module.eval(), is_classifier).sum().backward()  # in which no buffer changes
     except Exception as error:  # of any kind: what does not fit together shows when it is built, or computed
         raise not_computable(model, error) from error
     module.zero_grad(set_to_none=True)
-    return module
+    return module.train()
 
 
 def trial_losses(module: PreTrainedModel, is_classifier: bool) -> torch.Tensor:

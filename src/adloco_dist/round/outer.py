@@ -1,7 +1,8 @@
 """The outer step: pseudo-gradients averaged over a trainer's workers, one step of the outer optimizer.
 
 Delta = mean over the trainer's workers of (x - w_m), then SGD on the anchor x with Delta as its gradient
-(DiLoCo, 2311.08105, Algorithm 1, lines 12 to 14).
+(DiLoCo, 2311.08105, Algorithm 1, lines 12 to 14). Buffers that training changes are no parameters: the anchor's become
+the mean of the workers'.
 """
 
 from collections.abc import Iterator
@@ -55,28 +56,40 @@ def outer(trainer: Trainer, group: dist.ProcessGroup | None) -> OuterStep:
     for worker, was_finite in zip(trainer.workers, finite, strict=True):
         if not was_finite:
             worker.reset_optimizer()
-    norm = float(torch.linalg.vector_norm(flat_model.gradient)) if num_finite else 0.0
+    norm = _pseudo_gradient_norm(trainer) if num_finite else 0.0
     spoilt = [worker.id for worker, was_finite in zip(trainer.workers, finite, strict=True) if not was_finite]
     wait_for(flat_model.device)  # the CPU may read what was copied into its memory
     return OuterStep(num_finite, spoilt, norm, ring_bytes_sent(payload, group))
 
 
-def adopt(trainer: Trainer) -> OuterStep:
+def adopt(trainer: Trainer, group: dist.ProcessGroup | None) -> OuterStep:
     """What algorithm=ddp does instead: its workers are equal already, so the anchor becomes the weights.
 
-    Weights that are not finite are so on all ranks, for gradients are averaged; all of them go on from the anchor then,
-    with fresh moments.
+    But for buffers that training changes, which followed each rank's own sequences: they are averaged. Parameters that
+    are not finite are so on all ranks, for gradients are averaged; all of them go on from the anchor then, with fresh
+    moments.
     """
     (worker,) = trainer.workers
-    is_finite = bool(torch.isfinite(worker.weights.sum()))
-    _sum_differences(trainer, [is_finite])
+    flat_model, boundary = trainer.flat_model, trainer.flat_model.buffer_boundary
+    is_finite = bool(torch.isfinite(worker.weights[:boundary].sum()))
+    contributes = bool(torch.isfinite(worker.weights.sum()))
+    _sum_differences(trainer, [contributes])
+    buffers = flat_model.payload[boundary:]
+    buffers[-1] = contributes
+    bytes_sent = 0
+    if group is not None and boundary < flat_model.num_elements:
+        dist.all_reduce(buffers, group=group)
+        bytes_sent = ring_bytes_sent(buffers, group)
+    num_contributing = int(buffers[-1])
     if is_finite:
-        trainer.anchor.copy_(worker.weights)
+        trainer.anchor[:boundary].copy_(worker.weights[:boundary])
+        if num_contributing:
+            trainer.anchor[boundary:].copy_(buffers[:-1].mul_(1 / num_contributing))
     else:
-        worker.weights.copy_(trainer.anchor)
         worker.reset_optimizer()
-    norm = float(torch.linalg.vector_norm(trainer.flat_model.gradient))
-    return OuterStep(int(is_finite), [] if is_finite else [worker.id], norm, 0)
+    worker.weights.copy_(trainer.anchor)
+    spoilt = [] if contributes else [worker.id]
+    return OuterStep(int(contributes), spoilt, _pseudo_gradient_norm(trainer), bytes_sent)
 
 
 def ring_bytes_sent(payload: torch.Tensor, group: dist.ProcessGroup | None) -> int:
@@ -104,9 +117,12 @@ def sgd_step(anchor: torch.Tensor, momentum: torch.Tensor | None, gradient: torc
 
 
 def _sum_differences(trainer: Trainer, finite: list[bool]) -> None:
-    """Fill the flat model's gradient with the sum of x - w_m over this rank's finite workers."""
+    """Fill the flat model's gradient with the sum of x - w_m over this rank's finite workers; of buffers, of w_m."""
     device, gradient = trainer.flat_model.device, trainer.flat_model.gradient
     contributors = [worker.weights for worker, is_finite in zip(trainer.workers, finite, strict=True) if is_finite]
+    buffers = gradient[trainer.flat_model.buffer_boundary :].zero_()
+    for weights in contributors:
+        buffers.add_(weights[trainer.flat_model.buffer_boundary :].to(device))
     if not contributors:
         gradient.zero_()
         return
@@ -114,11 +130,11 @@ def _sum_differences(trainer: Trainer, finite: list[bool]) -> None:
         anchor = trainer.anchor[part].to(device, non_blocking=True)
         for index, weights in enumerate(contributors):
             # Differences first: x - w is small beside x, and a sum of weights would round it away.
-            weights_part = weights[part].to(device, non_blocking=True)
+            addend = weights[part].to(device, non_blocking=True)
             if index == 0:
-                torch.sub(anchor, weights_part, out=gradient[part])
+                torch.sub(anchor, addend, out=gradient[part])
             else:
-                gradient[part].add_(anchor - weights_part)
+                gradient[part].add_(anchor - addend)
 
 
 def _step(trainer: Trainer, num_finite: int) -> None:
@@ -140,9 +156,20 @@ def _step(trainer: Trainer, num_finite: int) -> None:
                     home.copy_(new, non_blocking=True)
         for worker in trainer.workers:
             worker.weights[part].copy_(anchor, non_blocking=True)
+    buffers = slice(trainer.flat_model.buffer_boundary, None)
+    if num_finite:
+        trainer.anchor[buffers].copy_(trainer.flat_model.gradient[buffers].mul_(1 / num_finite))
+    for worker in trainer.workers:
+        worker.weights[buffers].copy_(trainer.anchor[buffers])
+
+
+def _pseudo_gradient_norm(trainer: Trainer) -> float:
+    return float(torch.linalg.vector_norm(trainer.flat_model.gradient[: trainer.flat_model.buffer_boundary]))
 
 
 def _chunks(trainer: Trainer) -> Iterator[slice]:
-    size = CPU_CHUNK_ELEMENTS if trainer.flat_model.device.type == "cpu" else GPU_CHUNK_ELEMENTS
-    for start in range(0, len(trainer.anchor), size):
-        yield slice(start, start + size)
+    """Of the parameters; the buffers behind them are few."""
+    end, device = trainer.flat_model.buffer_boundary, trainer.flat_model.device
+    size = CPU_CHUNK_ELEMENTS if device.type == "cpu" else GPU_CHUNK_ELEMENTS
+    for start in range(0, end, size):
+        yield slice(start, min(start + size, end))
