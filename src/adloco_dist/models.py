@@ -21,7 +21,7 @@ from adloco_dist.config import ModelSettings, SettingsError
 from adloco_dist.data.batch import Batch
 from adloco_dist.data.encoding import Vocabulary
 from adloco_dist.data.hub import fetching
-from adloco_dist.shapes import auto_class, count_parameters, load_weights, stored_shapes
+from adloco_dist.shapes import ParameterCount, auto_class, count_parameters, load_weights, stored_shapes
 from adloco_dist.terminal import first_line
 
 NO_TARGET = -100
@@ -87,7 +87,7 @@ def build_model(model: ModelSettings, config: PretrainedConfig, seed: int, is_cl
     return module
 
 
-def num_parameters(model: ModelSettings, config: PretrainedConfig, is_classifier: bool = False) -> int:
+def num_parameters(model: ModelSettings, config: PretrainedConfig, is_classifier: bool = False) -> ParameterCount:
     """Of the module that `build_model` builds, without building it.
 
     Raises:
@@ -200,7 +200,7 @@ def _warm(model: ModelSettings, name: str, config: PretrainedConfig, is_classifi
     wrong = f"model.warm_start={name}: its weights do not fit its config"
     with fetching("model.warm_start", f"{name}, its weights as safetensors", FETCH_REMEDY):
         stored = sum(shape.numel() for shape in stored_shapes(Path(source)).values())
-    needed = num_parameters(model, config, is_classifier)
+    needed = num_parameters(model, config, is_classifier).total
     if 0 < MOST_NEW * stored < needed:  # told before as many are built
         raise SettingsError(f"{wrong}: {stored:,} numbers for {needed:,} parameters; {remedy}")
     with fetching("model.warm_start", f"{name}, its weights as safetensors", FETCH_REMEDY):

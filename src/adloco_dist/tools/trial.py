@@ -35,7 +35,7 @@ def try_out(model: ModelSettings, config: PretrainedConfig, is_classifier: bool)
         errors = [error for mask in masks if (error := _error(module, mask))]
     if len(errors) < len(masks):
         return
-    if num_parameters(model, config, is_classifier) <= MOST_COMPUTED:
+    if num_parameters(model, config, is_classifier).total <= MOST_COMPUTED:
         computable(model, config, is_classifier)
     elif SIZES_DIFFER.search(str(errors[-1])):
         raise not_computable(model, errors[-1]) from errors[-1]
