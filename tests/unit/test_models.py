@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from support import SEQUENCE_LENGTH, VOCAB_SIZE, first_sequences, small_settings
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from adloco_dist.config import Settings, SettingsError
 from adloco_dist.config.compose import compose
@@ -16,6 +16,7 @@ from adloco_dist.pool.capacity import state_bytes
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.lane import new_lane
 from adloco_dist.round.gradient import accumulate_gradient
+from adloco_dist.run.model import save_model
 from adloco_dist.tools.trial import try_out
 
 CPU = torch.device("cpu")
@@ -59,6 +60,17 @@ def test_frozen_parameters_are_counted_apart() -> None:
     assert state_bytes(settings, 1, 2, count.trained, count.frozen) == 4 * count.frozen + state_bytes(
         settings, 1, 2, count.trained, 0
     )
+
+
+def test_a_saved_model_has_its_frozen_parameters(tmp_path: Path) -> None:
+    overrides = (f"+model.overrides.{field}=16" for field in ("d_model", "decoder_ffn_dim", "decoder_layers"))
+    settings = compose(["model=causal", "model.architecture=pegasus", *overrides])
+    before = {name: parameter.detach().clone() for name, parameter in built(settings).named_parameters()}
+    flat_model = FlatModel(built(settings), CPU, settings.precision)
+    path = save_model(tmp_path, flat_model, 2 * flat_model.initial_weights(), Vocabulary(VOCAB_SIZE))
+    for name, parameter in AutoModelForCausalLM.from_pretrained(path).named_parameters():
+        factor = 1 if name == "model.decoder.embed_positions.weight" else 2
+        torch.testing.assert_close(parameter.detach(), factor * before[name], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
