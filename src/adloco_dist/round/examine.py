@@ -63,7 +63,10 @@ def _frozen_bits(module: nn.Module) -> int:
     frozen += [tensor for buffer in persistent_buffers(module) if (tensor := buffer.tensor) is not None]
     checksum = 0
     for tensor in frozen:
-        content = tensor.contiguous().view(-1).view(torch.uint8)
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            continue
+        # A copy, whose memory begins at a whole word.
+        content = tensor.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
         words = content.view(torch.int64) if content.numel() % 8 == 0 else content
         checksum = (31 * checksum + int(words.sum())) % 2**64
     return checksum

@@ -15,11 +15,11 @@ from adloco_dist.config import OuterSettings
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.round.phases import wait_for
 
-CPU_CHUNK_ELEMENTS = 1 << 16
+CPU_CHUNK_ELEMENTS = 1 << 17
 GPU_CHUNK_ELEMENTS = 1 << 22
-"""The vectors are worked through in chunks, so that no second vector of the model's size is needed. On a CPU a chunk of
-each stays in the cache from one operation to the next; on a GPU it is worth the 5 us that launching an operation costs,
-and outer state in CPU memory passes through."""
+"""The vectors are worked through in chunks, so that no second vector of the model's size is needed. On a CPU each thread's
+part of a chunk stays in its cache from one operation to the next; on a GPU a chunk is worth the 5 us that launching an
+operation costs, and outer state in CPU memory passes through."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,12 @@ def adopt(trainer: Trainer, group: dist.ProcessGroup | None) -> OuterStep:
         trainer.anchor[:boundary].copy_(worker.weights[:boundary])
         if num_contributing:
             trainer.anchor[boundary:].copy_(buffers[:-1].mul_(1 / num_contributing))
+        worker.weights[boundary:].copy_(trainer.anchor[boundary:])
     else:
+        worker.weights.copy_(trainer.anchor)
         worker.reset_optimizer()
-    worker.weights.copy_(trainer.anchor)
     spoilt = [] if contributes else [worker.id]
-    return OuterStep(int(contributes), spoilt, _pseudo_gradient_norm(trainer), bytes_sent)
+    return OuterStep(int(is_finite), spoilt, _pseudo_gradient_norm(trainer), bytes_sent)
 
 
 def ring_bytes_sent(payload: torch.Tensor, group: dist.ProcessGroup | None) -> int:
@@ -170,6 +171,6 @@ def _pseudo_gradient_norm(trainer: Trainer) -> float:
 def _chunks(trainer: Trainer) -> Iterator[slice]:
     """Of the parameters; the buffers behind them are few."""
     end, device = trainer.flat_model.buffer_boundary, trainer.flat_model.device
-    size = CPU_CHUNK_ELEMENTS if device.type == "cpu" else GPU_CHUNK_ELEMENTS
+    size = CPU_CHUNK_ELEMENTS * torch.get_num_threads() if device.type == "cpu" else GPU_CHUNK_ELEMENTS
     for start in range(0, end, size):
         yield slice(start, min(start + size, end))
