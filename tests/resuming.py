@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from support import corpus_and_module, small_settings
+from torch import nn
 
 from adloco_dist.checkpointing import Checkpoints
 from adloco_dist.cluster.runtime import Runtime
@@ -49,6 +50,7 @@ def train_kept(
     *overrides: str,
     own_directories: bool = False,
     prepare: Callable[[Rank], None] = lambda rank: None,
+    module: nn.Module | None = None,
 ) -> dict[str, Any]:
     """Train from the newest checkpoint, if there is one, until the budget is spent or a rank is asked to stop.
 
@@ -56,6 +58,7 @@ def train_kept(
         looks: how often rank 0 looks for a request to stop before it sees one; None: there is none.
         own_directories: every node has a directory of its own.
         prepare: changes what the rank works with before the first round.
+        module: what is trained; None: what the settings name.
 
     Returns:
         This rank's anchors (by trainer), cursors, what ended the run, what was told, and on rank 0 the records.
@@ -69,8 +72,8 @@ def train_kept(
         state = source.state if source else None
         layout = state.plan.layout if state else experiment_layout(settings, runtime.nodes)
         shards = state.shards if state else None
-        splits, module = corpus_and_module(settings)
-        rank = host(as_decided(settings, source), runtime, splits, module, layout, shards)
+        splits, named = corpus_and_module(settings)
+        rank = host(as_decided(settings, source), runtime, splits, module or named, layout, shards)
         rank.settings = settings
         premises = find_premises(rank, layout, Trajectory())
         if source:

@@ -29,6 +29,7 @@ from adloco_dist.pool.trainer import Trainer
 from adloco_dist.pool.worker import Worker
 from adloco_dist.round.concurrency import find_lanes
 from adloco_dist.round.estimate import GradientEstimator, new_estimator
+from adloco_dist.round.examine import examine_module
 from adloco_dist.round.gradient import data_parallel
 from adloco_dist.round.merge import merge
 from adloco_dist.round.probe import count_resident, probe_capacity
@@ -84,7 +85,7 @@ def host(
     """
     groups = Groups(runtime.backend, settings.cluster.outer_seconds, settings.cluster.max_communicators)
     _form_groups(groups, layout, runtime)  # before free memory is looked at, of which NCCL takes some for every group
-    first = new_lane(module, runtime.device, settings)
+    first = new_lane(module, runtime.device, settings, examine_module(module, settings, runtime))
     flat_model = first.flat_model
     initial_weights = flat_model.initial_weights()
     data, seed = settings.data, settings.seed

@@ -18,7 +18,7 @@ from adloco_dist.data.batch import Batch
 from adloco_dist.data.encoding import Vocabulary
 from adloco_dist.data.hub import fetching
 from adloco_dist.losses import losses
-from adloco_dist.shapes import auto_class, count_parameters, load_weights, stored_shapes
+from adloco_dist.shapes import ParameterCount, auto_class, count_parameters, load_weights, stored_shapes
 from adloco_dist.terminal import first_line
 
 CPU = torch.device("cpu")
@@ -91,7 +91,7 @@ def build_model(
     return module
 
 
-def num_parameters(model: ModelSettings, config: PretrainedConfig, is_classifier: bool = False) -> int:
+def num_parameters(model: ModelSettings, config: PretrainedConfig, is_classifier: bool = False) -> ParameterCount:
     """Of the module that `build_model` builds, without building it.
 
     Raises:
@@ -141,10 +141,11 @@ def try_out(
             attend_without_mask(module)
         torch.nn.Module.to(module, device)
         with torch.autocast(device.type, torch.bfloat16, enabled=in_bf16):
-            trial_losses(module, is_classifier).sum().backward()
+            trial_losses(module.eval(), is_classifier).sum().backward()  # in which no buffer changes
     except Exception as error:  # of any kind, as above
         raise not_computable(model, error) from error
     module.zero_grad(set_to_none=True)
+    module.train()
 
 
 def trial_losses(module: PreTrainedModel, is_classifier: bool) -> torch.Tensor:
@@ -184,7 +185,7 @@ def _warm(model: ModelSettings, name: str, config: PretrainedConfig, is_classifi
     wrong = f"model.warm_start={name}: its weights do not fit its config"
     with fetching("model.warm_start", f"{name}, its weights as safetensors", FETCH_REMEDY):
         stored = sum(shape.numel() for shape in stored_shapes(Path(source)).values())
-    needed = num_parameters(model, config, is_classifier)
+    needed = num_parameters(model, config, is_classifier).total
     if 0 < MOST_NEW * stored < needed:  # told before as many are built
         raise SettingsError(f"{wrong}: {stored:,} numbers for {needed:,} parameters; {remedy}")
     with fetching("model.warm_start", f"{name}, its weights as safetensors", FETCH_REMEDY):

@@ -20,6 +20,19 @@ Build = Callable[[PretrainedConfig], nn.Module]
 
 
 @dataclass(frozen=True)
+class ParameterCount:
+    """How many numbers a model's parameters have."""
+
+    trained: int
+    frozen: int
+    """Of parameters without requires_grad, in no flat vector."""
+
+    @property
+    def total(self) -> int:
+        return self.trained + self.frozen
+
+
+@dataclass(frozen=True)
 class Fit:
     """What there is to say when weights are loaded into a model; names of parameters, in ascending order."""
 
@@ -86,7 +99,7 @@ def auto_class(is_classifier: bool) -> Any:
     return AutoModelForSequenceClassification if is_classifier else AutoModelForCausalLM
 
 
-def count_parameters(config: PretrainedConfig, build: Build) -> int:
+def count_parameters(config: PretrainedConfig, build: Build) -> ParameterCount:
     """Parameters of the model of this config, of any depth, without memory for one of them.
 
     Layers beyond the 256th count as the average of the second half of those.
@@ -98,17 +111,23 @@ def count_parameters(config: PretrainedConfig, build: Build) -> int:
         Exception: of whatever kind `build` raises.
     """
 
-    def count(depths: Mapping[str, int]) -> int:
+    def count(depths: Mapping[str, int]) -> ParameterCount:
         with torch.device("meta"):
-            return sum(parameter.numel() for parameter in build(at_depths(config, depths)).parameters())
+            parameters = list(build(at_depths(config, depths)).parameters())
+        trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+        return ParameterCount(trained, sum(parameter.numel() for parameter in parameters) - trained)
 
     deep = _depths(config)
     half = {name: DEEPEST // 2 for name in deep}
     if not deep:
         return count({})
     base = count(half)
-    grown = {name: count({**half, name: DEEPEST}) - base for name in deep}
-    return base + sum(more * (deep[name] - DEEPEST // 2) // (DEEPEST // 2) for name, more in grown.items())
+    trained, frozen = base.trained, base.frozen
+    for name, depth in deep.items():
+        grown, steps = count({**half, name: DEEPEST}), depth - DEEPEST // 2
+        trained += (grown.trained - base.trained) * steps // (DEEPEST // 2)
+        frozen += (grown.frozen - base.frozen) * steps // (DEEPEST // 2)
+    return ParameterCount(trained, frozen)
 
 
 def stored_shapes(folder: Path) -> dict[str, torch.Size]:

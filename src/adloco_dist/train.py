@@ -166,12 +166,13 @@ def run_round(rank: Rank, plan: RoundPlan, report: RankReport, stop: StopRequest
                     measured = estimator.measure(trainer, layout, group)
                 share.statistics, share.bytes_sent["statistics"] = measured.statistics, measured.bytes_sent
             with timed(share.seconds, "outer", device):
-                step = adopt(trainer) if is_ddp else outer(trainer, group)
+                step = adopt(trainer, group) if is_ddp else outer(trainer, group)
         share.num_finite, share.spoilt = step.num_finite, step.spoilt
         share.pseudo_gradient_norm = step.pseudo_gradient_norm
         share.bytes_sent["outer"] = step.bytes_sent
         if is_ddp:
-            share.bytes_sent["gradients"] = plan.updates * ring_bytes_sent(rank.flat_model.gradient, group)
+            gradient = rank.flat_model.gradient[: rank.flat_model.buffer_boundary]
+            share.bytes_sent["gradients"] = plan.updates * ring_bytes_sent(gradient, group)
     for id, trainer in rank.trainers.items():
         share = shares[id]
         share.checksum, share.is_finite, share.cursor = trainer.checksum(), trainer.is_finite, trainer.shard.cursor

@@ -24,16 +24,15 @@ def train_apart(runtime: Runtime, folder: str) -> str:
     def prepare(rank: Rank) -> None:
         if runtime.rank == 1:
             trainer = rank.trainers[1]
-            step, rounds = trainer.outer_optimizer.step, []
+            checksum, calls = trainer.checksum, []
 
-            def faulty(*arguments: Any, **options: Any) -> Any:
-                result = step(*arguments, **options)
-                rounds.append(1)
-                if len(rounds) == 3:
+            def after_a_fault() -> list[int]:
+                calls.append(1)
+                if len(calls) == 4:  # one comes before the first round
                     trainer.anchor[5] = np.nextafter(float(trainer.anchor[5]), 1.0)
-                return result
+                return checksum()
 
-            trainer.outer_optimizer.step = faulty
+            trainer.checksum = after_a_fault
 
     with pytest.raises(RanksDisagreeError) as raised:
         train_kept(runtime, folder, None, *POOL, prepare=prepare)

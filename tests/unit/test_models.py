@@ -6,15 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 from support import SEQUENCE_LENGTH, VOCAB_SIZE, first_sequences, small_settings
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from adloco_dist.config import Settings, SettingsError
 from adloco_dist.config.compose import compose
 from adloco_dist.data.encoding import Vocabulary
 from adloco_dist.losses import losses
 from adloco_dist.models import build_model, from_config, model_config, num_parameters
+from adloco_dist.pool.capacity import state_bytes
+from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.lane import new_lane
 from adloco_dist.round.gradient import accumulate_gradient
+from adloco_dist.run.model import save_model
 from adloco_dist.tools.trial import try_shape
 
 CPU = torch.device("cpu")
@@ -47,6 +50,30 @@ def test_published_shapes(model: str, num_parameters: int) -> None:
     assert sum(parameter.numel() for parameter in module.parameters()) == num_parameters
 
 
+def test_frozen_parameters_are_counted_apart() -> None:
+    settings = compose(["model=causal", "model.architecture=pegasus", "+model.overrides.d_model=64"])
+    config = model_config(settings.model, Vocabulary(VOCAB_SIZE), SEQUENCE_LENGTH)
+    count = num_parameters(settings.model, config)
+    assert count.frozen == config.max_position_embeddings * 64, "sinusoids"
+    flat_model = FlatModel(built(settings), CPU, settings.precision)
+    assert flat_model.num_parameters == count.total
+    assert sum(view.numel() for view in flat_model.named_views(flat_model.gradient).values()) == count.trained
+    assert state_bytes(settings, 1, 2, count.trained, count.frozen) == 4 * count.frozen + state_bytes(
+        settings, 1, 2, count.trained, 0
+    )
+
+
+def test_a_saved_model_has_its_frozen_parameters(tmp_path: Path) -> None:
+    overrides = (f"+model.overrides.{field}=16" for field in ("d_model", "decoder_ffn_dim", "decoder_layers"))
+    settings = compose(["model=causal", "model.architecture=pegasus", *overrides])
+    before = {name: parameter.detach().clone() for name, parameter in built(settings).named_parameters()}
+    flat_model = FlatModel(built(settings), CPU, settings.precision)
+    path = save_model(tmp_path, flat_model, 2 * flat_model.initial_weights(), Vocabulary(VOCAB_SIZE))
+    for name, parameter in AutoModelForCausalLM.from_pretrained(path).named_parameters():
+        factor = 1 if name == "model.decoder.embed_positions.weight" else 2
+        torch.testing.assert_close(parameter.detach(), factor * before[name], rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(
     "shape",
     [("llama", "num_hidden_layers"), ("gpt2", "n_layer"), ("qwen3", "num_hidden_layers"), ("bart", "decoder_layers")],
@@ -57,7 +84,7 @@ def test_a_model_of_any_depth_is_counted_without_building_it(shape: tuple[str, s
     for depth in (300, 301, 100_000):
         settings = compose(["model=causal", f"model.architecture={architecture}", f"+model.overrides.{field}={depth}"])
         config = model_config(settings.model, Vocabulary(VOCAB_SIZE), SEQUENCE_LENGTH)
-        counts.append(num_parameters(settings.model, config))
+        counts.append(num_parameters(settings.model, config).total)
         if depth == 300:
             with torch.device("meta"):
                 module = from_config(settings.model, config)

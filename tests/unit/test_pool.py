@@ -1,8 +1,12 @@
 """Model instances on flat vectors, passes (invariant 6), the outer step and its checksum, in one process."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from support import SEQUENCE_LENGTH, VOCAB_SIZE, small_module, small_settings, small_store
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from adloco_dist.config import Precision, Settings
 from adloco_dist.data.order import permutation
@@ -10,7 +14,7 @@ from adloco_dist.losses import losses
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.round.inner import accumulate_gradient
-from adloco_dist.round.outer import outer
+from adloco_dist.round.outer import outer, sgd_step
 from adloco_dist.testing.lone import lone_trainer
 
 CPU = torch.device("cpu")
@@ -95,6 +99,53 @@ def test_a_worker_that_is_not_finite_is_left_out_and_starts_afresh() -> None:
     assert not any(moment.any() for moment in bad.vectors()[1:])
 
 
+@pytest.mark.parametrize("outer_optimizer", ["lr=0.7", "momentum=0", "nesterov=false"])
+def test_the_outer_step_is_torchs(outer_optimizer: str) -> None:
+    changes = ["outer.nesterov=false"] if outer_optimizer == "momentum=0" else []
+    settings = small_settings("outer=nesterov", f"outer.{outer_optimizer}", *changes).outer
+    generator = torch.Generator().manual_seed(0)
+    anchor = torch.randn(1000, dtype=torch.float64, generator=generator)
+    theirs = anchor.clone()
+    optimizer = torch.optim.SGD([theirs], lr=settings.lr, momentum=settings.momentum, nesterov=settings.nesterov)
+    momentum = torch.zeros_like(anchor) if settings.momentum else None
+    for _ in range(5):
+        theirs.grad = torch.randn(1000, dtype=torch.float64, generator=generator)
+        sgd_step(anchor, momentum, theirs.grad.clone(), settings)
+        optimizer.step()
+        torch.testing.assert_close(anchor, theirs, rtol=0, atol=1e-14)
+        if momentum is not None:
+            torch.testing.assert_close(momentum, optimizer.state[theirs]["momentum_buffer"], rtol=0, atol=1e-14)
+
+
+class ArithmeticSeen(TorchDispatchMode):
+    """Keeps the names of the operations inside of it, and fails at one that multiplies and adds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = func.__name__.partition(".")[0].removesuffix("_")
+        assert (kwargs or {}).get("alpha", 1) == 1, func
+        self.names.add(name)
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_outer_step_is_made_of_operations_that_round_alike_on_every_device() -> None:
+    """The sums, norms and tests for finiteness beside them decide nothing that ranks must agree on to the bit."""
+    trainer = new_trainer(small_settings("outer=nesterov"), 3)
+    for number, worker in enumerate(trainer.workers):
+        worker.weights.mul_(1.01 + 0.01 * number)
+    with ArithmeticSeen() as seen:
+        assert outer(trainer, None).num_finite == 3
+    assert {"mul", "add", "sub"} <= seen.names
+    moving = {"slice", "select", "copy", "fill", "zero", "detach", "lift_fresh", "_local_scalar_dense"}
+    judging = {"sum", "isfinite", "abs", "eq", "ne", "mul", "bitwise_and", "linalg_vector_norm"}
+    assert seen.names <= {"mul", "add", "sub"} | moving | judging
+
+
 def test_without_any_finite_worker_the_anchor_stays() -> None:
     trainer = new_trainer(small_settings(), 2)
     before = trainer.anchor.clone()
@@ -105,16 +156,24 @@ def test_without_any_finite_worker_the_anchor_stays() -> None:
     torch.testing.assert_close(trainer.workers[1].weights, before, rtol=0, atol=0)
 
 
-def test_outer_state_in_cpu_memory_gives_the_same_step() -> None:
-    anchors = []
-    for place in ("device", "cpu"):
+@pytest.mark.parametrize(("place", "chunk"), [("cpu", None), ("device", 1000)])
+def test_the_outer_step_depends_neither_on_chunks_nor_on_the_place_of_its_state(
+    place: str, chunk: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stepped(place: str) -> list[torch.Tensor]:
         trainer = new_trainer(small_settings(f"pool.outer_state={place}"), 2)
         for _ in range(3):
             for number, worker in enumerate(trainer.workers):
                 worker.weights.mul_(1.01 + 0.01 * number)
             outer(trainer, None)
-        anchors.append(trainer.anchor)
-    torch.testing.assert_close(*anchors, rtol=0, atol=0)
+        return [*trainer.outer_vectors, *(worker.weights for worker in trainer.workers)]
+
+    wanted = stepped("device")
+    if chunk is not None:
+        monkeypatch.setattr("adloco_dist.round.outer.CPU_CHUNK_ELEMENTS", chunk)
+    found = stepped(place)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    torch.testing.assert_close(found[2], found[0], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])

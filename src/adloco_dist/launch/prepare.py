@@ -18,6 +18,7 @@ from adloco_dist.models import in_words, num_parameters
 from adloco_dist.pool.capacity import available_bytes, state_bytes
 from adloco_dist.preflight import examine_corpus, examine_model, examine_replay
 from adloco_dist.run.directory import RunDirectory, existing_part, open_directory
+from adloco_dist.shapes import ParameterCount
 
 OF_THE_NODE = {"batching.capacity", "cluster.interface", "cluster.memory_bytes", "cluster.threads_per_rank"}
 """Settings that may differ between nodes: they say how a device does its work, not what the run computes."""
@@ -104,19 +105,19 @@ def prepare(
     return layout, *prepared, trajectory
 
 
-def check_memory(settings: Settings, runtime: Runtime, layout: Layout, num_parameters: int) -> None:
+def check_memory(settings: Settings, runtime: Runtime, layout: Layout, parameters: ParameterCount) -> None:
     """This rank's share of the pool must fit into its memory, before any of it is built.
 
     Raises:
         SettingsError: it does not.
     """
     hosted = [len(layout.workers_on(runtime.rank, trainer)) for trainer in layout.trainers_on(runtime.rank)]
-    needed = state_bytes(settings, len(hosted), sum(hosted), num_parameters)
+    needed = state_bytes(settings, len(hosted), sum(hosted), parameters.trained, parameters.frozen)
     given = settings.cluster.memory_bytes if runtime.device.type == "cpu" else None
     sharers = runtime.nodes.count(runtime.nodes[runtime.rank])
     memory = available_bytes(runtime.device, sharers) if given is None else given
     if needed > memory:
-        told = f"{num_parameters:,} parameters, of which the workers of a rank take {needed / 1e6:,.0f} MB"
+        told = f"{parameters.total:,} parameters, of which the workers of a rank take {needed / 1e6:,.0f} MB"
         what = "are available to it" if given is None else "are cluster.memory_bytes"
         remedy = "use a smaller model, fewer workers per rank, or more memory"
         raise SettingsError(f"{in_words(settings.model)}: has {told}, and {memory / 1e6:,.0f} MB {what}; {remedy}")

@@ -127,7 +127,7 @@ def _run(place: Place, store: Store, overrides: Sequence[str], dry_run: bool) ->
             runtime.heartbeat.enter("looking for a checkpoint")
             source = stack.enter_context(resumed(runtime, settings, tell))
             rank, premises = _host(runtime, settings, source)
-        needed_bytes = 4 * rank.flat_model.num_elements + RECORDS_BYTES
+        needed_bytes = 4 * rank.flat_model.num_parameters + RECORDS_BYTES
         directory, taken = agree_on_directory(control, settings, needed_bytes, goes_on=source is not None)
         volumes = source.archive.volumes if source else stack.enter_context(fresh_volumes(runtime, directory, settings))
         terminal = open_log(directory, runtime.rank)

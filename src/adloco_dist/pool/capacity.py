@@ -36,10 +36,14 @@ def state_vectors(settings: Settings, num_trainers: int, num_workers: int, num_l
     return {**kept, "gradient": num_lanes, "checkpoint": sum(kept.values())}
 
 
-def state_bytes(settings: Settings, num_trainers: int, num_workers: int, num_parameters: int) -> int:
-    """Memory of a rank for all that; the model is built on a rank without workers, too, with its gradient."""
+def state_bytes(settings: Settings, num_trainers: int, num_workers: int, num_trained: int, num_frozen: int) -> int:
+    """Memory of a rank for all that; the model is built on a rank without workers, too, with its gradient.
+
+    Args:
+        num_trained, num_frozen: parameters; the frozen ones are there once.
+    """
     num_vectors = max(2, sum(state_vectors(settings, num_trainers, num_workers).values()))
-    return num_vectors * num_parameters * vector_dtype(settings.precision).itemsize
+    return (num_vectors * num_trained + num_frozen) * vector_dtype(settings.precision).itemsize
 
 
 def available_bytes(device: torch.device, sharers: int) -> int:

@@ -1,17 +1,18 @@
 """A module on which model instances take turns.
 
-Weights of an instance are one flat vector; the module's parameters are views into the vector it was last pointed
-at. Gradients and activations therefore exist once per module, whatever the number of instances, and everything that
-treats parameters alike (optimizers, clipping, averaging, checksums) sees one tensor instead of hundreds.
+Weights of an instance are one flat vector; the module's trained parameters are views into the vector it was last
+pointed at. Gradients and activations therefore exist once per module, whatever the number of instances, and everything
+that treats parameters alike (optimizers, clipping, averaging, checksums) sees one tensor instead of hundreds.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import nn
 
 from adloco_dist.config import Precision
+from adloco_dist.pool.buffers import Buffer, Watched, persistent_buffers
 
 ALIGNMENT = 32
 """Elements that every parameter's offset is a multiple of (128 bytes in fp32), so that views suit vector units."""
@@ -32,13 +33,31 @@ def has_bf16(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
+def converted(module: nn.Module, device: torch.device, precision: Precision) -> nn.Module:
+    """The very module on the device, its floating-point tensors in the type of flat vectors; others keep theirs."""
+    module.to(device)
+    return module.double() if precision is Precision.fp64 else module.float()
+
+
+def autocast(device: torch.device, precision: Precision) -> torch.autocast:
+    """What forward passes are computed in."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=computes_in_bf16(precision, device))
+
+
 class FlatModel:
-    """A module whose parameters and gradients are views into flat vectors of `num_elements` elements.
+    """A module whose trained parameters and gradients are views into flat vectors of `num_elements` elements.
 
     Parameters with two or more dimensions come first: `weights[:decay_boundary]` is what weight decay applies to.
+    Behind the parameters, `weights[buffer_boundary:]` holds the values of the buffers that training changes; the
+    gradient is zero there, so no inner optimizer touches them. They are copied into the module when it is pointed at a
+    vector, and back by `store_buffers`: a pass that is not followed by that leaves no trace in the vector.
     The gaps between aligned parameters are zero in every vector and stay zero under every optimizer.
 
+    Frozen parameters (without requires_grad) and all other buffers stay in the module as they are, in no vector.
+
     Attributes:
+        changing: names of the buffers that training changes.
+        num_parameters: trained and frozen.
         payload: num_elements + 1 elements; the last is a count that travels with an averaged vector.
         gradient: `payload` without that count. Free outside the inner phase: the outer step keeps the
             pseudo-gradient in it, an evaluation the weights that are to be evaluated.
@@ -46,23 +65,39 @@ class FlatModel:
         capacity: sequences that the device takes in one pass; None: any number. Decides passes, never a batch.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device, precision: Precision) -> None:
+    def __init__(
+        self, module: nn.Module, device: torch.device, precision: Precision, changing: Sequence[str] = ()
+    ) -> None:
+        """
+        Args:
+            changing: names of the module's buffers that training changes (`changing_buffers` finds them).
+        """
         self.dtype = vector_dtype(precision)
         self.device = device
         self.capacity: int | None = None
-        self.module = module.to(device=device, dtype=self.dtype).train()
-        self._autocast = computes_in_bf16(precision, device)
-        named = sorted(module.named_parameters(), key=lambda item: item[1].ndim < 2)  # stable: order is kept
+        self.module = converted(module, device, precision).train()
+        self.changing = tuple(changing)
+        self._precision = precision
+        trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+        named = sorted(trained, key=lambda item: item[1].ndim < 2)  # stable: order is kept
         self._views: list[tuple[str, nn.Parameter, int]] = []
         self.decay_boundary = 0
         end = 0
         for name, parameter in named:
             self._views.append((name, parameter, end))
-            end += -(-parameter.numel() // ALIGNMENT) * ALIGNMENT
+            end = _aligned(end + parameter.numel())
             if parameter.ndim >= 2:
                 self.decay_boundary = end
+        self.buffer_boundary = end
+        self._buffers: list[tuple[Buffer, torch.Tensor, slice]] = []
+        buffers = persistent_buffers(module)
+        for buffer in buffers:
+            if buffer.name in changing and (tensor := buffer.tensor) is not None:
+                self._buffers.append((buffer, tensor, slice(end, end + tensor.numel())))
+                end = _aligned(end + tensor.numel())
+        self._constants = Watched([buffer for buffer in buffers if buffer.name not in changing])
         self.num_elements = end
-        self.num_parameters = sum(parameter.numel() for _, parameter in named)
+        self.num_parameters = sum(parameter.numel() for parameter in module.parameters())
         self.payload = torch.zeros(self.num_elements + 1, dtype=self.dtype, device=device)
         self.gradient = self.payload[:-1]
         self.weights = self.gradient  # until it is pointed at something
@@ -70,18 +105,46 @@ class FlatModel:
             parameter.grad = view
 
     def initial_weights(self) -> torch.Tensor:
-        """The module's present parameters as a new flat vector, to which it then points."""
+        """The module's present parameters and changing buffers as a new flat vector, to which it then points."""
         weights = torch.zeros(self.num_elements, dtype=self.dtype, device=self.device)
         for parameter, view in self._split(weights):
             view.copy_(parameter.data)
+        for _, tensor, part in self._buffers:
+            weights[part].view(tensor.shape).copy_(tensor)
         self.point_at(weights)
         return weights
 
     def point_at(self, weights: torch.Tensor) -> None:
-        """Make `weights` the module's parameters; nothing is copied."""
+        """Make `weights` the module's parameters, of which nothing is copied, and the values of its buffers."""
         self.weights = weights
         for parameter, view in self._split(weights):
             parameter.data = view
+        self.load_buffers()
+
+    def load_buffers(self) -> None:
+        """Give the module's changing buffers the values in `weights`; once more before a pass that is repeated.
+
+        Averages of whole numbers are rounded. Every load puts the same tensors into the module, whatever it had put
+        there itself.
+        """
+        for buffer, tensor, part in self._buffers:
+            value = self.weights[part].view(tensor.shape)
+            buffer.put(tensor.copy_(value if tensor.is_floating_point() else value.round()))
+
+    def store_buffers(self) -> None:
+        """Keep the present values of the module's changing buffers in `weights`: an update is done.
+
+        Raises:
+            RuntimeError: a buffer was changed that had not changed when the module was tried out, or its shape was.
+        """
+        for buffer, tensor, part in self._buffers:
+            present = buffer.tensor
+            if present is None or present.shape != tensor.shape:
+                raise RuntimeError(f"the module's buffer {buffer.name} has lost its shape {list(tensor.shape)}")
+            self.weights[part].view(tensor.shape).copy_(present.detach())
+        for buffer in self._constants.touched():
+            told = "was changed by an update, but not when the module was tried out"
+            raise RuntimeError(f"the module's buffer {buffer.name} {told}; a cache is registered with persistent=False")
 
     @contextmanager
     def borrowed(self, weights: torch.Tensor) -> Iterator[nn.Module]:
@@ -96,10 +159,10 @@ class FlatModel:
         self.module.train()
 
     def autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast)
+        return autocast(self.device, self._precision)
 
     def named_views(self, vectors: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The parameters that flat vectors hold, by name.
+        """The trained parameters that flat vectors hold, by name.
 
         Args:
             vectors: (..., num_elements); the leading dimensions lead in every view.
@@ -113,6 +176,10 @@ class FlatModel:
         views = self.named_views(vector)
         for name, parameter, _ in self._views:
             yield parameter, views[name]
+
+
+def _aligned(end: int) -> int:
+    return -(-end // ALIGNMENT) * ALIGNMENT
 
 
 def new_outer_vector(like: torch.Tensor, on_cpu: bool) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """What one model instance computes on during its turn; as many instances as there are lanes can have theirs at once."""
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -29,17 +30,22 @@ class Lane:
     """None: the device's present one."""
 
 
-def new_lane(module: nn.Module, device: torch.device, settings: Settings) -> Lane:
-    """A lane around `module`, which it moves to `device`."""
-    flat_model = FlatModel(module, device, settings.precision)
+def new_lane(module: nn.Module, device: torch.device, settings: Settings, changing: Sequence[str] = ()) -> Lane:
+    """A lane around `module`, which it moves to `device`.
+
+    Args:
+        changing: names of the module's buffers that training changes.
+    """
+    flat_model = FlatModel(module, device, settings.precision, changing)
     sketch = Sketch(flat_model.num_elements, flat_model.dtype, device)
     return Lane(flat_model, flat_model.module, *_choose_losses(settings, device), sketch)
 
 
 def further_lane(first: Lane, settings: Settings) -> Lane:
-    """A lane beside `first`, with a copy of its module; on a GPU with a stream of its own."""
-    device = first.flat_model.device
-    flat_model = FlatModel(copy.deepcopy(first.flat_model.module), device, settings.precision)
+    """A lane beside `first`, with a copy of its module, but for frozen parameters; on a GPU with its own stream."""
+    device, module = first.flat_model.device, first.flat_model.module
+    shared = {id(parameter): parameter for parameter in module.parameters() if not parameter.requires_grad}
+    flat_model = FlatModel(copy.deepcopy(module, shared), device, settings.precision, first.flat_model.changing)
     flat_model.point_at(first.flat_model.weights)  # the copy's own parameters are not needed
     sketch = Sketch(flat_model.num_elements, flat_model.dtype, device)
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None

@@ -13,32 +13,31 @@ CHECKSUM_ROW_WORDS = 2048
 
 
 class Trainer:
-    """Trainer `id`: its anchor, outer optimizer and shard (equal on all its ranks), and the workers hosted here.
+    """Trainer `id`: its anchor, outer momentum and shard (equal on all its ranks), and the workers hosted here.
 
-    The outer optimizer is torch's SGD on the anchor, with the pseudo-gradient as its gradient (DiLoCo, 2311.08105,
-    Algorithm 1, line 14).
+    Attributes:
+        anchor: (num_elements,), on the rank's device, or in CPU memory (pool.outer_state=cpu).
+        momentum: of the outer SGD (DiLoCo, 2311.08105, Algorithm 1, line 14), as large and in the same place, zeros
+            at first; None: there is none.
     """
 
     def __init__(
         self, id: int, workers: list[Worker], initial_weights: torch.Tensor, flat_model: FlatModel, shard: TrainerShard,
         settings: Settings,
     ) -> None:  # fmt: skip
-        outer = settings.outer
         self.id = id
         self.workers = workers
         self.shard = shard
         self.flat_model = flat_model
+        self.outer = settings.outer
         on_cpu = settings.pool.outer_state is OuterState.cpu
         self.anchor = new_outer_vector(initial_weights, on_cpu)
-        self.outer_optimizer = torch.optim.SGD(
-            [self.anchor], lr=outer.lr, momentum=outer.momentum, nesterov=outer.nesterov, fused=True
-        )
-        self.outer_vectors = [self.anchor]
-        """What a merge averages: the anchor, and its momentum if there is any (zeros at first: none)."""
-        if outer.momentum:
-            momentum = new_outer_vector(torch.zeros_like(initial_weights), on_cpu)
-            self.outer_optimizer.state[self.anchor]["momentum_buffer"] = momentum
-            self.outer_vectors.append(momentum)
+        self.momentum = new_outer_vector(torch.zeros_like(initial_weights), on_cpu) if self.outer.momentum else None
+
+    @property
+    def outer_vectors(self) -> list[torch.Tensor]:
+        """What a merge averages: the anchor, and the momentum if there is any."""
+        return [self.anchor] if self.momentum is None else [self.anchor, self.momentum]
 
     def state(self) -> dict[str, torch.Tensor]:
         """What a checkpoint keeps of the outer state, by name: these very tensors."""

@@ -9,7 +9,7 @@ from adloco_dist.pool.flat_model import FlatModel
 
 
 class Worker:
-    """Worker `id` of a trainer.
+    """Worker `id` of a trainer: `weights` also holds the buffers that its training changes.
 
     Its optimizer holds two leaves that share memory with `weights`, the decayed and the undecayed part. Their
     gradients are those of the flat model on which it has its turn, so a step must follow the worker's own backward

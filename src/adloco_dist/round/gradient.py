@@ -67,7 +67,7 @@ def data_parallel(flat_model: FlatModel, worker: Worker, group: Group | None) ->
         flat_model.module,
         device_ids=[flat_model.device.index] if flat_model.device.type == "cuda" else None,
         process_group=group.process_group,
-        # All ranks built the same module, and its buffers are constants: nothing but gradients needs to travel.
+        # All ranks built the same module, and its buffers are averaged once a round: nothing but gradients travels.
         init_sync=False,
         broadcast_buffers=False,
     )

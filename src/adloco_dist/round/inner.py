@@ -171,6 +171,7 @@ class InnerPhase:
                 gradient.mul_((clip_norm / (norm + 1e-6)).clamp(max=1.0))  # on the device: no synchronisation
             worker.set_learning_rate(learning_rate(settings.inner, plan.progress, update) * rate_scale)
             worker.optimizer.step()
+            lane.flat_model.store_buffers()
             worker.updates_done = update + 1
             yield
         result.loss_sum, result.num_targets = float(worker.loss_sum) / plan.updates, worker.num_targets
@@ -235,6 +236,7 @@ def _update_gradient(
                 raise
         # Outside of the handler: the error's traceback holds the activations of the failed pass.
         lane.flat_model.capacity = size // 2
+        lane.flat_model.load_buffers()  # as they were before it
         free_device_memory()
         notes.append(
             f"out of memory with {size} sequences in a pass: the update is repeated, and goes on, in passes of at most "

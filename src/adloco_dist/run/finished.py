@@ -40,7 +40,7 @@ def load_model(directory: Path, settings: Settings, num_vectors: int = 1, sharer
     auto = auto_class(settings.data.is_labelled)
     with readable(directory, f"its {MODEL_DIRECTORY}/"):
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        num_parameters = count_parameters(config, lambda config: auto.from_config(config, dtype=torch.float32))
+        num_parameters = count_parameters(config, lambda config: auto.from_config(config, dtype=torch.float32)).total
         num_stored = sum(shape.numel() for shape in stored_shapes(path).values())
     if 0 < num_stored < num_parameters:  # told before as many are built
         told = f"has {num_stored:,} numbers, its config.json asks for {num_parameters:,} parameters"

@@ -14,10 +14,15 @@ from adloco_dist.pool.worker import Worker
 
 
 def lone_trainer(
-    settings: Settings, module: nn.Module, num_sequences: int, workers: Sequence[int] = (0,), id: int = 0
-) -> tuple[Trainer, Lane]:
-    """A trainer on the CPU whose shard is range(num_sequences), and the lane that its workers take turns on."""
-    lane = new_lane(module, torch.device("cpu"), settings)
+    settings: Settings, module: nn.Module, num_sequences: int, workers: Sequence[int] = (0,), id: int = 0,
+    changing: Sequence[str] = (),
+) -> tuple[Trainer, Lane]:  # fmt: skip
+    """A trainer on the CPU whose shard is range(num_sequences), and the lane that its workers take turns on.
+
+    Args:
+        changing: names of the module's buffers that training changes.
+    """
+    lane = new_lane(module, torch.device("cpu"), settings, changing)
     flat_model = lane.flat_model
     weights = flat_model.initial_weights()
     instances = [Worker(worker, weights.clone(), flat_model, settings.inner) for worker in workers]

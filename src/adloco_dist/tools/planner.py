@@ -30,13 +30,17 @@ def print_dry_run(settings: Settings, nodes: Sequence[int]) -> None:
     splits = examine_corpus(settings, layout)
     config = examine_model(settings, splits)
     examine_replay(settings, layout)
-    num_elements = num_parameters(settings.model, config, settings.data.is_labelled)
+    parameters = num_parameters(settings.model, config, settings.data.is_labelled)
     try_shape(settings.model, config, settings.data.is_labelled)
-    vector_bytes = num_elements * vector_dtype(settings.precision).itemsize
+    element_bytes = vector_dtype(settings.precision).itemsize
+    vector_bytes = parameters.trained * element_bytes
     console = new_console(least_width=TABLE_WIDTH)
     console.soft_wrap = True
     sequences = "not counted" if splits.num_sequences is None else f"{splits.num_sequences:,}"
-    console.print(f"model: {num_elements:,} parameters; one flat vector is {vector_bytes / MEGA:,.1f} MB")
+    console.print(f"model: {parameters.trained:,} parameters; one flat vector is {vector_bytes / MEGA:,.1f} MB")
+    if parameters.frozen:
+        size = f"{parameters.frozen * element_bytes / MEGA:,.1f} MB"
+        console.print(f"frozen: {parameters.frozen:,} more parameters, {size} on every rank, which are never sent")
     console.print(
         f"data: {splits.source}: {sequences} training and {splits.validation.num_sequences:,} "
         f"validation sequences of {settings.data.sequence_length} tokens"

@@ -35,7 +35,7 @@ def try_shape(model: ModelSettings, config: PretrainedConfig, is_classifier: boo
         errors = [error for mask in masks if (error := _error(module, mask))]
     if len(errors) < len(masks):
         return
-    if num_parameters(model, config, is_classifier) <= MOST_COMPUTED:
+    if num_parameters(model, config, is_classifier).total <= MOST_COMPUTED:
         try_out(model, fresh(model, config, is_classifier), is_classifier)
     elif SIZES_DIFFER.search(str(errors[-1])):
         raise not_computable(model, errors[-1]) from errors[-1]
