@@ -21,6 +21,8 @@ from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import Backend, ClusterSettings, Device, SettingsError
 from adloco_dist.terminal import told_wait
 
+TEST_SHARED_NCCL = "ADLOCO_TEST_SHARED_NCCL"
+"""In the environment of gpu/nccl.py alone: ranks that share a GPU use NCCL, which takes each of them for a host."""
 STORE_SECONDS = 120.0
 """Ranks of one start find each other within this, and answer each other there."""
 
@@ -116,6 +118,10 @@ def started(cluster: ClusterSettings, place: Place, store: Store, stop: StopRequ
         control.agree(error)
         place_of_work = {"node": place.node, "host": socket.gethostname(), "device": _identity(device)}
         census = control.exchange(place_of_work)
+        gpus = [member["device"] for member in census]
+        if TEST_SHARED_NCCL in os.environ:
+            os.environ["NCCL_HOSTID"] = f"rank{place.rank}"
+            gpus = [gpu and f"{gpu} of rank {rank}" for rank, gpu in enumerate(gpus)]
     heartbeat.hosts = hosts = tuple(member["host"] for member in census)
     monitor = Monitor(device)
     try:
@@ -123,7 +129,7 @@ def started(cluster: ClusterSettings, place: Place, store: Store, stop: StopRequ
             rank=place.rank,
             world_size=place.world_size,
             device=device,
-            backend=choose_backend(cluster.backend, [member["device"] for member in census]),
+            backend=choose_backend(cluster.backend, gpus),
             nodes=tuple(member["node"] for member in census),
             hosts=hosts,
             ranks_on_device=census.count(place_of_work),
