@@ -49,7 +49,7 @@ def _assert_views(flat_model: FlatModel) -> None:
 
 
 def outer_step_as_on_a_cpu(here: Here) -> dict[str, float]:
-    """To the bit: a trainer may have ranks of both kinds. One to three workers, momentum, outer state in both places."""
+    """To the bit, for a trainer may have ranks of both kinds: one to three workers, outer state on device and host."""
     different: dict[str, float] = {}
     for workers in (1, 2, 3):
         anchors = {}

@@ -33,7 +33,7 @@ DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 
 def streams_as_in_turn(here: Here) -> dict[str, float]:
-    """In fp64, with lanes that are slow at other times; the sanitizer of the second case finds races that hit nobody."""
+    """In fp64, with lanes that are slow at other times; under the sanitizer, races are found that hurt nothing."""
     at_once = "streams" if here.is_cuda else "threads"
     in_turn = _train(here, *MANY)
     difference = largest_difference(in_turn, _train(here, *MANY, f"instances.concurrency={at_once}"))
@@ -101,7 +101,7 @@ def _union(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def checkpoint_as_of_its_moment(here: Here) -> dict[str, float]:
-    """Its files hold what the tensors were when it began, though all of them change at once; twice, in the same room."""
+    """Its files hold what the tensors were when it began, though all change at once; twice, in the same room."""
     settings = small_settings("pool.trainers=2", "pool.workers_per_trainer=2", "precision=fp32")
     num_bytes = 0
     with lone_rank(Device[here.device.type]) as runtime, fresh_volumes(runtime, here.folder, settings) as volumes:

@@ -1,4 +1,4 @@
-"""Does the package compute on this GPU what it computes on a CPU? `python gpu/test.py`, or make gpu-test; docs/gpus.md."""
+"""Is everything right on this GPU? `python gpu/test.py`, or make gpu-test; docs/gpus.md says what is checked."""
 
 from checkout import checkout_on_path
 
