@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from flops import Work
@@ -14,6 +16,7 @@ from adloco_dist.config import Backend, ClusterSettings, Device
 from adloco_dist.decisions.layout import experiment_layout
 from adloco_dist.hosting import Rank, host
 
+Array = npt.NDArray[np.floating[Any]]
 MANY = (
     "pool.trainers=3", "pool.workers_per_trainer=2", "merge=worst_with_worst", "merge.every_rounds=2",
     "budget.rounds=5", "batching.request=norm_test", "batching.eta=0.7", "inner.lr=5e-3",
@@ -58,7 +61,7 @@ def train_with(runtime: Runtime, slow_lanes: bool, overrides: list[str]) -> dict
     return train_small_pool(runtime, *overrides, prepare=slow_down)
 
 
-def collectives(runtime: Runtime) -> dict[str, torch.Tensor]:
+def collectives(runtime: Runtime) -> dict[str, Array]:
     """The result of every collective that the package uses, on tensors of the device, over all ranks."""
     group = Groups(runtime.backend, timeout_seconds=60).of(tuple(range(runtime.world_size)))
     assert group is not None
@@ -83,7 +86,7 @@ def collectives(runtime: Runtime) -> dict[str, torch.Tensor]:
             found[f"gather {name}"] = torch.cat(rows)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return {name: tensor.cpu() for name, tensor in found.items()}
+    return {name: tensor.numpy(force=True).copy() for name, tensor in found.items()}
 
 
 def probed_capacity(runtime: Runtime, model: str, length: int, most: int, overrides: list[str]) -> int | None:

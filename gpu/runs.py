@@ -3,6 +3,7 @@
 import signal
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import psutil
 from commands import ROOT, SMALL, Finished, run, running, train_command
 from harness import Here
 
+MOST_SECONDS = 60.0
+"""For the other ranks to end."""
 ENDLESS = ("budget.rounds=100000",)
 WORDS = [
     "the",
@@ -68,6 +71,14 @@ def errors(output: str) -> list[str]:
     return [line for line in output.splitlines() if line.startswith("error: ")]
 
 
+def _is_running(process: psutil.Process) -> bool:
+    """False also of one that has ended, and of which its parent has not heard yet."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 @dataclass(frozen=True)
 class Hurt:
     """What a run did when one of its ranks was hurt."""
@@ -75,7 +86,7 @@ class Hurt:
     code: int
     """Of the command."""
     seconds: float
-    """Until it had ended, or told that it goes on."""
+    """Until its other ranks had ended, or it told that it goes on."""
     output: str
 
 
@@ -93,13 +104,13 @@ def hurt_rank(
         ranks[str(rank)].send_signal(by)
         start = time.monotonic()
         assert process.stdout is not None
-        if until is None and by is signal.SIGSTOP:  # the agent waits long for a rank that does not answer
-            psutil.wait_procs([child for name, child in ranks.items() if name != str(rank)], timeout=60)
+        if until is None:
+            others = [child for name, child in ranks.items() if name != str(rank)]
+            while any(map(_is_running, others)) and time.monotonic() < start + MOST_SECONDS:
+                time.sleep(0.05)
             seconds = time.monotonic() - start
-            ranks[str(rank)].kill()
-        elif until is None:
-            psutil.wait_procs(list(ranks.values()), timeout=60)
-            seconds = time.monotonic() - start
+            with suppress(psutil.NoSuchProcess):  # the agent would wait long for one that was stopped
+                ranks[str(rank)].kill()
         else:
             for line in process.stdout:
                 output += line
