@@ -30,6 +30,8 @@ class Work:
 
     settings: Settings
     splits: Splits
+    store: TokenStore
+    """Of both splits."""
     module: nn.Module
     flops_per_token: int
     flops_in_words: str
@@ -53,7 +55,7 @@ class Work:
         words = (
             f"6 x {weights:,} multiplied weights + 12 x {layers} layers x {hidden} x {length} / 2 (causal attention)"
         )
-        return cls(settings, splits, module, flops, words, most)
+        return cls(settings, splits, store, module, flops, words, most)
 
 
 def matrix_rates(device: torch.device) -> list[float]:

@@ -10,9 +10,9 @@ from harness import Case, Here, SkippedError
 from ranks import MANY, cluster, collectives, largest_difference, probed_capacity, train_with
 from resuming import train_kept
 from safetensors.torch import load_file
-from subjects import new_bench, sized
+from subjects import is_on_gpu, new_bench, sized
 from support import corpus_and_module, small_settings, train_small_pool
-from torch.profiler import DeviceType, ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile
 
 from adloco_dist.checkpointing import parts
 from adloco_dist.config import Device
@@ -77,7 +77,7 @@ def copies_overlap(here: Here) -> dict[str, float]:
         phase.run([bench.trainer], [bench.lane], residence)
     if not here.is_cuda:
         raise SkippedError("a CPU has no copies beside its work")
-    on_device = [event for event in profiled.events() if event.device_type == DeviceType.CUDA]
+    on_device = [event for event in profiled.events() or () if is_on_gpu(event)]
     copies, kernels = list[tuple[float, float]](), list[tuple[float, float]]()
     for event in on_device:
         is_copy = "memcpy" in event.name.lower() and "dtod" not in event.name.lower()

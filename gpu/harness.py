@@ -87,7 +87,7 @@ def main(command: str, cases: Sequence[Case]) -> None:
     else:
         out = options.out or Path("runs") / f"{command}-{time.strftime('%Y-%m-%d-%H-%M-%S')}"
         out.mkdir(parents=True)
-        asked = [case for case in cases if options.only in case.name]
+        asked = [case for case in cases if any(text in case.name for text in options.only)]
         results = _run_all(asked, options.device, options.seconds, out.resolve())
         _show(command, results, out)
         sys.exit(any(result.status == "failed" for result in results))
@@ -96,7 +96,7 @@ def main(command: str, cases: Sequence[Case]) -> None:
 def _parser(command: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=f"{command}: see docs/gpus.md. {__doc__}")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: only try the code out")
-    parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name contains TEXT")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="cases whose name contains a TEXT")
     parser.add_argument("--seconds", type=float, default=540.0, help="for all cases together (%(default)g)")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="a new one for the results (runs/COMMAND-TIME)")
     parser.add_argument("--list", action="store_true", help="print the cases' names; run nothing")
@@ -148,7 +148,7 @@ def _run_apart(case: Case, device: str, seconds_left: float, folder: Path) -> Re
     """Run a case in a process of its own, on one GPU."""
     folder.mkdir()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] if device == "cuda" else ""
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": visible, CASE: case.name} | case.environment
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": visible, CASE: case.name, **case.environment}
     command = [sys.executable, sys.argv[0], "--device", device, "--out", str(folder)]
     start = time.monotonic()
     with (folder / "output.log").open("w", encoding="utf-8") as output:

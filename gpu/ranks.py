@@ -1,5 +1,6 @@
 """What ranks do together in the cases; importable, for ranks are processes of their own."""
 
+import time
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,13 @@ from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Backend, ClusterSettings, Device
 from adloco_dist.decisions.layout import experiment_layout
-from adloco_dist.hosting import Rank, host
+from adloco_dist.decisions.plan import PoolReport
+from adloco_dist.decisions.planning import plan_round
+from adloco_dist.decisions.replay import Trajectory
+from adloco_dist.decisions.report import pool_report
+from adloco_dist.hosting import Rank, find_premises, host, regroup
+from adloco_dist.round.coordinate import coordinate
+from adloco_dist.train import opening_report
 
 Array = npt.NDArray[np.floating[Any]]
 MANY = (
@@ -94,3 +101,23 @@ def probed_capacity(runtime: Runtime, model: str, length: int, most: int, overri
     work = Work.of(model, length, most, "model.compile=false", f"pool.trainers={runtime.world_size}", *overrides)
     layout = experiment_layout(work.settings, runtime.nodes)
     return host(work.settings, runtime, work.splits, work.module, layout).capacity
+
+
+def regrouped(runtime: Runtime, model: str, length: int) -> dict[str, float]:
+    """Seconds of this rank for a merge of two trainers, one on each of two ranks: the decision, and what follows."""
+    more = ("model.compile=false", "pool.trainers=2", "merge.policy=worst_with_worst", "merge.every_rounds=1")
+    work = Work.of(model, length, 2, *more, "batching.capacity=1", "evaluation.every_rounds=null")
+    layout = experiment_layout(work.settings, runtime.nodes)
+    rank = host(work.settings, runtime, work.splits, work.module, layout)
+    premises = find_premises(rank, layout, Trajectory())
+    first, report = plan_round(work.settings, premises, None, PoolReport()), opening_report(rank, layout, is_new=True)
+    start = time.perf_counter()
+    plan, _, report = coordinate(
+        runtime.control,
+        report,
+        lambda reports: plan_round(work.settings, premises, first, pool_report(reports, first, 0)),
+    )
+    decided = time.perf_counter() - start
+    assert plan.regrouping, "nothing merged"
+    regroup(rank, layout, plan, report)
+    return {"decision_s": decided, "regroup_s": report.regroup_seconds}

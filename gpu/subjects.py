@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from harness import Here
+from torch.autograd.profiler_util import FunctionEvent
+from torch.profiler import DeviceType
 
 from adloco_dist.config import Settings
 from adloco_dist.config.compose import compose
@@ -71,3 +73,8 @@ def new_bench(device: torch.device, *overrides: str, workers: int = 1, vocabular
 def sized(here: Here, on_gpu: int, on_cpu: int) -> int:
     """A size for the measurement, or one for trying the code out."""
     return on_gpu if here.is_cuda else on_cpu
+
+
+def is_on_gpu(event: FunctionEvent) -> bool:
+    """Whether a profiled event is a kernel or a copy, rather than the shadow of a named block of Python."""
+    return event.device_type == DeviceType.CUDA and not event.is_user_annotation
