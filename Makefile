@@ -1,4 +1,4 @@
-# make setup | train | test | test-all | check | bench
+# make setup | train | test | test-all | check | bench | gpu-test | gpu-nccl | gpu-bench
 PYTHON ?= python3
 BIN := .venv/bin
 # An accelerated torch may be wanted on machines with GPUs: make setup TORCH="torch==2.13.0 --index-url ..."
@@ -10,7 +10,7 @@ FIRST_TESTS := tests/unit tests/distributed/test_equivalence.py tests/distribute
 # Two files at a time: most tests wait for processes to start.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: setup train test test-rest test-all check bench clean
+.PHONY: setup train test test-rest test-all check bench gpu-test gpu-nccl gpu-bench clean
 
 setup: .venv/ready
 
@@ -49,6 +49,10 @@ bench: setup
 	$(BIN)/python bench/data.py $(ARGS)
 	$(BIN)/python bench/throughput.py $(ARGS)
 	$(BIN)/python bench/survive.py $(ARGS)
+
+# With a GPU, nine minutes each; docs/gpus.md. They run without make, too: python gpu/test.py
+gpu-test gpu-nccl gpu-bench: setup
+	$(BIN)/python gpu/$(@:gpu-%=%).py $(ARGS)
 
 clean:
 	rm -rf .venv build dist src/*.egg-info

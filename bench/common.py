@@ -25,7 +25,7 @@ def parse(description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def interleave(sides: Sequence[Callable[[], None]], rounds: int, warmup: int = 2) -> list[list[float]]:
+def interleave(sides: Sequence[Callable[[], object]], rounds: int, warmup: int = 2) -> list[list[float]]:
     """Seconds of each side in each round, all sides in turn within a round, in alternating order.
 
     Returns:

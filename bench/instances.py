@@ -1,21 +1,19 @@
 """Several model instances on one rank: tokens per second at the same total batch, in turn and at once.
 
 One instance that takes the whole batch is compared with 2 and 4 that share it; all sides in turn within one run. Runs
-on a GPU where there is one; memory is what tensors take there at most, and the process' resident memory on a CPU.
+on a GPU where there is one; memory is what tensors take there at most, beside what the sides before keep, and the
+process' resident memory on a CPU.
 """
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import psutil
 import torch
 from common import interleave, median_ratio, parse, report, spread
 
-from adloco_dist.cluster.runtime import Place, Runtime, join_store, started
-from adloco_dist.cluster.signals import StopRequest
-from adloco_dist.config import ClusterSettings
+from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.config import Device
 from adloco_dist.config.compose import compose
 from adloco_dist.data.corpora import load_corpus
 from adloco_dist.decisions.layout import Layout
@@ -26,6 +24,7 @@ from adloco_dist.hosting import find_premises, host
 from adloco_dist.models import build_model, model_config
 from adloco_dist.round.inner import InnerPhase
 from adloco_dist.round.phases import wait_for
+from adloco_dist.testing.lone import lone_rank
 
 UPDATES = 5
 
@@ -54,10 +53,18 @@ def new_side(
     return side
 
 
-def used_bytes(device: torch.device) -> int:
+def peak_bytes(device: torch.device) -> int:
+    """The most that tensors took on a GPU since the peak was last reset; on a CPU, what the process takes now."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return psutil.Process().memory_info().rss
+
+
+def new_peak(device: torch.device) -> int:
+    """Forget the peak so far; what is taken now."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    return peak_bytes(device)
 
 
 def main() -> None:
@@ -67,18 +74,16 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=128, help="tokens per sequence (%(default)s)")
     options = parser.parse_args()
     cases = [(1, False), (2, False), (2, True), (4, False), (4, True)]
-    with tempfile.TemporaryDirectory() as directory:
-        place = Place(0, 1, 0, 1, 0, init_method=f"file://{Path(directory) / 'rendezvous'}")
-        with started(ClusterSettings(), place, join_store(place), StopRequest()) as runtime:
-            is_cuda = runtime.device.type == "cuda"
-            sides, megabytes = [], []
-            for instances, at_once in cases:
-                before = used_bytes(runtime.device)
-                side = new_side(runtime, options.model, instances, options.batch, options.length, at_once)
-                side()
-                sides.append(side)
-                megabytes.append((used_bytes(runtime.device) - before) / 1e6)
-            seconds = interleave(sides, 8 if options.quick else 24, warmup=1)
+    with lone_rank(Device.auto) as runtime:
+        is_cuda = runtime.device.type == "cuda"
+        sides, megabytes = [], []
+        for instances, at_once in cases:
+            before = new_peak(runtime.device)
+            side = new_side(runtime, options.model, instances, options.batch, options.length, at_once)
+            side()
+            sides.append(side)
+            megabytes.append((peak_bytes(runtime.device) - before) / 1e6)
+        seconds = interleave(sides, 8 if options.quick else 24, warmup=1)
     tokens = UPDATES * options.batch * options.length
     rows, ratios = [], {}
     for (instances, at_once), taken, memory in zip(cases, seconds, megabytes, strict=True):

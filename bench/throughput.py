@@ -1,12 +1,13 @@
 """Training throughput on a GPU: tokens per second and model FLOPs utilisation (MFU) of the inner phase in bf16.
 
-Random ids; batches of 1, 2, 4, ... sequences per update and instance, up to the b_max that the package finds by trying
-(or --most). 1, 2 and 4 instances of one trainer share the device: in turn on one lane, or at once on lanes (streams) of
-their own. All ways of one batch size alternate within a run, with model.compile true and false on the same weights,
-moments and gradients; "-" where memory does not allow it. Every size is compiled afresh for its own shape, as the first
-batch of a run is (what torch compiles for a second size is for any size). A repetition is an inner phase of a few
-updates: data from the store to the device, passes, clipping, fused AdamW. Starting it and waiting for its end are
-counted, compiling and warming up are not.
+Random ids; batches per update and instance as --sizes names them, and with --b-max the largest that fits into one pass,
+which the package finds by trying. 1, 2 or 4 instances of one trainer share the device (--ways): in turn on one lane, or
+at once on lanes (streams) of their own. All ways of one batch size alternate within a run, with model.compile true and
+false (--compiling) on the same weights, moments and gradients; "-" where memory does not allow it. Every size is
+compiled afresh for its own shape, as the first batch of a run is (what torch compiles for a second size is for any
+size); that takes most of the time, so results are printed, and written to --json, after every size. A repetition is an
+inner phase of a few updates: data from the store to the device, passes, clipping, fused AdamW. Starting it and waiting
+for its end are counted, compiling and warming up are not.
 
 MFU = tokens per second x FLOPs per token / bf16 matrix rate
 FLOPs per token = 6 x weights of all matrices that are multiplied (output layer included; input embeddings only look up)
@@ -19,44 +20,33 @@ Without a GPU nothing is measured. --device cpu tries the code out on a CPU: fig
 
 import copy
 import statistics
-import tempfile
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from common import interleave, median_ratio, parse, report, spread
+from common import interleave, median_ratio, parse, report, save, spread
+from flops import MATRIX_SIZE, Work, matrix_rates
 from torch import nn
 
 from adloco_dist.cluster.environment import survey
-from adloco_dist.cluster.runtime import Place, Runtime, join_store, started
-from adloco_dist.cluster.signals import StopRequest
-from adloco_dist.config import ClusterSettings, Concurrency, Device, Settings, SettingsError
-from adloco_dist.config.compose import compose
+from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.config import Concurrency, Device, Settings, SettingsError
 from adloco_dist.data.corpora import Splits
-from adloco_dist.data.encoding import Vocabulary
-from adloco_dist.data.tokens import TokenStore
 from adloco_dist.decisions.layout import experiment_layout
 from adloco_dist.decisions.plan import PoolReport, Premises
 from adloco_dist.decisions.planning import plan_round
 from adloco_dist.hosting import Rank, host
-from adloco_dist.models import build_model, model_config
 from adloco_dist.pool.capacity import free_device_memory, is_out_of_memory
 from adloco_dist.pool.lane import Lane
 from adloco_dist.round.concurrency import find_lanes
 from adloco_dist.round.inner import InnerPhase
-from adloco_dist.round.phases import wait_for
 from adloco_dist.round.probe import probe_capacity
+from adloco_dist.testing.lone import lone_rank
 
-VOCABULARY = 32_000
 LEAST_UPDATES = 2
 """Of every instance in a repetition, however large the batch."""
-MATRIX_SIZE = {"cuda": 8192, "cpu": 1024}
-MATRIX_REPETITIONS = 30
-MATRIX_WARMUP_SECONDS = 1.0
 
 
 class Way(NamedTuple):
@@ -70,7 +60,7 @@ class Way(NamedTuple):
         return "1" if self.instances == 1 else f"{self.instances}_{'at_once' if self.at_once else 'in_turn'}"
 
 
-WAYS = {1: [Way(1)], 2: [Way(2), Way(2, True)], 4: [Way(4), Way(4, True)]}
+WAYS = {way.key: way for way in (Way(1), Way(2), Way(2, True), Way(4), Way(4, True))}
 
 
 class Case(NamedTuple):
@@ -159,70 +149,43 @@ def new_pool(
     return Pool(settings, rank, lanes, b_max)
 
 
-def measure(pool: Pool, ways: Sequence[Way], sizes: Sequence[int], is_quick: bool) -> Speeds:
-    """All ways of each size in turn, eager and compiled."""
-    speeds: Speeds = {}
-    for batch in sizes:
-        torch.compiler.reset()
-        cases = [Case(way, batch, is_compiled) for way in ways for is_compiled in (False, True)]
-        sides = [Side(pool, case, sequences=16 if is_quick else 64) for case in cases]
-        seconds = interleave(sides, rounds=5 if is_quick else 10)
-        for case, side, taken in zip(cases, sides, seconds, strict=True):
-            speeds[case] = [] if side.is_too_large else [side.tokens / one for one in taken]
-    return speeds
+def measure(pool: Pool, ways: Sequence[Way], batch: int, compiling: Sequence[bool], is_quick: bool) -> Speeds:
+    """All ways of one size in turn, eager or compiled or both."""
+    torch.compiler.reset()
+    cases = [Case(way, batch, is_compiled) for way in ways for is_compiled in compiling]
+    sides = [Side(pool, case, sequences=16 if is_quick else 64) for case in cases]
+    seconds = interleave(sides, rounds=5 if is_quick else 10)
+    return {
+        case: [] if side.is_too_large else [side.tokens / one for one in taken]
+        for case, side, taken in zip(cases, sides, seconds, strict=True)
+    }
 
 
 def measure_all(
-    settings: Settings, runtime: Runtime, splits: Splits, module: nn.Module, most: int, is_quick: bool
-) -> tuple[Speeds, dict[Way, int]]:
-    """Of 1, 2 and 4 instances, one pool after the other; b_max of every way."""
-    speeds, b_max = Speeds(), dict[Way, int]()
-    sizes = [1, 8] if is_quick else [1 << power for power in range(most.bit_length())]
-    for instances, ways in WAYS.items():
+    work: Work, runtime: Runtime, ways: Sequence[Way], sizes: Sequence[int], with_b_max: bool,
+    compiling: Sequence[bool], is_quick: bool, tell: Callable[[Speeds, dict[Way, int]], None],
+) -> None:  # fmt: skip
+    """One pool after the other, one for each number of instances.
+
+    Args:
+        with_b_max: also the largest batch that fits, of each number of instances in turn.
+        tell: takes the speeds of every size as soon as they are there, and the b_max of every way so far.
+    """
+    b_max = dict[Way, int]()
+    for instances in dict.fromkeys(way.instances for way in ways):
+        of_pool = [way for way in ways if way.instances == instances]
         try:
-            pool = new_pool(settings, runtime, splits, module, instances, most)
+            pool = new_pool(work.settings, runtime, work.splits, work.module, instances, work.most)
         except SettingsError as error:
             print(error)
-            speeds |= {Case(way, batch, compiled): [] for way in ways for batch in sizes for compiled in (False, True)}
+            tell({Case(way, batch, one): [] for way in of_pool for batch in sizes for one in compiling}, b_max)
         else:
-            b_max |= pool.b_max
-            sizes = [size for size in sizes if size <= b_max[Way(1)]]
-            speeds |= measure(pool, ways, sizes, is_quick)
+            b_max |= {way: most for way, most in pool.b_max.items() if way in of_pool}
+            for batch in sorted({*sizes, pool.b_max[Way(instances)]} if with_b_max else sizes):
+                tell(measure(pool, of_pool, batch, compiling, is_quick), b_max)
             del pool
         torch.compiler.reset()  # lets go of the modules
         free_device_memory()
-    return speeds, b_max
-
-
-def matrix_rates(device: torch.device) -> list[float]:
-    """FLOP/s of single multiplications of two square bf16 matrices, once the device is warm."""
-    size = MATRIX_SIZE[device.type]
-    left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
-    until = time.perf_counter() + MATRIX_WARMUP_SECONDS
-    while time.perf_counter() < until:
-        torch.matmul(left, right)
-        wait_for(device)
-    rates = []
-    for _ in range(MATRIX_REPETITIONS):
-        if device.type == "cuda":
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            torch.matmul(left, right)
-            end.record()
-            end.synchronize()
-            seconds = start.elapsed_time(end) / 1e3
-        else:
-            begin = time.perf_counter()
-            torch.matmul(left, right)
-            seconds = time.perf_counter() - begin
-        rates.append(2 * size**3 / seconds)
-    return rates
-
-
-def multiplied_weights(module: nn.Module) -> int:
-    """Elements of all matrices but those of embeddings; an output layer counts though it is tied to one."""
-    layers = [layer for layer in module.modules() if not isinstance(layer, nn.Embedding)]
-    return sum(weight.numel() for layer in layers for weight in layer.parameters(recurse=False) if weight.ndim > 1)
 
 
 def tabulate(speeds: Speeds, flops_per_token: int, matrix_rate: float) -> tuple[list[list[str]], dict[str, float]]:
@@ -237,7 +200,7 @@ def tabulate(speeds: Speeds, flops_per_token: int, matrix_rate: float) -> tuple[
         mfu, best = statistics.median(taken) * flops_per_token / matrix_rate, f"mfu_{case.way.key}_{compiling}"
         figures[best] = max(mfu, figures.get(best, 0.0))
         row += [*spread(taken), f"{100 * mfu:.1f}", ""]
-        if case.is_compiled and (eager := speeds[case._replace(is_compiled=False)]):
+        if case.is_compiled and (eager := speeds.get(case._replace(is_compiled=False))):
             gain = figures[f"compiled_over_eager_{case.way.key}"] = median_ratio(taken, eager)
             row[-1] = f"{gain:.3f}"
         rows.append(row)
@@ -248,50 +211,52 @@ def main() -> None:
     parser = parse("Tokens per second and model FLOPs utilisation of the inner phase in bf16, on a GPU.")
     parser.add_argument("--model", default="microllama", help="a model group of conf/ (%(default)s)")
     parser.add_argument("--length", type=int, default=1024, help="tokens per sequence (%(default)s)")
-    parser.add_argument("--most", type=int, default=128, help="largest batch that is tried (%(default)s)")
+    parser.add_argument("--sizes", type=int, nargs="*", default=[4, 16, 64], help="batches per update (4 16 64)")
+    parser.add_argument("--b-max", action="store_true", help="also the largest batch that fits into one pass")
+    parser.add_argument("--most", type=int, default=128, help="largest b_max that is looked for (%(default)s)")
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=["1"], help="instances on the device (1)")
+    parser.add_argument("--compiling", nargs="+", choices=("eager", "compiled"), default=["eager", "compiled"])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: only try the code out")
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         print("no GPU here: nothing was measured")
         return
-    length, most = options.length, options.most
-    settings = compose(
-        [f"model={options.model}", "model.compile=true", "precision=bf16", f"data.sequence_length={length}",
-         "pool.trainers=1", "merge=none", "batching.request=none", "inner.schedule=constant"]
-    )  # fmt: skip
-    num_tokens = max(WAYS) * most * length + 1
-    store = TokenStore([np.random.default_rng(0).integers(0, VOCABULARY, num_tokens, dtype=np.uint16)], length)
-    splits = Splits(store, store, Vocabulary(VOCABULARY), "random ids", digest="")
-    config = model_config(settings.model, splits.vocabulary, length)
-    module = build_model(settings.model, config, settings.seed)
-    with tempfile.TemporaryDirectory() as directory:
-        place = Place(0, 1, 0, 1, 0, init_method=f"file://{Path(directory) / 'rendezvous'}")
-        cluster = ClusterSettings(device=Device[options.device])
-        with started(cluster, place, join_store(place), StopRequest()) as runtime:
-            (here,) = survey(runtime, Path())
-            rates = matrix_rates(runtime.device)
-            speeds, b_max = measure_all(settings, runtime, splits, module, most, options.quick)
-            rates += matrix_rates(runtime.device)
-    weights, layers, hidden = multiplied_weights(module), config.num_hidden_layers, config.hidden_size
-    flops_per_token = 6 * weights + 12 * layers * hidden * length // 2
-    limits = {f"b_max_{way.key}": float(count) for way, count in b_max.items()}
-    rows, figures = tabulate(speeds, flops_per_token, statistics.median(rates))
+    work = Work.of(options.model, options.length, options.most)
+    speeds, figures = Speeds(), dict[str, float]()
+    title = (
+        f"inner phase of {options.model}, bf16, sequences of {options.length}, instances together: tokens per second"
+    )
+    columns = ["instances", "batch of each", "min", "median", "max", "MFU, %", "over eager"]
+    with lone_rank(Device[options.device]) as runtime:
+        (here,) = survey(runtime, Path())
+        rates = matrix_rates(runtime.device)
+
+        def tell(of_size: Speeds, b_max: dict[Way, int]) -> None:
+            speeds.update(of_size)
+            rows, found = tabulate(of_size, work.flops_per_token, statistics.median(rates))
+            best = {name: max(value, figures.get(name, value)) for name, value in found.items()}
+            figures.update(best, **{f"b_max_{way.key}": float(count) for way, count in b_max.items()})
+            for row in rows:
+                print(", ".join(f"{name} {value}" for name, value in zip(columns, row, strict=True)), flush=True)
+            if options.json:
+                save(figures, options.json)
+
+        ways = [WAYS[key] for key in options.ways]
+        compiling = [name == "compiled" for name in options.compiling]
+        measure_all(work, runtime, ways, options.sizes, options.b_max, compiling, options.quick, tell)
+        rates += matrix_rates(runtime.device)
+    rows, found = tabulate(speeds, work.flops_per_token, statistics.median(rates))
     slowest, rate, fastest = spread(rates, unit=1e12)
     build = f"driver {here.driver}, CUDA {torch.version.cuda}"
     print(f"{here.device}, {'no figure means anything' if options.device == 'cpu' else build}")
     size = MATRIX_SIZE[options.device]
     print(f"bf16 matrix rate: {rate} TFLOP/s ({slowest} to {fastest}), torch.matmul of {size} x {size}")
     print(
-        f"FLOPs per token: 6 x {weights:,} multiplied weights + 12 x {layers} layers x {hidden} x {length} / 2 "
-        f"(causal attention) = {flops_per_token:,}; MFU = tokens per second x FLOPs per token / matrix rate"
+        f"FLOPs per token: {work.flops_in_words} = {work.flops_per_token:,}; "
+        "MFU = tokens per second x FLOPs per token / matrix rate"
     )
-    report(
-        f"inner phase of {options.model}, bf16, sequences of {length}, instances together: tokens per second",
-        ["instances", "batch of each", "min", "median", "max", "MFU, %", "over eager"],
-        rows,
-        {**limits, "flops_per_token": flops_per_token, "matrix_tflops": statistics.median(rates) / 1e12, **figures},
-        options.json,
-    )
+    whole = {"flops_per_token": work.flops_per_token, "matrix_tflops": statistics.median(rates) / 1e12}
+    report(title, columns, rows, {**figures, **whole, **found}, options.json)
 
 
 if __name__ == "__main__":

@@ -97,8 +97,8 @@ def train_kept(
             journal.close(outcome.result and {"stop": outcome.stop, **outcome.result})
     trainers = outcome.rank.trainers.values()
     return {
-        "anchors": {trainer.id: trainer.anchor.numpy().copy() for trainer in trainers},
-        "momentum": {trainer.id: trainer.outer_vectors[-1].numpy().copy() for trainer in trainers},
+        "anchors": {trainer.id: trainer.anchor.numpy(force=True).copy() for trainer in trainers},
+        "momentum": {trainer.id: trainer.outer_vectors[-1].numpy(force=True).copy() for trainer in trainers},
         "cursors": {trainer.id: trainer.shard.cursor for trainer in trainers},
         "stop": outcome.stop,
         "round": outcome.plan.round,

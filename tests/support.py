@@ -136,11 +136,11 @@ def train_small_pool(
     trainers = outcome.rank.trainers.values()
     shards = {trainer.id: trainer.shard for trainer in trainers}
     return {
-        "anchors": {trainer.id: trainer.anchor.numpy().copy() for trainer in trainers},
+        "anchors": {trainer.id: trainer.anchor.numpy(force=True).copy() for trainer in trainers},
         "unread": {id: shard.unread().tolist() for id, shard in shards.items() if isinstance(shard, Shard)},
         "cursors": {id: shard.cursor for id, shard in shards.items()},
         "states": {id: shard.state() for id, shard in shards.items()},
-        "chosen": None if outcome.weights is None else outcome.weights.numpy().copy(),
+        "chosen": None if outcome.weights is None else outcome.weights.numpy(force=True).copy(),
         "result": outcome.result,
         "stop": outcome.stop,
         "records": sink.records,

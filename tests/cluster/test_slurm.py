@@ -28,9 +28,13 @@ def cluster() -> Iterator[tuple[Slurm, list[Host]]]:
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What a user's working copy holds, with runs of its own."""
+    """What a user's working copy holds, with runs of its own, once slurm/site.env was read."""
     for name in ("launch", "slurm"):
         (tmp_path / name).symlink_to(ROOT / name)
+    read = ["bash", "-c", "source slurm/site.env && env -0"]
+    lines = subprocess.run(read, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.split("\0")
+    for name, _, value in (line.partition("=") for line in lines if line.startswith("SBATCH_")):
+        monkeypatch.setenv(name, value)
     monkeypatch.setenv("ADLOCO_PYTHON", sys.executable)
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     return tmp_path
@@ -47,6 +51,7 @@ def test_a_batch_job_trains_over_both_hosts(cluster: tuple[Slurm, list[Host]], c
     (job,) = running.wait(job_id, timeout_seconds=180)
     log = (checkout / f"adloco-{job_id}.log").read_text()
     assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), log + running.logs()
+    assert job["NumCPUs"] == "16", "both hosts' CPUs, all of them"
     run = checkout / "runs" / f"slurm-{job_id}"
     found = facts(run)
     assert found["cluster"]["slurm_job"] == str(job_id)
@@ -82,14 +87,21 @@ def test_a_job_that_meets_its_time_limit_stops_cleanly_and_is_requeued(
     assert "Traceback" not in log
 
 
-def test_a_job_that_is_told_to_end_stops_cleanly(cluster: tuple[Slurm, list[Host]], checkout: Path) -> None:
-    """scancel, or a preemption: SIGTERM to the steps; it is not requeued."""
+@pytest.mark.parametrize(("asked", "cpus"), [([], 8), (["--cpus-per-task", "3"], 3)])
+def test_a_job_that_is_told_to_end_stops_cleanly(
+    cluster: tuple[Slurm, list[Host]], checkout: Path, asked: list[str], cpus: int
+) -> None:
+    """scancel, or a preemption: SIGTERM to the steps; it is not requeued. What it had of the hosts until then."""
     running, _ = cluster
-    job_id = running.sbatch(["--nodes", "2", "slurm/train.sbatch", *TINY_JOB, "budget.rounds=1000000"], checkout)
+    job_id = running.sbatch(
+        [*asked, "--nodes", "2", "slurm/train.sbatch", *TINY_JOB, "budget.rounds=1000000"], checkout
+    )
     log = checkout / f"adloco-{job_id}.log"
     while "round 2 " not in (log.read_text() if log.exists() else ""):
         (job,) = running.jobs(job_id)
         assert job["JobState"] in ("PENDING", "RUNNING"), log.read_text() + running.logs()
+    step = running.run(["scontrol", "--oneliner", "show", "step", f"{job_id}.0"])
+    assert f" CPUs={2 * cpus} " in step, "of both hosts, for one agent each"
     running.run(["scancel", str(job_id)])
     (job,) = running.wait(job_id, timeout_seconds=60)
     assert (job["JobState"], job["Restarts"]) == ("CANCELLED", "0")

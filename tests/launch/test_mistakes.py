@@ -4,7 +4,6 @@ import socket
 from pathlib import Path
 
 import pytest
-import torch
 from commands import SMALL, Finished, run, torchrun_command, train_command
 
 
@@ -61,7 +60,6 @@ def test_mistakes_that_the_ranks_see(tmp_path: Path, arguments: list[str], words
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_gpu_asked_for_where_there_is_none(tmp_path: Path) -> None:
     assert_refused(run(train_command(*SMALL, "cluster.device=cuda"), tmp_path), tmp_path, "cluster.device=cuda", "GPU")
 

@@ -53,7 +53,7 @@ def test_the_run_directory(finished_run: Path) -> None:
     assert record["layout"]["hosts"] == {"0": [0], "1": [1], "2": [0], "3": [1]}
     assert record["settings"]["algorithm"]["name"] == "diloco"
     assert record["cluster"]["world_size"] == 2
-    assert record["cluster"]["backend"] == "gloo" or torch.cuda.is_available()
+    assert record["cluster"]["backend"] == "gloo"
     assert record["versions"]["torch"] == torch.__version__
     assert record["result"]["stop"] == "budget.rounds=3 reached"
     assert list((finished_run / "wandb").glob("offline-run-*")), "W&B is offline for who is not logged in"

@@ -23,6 +23,8 @@ from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import Backend, ClusterSettings
 from adloco_dist.terminal import told_wait
 
+TEST_SHARED_NCCL = "ADLOCO_TEST_SHARED_NCCL"
+"""In the environment of gpu/nccl.py alone: ranks that share a GPU use NCCL, which takes each of them for a host."""
 STORE_SECONDS = 120.0
 """Ranks of one start find each other within this, and answer each other there."""
 
@@ -125,6 +127,8 @@ def started(cluster: ClusterSettings, place: Place, store: Store, stop: StopRequ
         assert dist.group.WORLD is not None
         control = ControlPlane(dist.group.WORLD)
         control.agree(found.error)
+        if TEST_SHARED_NCCL in os.environ:
+            os.environ["NCCL_HOSTID"] = f"rank{place.rank}"
         gpu = identity(found.device)
         mine = {"node": place.node, "host": socket.gethostname(), "gpu": gpu and asdict(gpu)}
         census = control.exchange(mine)

@@ -32,6 +32,9 @@ Launch = Callable[[Sequence[Sequence[str]], Sequence[str]], list[int]]
 QUIET = ("hydra.output_subdir=null", "hydra.sweep.subdir=slurm", "hydra/job_logging=none", "hydra/hydra_logging=none")
 """What Hydra would write beside a run's own records."""
 
+NOT_IN_CONFIG = ("SBATCH_EXCLUSIVE", "SBATCH_CPUS_PER_GPU")
+"""What slurm/site.env asks for and the plugin has no setting for: sbatch takes them from the environment."""
+
 
 def prepare_launch(name: str, hydra_overrides: Sequence[str]) -> Launch:
     """The launcher with its settings, before anything is submitted.
@@ -67,7 +70,7 @@ def compose_launcher(name: str, hydra_overrides: Sequence[str]) -> tuple[DictCon
 def _launch(
     name: str, config: DictConfig, context: HydraContext, runs: Sequence[Sequence[str]], options: Sequence[str]
 ) -> list[int]:
-    for variable in [variable for variable in os.environ if variable.startswith("SBATCH_")]:
+    for variable in [name for name in os.environ if name.startswith("SBATCH_") and name not in NOT_IN_CONFIG]:
         del os.environ[variable]  # they are in the config by now; sbatch would let them win over it
     task = functools.partial(run_in_job, options=list(options))
     launcher = Plugins.instance().instantiate_launcher(config=config, hydra_context=context, task_function=task)

@@ -1,4 +1,4 @@
-"""Distributed tests with real processes: the same function on several gloo ranks, forked in a fraction of a second."""
+"""Distributed tests with real processes: the same function on several ranks, on the CPU forked in 0.1 s."""
 
 import multiprocessing
 import tempfile
@@ -13,31 +13,40 @@ from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import ClusterSettings, Device
 
 TIMEOUT_SECONDS = 120.0
+CPU_RANKS = ClusterSettings(device=Device.cpu, threads_per_rank=1, control_seconds=60, outer_seconds=60)
 
 # Children are forked from a server that imported torch but never ran a tensor operation: a process that did would
 # hand them a thread pool without its threads, and they would hang at their first parallel operation.
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["adloco_dist.train"])
+_forked = multiprocessing.get_context("forkserver")
+_forked.set_forkserver_preload(["adloco_dist.train"])
+# CUDA does not work in the child of a process that has as much as counted the GPUs.
+_spawned = multiprocessing.get_context("spawn")
 
 
-def run_ranks(function: Callable[..., Any], nodes: list[int], *arguments: Any) -> list[Any]:
+def run_ranks(
+    function: Callable[..., Any], nodes: list[int], *arguments: Any, cluster: ClusterSettings = CPU_RANKS
+) -> list[Any]:
     """Call `function(runtime, *arguments)` on len(nodes) ranks at once; their return values by rank.
 
     Args:
         function: at module level, as children import it.
         nodes: which node each rank believes to stand on.
+        cluster: the device and the backend, with the timeouts; ranks on GPUs are spawned, which takes seconds.
 
     Raises:
         AssertionError: with the traceback of the first rank that failed, or if ranks do not end in time.
     """
+    processes_of = _forked if cluster.device is Device.cpu else _spawned
     with tempfile.TemporaryDirectory() as directory:
         store = f"file://{Path(directory) / 'rendezvous'}"
         pipes: dict[Connection, int] = {}
         processes = []
         for rank, node in enumerate(nodes):
-            receiver, sender = _processes.Pipe(duplex=False)
+            receiver, sender = processes_of.Pipe(duplex=False)
             place = Place(rank, len(nodes), rank, len(nodes), node, init_method=store)
-            process = _processes.Process(target=_run_rank, args=(sender, place, function, arguments), daemon=True)
+            process = processes_of.Process(
+                target=_run_rank, args=(sender, place, cluster, function, arguments), daemon=True
+            )
             process.start()
             sender.close()
             pipes[receiver] = rank
@@ -67,8 +76,9 @@ def _collect(pipes: dict[Connection, int]) -> list[Any]:
     return [results[rank] for rank in sorted(results)]
 
 
-def _run_rank(pipe: Connection, place: Place, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    cluster = ClusterSettings(device=Device.cpu, threads_per_rank=1, control_seconds=60, outer_seconds=60)
+def _run_rank(
+    pipe: Connection, place: Place, cluster: ClusterSettings, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
     try:
         with started(cluster, place, join_store(place), StopRequest()) as runtime:
             result = function(runtime, *arguments)

@@ -1,0 +1,10 @@
+"""How fast it is on this GPU: `python gpu/bench.py`, or make gpu-bench; docs/gpus.md."""
+
+from checkout import checkout_on_path
+
+if __name__ == "__main__":
+    with checkout_on_path():
+        import cases_bench
+        from harness import main
+
+        main("gpu-bench", cases_bench.CASES)

@@ -1,0 +1,34 @@
+"""Makes this checkout importable where nothing of it is installed."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CASE = "ADLOCO_GPU_CASE"
+"""In the environment of a case's process and of all that it starts: which case."""
+
+
+@contextmanager
+def checkout_on_path() -> Iterator[None]:
+    """Put the package, the benchmarks and the tests on the path of this process and of those that it starts.
+
+    The groups of conf/ are part of an installed package; so they are of this one, which is made of links.
+    """
+    if CASE in os.environ:  # the process that started this one has done it
+        yield
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        package = Path(folder) / "adloco_dist"
+        package.mkdir()
+        for entry in (ROOT / "src" / "adloco_dist").iterdir():
+            (package / entry.name).symlink_to(entry)
+        (package / "conf").symlink_to(ROOT / "conf")
+        paths = [folder, str(ROOT / "bench"), str(ROOT / "tests")]
+        sys.path[:0] = paths
+        already = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = os.pathsep.join([*paths, already] if already else paths)
+        yield

@@ -1,0 +1,10 @@
+"""NCCL between ranks that share one GPU: `python gpu/nccl.py`, or make gpu-nccl; docs/gpus.md."""
+
+from checkout import checkout_on_path
+
+if __name__ == "__main__":
+    with checkout_on_path():
+        import cases_nccl
+        from harness import main
+
+        main("gpu-nccl", cases_nccl.CASES)

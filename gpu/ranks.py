@@ -1,0 +1,125 @@
+"""What ranks do together in the cases; importable, for ranks are processes of their own."""
+
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from flops import Work
+from harness import Here
+from support import train_small_pool
+
+from adloco_dist.cluster.groups import Groups
+from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.config import Backend, ClusterSettings, Device
+from adloco_dist.decisions.layout import experiment_layout
+from adloco_dist.decisions.plan import PoolReport
+from adloco_dist.decisions.planning import plan_round
+from adloco_dist.decisions.replay import Trajectory
+from adloco_dist.decisions.report import pool_report
+from adloco_dist.hosting import Rank, find_premises, host, regroup
+from adloco_dist.round.coordinate import coordinate
+from adloco_dist.train import opening_report
+
+Array = npt.NDArray[np.floating[Any]]
+MANY = (
+    "pool.trainers=3", "pool.workers_per_trainer=2", "merge=worst_with_worst", "merge.every_rounds=2",
+    "budget.rounds=5", "batching.request=norm_test", "batching.eta=0.7", "inner.lr=5e-3",
+)  # fmt: skip
+"""Three trainers that merge twice, with batches that follow the gradients."""
+
+
+def cluster(here: Here, backend: Backend = Backend.gloo) -> ClusterSettings:
+    """Ranks that share the device of the case."""
+    return ClusterSettings(
+        device=Device[here.device.type], backend=backend, threads_per_rank=1, control_seconds=60, outer_seconds=60
+    )
+
+
+def largest_difference(mine: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> float:
+    """Between the anchors of two runs with the same batches, by what `train_small_pool` returns on each rank."""
+    batches = [[record.get("total_batch") for record in run[0]["records"]] for run in (mine, theirs)]
+    assert batches[0] == batches[1], f"other batches: {batches[0]}, {batches[1]}"
+    found = [anchors(run) for run in (mine, theirs)]
+    assert found[0].keys() == found[1].keys()
+    return max(float(abs(anchor - found[1][trainer]).max()) for trainer, anchor in found[0].items())
+
+
+def anchors(run: list[dict[str, Any]]) -> dict[int, Any]:
+    """By trainer, whichever ranks hold it in the end."""
+    return {trainer: anchor for rank in run for trainer, anchor in rank["anchors"].items()}
+
+
+def train_with(runtime: Runtime, slow_lanes: bool, overrides: list[str]) -> dict[str, Any]:
+    """Train the small pool; on a GPU, every lane's passes begin with a wait of another length.
+
+    Args:
+        slow_lanes: so that streams which do not wait for each other where they should read what is not yet there.
+    """
+
+    def slow_down(rank: Rank) -> None:
+        for number, lane in enumerate(rank.lanes):
+            cycles = 2_000_000 * (len(rank.lanes) - number)
+            if slow_lanes and rank.runtime.device.type == "cuda":
+                lane.flat_model.module.register_forward_pre_hook(lambda *_, cycles=cycles: torch.cuda._sleep(cycles))
+
+    return train_small_pool(runtime, *overrides, prepare=slow_down)
+
+
+def collectives(runtime: Runtime) -> dict[str, Array]:
+    """The result of every collective that the package uses, on tensors of the device, over all ranks."""
+    group = Groups(runtime.backend, timeout_seconds=60).of(tuple(range(runtime.world_size)))
+    assert group is not None
+    rank, size, device = runtime.rank, runtime.world_size, runtime.device
+    found: dict[str, torch.Tensor] = {}
+    for dtype in (torch.float32, torch.float64):
+        random = torch.Generator().manual_seed(rank)
+        mine = torch.randn(100_003, generator=random, dtype=dtype).to(device)
+        total = mine.clone()
+        group.all_reduce(total)
+        everyones = [mine.clone() for _ in range(size)]
+        group.broadcast_each(everyones)
+        # Rank r sends r + 1 + s elements to rank s: of different lengths, as a merge does.
+        sizes_out, sizes_in = [rank + 1 + other for other in range(size)], [other + 1 + rank for other in range(size)]
+        received = mine.new_empty(sum(sizes_in))
+        group.all_to_all(received, mine[: sum(sizes_out)], sizes_in, sizes_out)
+        rows = group.gather(mine)
+        name = str(dtype)
+        found |= {
+            f"all_reduce {name}": total,
+            f"broadcast {name}": torch.cat(everyones),
+            f"all_to_all {name}": received,
+        }
+        if rows:
+            found[f"gather {name}"] = torch.cat(rows)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return {name: tensor.numpy(force=True).copy() for name, tensor in found.items()}
+
+
+def probed_capacity(runtime: Runtime, model: str, length: int, most: int, overrides: list[str]) -> int | None:
+    """What this rank finds that fits into one pass, beside the others on its device; None: any batch up to `most`."""
+    work = Work.of(model, length, most, "model.compile=false", f"pool.trainers={runtime.world_size}", *overrides)
+    layout = experiment_layout(work.settings, runtime.nodes)
+    return host(work.settings, runtime, work.splits, work.module, layout).capacity
+
+
+def regrouped(runtime: Runtime, model: str, length: int) -> dict[str, float]:
+    """Seconds of this rank for a merge of two trainers, one on each of two ranks: the decision, and what follows."""
+    more = ("model.compile=false", "pool.trainers=2", "merge.policy=worst_with_worst", "merge.every_rounds=1")
+    work = Work.of(model, length, 2, *more, "batching.capacity=1", "evaluation.every_rounds=null")
+    layout = experiment_layout(work.settings, runtime.nodes)
+    rank = host(work.settings, runtime, work.splits, work.module, layout)
+    premises = find_premises(rank, layout, Trajectory())
+    first, report = plan_round(work.settings, premises, None, PoolReport()), opening_report(rank, layout, is_new=True)
+    start = time.perf_counter()
+    plan, _, report = coordinate(
+        runtime.control,
+        report,
+        lambda reports: plan_round(work.settings, premises, first, pool_report(reports, first, 0)),
+    )
+    decided = time.perf_counter() - start
+    assert plan.regrouping, "nothing merged"
+    regroup(rank, layout, plan, report)
+    return {"decision_s": decided, "regroup_s": report.regroup_seconds}

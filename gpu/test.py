@@ -1,0 +1,13 @@
+"""Is everything right on this GPU? `python gpu/test.py`, or make gpu-test; docs/gpus.md says what is checked."""
+
+from checkout import checkout_on_path
+
+if __name__ == "__main__":
+    with checkout_on_path():
+        import cases_kernels
+        import cases_memory
+        import cases_pool
+        import cases_runs
+        from harness import main
+
+        main("gpu-test", [*cases_kernels.CASES, *cases_memory.CASES, *cases_pool.CASES, *cases_runs.CASES])
