@@ -17,9 +17,9 @@ from adloco_dist.round.phases import wait_for
 
 CPU_CHUNK_ELEMENTS = 1 << 17
 GPU_CHUNK_ELEMENTS = 1 << 22
-"""The vectors are worked through in chunks, so that no second vector of the model's size is needed. On a CPU each thread's
-part of a chunk stays in its cache from one operation to the next; on a GPU a chunk is worth the 5 us that launching an
-operation costs, and outer state in CPU memory passes through."""
+"""The vectors are worked through in chunks, so that no second vector of the model's size is needed. On a CPU each
+thread's part of a chunk stays in its cache from one operation to the next; on a GPU a chunk is worth the 5 us that
+launching an operation costs, and outer state in CPU memory passes through."""
 
 
 @dataclass(frozen=True)
