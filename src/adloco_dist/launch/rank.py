@@ -31,6 +31,7 @@ from adloco_dist.launch.resume import (
     Source,
     as_decided,
     check_restarts_of_rank,
+    check_store_of_restarts,
     fresh_volumes,
     go_on,
     has_ended,
@@ -67,6 +68,7 @@ def run_rank(overrides: Sequence[str], dry_run: bool) -> None:
     Raises:
         SettingsError: on all ranks, when one of them finds a mistake; nothing was written then.
     """
+    check_store_of_restarts()
     told_as_rank(lambda place, store: _run(place, store, overrides, dry_run))
 
 

@@ -35,13 +35,21 @@ class Source:
 
 
 def check_restarts_of_rank(settings: Settings) -> None:
-    """Under torchrun --max-restarts, the next start must find what this one leaves, and nothing else.
+    """Under torchrun --max-restarts, the next start must find what this one leaves.
 
     Raises:
         SettingsError: it would not.
     """
+    check_restarts(settings, int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")))
+
+
+def check_store_of_restarts() -> None:
+    """And nothing else: before this rank looks into a store that the last start may have left.
+
+    Raises:
+        SettingsError: it would.
+    """
     restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
-    check_restarts(settings, restarts)
     keeps_store = restarts > 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     rule = "torchrun would keep its store, with what the last start left there"
     remedy = "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on all nodes"
