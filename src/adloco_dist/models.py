@@ -1,6 +1,7 @@
 """Models from settings: transformers does the building, this room says what is wrong."""
 
 import difflib
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,7 @@ def try_out(
         if model.attention is None and not is_classifier:
             attend_without_mask(module)
         torch.nn.Module.to(module, device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=in_bf16):
+        with torch.autocast(device.type, torch.bfloat16) if in_bf16 else nullcontext():
             trial_losses(module.eval(), is_classifier).sum().backward()  # in which no buffer changes
     except Exception as error:  # of any kind, as above
         raise not_computable(model, error) from error

@@ -159,3 +159,20 @@ def test_what_cannot_be_is_told(overrides: list[str], words: list[str]) -> None:
     with pytest.raises(SettingsError) as caught:
         built(small_settings(*overrides))
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_a_model_is_tried_out_where_it_will_be_computed() -> None:
+    """The meta device stands for one that is not the CPU."""
+    settings = small_settings()
+    config = model_config(settings.model, Vocabulary(VOCAB_SIZE), SEQUENCE_LENGTH)
+    module = build_model(settings.model, config, 0, device=torch.device("meta"))
+    assert module.device.type == "meta"
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_attention_for_gpus_is_not_tried_in_a_dry_run() -> None:
+    settings = small_settings("model.attention=flash_attention_2")
+    config = model_config(settings.model, Vocabulary(VOCAB_SIZE), SEQUENCE_LENGTH)
+    try_shape(settings.model, config, is_classifier=False)
+    with pytest.raises(SettingsError, match=r"model\.attention=flash_attention_2"):
+        build_model(settings.model, config, 0)
