@@ -24,6 +24,8 @@ TELL_EVERY_SECONDS = 30.0
 ANSWER_SECONDS = 5.0
 PATIENCE_SECONDS = 60.0
 """Links that are cut for less are waited for: a node without its agent would stay away until it is started by hand."""
+LOST_SECONDS = 120.0
+"""A driver that could join again gives the host of the rendezvous so long to come back: it may as well be lost."""
 CLIENT_SECONDS = 4.0
 """Of an attempt to become a client of the store."""
 STRANGER_SECONDS, SILENT_STRANGER_SECONDS = 10.0, 16.0
@@ -40,7 +42,7 @@ def watch_rendezvous(rendezvous: Rendezvous, patience_seconds: float = PATIENCE_
     """Tell who is waited for as long as this process has no ranks, and end it where it would wait in vain.
 
     It ends when what listens at the endpoint is no store, and when its ranks have ended and the endpoint's host, once
-    reached, no longer answers: an elastic job waits for it as it does for nodes, and then joins again. (A refusal is an
+    reached, no longer answers: an elastic job waits for it twice as long, and then joins again. (A refusal is an
     answer: the host lives, and has closed the store's connections, which the agent notices by itself.)
 
     Raises:
@@ -77,7 +79,7 @@ class _Watch:
                 begin_anew()
             if answer is not None:
                 answered_at = now
-            elif silence > (self._rendezvous.timeout_seconds if self._may_join_again else self._patience):
+            elif silence > (max(LOST_SECONDS, self._patience) if self._may_join_again else self._patience):
                 where = f"the host of the rendezvous at {self._host}:{self._port} has not answered"
                 line = f"ended on {socket.gethostname()}: {where} for {silence:.0f} s"
                 tell_error(f"{line}; start the job again, where it goes on from its checkpoint")
