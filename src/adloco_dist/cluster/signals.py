@@ -73,6 +73,16 @@ def hold_signals(signals: Sequence[signal.Signals]) -> None:
 
 
 @contextmanager
+def signals_held(signals: Sequence[signal.Signals]) -> Iterator[None]:
+    """Let signals wait while the block runs; in processes that it starts, until they let them through."""
+    hold_signals(signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+
+
+@contextmanager
 def stop_on_signals(request: StopRequest, signals: Sequence[signal.Signals]) -> Iterator[None]:
     """Turn signals into a request while the block runs, those that were held before it too. Main thread only.
 
@@ -119,3 +129,10 @@ def end_with_parent(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it is gone already
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def begin_in_pool(parent: int) -> None:
+    """Let a process of a pool end with its parent, and of Ctrl-C without a word, also of one that was held."""
+    end_with_parent(parent)
+    signal.signal(signal.SIGINT, lambda signum, frame: os._exit(EXIT_STOPPED))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])

@@ -8,6 +8,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from adloco_dist.cluster.signals import end_with_parent
+from adloco_dist.cluster.signals import begin_in_pool, signals_held
 from adloco_dist.config import OF_ROWS, Corpus, DataSettings, SettingsError, as_tool, require
 from adloco_dist.config.compose import compose
 from adloco_dist.data.corpora import read_text, row_files_of
@@ -172,13 +173,14 @@ def _tokenize_split(
     done = {unit.name: _finished(folder, unit) for unit in units}
     left = [unit for unit in units if done[unit.name] is None]
     with _progress() as progress, ProcessPoolExecutor(
-        min(options.processes, max(1, len(left))), multiprocessing.get_context("spawn"), end_with_parent, (os.getpid(),)
+        min(options.processes, max(1, len(left))), multiprocessing.get_context("spawn"), begin_in_pool, (os.getpid(),)
     ) as pool:  # fmt: skip
         task = progress.add_task(split, total=len(units), completed=len(units) - len(left), tokens="0")
-        jobs = {
-            pool.submit(tokenize_unit, folder, unit, source, _with(data, tokenizer), options.shard_tokens): unit
-            for unit in left
-        }
+        with signals_held([signal.SIGINT]):  # processes that still import would show where they were
+            jobs = {
+                pool.submit(tokenize_unit, folder, unit, source, _with(data, tokenizer), options.shard_tokens): unit
+                for unit in left
+            }
         tokens, told = 0, set()
         try:
             for job in as_completed(jobs):
