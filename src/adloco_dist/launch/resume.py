@@ -40,7 +40,7 @@ def check_restarts_of_rank(settings: Settings) -> None:
     Raises:
         SettingsError: it would not.
     """
-    check_restarts(settings, int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")))
+    check_restarts(settings, _max_restarts())
 
 
 def check_store_of_restarts() -> None:
@@ -49,7 +49,7 @@ def check_store_of_restarts() -> None:
     Raises:
         SettingsError: it would.
     """
-    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
+    restarts = _max_restarts()
     keeps_store = restarts > 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     rule = "torchrun would keep its store, with what the last start left there"
     remedy = "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on all nodes"
@@ -58,7 +58,11 @@ def check_store_of_restarts() -> None:
 
 def is_elastic() -> bool:
     """Whether torchrun starts the ranks again when one fails, or nodes come and go."""
-    return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0
+    return _max_restarts() > 0
+
+
+def _max_restarts() -> int:
+    return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
 
 
 def has_ended(control: ControlPlane, settings: Settings) -> bool:

@@ -10,7 +10,6 @@ from adloco_dist.data.batch import Batch
 from adloco_dist.data.tokens import Store
 from adloco_dist.decisions.evaluation import Evaluation
 from adloco_dist.decisions.layout import Layout
-from adloco_dist.decisions.switch import least
 from adloco_dist.losses import losses_of, predict
 from adloco_dist.pool.capacity import free_device_memory, is_out_of_memory
 from adloco_dist.pool.flat_model import FlatModel
@@ -45,7 +44,7 @@ def evaluate(
     num_targets = 0
     with flat_model.borrowed(weights) as module:
         mine, start = chosen[part.index :: part.count], 0
-        size = least(batch, flat_model.capacity) or batch
+        size = min(batch, flat_model.capacity or batch)
         while start < len(mine):
             sequences = store.batch(mine[start : start + size]).to(flat_model.device)
             sums: tuple[torch.Tensor, torch.Tensor] | None = None
