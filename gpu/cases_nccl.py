@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from commands import facts, metrics, run
+from commands import errors, facts, metrics, run
 from harness import Case, Here
 from ranks import MANY, cluster, collectives, largest_difference
-from runs import ENDLESS, errors, finish, hurt_rank, small_run
+from runs import ENDLESS, finish, hurt_rank, small_run
 from support import train_small_pool
 
 from adloco_dist.cluster.groups import Groups

@@ -5,9 +5,9 @@ import signal
 import sys
 
 import torch
-from commands import facts, metrics, run
+from commands import errors, facts, metrics, run, tool
 from harness import Case, Here, SkippedError
-from runs import ENDLESS, errors, finish, hurt_rank, small_run, tool
+from runs import ENDLESS, finish, hurt_rank, small_run
 
 from adloco_dist.cluster.monitor import Monitor
 

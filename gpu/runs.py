@@ -1,14 +1,13 @@
 """Whole runs as users start them: the commands of launch/, a small model, and text that is made on the spot."""
 
 import signal
-import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from commands import ROOT, SMALL, Finished, run, running, train_command
+from commands import SMALL, Finished, errors, run, running, train_command
 from harness import Here
 
 MOST_SECONDS = 60.0
@@ -59,16 +58,6 @@ def finish(command: list[str], here: Here, timeout_seconds: float = 120) -> Fini
     print(done.output, flush=True)
     assert done.code == 0, f"{Path(command[1]).name} ended with code {done.code}: {errors(done.output)}"
     return done
-
-
-def tool(name: str, *arguments: str) -> list[str]:
-    """The command of another file of launch/."""
-    return [sys.executable, str(ROOT / "launch" / name), *arguments]
-
-
-def errors(output: str) -> list[str]:
-    """The lines that tell a user what went wrong."""
-    return [line for line in output.splitlines() if line.startswith("error: ")]
 
 
 def _is_running(process: psutil.Process) -> bool:

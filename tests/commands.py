@@ -115,3 +115,13 @@ def metrics(directory: Path) -> list[dict[str, Any]]:
 
 def facts(directory: Path) -> dict[str, Any]:
     return json.loads((directory / "run.json").read_text())
+
+
+def tool(name: str, *arguments: str) -> list[str]:
+    """The command of another file of launch/."""
+    return [sys.executable, str(ROOT / "launch" / name), *arguments]
+
+
+def errors(output: str) -> list[str]:
+    """The lines that tell a user what went wrong."""
+    return [line for line in output.splitlines() if line.startswith("error: ")]

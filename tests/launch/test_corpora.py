@@ -9,15 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import ROOT, SMALL, documented, environment, facts, metrics, run, train_command
+from commands import ROOT, SMALL, documented, environment, facts, metrics, run, tool, train_command
 from corpora import numbered_document, write_shards, write_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 TRAIN = "c4-train.00000-of-00002.json.gz"
-
-
-def tool(name: str, *arguments: str) -> list[str]:
-    return [sys.executable, str(ROOT / "launch" / name), *arguments]
 
 
 def rows(path: Path, contents: list[dict[str, object]]) -> None:

@@ -8,15 +8,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from commands import SMALL, break_outer_step, facts, metrics, run, running, torchrun_command, train_command
+from commands import SMALL, break_outer_step, errors, facts, metrics, run, running, torchrun_command, train_command
 
 ENDLESS = (*SMALL, "budget.rounds=100000", "run.directory=run")
 AGENT_GONE_SECONDS = 5.0
 """Within this the ranks of an agent that was killed have ended: what the project promises, not what it takes."""
-
-
-def errors(output: str) -> list[str]:
-    return [line for line in output.splitlines() if line.startswith("error: ")]
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from commands import SMALL, run, running, train_command
-from test_failures import ENDLESS, errors
+from commands import SMALL, errors, run, running, train_command
+from test_failures import ENDLESS
 
 STUCK = """
 import os
