@@ -1,4 +1,4 @@
-# make setup | train | test | test-all | check | bench | gpu-test | gpu-nccl | gpu-bench
+# make setup | train | test | test-all | check | docs | bench | gpu-test | gpu-nccl | gpu-bench
 PYTHON ?= python3
 BIN := .venv/bin
 # An accelerated torch may be wanted on machines with GPUs: make setup TORCH="torch==2.13.0 --index-url ..."
@@ -7,10 +7,10 @@ CONSTRAINTS := constraints.txt
 # What a newcomer runs: the decisions, the numbers against each other, and the commands' first path and mistakes.
 FIRST_TESTS := tests/unit tests/distributed/test_equivalence.py tests/distributed/test_placement.py \
 	tests/launch/test_train.py tests/launch/test_mistakes.py
-# Two files at a time: most tests wait for processes to start.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+# Four files at a time, on two cores too: most tests wait for processes, and for what these wait for.
+PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile
 
-.PHONY: setup train test test-rest test-all check bench gpu-test gpu-nccl gpu-bench clean
+.PHONY: setup train test test-rest test-all check docs bench gpu-test gpu-nccl gpu-bench clean
 
 setup: .venv/ready
 
@@ -38,19 +38,25 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
+docs: setup
+	$(BIN)/python docs/generate_settings.py
+
 bench: setup
 	$(BIN)/python bench/inner_loop.py $(ARGS)
 	$(BIN)/python bench/outer_step.py $(ARGS)
 	$(BIN)/python bench/memory.py $(ARGS)
 	$(BIN)/python bench/batch_test.py $(ARGS)
+	$(BIN)/python bench/noise.py $(ARGS)
+	$(BIN)/python bench/library.py $(ARGS)
 	$(BIN)/python bench/regroup.py $(ARGS)
 	$(BIN)/python bench/coordinator.py $(ARGS)
 	$(BIN)/python bench/instances.py $(ARGS)
 	$(BIN)/python bench/data.py $(ARGS)
 	$(BIN)/python bench/throughput.py $(ARGS)
 	$(BIN)/python bench/survive.py $(ARGS)
+	$(BIN)/python bench/wire.py $(ARGS)
 
-# With a GPU, nine minutes each; docs/gpus.md. They run without make, too: python gpu/test.py
+# With a GPU, nine minutes each; docs/guide/gpus.md. They run without make, too: python gpu/test.py
 gpu-test gpu-nccl gpu-bench: setup
 	$(BIN)/python gpu/$(@:gpu-%=%).py $(ARGS)
 

@@ -9,35 +9,37 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from common import interleave, parse, report, save
 
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import Estimator, Settings
 from adloco_dist.config.compose import compose
+from adloco_dist.data.batch import TokenBatch
 from adloco_dist.data.corpora import load_corpus
-from adloco_dist.data.shards import Shard
-from adloco_dist.data.tokens import TokenStore
-from adloco_dist.decisions.layout import experiment_layout
-from adloco_dist.decisions.plan import PoolReport, Premises
-from adloco_dist.decisions.planning import plan_round
-from adloco_dist.decisions.replay import Trajectory
-from adloco_dist.decisions.statistics import GradientStatistics, num_chunks, statistics_from_gram
-from adloco_dist.hosting import Rank, find_premises, host
-from adloco_dist.models import build_model, model_config
-from adloco_dist.pool.sketch import BUCKETS, Sketch
-from adloco_dist.round.estimate import new_estimator, per_sequence_gradients
+from adloco_dist.noise.estimation import statistics_from_gram
+from adloco_dist.noise.sketch import BUCKETS, Sketch
+from adloco_dist.noise.statistics import GradientStatistics, num_chunks
+from adloco_dist.objective.language import LanguageObjective
+from adloco_dist.policy.layout import experiment_layout
+from adloco_dist.policy.plan import PlanInputs, PoolReport
+from adloco_dist.policy.planning import plan_round
+from adloco_dist.policy.replay import Trajectory
+from adloco_dist.round.estimators.choice import new_estimator
+from adloco_dist.round.estimators.per_sequence import per_sequence_gradients
 from adloco_dist.round.inner import InnerPhase
+from adloco_dist.round.local_pool import LocalPool
 from adloco_dist.round.outer import outer
 from adloco_dist.run.journal import Journal
+from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
 from adloco_dist.testing.processes import run_ranks
 from adloco_dist.testing.records import KeptRecords
 from adloco_dist.train import train
+from common import interleave, parse, report, save
 
 UPDATES = 20
 # Given in total batches of two workers. Constant 16 and the slow ramp take about as many rounds as the norm test, so
@@ -57,14 +59,14 @@ RULES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def new_rank(settings: Settings, runtime: Runtime) -> tuple[Rank, Premises]:
+def new_rank(settings: Settings, runtime: Runtime) -> tuple[LocalPool, PlanInputs]:
     """One rank's share of the pool on the built-in corpus."""
     splits = load_corpus(settings.data)
-    config = model_config(settings.model, splits.vocabulary, settings.data.sequence_length)
+    objective = LanguageObjective.fitted(settings, splits.vocabulary)
     layout = experiment_layout(settings, runtime.nodes)
-    module = build_model(settings.model, config, settings.seed)
-    rank = host(settings, runtime, splits, module, layout)
-    return rank, find_premises(rank, layout, Trajectory())
+    module = objective.build(torch.device("cpu"), in_bf16=False)
+    rank = set_up_pool(settings, runtime, splits, objective, module, layout)
+    return rank, find_plan_inputs(rank, layout, Trajectory())
 
 
 # --- overhead
@@ -85,10 +87,10 @@ def measure_costs(runtime: Runtime, model: str, batch: int, workers: int, estima
         [f"model={model}", "pool.trainers=1", f"pool.workers_per_trainer={workers}",
          f"algorithm.updates_per_round={UPDATES}", f"batching.local_batch={batch}", "inner.schedule=constant"]
     )  # fmt: skip
-    rank, premises = new_rank(settings, runtime)
-    layout, trainer = premises.layout, rank.trainers[0]
-    group, store = rank.groups.of(layout.ranks(0)), rank.splits.train
-    plan = plan_round(settings, premises, None, PoolReport())
+    rank, inputs = new_rank(settings, runtime)
+    layout, trainer = inputs.layout, rank.trainers[0]
+    group = rank.groups.of(layout.ranks(0))
+    plan = plan_round(settings, inputs, None, PoolReport())
     first_update, numbers = replace(plan, updates=1), iter(range(1 << 30))
     costs = {}
     for name in estimators:
@@ -97,12 +99,12 @@ def measure_costs(runtime: Runtime, model: str, batch: int, workers: int, estima
         sent = [0]
 
         def with_estimator(estimator: Any = estimator, sent: list[int] = sent) -> None:
-            rank.lanes[0].sketch.renew(next(numbers))
-            InnerPhase(first_update, settings, store, {0: estimator}).run([trainer], rank.lanes)
+            rank.slots[0].sketch.renew(next(numbers))
+            InnerPhase(first_update, settings, {0: estimator}).run([trainer], rank.slots)
             sent[0] = estimator.measure(trainer, layout, group).bytes_sent
 
         def without() -> None:
-            InnerPhase(first_update, settings, store).run([trainer], rank.lanes)
+            InnerPhase(first_update, settings).run([trainer], rank.slots)
 
         seconds = interleave([_together(with_estimator), _together(without)], pairs, warmup=1)
         extra = [mine - other for mine, other in zip(*seconds, strict=True)]
@@ -110,7 +112,7 @@ def measure_costs(runtime: Runtime, model: str, batch: int, workers: int, estima
         costs[name] = Cost(extra, most_sent / len(trainer.workers))
 
     def whole_round() -> None:
-        InnerPhase(plan, settings, store).run([trainer], rank.lanes)
+        InnerPhase(plan, settings).run([trainer], rank.slots)
         outer(trainer, group)
 
     (rounds,) = interleave([_together(whole_round)], max(1, pairs // 8), warmup=0)
@@ -162,24 +164,23 @@ def accuracy_of_sketches(runtime: Runtime, updates: int, draws: int) -> Any:
     """
     settings = compose(["model=tiny", "pool.trainers=1", f"algorithm.updates_per_round={updates}",
                         "inner.schedule=constant", "batching.local_batch=8"])  # fmt: skip
-    rank, premises = new_rank(settings, runtime)
+    rank, inputs = new_rank(settings, runtime)
     trainer = rank.trainers[0]
-    plan = plan_round(settings, premises, None, PoolReport())
+    plan = plan_round(settings, inputs, None, PoolReport())
     cases = []
     for name in ("start", f"after {updates} updates"):
         if cases:
-            InnerPhase(plan, settings, rank.splits.train).run([trainer], rank.lanes)
+            InnerPhase(plan, settings).run([trainer], rank.slots)
         cases += [(f"{name}: {batch}", *errors) for batch, errors in _errors(rank, draws)]
     return cases
 
 
-def _errors(rank: Rank, draws: int) -> list[tuple[str, Any]]:
-    trainer, store = rank.trainers[0], rank.splits.train
-    assert isinstance(trainer.shard, Shard)
-    assert isinstance(store, TokenStore)
+def _errors(rank: LocalPool, draws: int) -> list[tuple[str, Any]]:
+    trainer = rank.trainers[0]
     rank.flat_model.point_at(trainer.workers[0].weights)
-    sample = per_sequence_gradients(rank.flat_model, store.batch(trainer.shard.peek(0, 128)))
-    exact = _statistics(sample, np.ones(len(sample)), None)
+    batch = cast(TokenBatch, trainer.cursor.batch(0, 1, 0, 128))
+    sample, _ = per_sequence_gradients(rank.flat_model, rank.objective, batch)
+    exact = _statistics(sample, torch.ones(len(sample)), None)
     noise_scale = exact.noise_scale
     found = []
     for label, batch in (("8 sequences", 8), ("a tenth of the noise scale", max(2, round(noise_scale / 10)))):
@@ -197,14 +198,14 @@ def _errors(rank: Rank, draws: int) -> list[tuple[str, Any]]:
     return found
 
 
-def _chunks(rows: torch.Tensor) -> tuple[torch.Tensor, np.ndarray]:
-    parts = rows.tensor_split(num_chunks(len(rows), most=4))
-    return torch.stack([part.mean(0) for part in parts]), np.array([float(len(part)) for part in parts])
+def _chunks(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    parts = rows.tensor_split(num_chunks(len(rows), max_chunks=4))
+    return torch.stack([part.mean(0) for part in parts]), torch.tensor([float(len(part)) for part in parts])
 
 
-def _statistics(rows: torch.Tensor, sizes: np.ndarray, sketch_size: int | None) -> GradientStatistics:
+def _statistics(rows: torch.Tensor, sizes: torch.Tensor, sketch_size: int | None) -> GradientStatistics:
     wide = rows.double()
-    return statistics_from_gram((wide @ wide.T).numpy(), sizes, plugin=False, sketch_size=sketch_size)
+    return statistics_from_gram(wide @ wide.T, sizes, sketch_size=sketch_size)
 
 
 # --- text
@@ -216,10 +217,10 @@ def train_with(runtime: Runtime, rule: str, tokens: int, seed: int) -> dict[str,
         ["model=nano", "pool.trainers=1", "pool.workers_per_trainer=2", f"budget.tokens={tokens}", f"seed={seed}",
          "evaluation=final_only", *RULES[rule]]
     )  # fmt: skip
-    rank, premises = new_rank(settings, runtime)
+    rank, inputs = new_rank(settings, runtime)
     records = KeptRecords([])
     start = time.perf_counter()
-    outcome = train(rank, premises, Journal([records] if runtime.rank == 0 else []), StopRequest())
+    outcome = train(rank, inputs, Journal([records] if runtime.rank == 0 else []), StopRequest())
     rows = [row for row in records.records if row["round"]]
     if not rows:
         return None

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import torch
+import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
@@ -40,6 +41,16 @@ def interleave(sides: Sequence[Callable[[], object]], rounds: int, warmup: int =
             if number >= warmup:
                 seconds[side].append(time.perf_counter() - start)
     return seconds
+
+
+def together(side: Callable[[], object]) -> Callable[[], None]:
+    """A turn of a side that ends on all ranks at once, so that the next begins on all at once, too."""
+
+    def turn() -> None:
+        side()
+        dist.barrier()
+
+    return turn
 
 
 def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:

@@ -15,17 +15,26 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from common import interleave, parse, report, spread
 
+from adloco_dist import messages
 from adloco_dist.cluster.control import Message, decode, encode
 from adloco_dist.config import Settings
 from adloco_dist.config.compose import compose
-from adloco_dist.decisions.layout import place
-from adloco_dist.decisions.plan import PoolReport, Premises, RoundPlan
-from adloco_dist.decisions.planning import plan_round
-from adloco_dist.decisions.records import round_records
-from adloco_dist.decisions.report import RankReport, TrainerReport, pool_report
-from adloco_dist.decisions.statistics import GradientStatistics
+from adloco_dist.noise.statistics import GradientStatistics
+from adloco_dist.policy.layout import place
+from adloco_dist.policy.plan import PlanInputs, PoolReport, RoundPlan
+from adloco_dist.policy.planning import plan_round
+from adloco_dist.policy.report import (
+    AnchorReport,
+    InnerReport,
+    MeasureReport,
+    OuterReport,
+    RankReport,
+    TrainerReport,
+    pool_report,
+)
+from adloco_dist.run.rows import round_records
+from common import interleave, parse, report, spread
 
 NUM_NODES, RANKS_PER_NODE, NUM_TRAINERS, WORKERS_PER_TRAINER = 128, 8, 256, 16
 NUM_RANKS = NUM_NODES * RANKS_PER_NODE
@@ -38,17 +47,17 @@ COMMON = (
 )  # fmt: skip
 PLAIN = "one merge, join"
 VARIANTS = {
-    PLAIN: ["merge.freed=join"],
-    "one merge, redistribute": ["merge.freed=redistribute"],
-    "64 merges, join": ["merge.freed=join", "merge.simultaneous=64"],
-    "64 merges, redistribute": ["merge.freed=redistribute", "merge.simultaneous=64"],
+    PLAIN: ["merge.released_workers=join"],
+    "one merge, redistribute": ["merge.released_workers=redistribute"],
+    "64 merges, join": ["merge.released_workers=join", "merge.simultaneous=64"],
+    "64 merges, redistribute": ["merge.released_workers=redistribute", "merge.simultaneous=64"],
 }
 
 
-def new_premises(settings: Settings) -> Premises:
+def new_premises(settings: Settings) -> PlanInputs:
     nodes = [rank // RANKS_PER_NODE for rank in range(NUM_RANKS)]
     layout = place(NUM_TRAINERS, WORKERS_PER_TRAINER, nodes, settings.pool.placement)
-    return Premises(
+    return PlanInputs(
         layout, dict.fromkeys(layout.trainers, SHARD_SEQUENCES), dict.fromkeys(layout.trainers, BATCH_LIMIT)
     )
 
@@ -71,18 +80,29 @@ def simulated_reports(plan: RoundPlan, rng: random.Random) -> list[RankReport]:
             is_root = rank == ranks[0]
             num_workers = len(plan.layout.workers_on(rank, trainer))
             reports[rank].trainers[trainer] = TrainerReport(
-                checksum=checksum,
-                cursor=(plan.round + 1) * plan.updates * plan.total_batch(trainer),
-                train_loss_sum=sum(rng.uniform(2.0, 4.0) for _ in range(num_workers)),
-                num_workers=num_workers,
-                num_finite=plan.layout.num_workers(trainer),
-                pseudo_gradient_norm=norm,
-                statistics=simulated_statistics(plan.total_batch(trainer), rng) if is_root else None,
-                seconds={name: round(rng.uniform(0.5, 1.5) * usual, 6) for name, usual in
-                         (("inner", SECONDS_PER_ROUND / 4), ("measure", 0.02), ("outer", 0.4))},
-                bytes_sent={"statistics": 0 if is_root else SKETCH_BYTES, "outer": ring_bytes},
-            )  # fmt: skip
+                num_workers,
+                InnerReport(
+                    loss_sum=sum(rng.uniform(2.0, 4.0) for _ in range(num_workers)),
+                    seconds=taken(rng, SECONDS_PER_ROUND / 4),
+                ),
+                MeasureReport(
+                    simulated_statistics(plan.total_batch(trainer), rng) if is_root else None,
+                    taken(rng, 0.02),
+                    0 if is_root else SKETCH_BYTES,
+                ),
+                OuterReport(
+                    num_finite=plan.layout.num_workers(trainer),
+                    pseudo_gradient_norm=norm,
+                    seconds=taken(rng, 0.4),
+                    bytes_sent={"outer": ring_bytes},
+                ),
+                AnchorReport(checksum, position=(plan.round + 1) * plan.updates * plan.total_batch(trainer)),
+            )
     return reports
+
+
+def taken(rng: random.Random, usual_seconds: float) -> float:
+    return round(rng.uniform(0.5, 1.5) * usual_seconds, 6)
 
 
 def simulated_statistics(batch: int, rng: random.Random) -> GradientStatistics:
@@ -101,13 +121,13 @@ def simulated_statistics(batch: int, rng: random.Random) -> GradientStatistics:
     )
 
 
-def train_up_to_merge(settings: Settings, premises: Premises) -> tuple[RoundPlan, list[RankReport]]:
+def train_up_to_merge(settings: Settings, inputs: PlanInputs) -> tuple[RoundPlan, list[RankReport]]:
     """The plan of the last round before trainers merge, and what the ranks tell after it."""
     rng = random.Random(0)
-    plan = plan_round(settings, premises, None, PoolReport())
+    plan = plan_round(settings, inputs, None, PoolReport())
     reports = simulated_reports(plan, rng)
     for _ in range(MERGE_ROUND - 1):
-        plan = plan_round(settings, premises, plan, pool_report(reports, plan, SECONDS_PER_ROUND * (plan.round + 1)))
+        plan = plan_round(settings, inputs, plan, pool_report(reports, plan, SECONDS_PER_ROUND * (plan.round + 1)))
         reports = simulated_reports(plan, rng)
     return plan, reports
 
@@ -117,7 +137,7 @@ def check(plan: RoundPlan, num_merges: int) -> None:
     assert plan.stop is None
     assert plan.regrouping is not None
     assert len(plan.regrouping.merges) == num_merges
-    assert RoundPlan.from_message(decode(encode(plan.to_message()))) == plan
+    assert messages.decode(RoundPlan, decode(encode(messages.encode(plan)))) == plan
 
 
 def call(side: Callable[[], object]) -> None:
@@ -133,23 +153,23 @@ def main() -> None:
     options = parse(__doc__ or "").parse_args()
     torch.set_num_threads(1)
     all_settings = {name: compose([*COMMON, *overrides]) for name, overrides in VARIANTS.items()}
-    premises = new_premises(all_settings[PLAIN])
-    last, reports = train_up_to_merge(all_settings[PLAIN], premises)
+    inputs = new_premises(all_settings[PLAIN])
+    last, reports = train_up_to_merge(all_settings[PLAIN], inputs)
 
     def decide(settings: Settings) -> RoundPlan:
-        return plan_round(settings, premises, last, pool_report(reports, last, SECONDS_PER_ROUND * MERGE_ROUND))
+        return plan_round(settings, inputs, last, pool_report(reports, last, SECONDS_PER_ROUND * MERGE_ROUND))
 
     plans = {name: decide(settings) for name, settings in all_settings.items()}
     for name, plan in plans.items():
         check(plan, all_settings[name].merge.simultaneous)
-    payloads = [encode(told.to_message()) for told in reports]
-    plan_payloads = {name: encode(plan.to_message()) for name, plan in plans.items()}
+    payloads = [encode(messages.encode(detail)) for detail in reports]
+    plan_payloads = {name: encode(messages.encode(plan)) for name, plan in plans.items()}
 
     def decode_reports() -> list[RankReport]:
-        return [RankReport.from_message(decode(payload)) for payload in payloads]
+        return [messages.decode(RankReport, decode(payload)) for payload in payloads]
 
     def encode_plan(plan: RoundPlan) -> torch.Tensor:
-        return encode(plan.to_message())
+        return encode(messages.encode(plan))
 
     assert decode_reports() == reports
     sides: dict[str, Callable[[], object]] = {
@@ -164,12 +184,12 @@ def main() -> None:
 
     rows = [[f"{name}, ms", *spread(values, 1e-3)] for name, values in seconds.items()]
     report_bytes = {
-        "in JSON": [in_json(told.to_message()) for told in reports],
+        "in JSON": [in_json(messages.encode(detail)) for detail in reports],
         "as sent": [len(payload) for payload in payloads],
     }
     rows += [[f"a rank's report {form}, kB", *spread(sizes, 1e3)] for form, sizes in report_bytes.items()]
     for name, plan in plans.items():
-        sizes = {"in JSON": in_json(plan.to_message()), "as sent": len(plan_payloads[name])}
+        sizes = {"in JSON": in_json(messages.encode(plan)), "as sent": len(plan_payloads[name])}
         rows += [[f"{name}: plan {form}, kB", "", f"{size / 1e3:,.2f}", ""] for form, size in sizes.items()]
     decisions = zip(seconds[f"{PLAIN}: decide"], seconds[f"{PLAIN}: encode the plan"], strict=True)
     received = (NUM_RANKS - 1) * LENGTH_BYTES + sum(report_bytes["as sent"][1:])

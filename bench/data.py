@@ -14,24 +14,25 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import torch
-from common import interleave, median_ratio, parse, report, spread
 
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Settings
 from adloco_dist.config.compose import compose
-from adloco_dist.data.corpora import Splits, load_corpus
+from adloco_dist.data.batch import TokenBatch
+from adloco_dist.data.corpora import TextSplits, load_corpus
 from adloco_dist.data.embedded import library_sources
 from adloco_dist.data.encoding import train_tokenizer
-from adloco_dist.decisions.layout import experiment_layout
-from adloco_dist.decisions.plan import PoolReport, Premises
-from adloco_dist.decisions.planning import plan_round
-from adloco_dist.hosting import host
-from adloco_dist.models import build_model, model_config
+from adloco_dist.objective.language import LanguageObjective
+from adloco_dist.policy.layout import experiment_layout
+from adloco_dist.policy.plan import PlanInputs, PoolReport
+from adloco_dist.policy.planning import plan_round
 from adloco_dist.round.inner import InnerPhase
+from adloco_dist.setup.placement import set_up_pool
 from adloco_dist.testing.processes import run_ranks
+from common import interleave, median_ratio, parse, report, spread
 
 ROOT = Path(__file__).parent.parent
 SHARDS, VOCABULARY, TOKENIZER_FILES = 8, 4096, 150
@@ -80,18 +81,19 @@ def tokens_per_second(overrides: Sequence[str], num_workers: int, num_updates: i
     splits = load_corpus(data)
     if data.streaming or data.corpus.name == "tokens":  # what is begun at once has no load time to speak of
         start = time.perf_counter()
-    (shard,) = splits.deal(1, num_workers, data, 0)
+    (cursor,) = splits.train.deal(1, num_workers, data.shards, 0)
 
     def read(worker: int) -> int:
-        ids: list[Any] = [shard.ids(worker, num_workers, update, BATCH) for update in range(num_updates)]
-        return sum(splits.train.batch(one).total_targets for one in ids)
+        batches = (cursor.batch(worker, num_workers, update, BATCH) for update in range(num_updates))
+        return sum(cast(TokenBatch, batch).total_targets for batch in batches)
 
     with ThreadPoolExecutor(num_workers) as pool:
         read_tokens = sum(pool.map(read, range(num_workers)))
     seconds = time.perf_counter() - start
     if data.streaming or data.corpus.name == "tokens":
         return read_tokens / seconds
-    return splits.train.num_tokens / seconds  # pyright: ignore[reportAttributeAccessIssue]
+    assert splits.table is not None
+    return splits.table.num_tokens / seconds
 
 
 def train_both_ways(runtime: Runtime, folder: str, rounds: int) -> dict[str, list[float]]:
@@ -108,30 +110,23 @@ def _settings(overrides: Sequence[str]) -> Settings:
     return compose([*SHARED, *overrides, *size, "pool.trainers=2", "cluster.threads_per_rank=1"])
 
 
-def _inner_phase(runtime: Runtime, settings: Settings, splits: Splits) -> Callable[[], None]:
+def _inner_phase(runtime: Runtime, settings: Settings, splits: TextSplits) -> Callable[[], None]:
     layout = experiment_layout(settings, runtime.nodes)
-    config = model_config(settings.model, splits.vocabulary, settings.data.sequence_length)
-    rank = host(settings, runtime, splits, build_model(settings.model, config, 0), layout)
-    first = plan_round(settings, Premises(layout), None, PoolReport())
+    objective = LanguageObjective.fitted(settings, splits.vocabulary)
+    module = objective.build(torch.device("cpu"), in_bf16=False)
+    rank = set_up_pool(settings, runtime, splits, objective, module, layout)
+    first = plan_round(settings, PlanInputs(layout), None, PoolReport())
     rounds = iter(range(1 << 20))
 
     def run() -> None:
         runtime.control.exchange({})  # both cores have the same to do at the same time
         plan = replace(first, updates=UPDATES, round=next(rounds))
-        InnerPhase(plan, settings, splits.train).run(list(rank.trainers.values()), rank.lanes)
-        places: dict[int, list[int]] = {}
+        InnerPhase(plan, settings).run(list(rank.trainers.values()), rank.slots)
         for trainer in rank.trainers.values():
-            _advance(trainer.shard, splits, places)
+            ends = trainer.cursor.ends([0], 1, UPDATES * BATCH)
+            trainer.cursor.advance(UPDATES, 1, BATCH, ends)
 
     return run
-
-
-def _advance(shard: Any, splits: Any, places: dict[int, list[int]]) -> None:
-    if hasattr(splits.train, "place"):
-        for claim in shard.ends([0], 1, UPDATES * BATCH):
-            place = splits.train.place(claim)
-            places[claim.stream.id] = [place.epoch, place.file, place.row, place.token]
-    shard.advance(UPDATES, 1, BATCH, places)
 
 
 def data_wait_share(folder: Path, tokens: int) -> float:

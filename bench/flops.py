@@ -10,11 +10,11 @@ from torch import nn
 
 from adloco_dist.config import Settings
 from adloco_dist.config.compose import compose
-from adloco_dist.data.corpora import Splits
+from adloco_dist.data.corpora import TextSplits, indexed_splits
 from adloco_dist.data.encoding import Vocabulary
-from adloco_dist.data.tokens import TokenStore
-from adloco_dist.models import build_model, model_config
-from adloco_dist.round.phases import wait_for
+from adloco_dist.data.tokens import TokenTable
+from adloco_dist.objective.language import LanguageObjective
+from adloco_dist.pool.timing import wait_for
 
 VOCABULARY = 32_000
 MOST_INSTANCES = 4
@@ -29,33 +29,35 @@ class Work:
     """What all instances compute."""
 
     settings: Settings
-    splits: Splits
-    store: TokenStore
+    splits: TextSplits
+    table: TokenTable
     """Of both splits."""
+    objective: LanguageObjective
     module: nn.Module
     flops_per_token: int
     flops_in_words: str
-    most: int
+    maximum: int
     """Largest batch that is tried."""
 
     @classmethod
-    def of(cls, model: str, length: int, most: int, *overrides: str) -> "Work":
+    def of(cls, model: str, length: int, maximum: int, *overrides: str) -> "Work":
         """Random ids and a fresh model of a group of conf/, in bf16, compiled where a case asks for it."""
         settings = compose(
             [f"model={model}", "model.compile=true", "precision=bf16", f"data.sequence_length={length}",
              "pool.trainers=1", "merge=none", "batching.request=none", "inner.schedule=constant", *overrides]
         )  # fmt: skip
-        num_tokens = MOST_INSTANCES * most * length + 1
-        store = TokenStore([np.random.default_rng(0).integers(0, VOCABULARY, num_tokens, dtype=np.uint16)], length)
-        splits = Splits(store, store, Vocabulary(VOCABULARY), "random ids", digest="")
-        config: Any = model_config(settings.model, splits.vocabulary, length)
-        module = build_model(settings.model, config, settings.seed)
+        num_tokens = MOST_INSTANCES * maximum * length + 1
+        table = TokenTable([np.random.default_rng(0).integers(0, VOCABULARY, num_tokens, dtype=np.uint16)], length)
+        splits = indexed_splits(table, table, Vocabulary(VOCABULARY), "random ids")
+        objective = LanguageObjective.fitted(settings, splits.vocabulary)
+        config: Any = objective.config
+        module = objective.build(torch.device("cpu"), in_bf16=False)
         weights, layers, hidden = multiplied_weights(module), config.num_hidden_layers, config.hidden_size
         flops = 6 * weights + 12 * layers * hidden * length // 2
         words = (
             f"6 x {weights:,} multiplied weights + 12 x {layers} layers x {hidden} x {length} / 2 (causal attention)"
         )
-        return cls(settings, splits, store, module, flops, words, most)
+        return cls(settings, splits, table, objective, module, flops, words, maximum)
 
 
 def matrix_rates(device: torch.device) -> list[float]:

@@ -6,17 +6,17 @@ Same model, optimizer (fused AdamW), clipping, batch, data and threads; pairs ar
 import numpy as np
 import torch
 import torch.nn.functional as F
-from common import interleave, median_ratio, parse, report, spread
 
 from adloco_dist.config.compose import compose
 from adloco_dist.data.corpora import load_corpus
-from adloco_dist.data.tokens import TokenStore
-from adloco_dist.decisions.layout import experiment_layout
-from adloco_dist.decisions.plan import PoolReport, Premises
-from adloco_dist.decisions.planning import plan_round
-from adloco_dist.models import build_model, model_config
+from adloco_dist.data.tokens import TokenTable
+from adloco_dist.objective.language import LanguageObjective
+from adloco_dist.policy.layout import experiment_layout
+from adloco_dist.policy.plan import PlanInputs, PoolReport
+from adloco_dist.policy.planning import plan_round
 from adloco_dist.round.inner import InnerPhase
 from adloco_dist.testing.lone import lone_trainer
+from common import interleave, median_ratio, parse, report, spread
 
 UPDATES = 20
 
@@ -37,23 +37,23 @@ def main() -> None:
         ]
     )
     splits = load_corpus(settings.data)
-    config = model_config(settings.model, splits.vocabulary, settings.data.sequence_length)
-    batch, length, store = settings.batching.local_batch, settings.data.sequence_length, splits.train
-    assert isinstance(store, TokenStore)
+    objective = LanguageObjective.fitted(settings, splits.vocabulary)
+    batch, length, table = settings.batching.local_batch, settings.data.sequence_length, splits.table
+    assert isinstance(table, TokenTable)
 
-    trainer, lane = lone_trainer(settings, build_model(settings.model, config, 0), store.num_sequences)
-    plan = plan_round(settings, Premises(experiment_layout(settings, [0])), None, PoolReport())
+    trainer, slot = lone_trainer(settings, objective, objective.build(torch.device("cpu"), in_bf16=False), table)
+    plan = plan_round(settings, PlanInputs(experiment_layout(settings, [0])), None, PoolReport())
 
     def ours() -> None:
-        InnerPhase(plan, settings, store).run([trainer], [lane])
-        trainer.shard.advance(plan.updates, 1, batch, {})
+        InnerPhase(plan, settings).run([trainer], [slot])
+        trainer.cursor.advance(plan.updates, 1, batch, {})
 
-    model = build_model(settings.model, config, 0)
+    model = objective.build(torch.device("cpu"), in_bf16=False)
     adam = settings.inner
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=adam.lr, betas=(adam.beta1, adam.beta2), weight_decay=adam.weight_decay, fused=True
     )
-    tokens = torch.from_numpy(store.parts[0].astype(np.int64))
+    tokens = torch.from_numpy(table.parts[0].astype(np.int64))
     rng = np.random.default_rng(0)
 
     def plain() -> None:

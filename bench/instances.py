@@ -10,44 +10,45 @@ from dataclasses import replace
 
 import psutil
 import torch
-from common import interleave, median_ratio, parse, report, spread
 
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Device
 from adloco_dist.config.compose import compose
 from adloco_dist.data.corpora import load_corpus
-from adloco_dist.decisions.layout import Layout
-from adloco_dist.decisions.plan import PoolReport
-from adloco_dist.decisions.planning import plan_round
-from adloco_dist.decisions.replay import Trajectory
-from adloco_dist.hosting import find_premises, host
-from adloco_dist.models import build_model, model_config
+from adloco_dist.objective.language import LanguageObjective
+from adloco_dist.policy.layout import Layout
+from adloco_dist.policy.plan import PoolReport
+from adloco_dist.policy.planning import plan_round
+from adloco_dist.policy.replay import Trajectory
+from adloco_dist.pool.timing import wait_for
 from adloco_dist.round.inner import InnerPhase
-from adloco_dist.round.phases import wait_for
+from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
 from adloco_dist.testing.lone import lone_rank
+from common import interleave, median_ratio, parse, report, spread
 
 UPDATES = 5
 
 
 def new_side(
-    runtime: Runtime, model: str, instances: int, batch: int, length: int, at_once: bool
+    runtime: Runtime, model: str, instances: int, batch: int, length: int, concurrent: bool
 ) -> Callable[[], None]:
     """Five updates of every instance, which together take `batch` sequences per update."""
-    ways = ("streams" if runtime.device.type == "cuda" else "threads") if at_once else "serial"
+    ways = ("streams" if runtime.device.type == "cuda" else "threads") if concurrent else "serial"
     settings = compose(
         [f"model={model}", f"pool.trainers={instances}", f"batching.local_batch={batch // instances}",
          f"data.sequence_length={length}", f"algorithm.updates_per_round={UPDATES}", "batching.request=none",
          f"instances.concurrency={ways}", "batching.capacity=1024", "inner.schedule=constant"]
     )  # fmt: skip
     splits = load_corpus(settings.data)
-    module = build_model(settings.model, model_config(settings.model, splits.vocabulary, length), settings.seed)
-    layout = Layout({trainer: (0,) for trainer in range(instances)})
-    rank = host(settings, runtime, splits, module, layout)
-    plan = plan_round(settings, find_premises(rank, layout, Trajectory()), None, PoolReport())
-    phase = InnerPhase(replace(plan, updates=UPDATES), settings, splits.train)
+    objective = LanguageObjective.fitted(settings, splits.vocabulary)
+    module = objective.build(torch.device("cpu"), in_bf16=False)
+    layout = Layout.one_rank_per_worker({trainer: (0,) for trainer in range(instances)})
+    rank = set_up_pool(settings, runtime, splits, objective, module, layout)
+    plan = plan_round(settings, find_plan_inputs(rank, layout, Trajectory()), None, PoolReport())
+    phase = InnerPhase(replace(plan, updates=UPDATES), settings)
 
     def side() -> None:
-        phase.run(list(rank.trainers.values()), rank.lanes, rank.residence)
+        phase.run(list(rank.trainers.values()), rank.slots, rank.offload)
         wait_for(runtime.device)
 
     return side
@@ -77,20 +78,20 @@ def main() -> None:
     with lone_rank(Device.auto) as runtime:
         is_cuda = runtime.device.type == "cuda"
         sides, megabytes = [], []
-        for instances, at_once in cases:
+        for instances, concurrent in cases:
             before = new_peak(runtime.device)
-            side = new_side(runtime, options.model, instances, options.batch, options.length, at_once)
+            side = new_side(runtime, options.model, instances, options.batch, options.length, concurrent)
             side()
             sides.append(side)
             megabytes.append((peak_bytes(runtime.device) - before) / 1e6)
         seconds = interleave(sides, 8 if options.quick else 24, warmup=1)
     tokens = UPDATES * options.batch * options.length
     rows, ratios = [], {}
-    for (instances, at_once), taken, memory in zip(cases, seconds, megabytes, strict=True):
-        ratios[instances, at_once] = median_ratio(seconds[0], taken)
-        way = "" if instances == 1 else ", at once" if at_once else ", in turn"
+    for (instances, concurrent), taken, memory in zip(cases, seconds, megabytes, strict=True):
+        ratios[instances, concurrent] = median_ratio(seconds[0], taken)
+        way = "" if instances == 1 else ", at once" if concurrent else ", in turn"
         speeds = spread([tokens / one for one in taken])
-        rows.append([f"{instances} x{way}", *speeds, f"{ratios[instances, at_once]:.3f}", f"{memory:,.0f}"])
+        rows.append([f"{instances} x{way}", *speeds, f"{ratios[instances, concurrent]:.3f}", f"{memory:,.0f}"])
     figures = {
         "instances_4_ratio": max(ratios[4, False], ratios[4, True]),
         "instances_4_in_turn": ratios[4, False],

@@ -11,18 +11,18 @@ import sys
 
 import numpy as np
 import torch
-from common import parse, report, spread
 
 from adloco_dist.config.compose import compose
 from adloco_dist.data.encoding import Vocabulary
-from adloco_dist.data.tokens import TokenStore
-from adloco_dist.decisions.layout import experiment_layout
-from adloco_dist.decisions.plan import PoolReport, Premises
-from adloco_dist.decisions.planning import plan_round
-from adloco_dist.models import build_model, model_config
+from adloco_dist.data.tokens import TokenTable
+from adloco_dist.objective.language import LanguageObjective
+from adloco_dist.policy.layout import experiment_layout
+from adloco_dist.policy.plan import PlanInputs, PoolReport
+from adloco_dist.policy.planning import plan_round
 from adloco_dist.round.inner import InnerPhase
 from adloco_dist.round.outer import outer
 from adloco_dist.testing.lone import lone_trainer
+from common import parse, report, spread
 
 VOCAB_SIZE, LENGTH = 257, 64
 VECTORS_PER_WORKER = 3
@@ -36,14 +36,14 @@ def measure(num_workers: int) -> None:
         ["model=small", "pool.trainers=1", f"pool.workers_per_trainer={num_workers}", "algorithm.updates_per_round=2",
          "batching.local_batch=2", "batching.request=none", f"data.sequence_length={LENGTH}"]
     )  # fmt: skip
-    config = model_config(settings.model, Vocabulary(VOCAB_SIZE), LENGTH)
-    store = TokenStore([np.random.default_rng(0).integers(0, 256, 64_000).astype(np.uint16)], LENGTH)
-    model = build_model(settings.model, config, 0)
-    trainer, lane = lone_trainer(settings, model, store.num_sequences, range(num_workers))
-    flat_model = lane.flat_model
-    plan = plan_round(settings, Premises(experiment_layout(settings, [0])), None, PoolReport())
+    objective = LanguageObjective.fitted(settings, Vocabulary(VOCAB_SIZE))
+    table = TokenTable([np.random.default_rng(0).integers(0, 256, 64_000).astype(np.uint16)], LENGTH)
+    model = objective.build(torch.device("cpu"), in_bf16=False)
+    trainer, slot = lone_trainer(settings, objective, model, table, range(num_workers))
+    flat_model = slot.flat_model
+    plan = plan_round(settings, PlanInputs(experiment_layout(settings, [0])), None, PoolReport())
     for _ in range(2):
-        InnerPhase(plan, settings, store).run([trainer], [lane])
+        InnerPhase(plan, settings).run([trainer], [slot])
         outer(trainer, None)
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(peak_bytes, flat_model.gradient.nbytes, flat_model.num_parameters)

@@ -19,19 +19,21 @@ from contextlib import ExitStack
 from datetime import timedelta
 from typing import IO, Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from common import interleave, median_ratio, parse, report, spread
 from torch import nn
 
 from adloco_dist.cluster.groups import form_group
 from adloco_dist.config import Backend
 from adloco_dist.config.compose import compose
 from adloco_dist.data.encoding import Vocabulary
-from adloco_dist.models import build_model, model_config
+from adloco_dist.data.tokens import TokenTable
+from adloco_dist.objective.language import LanguageObjective
 from adloco_dist.round.outer import outer
 from adloco_dist.testing.hosts import hosts, why_unavailable
 from adloco_dist.testing.lone import lone_trainer
+from common import interleave, median_ratio, parse, report, spread
 
 # 5.0M parameters: 20 MB in fp32.
 MODEL = (
@@ -42,30 +44,36 @@ VOCAB_SIZE, LINK_RATE = 1024, "100mbit"
 Side = Callable[[], None]
 
 
-def new_model() -> nn.Module:
+def new_objective() -> LanguageObjective:
     settings = compose([MODEL])
-    return build_model(settings.model, model_config(settings.model, Vocabulary(VOCAB_SIZE), 64), seed=0)
+    return LanguageObjective.fitted(settings, Vocabulary(VOCAB_SIZE))
 
 
 def adloco_side(rank: int) -> tuple[Side, int]:
     """One outer step of a trainer with one worker per rank, with the checksum that every round takes."""
     settings = compose([MODEL])
-    trainer, lane = lone_trainer(settings, new_model(), num_sequences=4, workers=[rank])
+    objective = new_objective()
+    module = objective.build(torch.device("cpu"), in_bf16=False)
+    table = TokenTable([np.zeros(65, np.uint16)], 64)
+    trainer, slot = lone_trainer(settings, objective, module, table, workers=[rank])
     group = form_group((0, 1), Backend.gloo, settings.cluster.outer_seconds)
 
     def step() -> None:
         outer(trainer, group)
         trainer.checksum()
 
-    return step, lane.flat_model.payload.nbytes
+    return step, slot.flat_model.payload.nbytes
 
 
-def plain_side() -> Side:
+def new_model() -> nn.Module:
+    return new_objective().build(torch.device("cpu"), in_bf16=False)
+
+
+def plain_side(model: nn.Module, is_fused: bool = False) -> Side:
     """DiLoCo's outer step as one would write it by hand: one flat all-reduce, torch's SGD with Nesterov momentum."""
-    model = new_model()
     anchor = [parameter.detach().clone() for parameter in model.parameters()]
     sizes = [parameter.numel() for parameter in anchor]
-    optimizer = torch.optim.SGD(anchor, lr=0.7, momentum=0.9, nesterov=True)
+    optimizer = torch.optim.SGD(anchor, lr=0.7, momentum=0.9, nesterov=True, fused=is_fused)
 
     def step() -> None:
         delta = torch.cat([(x - w.data).flatten() for x, w in zip(anchor, model.parameters(), strict=True)])
@@ -79,8 +87,8 @@ def plain_side() -> Side:
     return step
 
 
-def torchft_side(rank: int, cleanup: ExitStack) -> Side:
-    """torchft's DiLoCo in its per-tensor mode, synchronising at every step of an inner optimizer that does nothing."""
+def torchft_side(rank: int, cleanup: ExitStack, in_buckets: bool = False) -> Side:
+    """torchft's DiLoCo, by default per tensor, synchronising at every step of an inner optimizer that does nothing."""
     from torchft import Manager, ProcessGroupGloo
     from torchft.coordination import LighthouseServer
     from torchft.local_sgd import DiLoCo
@@ -112,7 +120,8 @@ def torchft_side(rank: int, cleanup: ExitStack) -> Side:
         hostname="127.0.0.1",
     )
     cleanup.callback(manager.shutdown)
-    cleanup.enter_context(DiLoCo(manager, [model], inner_optimizer, [outer_optimizer], sync_every=1))
+    diloco = DiLoCo(manager, [model], inner_optimizer, [outer_optimizer], sync_every=1, use_bucketization=in_buckets)
+    cleanup.enter_context(diloco)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
 
@@ -137,7 +146,7 @@ def on_hosts(rank: int, rounds: int) -> dict[str, Any]:
 def on_loopback(rank: int, rounds: int) -> dict[str, Any]:
     with ExitStack() as cleanup:
         ours, payload_bytes = adloco_side(rank)
-        sides = [ours, plain_side(), torchft_side(rank, cleanup)]
+        sides = [ours, plain_side(new_model()), torchft_side(rank, cleanup)]
         seconds = interleave([_aligned(side) for side in sides], rounds, warmup=3)
     names = ["adloco_dist", "plain flat DiLoCo", "torchft DiLoCo"]
     return {"names": names, "seconds": seconds, "payload_bytes": payload_bytes}

@@ -16,26 +16,28 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from common import interleave, median_ratio, parse, report, spread
 
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Settings
 from adloco_dist.config.compose import compose
-from adloco_dist.data.corpora import Splits
+from adloco_dist.data.corpora import indexed_splits
 from adloco_dist.data.encoding import Vocabulary
-from adloco_dist.data.tokens import TokenStore
-from adloco_dist.decisions.layout import Layout
-from adloco_dist.decisions.plan import PoolReport, Premises, RoundPlan
-from adloco_dist.decisions.planning import plan_round
-from adloco_dist.decisions.regrouping import transfers
-from adloco_dist.decisions.replay import Trajectory
-from adloco_dist.decisions.report import RankReport, pool_report
-from adloco_dist.hosting import Rank, find_premises, host, regroup
-from adloco_dist.models import build_model, model_config
+from adloco_dist.data.tokens import TokenTable
+from adloco_dist.objective.language import LanguageObjective
+from adloco_dist.policy.layout import Layout
+from adloco_dist.policy.plan import PlanInputs, PoolReport, RoundPlan
+from adloco_dist.policy.planning import plan_round
+from adloco_dist.policy.regrouping import transfers
+from adloco_dist.policy.replay import Trajectory
+from adloco_dist.policy.report import RankReport, pool_report
 from adloco_dist.round.coordinate import coordinate
+from adloco_dist.round.local_pool import LocalPool
 from adloco_dist.round.merge import merge
+from adloco_dist.round.regroup import regroup
+from adloco_dist.round.steps import opening_report
+from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
 from adloco_dist.testing.processes import run_ranks
-from adloco_dist.train import opening_report
+from common import interleave, median_ratio, parse, report, spread
 
 NUM_RANKS, VOCAB_SIZE, LENGTH = 8, 256, 16
 COMMON = (
@@ -53,12 +55,13 @@ WITH_PAYLOAD = (
 )  # 4.8M parameters
 
 
-def new_rank(settings: Settings, runtime: Runtime, layout: Layout) -> Rank:
+def new_rank(settings: Settings, runtime: Runtime, layout: Layout) -> LocalPool:
     tokens = np.random.default_rng(0).integers(0, VOCAB_SIZE, 20_000).astype(np.uint16)
-    store = TokenStore([tokens], LENGTH)
-    splits = Splits(store, store, Vocabulary(VOCAB_SIZE), source="noise", digest="")
-    model = build_model(settings.model, model_config(settings.model, splits.vocabulary, LENGTH), 0)
-    return host(settings, runtime, splits, model, layout)
+    table = TokenTable([tokens], LENGTH)
+    splits = indexed_splits(table, table, Vocabulary(VOCAB_SIZE), "noise")
+    objective = LanguageObjective.fitted(settings, splits.vocabulary)
+    module = objective.build(torch.device("cpu"), in_bf16=False)
+    return set_up_pool(settings, runtime, splits, objective, module, layout)
 
 
 def layouts(count: int) -> list[Layout]:
@@ -68,12 +71,14 @@ def layouts(count: int) -> list[Layout]:
     made = []
     for quartet in quartets[:count]:
         rest = [rank for rank in range(NUM_RANKS) if rank not in quartet]
-        made.append(Layout({0: quartet[:2], 1: quartet[2:], 2: tuple(rest[:2]), 3: tuple(rest[2:])}))
+        made.append(
+            Layout.one_rank_per_worker({0: quartet[:2], 1: quartet[2:], 2: tuple(rest[:2]), 3: tuple(rest[2:])})
+        )
     return made
 
 
-def decide(settings: Settings, premises: Premises, last: RoundPlan, reports: Sequence[RankReport]) -> RoundPlan:
-    return plan_round(settings, premises, last, pool_report(reports, last, 0.0))
+def decide(settings: Settings, inputs: PlanInputs, last: RoundPlan, reports: Sequence[RankReport]) -> RoundPlan:
+    return plan_round(settings, inputs, last, pool_report(reports, last, 0.0))
 
 
 def latency(runtime: Runtime, repetitions: int) -> dict[str, list[float]]:
@@ -82,14 +87,14 @@ def latency(runtime: Runtime, repetitions: int) -> dict[str, list[float]]:
     taken: dict[str, list[float]] = {"report and plan": [], "whole": []}
     for layout in layouts(repetitions):
         rank = new_rank(settings, runtime, layout)
-        premises = find_premises(rank, layout, Trajectory())
-        first = plan_round(settings, premises, None, PoolReport())
+        inputs = find_plan_inputs(rank, layout, Trajectory())
+        first = plan_round(settings, inputs, None, PoolReport())
         own = opening_report(rank, layout, is_new=True)
         dist.barrier()
         start = time.perf_counter()
-        plan, _, own = coordinate(runtime.control, own, partial(decide, settings, premises, first))
+        plan, _ = coordinate(runtime.control, own, partial(decide, settings, inputs, first))
         planned = time.perf_counter()
-        regroup(rank, layout, plan, own)
+        regroup(rank, layout, plan)
         end = time.perf_counter()
         assert plan.regrouping
         assert plan.layout.num_workers(plan.regrouping.merges[0].survivor) == 4
@@ -105,13 +110,13 @@ def payload(runtime: Runtime, rounds: int) -> dict[str, Any]:
     settings = compose([*COMMON, WITH_PAYLOAD])
     layout = layouts(1)[0]
     rank = new_rank(settings, runtime, layout)
-    premises = find_premises(rank, layout, Trajectory())
-    first = plan_round(settings, premises, None, PoolReport())
-    plan = plan_round(settings, premises, first, PoolReport())
+    inputs = find_plan_inputs(rank, layout, Trajectory())
+    first = plan_round(settings, inputs, None, PoolReport())
+    plan = plan_round(settings, inputs, first, PoolReport())
     assert plan.regrouping
     steps = transfers(layout, plan.layout, plan.regrouping)
     before = dict(rank.trainers)
-    regroup(rank, layout, plan, RankReport(runtime.rank))
+    regroup(rank, layout, plan)
     after, union = rank.trainers, steps[0].ranks
     buffer = torch.zeros(2 * rank.flat_model.num_elements)
     group = rank.groups.of(union)

@@ -4,6 +4,7 @@ import shlex
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
+
 from survive_values import (
     CONTRADICTIONS,
     FREE,
@@ -111,6 +112,17 @@ def outer_steps(draw: st.DrawFn, algorithm: str) -> Command:
 
 
 @st.composite
+def wires(draw: st.DrawFn, updates: int) -> Command:
+    fragments = draw(st.integers(1, updates))
+    return {
+        "wire": draw(st.sampled_from(["fp32", "bf16", "int8", "int4", "sparse"])),
+        "wire.fragments": fragments,
+        "wire.delay_updates": draw(st.integers(0, updates // fragments - 1)),
+        "wire.keep_local": draw(st.sampled_from([0.0, 0.5])),
+    }
+
+
+@st.composite
 def right(draw: st.DrawFn) -> tuple[tuple[int, ...], Command]:
     """A command line that most often has nothing wrong with it."""
     algorithm = draw(st.sampled_from(["diloco", "diloco", "adloco", "localsgd", "ddp"]))
@@ -127,6 +139,8 @@ def right(draw: st.DrawFn) -> tuple[tuple[int, ...], Command]:
         **draw(merges(trainers)),
         **draw(st.fixed_dictionaries({}, optional=dict(FREE))),
     }
+    if algorithm != "ddp" and command.get("batching.estimator", "sketch") == "sketch" and draw(st.booleans()):
+        command |= draw(wires(command["algorithm.updates_per_round"]))
     ways = ["auto", "serial"]
     if algorithm != "ddp" and command.get("switch.n") != "auto" and command.get("+model.overrides.embd_pdrop") != 0.1:
         ways = ["threads"] * (command.get("batching.estimator", "sketch") == "sketch") + ways

@@ -22,20 +22,20 @@ import numpy as np
 import torch
 from hypothesis import HealthCheck, Phase, given
 from hypothesis.configuration import set_hypothesis_home_dir
-from survive_commands import Start, starts
-from survive_values import RECORDED, SHAPES
 
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import SettingsError
 from adloco_dist.config.compose import compose
-from adloco_dist.hosting import find_premises, host
-from adloco_dist.launch.prepare import compare_settings, prepare
-from adloco_dist.models import build_model
 from adloco_dist.run.journal import Journal, MetricsFile
+from adloco_dist.setup.agreement import compare_settings, prepare
+from adloco_dist.setup.parts import NamedParts
+from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
 from adloco_dist.testing.processes import run_ranks
 from adloco_dist.testing.records import KeptRecords
 from adloco_dist.train import train
+from survive_commands import Start, starts
+from survive_values import RECORDED, SHAPES
 
 # --- on ranks
 
@@ -66,12 +66,14 @@ def train_on_rank(runtime: Runtime, overrides: Sequence[str], directory: Path, r
             torch.set_num_threads(threads)
             runtime = replace(runtime, threads=threads)
             compare_settings(runtime.control, settings)
-            layout, splits, config, trajectory = prepare(settings, runtime)
-            rank = host(settings, runtime, splits, build_model(settings.model, config, settings.seed), layout)
-            premises = find_premises(rank, layout, trajectory)
+            layout, splits, objective, trajectory = prepare(settings, runtime, NamedParts())
+            rank = set_up_pool(
+                settings, runtime, splits, objective, objective.build(torch.device("cpu"), in_bf16=False), layout
+            )
+            inputs = find_plan_inputs(rank, layout, trajectory)
             kept = KeptRecords([])
             journal = Journal([kept, MetricsFile(Path(run))] if runtime.rank == 0 else [])
-            outcome = train(rank, premises, journal, StopRequest())
+            outcome = train(rank, inputs, journal, StopRequest())
             journal.close()
             assert outcome.result is not None, outcome.stop
         except SettingsError as error:
@@ -103,7 +105,7 @@ TRAINED, REFUSED, OVER, FAILED = "trained", "refused", "over", "failed"
 
 
 def attempt(start: Start, directory: Path, run: str = "run") -> tuple[str, str]:
-    """How a start ended, and what is told about it: the refusal, or what is wrong."""
+    """How a start ended, and what is reported about it: the refusal, or what is wrong."""
     try:
         compose(start.overrides)
         endings = run_ranks(train_on_rank, list(start.nodes), start.overrides, directory, run)
@@ -145,8 +147,8 @@ def write_files(directory: Path) -> None:
         overrides = ["model=causal", "model.architecture=llama", *shape, "data=text", "data.train=[words.txt]",
                      "data.sequence_length=16", "algorithm.updates_per_round=1", f"pool.trainers={trainers}",
                      "merge.every_rounds=1", "budget=rounds", f"budget.rounds={rounds}"]  # fmt: skip
-        ending, told = attempt(Start((0,), tuple(overrides)), directory, run)
-        assert ending == TRAINED, told
+        ending, detail = attempt(Start((0,), tuple(overrides)), directory, run)
+        assert ending == TRAINED, detail
 
 
 DRAWN_AT_ONCE = 9
@@ -167,9 +169,9 @@ def measure_configs(count: int, seed: int) -> dict[str, float]:
 
         def try_one(start: Start) -> None:
             hypothesis.assume(start not in endings)
-            endings[start], told = attempt(start, directory)
+            endings[start], detail = attempt(start, directory)
             if endings[start] == FAILED:
-                print(f"failure after {len(endings)}, {start}\n{told}\n", flush=True)
+                print(f"failure after {len(endings)}, {start}\n{detail}\n", flush=True)
 
         while len(endings) < count:
             options = hypothesis.settings(

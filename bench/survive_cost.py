@@ -6,23 +6,25 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from adloco_dist.checkpointing import Checkpoints, parts
+import torch
+
+from adloco_dist.checkpoint.resume import fresh_domains
+from adloco_dist.checkpoint.saving import Checkpoints, parts
+from adloco_dist.checkpoint.writer import CheckpointWriter
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config.compose import compose
 from adloco_dist.data.corpora import load_corpus
-from adloco_dist.decisions.checkpointing import Mark
-from adloco_dist.decisions.layout import experiment_layout
-from adloco_dist.decisions.plan import PoolReport
-from adloco_dist.decisions.planning import plan_round
-from adloco_dist.decisions.replay import Trajectory
-from adloco_dist.decisions.report import RankReport
-from adloco_dist.hosting import find_premises, host
-from adloco_dist.launch.resume import fresh_volumes
-from adloco_dist.models import build_model, model_config
+from adloco_dist.objective.language import LanguageObjective
+from adloco_dist.policy.checkpoints import CheckpointId
+from adloco_dist.policy.layout import experiment_layout
+from adloco_dist.policy.plan import PoolReport
+from adloco_dist.policy.planning import plan_round
+from adloco_dist.policy.replay import Trajectory
+from adloco_dist.policy.report import RankReport
 from adloco_dist.run.journal import Journal, MetricsFile, RunFile
-from adloco_dist.run.parts import digest_of
-from adloco_dist.run.writer import CheckpointWriter
+from adloco_dist.run.manifest import digest_of
+from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
 from adloco_dist.testing.processes import run_ranks
 from adloco_dist.train import run_round
 
@@ -39,39 +41,39 @@ def measure_on_rank(runtime: Runtime, folder: str, pairs: int) -> dict[str, list
     """Seconds of five rounds with a checkpoint before them and without, in turn; of the copy; bytes of both."""
     settings = compose(SETTINGS)
     splits = load_corpus(settings.data)
-    length = settings.data.sequence_length
-    module = build_model(settings.model, model_config(settings.model, splits.vocabulary, length), settings.seed)
+    objective = LanguageObjective.fitted(settings, splits.vocabulary)
+    module = objective.build(torch.device("cpu"), in_bf16=False)
     layout = experiment_layout(settings, runtime.nodes)
-    rank = host(settings, runtime, splits, module, layout)
-    plan = plan_round(settings, find_premises(rank, layout, Trajectory()), None, PoolReport())
+    rank = set_up_pool(settings, runtime, splits, objective, module, layout)
+    plan = plan_round(settings, find_plan_inputs(rank, layout, Trajectory()), None, PoolReport())
     directory = Path(folder)
     taken: dict[str, list[float]] = {"with": [], "without": [], "blocked": [], "bytes": []}
-    with fresh_volumes(runtime, directory, settings) as volumes:
+    with fresh_domains(runtime, directory, settings) as domains:
         journal = Journal([RunFile(directory, {"started": ""}), MetricsFile(directory)] if runtime.rank == 0 else [])
-        writer = CheckpointWriter(volumes, runtime.store, runtime.world_size, settings.checkpoint, print)
+        writer = CheckpointWriter(domains, runtime.store, runtime.world_size, settings.checkpoint, print)
         checkpoints = Checkpoints(writer, journal, directory, settings)
         numbers = iter(range(1, 10**6))
 
-        def rounds(mark: Mark | None) -> float:
+        def rounds(mark: CheckpointId | None) -> float:
             runtime.control.exchange({})
             start = time.perf_counter()
             if mark:
                 checkpoints.save(rank, mark, plan, PoolReport(), 0.0)
                 taken["blocked"].append(time.perf_counter() - start)
             for _ in range(ROUNDS_PER_CHECKPOINT):
-                run_round(rank, replace(plan, round=next(numbers)), RankReport(runtime.rank), StopRequest())
+                run_round(rank, replace(plan, round=next(numbers)), RankReport(runtime.rank), {}, StopRequest())
             runtime.control.exchange({})
             seconds = time.perf_counter() - start
             assert not writer.is_busy, "the writing took longer than five rounds"
             return seconds
 
-        mark = Mark()
+        mark = CheckpointId()
         for number in range(pairs + 1):
-            mark = Mark(number + 1, number)
+            mark = CheckpointId(number + 1, number)
             sides = (("with", mark), ("without", None))
             for name, one in sides if number % 2 else reversed(sides):
                 taken[name].append(rounds(one))
-        written = [path for path in (volumes.folder / mark.name).iterdir()]
+        written = [path for path in (domains.folder / mark.name).iterdir()]
         taken["bytes"].append(sum(digest_of(path).num_bytes for path in written))
     state = parts(rank, plan, is_midway=False)
     taken["state"] = [float(sum(tensor.nbytes for tensors in state.values() for tensor in tensors.values()))]

@@ -16,19 +16,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from adloco_dist.checkpointing import Checkpoints
+import torch
+
+from adloco_dist.checkpoint.parts import CHECKPOINTS_DIRECTORY
+from adloco_dist.checkpoint.resume import fresh_domains, resumed
+from adloco_dist.checkpoint.retention import number_in
+from adloco_dist.checkpoint.saving import Checkpoints
+from adloco_dist.checkpoint.writer import CheckpointWriter
 from adloco_dist.cluster.runtime import Place, Runtime, join_store, started
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import ClusterSettings, Device, Settings
 from adloco_dist.config.compose import compose
-from adloco_dist.decisions.checkpointing import number_in
-from adloco_dist.hosting import find_premises, host
-from adloco_dist.launch.prepare import prepare
-from adloco_dist.launch.resume import fresh_volumes, resumed
-from adloco_dist.models import build_model
 from adloco_dist.run.journal import Journal, MetricsFile
-from adloco_dist.run.parts import CHECKPOINTS_DIRECTORY, MANIFEST_FILE
-from adloco_dist.run.writer import CheckpointWriter
+from adloco_dist.run.manifest import MANIFEST_FILE
+from adloco_dist.setup.agreement import prepare
+from adloco_dist.setup.parts import NamedParts
+from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
 from adloco_dist.train import train
 
 UPDATES = 4
@@ -62,13 +65,14 @@ def write_checkpoints(runtime: Runtime, settings: Settings, place: Place) -> Non
     assert settings.run.directory
     directory = Path(settings.run.directory)
     directory.mkdir()
-    layout, splits, config, trajectory = prepare(settings, runtime)
-    rank = host(settings, runtime, splits, build_model(settings.model, config, settings.seed), layout)
+    layout, splits, objective, trajectory = prepare(settings, runtime, NamedParts())
+    module = objective.build(torch.device("cpu"), in_bf16=False)
+    rank = set_up_pool(settings, runtime, splits, objective, module, layout)
     journal = Journal([MetricsFile(directory)])
-    with fresh_volumes(runtime, directory, settings) as volumes:
-        writer = CheckpointWriter(volumes, join_store(place), 1, settings.checkpoint, print)
+    with fresh_domains(runtime, directory, settings) as domains:
+        writer = CheckpointWriter(domains, join_store(place), 1, settings.checkpoint, print)
         checkpoints = Checkpoints(writer, journal, directory, settings)
-        train(rank, find_premises(rank, layout, trajectory), journal, StopMidway(), checkpoints)
+        train(rank, find_plan_inputs(rank, layout, trajectory), journal, StopMidway(), checkpoints)
         writer.wait()
     journal.close()
 
@@ -168,18 +172,18 @@ class Search:
             damaged: by the checkpoint's name.
             wanted: the checkpoint that must be found.
         """
-        copy, told = self.directory.with_name("copy"), list[str]()
+        copy, detail = self.directory.with_name("copy"), list[str]()
         shutil.copytree(self.directory, copy)
         try:
             for name, damage in damaged.items():
                 damage.do(copy / CHECKPOINTS_DIRECTORY / name)
-            found, number = self._found(copy, told)
+            found, number = self._found(copy, detail)
         except Exception:  # whatever it is, it should have been a line
             return traceback.format_exc()
         finally:
             shutil.rmtree(copy)
         if found != wanted:
-            return f"goes on from {found} instead of {wanted}; told {told}"
+            return f"resumes from {found} instead of {wanted}; reported {detail}"
         if found and number != number_in(self.newest):
             return f"would give the number {number} + 1 to the next checkpoint"
         for name, damage in damaged.items():
@@ -187,22 +191,22 @@ class Search:
                 continue
             # A manifest may be whole, but the older one: it is the parts then that do not fit it.
             named = "" if (damage.file, damage.what) == (MANIFEST_FILE, AS_OLDER) else damage.file
-            if not any(f"checkpoint {name} is skipped: " in line and named in line for line in told):
-                return f"does not tell about {name}, but {told}"
+            if not any(f"checkpoint {name} is skipped: " in line and named in line for line in detail):
+                return f"does not tell about {name}, but {detail}"
         return None
 
-    def _found(self, copy: Path, told: list[str]) -> tuple[str | None, int]:
+    def _found(self, copy: Path, detail: list[str]) -> tuple[str | None, int]:
         settings = replace(self.settings, run=replace(self.settings.run, directory=str(copy)))
-        with resumed(self.runtime, settings, told.append) as source:
+        with resumed(self.runtime, settings, detail.append) as source:
             if source is None:
                 return None, 0
-            for file in source.archive.manifest:
-                whole = (self.directory / CHECKPOINTS_DIRECTORY / source.archive.name / file).read_bytes()
-                assert source.archive.content(file) == whole, f"{file} is read with other content"
-            return source.archive.name, source.state.plan.last_checkpoint.number
+            for file in source.reader.manifest:
+                whole = (self.directory / CHECKPOINTS_DIRECTORY / source.reader.name / file).read_bytes()
+                assert source.reader.content(file) == whole, f"{file} is read with other content"
+            return source.reader.name, source.state.plan.last_checkpoint.number
 
 
-def measure_damage(least: int) -> dict[str, float]:
+def measure_damage(minimum: int) -> dict[str, float]:
     """Damage a checkpoint in `least` ways or more; prints every one that is not noticed as it should be."""
     rng, missed, by_file = random.Random(0), 0, Counter[str]()
     with tempfile.TemporaryDirectory() as name:
@@ -219,7 +223,7 @@ def measure_damage(least: int) -> dict[str, float]:
             assert search.mistake({}, names[1]) is None, "the newest is not found even if it is whole"
             cases = [one for one in damages(newest, older, rng) if one.content != newest[one.file]]
             random_ones = more_damages(newest, rng)
-            cases += [next(random_ones) for _ in range(least - len(cases))]
+            cases += [next(random_ones) for _ in range(minimum - len(cases))]
             attempts: list[tuple[dict[str, Damage], str | None]] = [({names[1]: one}, names[0]) for one in cases]
             for one, other in zip(rng.sample(cases, 24), more_damages(older, rng), strict=False):
                 attempts.append(({names[1]: one, names[0]: other}, None))
@@ -228,7 +232,7 @@ def measure_damage(least: int) -> dict[str, float]:
                 by_file.update(one.file for one in damaged.values())
                 if mistake := search.mistake(damaged, wanted):
                     missed += 1
-                    told = "; ".join(f"{name}/{one.file}: {one.what}" for name, one in damaged.items())
-                    print(f"failure, {told}: {mistake}", flush=True)
+                    detail = "; ".join(f"{name}/{one.file}: {one.what}" for name, one in damaged.items())
+                    print(f"failure, {detail}: {mistake}", flush=True)
     print("damaged:", ", ".join(f"{file} {number}" for file, number in sorted(by_file.items())))
     return {"damage_tried": len(attempts), "damage_missed": missed}

@@ -2,8 +2,8 @@
 
 The real command on two ranks of this machine. A run that nobody disturbs says what is right. Runs under fire lose the
 driver or a rank, at a random time of their life or as a rank comes to some place (its outer step, the manifest, ...),
-several times each, and go on with the same command. Weights are compared bit by bit; records, merges and result in all
-but what comes from clocks. Kills that leave processes behind are told as well.
+several times each, and resume with the same command. Weights are compared bit by bit; records, merges and result in all
+but what comes from clocks. Kills that leave processes behind are reported as well.
 """
 
 import hashlib
@@ -25,33 +25,39 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from common import processes_with
 
+import adloco_dist.checkpoint.writer as writer
 import adloco_dist.launch.rank as launch
-import adloco_dist.run.writer as writer
+import adloco_dist.round.coordinate as coordinate
 import adloco_dist.train as train
+from adloco_dist.checkpoint.parts import CHECKPOINTS_DIRECTORY
+from adloco_dist.checkpoint.retention import number_in
 from adloco_dist.cluster.heartbeat import Heartbeat
-from adloco_dist.decisions.checkpointing import number_in
 from adloco_dist.run.directory import is_finished
-from adloco_dist.run.parts import CHECKPOINTS_DIRECTORY, MANIFEST_FILE
+from adloco_dist.run.manifest import MANIFEST_FILE
+from common import processes_with
 
 ROUNDS, KILLS_PER_RUN = 36, 4
 COMMAND = (
     sys.executable, str(Path(__file__).parents[1] / "launch" / "train.py"), "--nproc-per-node", "2",
     "model=nano", "data.sequence_length=32", "pool.trainers=3", "pool.workers_per_trainer=2", "pool.placement=spread",
-    "algorithm.updates_per_round=6", "batching.local_batch=2", "batching.largest_batch=16", "batching.capacity=64",
+    "algorithm.updates_per_round=6", "batching.local_batch=2", "batching.max_batch=16", "batching.capacity=64",
     "merge.every_rounds=12", "budget=rounds", f"budget.rounds={ROUNDS}", "evaluation.every_rounds=3",
     "evaluation.sequences=8", "evaluation.final_sequences=8", "checkpoint.every_rounds=1", "tracking=none",
     "run.unfinished=resume", "run.directory=run",
 )  # fmt: skip
 HUNG_SECONDS = 300.0
 GONE_SECONDS = 15.0  # after a kill
+CLOCKS = (
+    "seconds", "data_seconds", "waited_seconds", "transfer_seconds", "utilisation", "resources", "plan",
+)  # fmt: skip
 START, END = "start: ", "end: "
 CALLS = (
     (launch, "join_store", START + "store"), (launch, "started", START + "joining"),
     (launch, "survey_cluster", START + "survey"), (launch, "resumed", START + "search"),
-    (launch, "_host", START + "hosting"), (launch, "restore", START + "restoring"),
-    (launch, "open_journal", START + "records"), (train, "coordinate", "report and plan"), (train, "regroup", "merge"),
+    (launch, "_set_up_pool", START + "placement"), (launch, "restore_pool", START + "restoring"),
+    (launch, "open_journal", START + "records"),
+    (coordinate, "coordinate", "report and plan"), (train, "regroup", "merge"),
     (Heartbeat, "enter", ""), (writer.CheckpointWriter, "begin", "snapshot"), (train, "finish", END + "evaluation"),
     (launch, "save_model", END + "model"), (writer.CheckpointWriter, "_write", "writing"),
     (writer, "write_manifest", "manifest"), (writer, "prune", "prune"),
@@ -77,7 +83,7 @@ class Shot:
 
 
 class Watch:
-    """In a rank: notes where it stands, and shoots when it is told to."""
+    """In a rank: notes where it stands, and shoots when it is asked to."""
 
     def __init__(self) -> None:
         rank, folder = int(os.environ["RANK"]), Path(os.environ[FOLDER])
@@ -120,7 +126,7 @@ def left_by(directory: Path) -> dict[str, Any]:
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     facts = json.loads((directory / "run.json").read_text())
     for record in (*rows, facts["result"]):
-        record["seconds"] = record["data_seconds"] = record["resources"] = record["plan"] = None
+        record |= dict.fromkeys(CLOCKS)
     for counted, of_messages in [(facts["result"], "bytes_sent"), *((row["bytes_sent"], "control") for row in rows)]:
         counted[of_messages] = None
     return {"weights": weights, "records": rows, "merges": facts["merges"], "result": facts["result"]}
@@ -152,17 +158,17 @@ class Run:
             fired.touch()
             victim = _kill(process.pid, victim)
         elif process.poll() is None and not fired.exists():
-            self._tell(f"did not end in {HUNG_SECONDS:g} s")
+            self._report_line(f"did not end in {HUNG_SECONDS:g} s")
         paths = [self.folder / f"rank{rank}" for rank in (0, 1)]
         stood = [(path.exists() and path.read_text().strip()) or START + "imports" for path in paths]
         since = fired.stat().st_mtime if fired.exists() else time.time()
         seconds, code = self._clear(since), process.wait()
         lines = self._output().splitlines()
-        told = next((line for line in lines if "goes on from" in line), "nothing about a checkpoint")
-        if newest and f"/{newest}" not in told and any(line.startswith("round ") for line in lines):
-            self._tell(f"the newest whole checkpoint was {newest}, but it told {told!r}")
+        detail = next((line for line in lines if "resumes from" in line), "nothing about a checkpoint")
+        if newest and f"/{newest}" not in detail and any(line.startswith("round ") for line in lines):
+            self._report_line(f"the newest whole checkpoint was {newest}, but it reported {detail!r}")
         if not fired.exists():
-            self._tell(f"ended by itself with code {code}") if code else None
+            self._report_line(f"ended by itself with code {code}") if code else None
             return False
         self.hits.append(stood[int(victim == "rank 1")])
         print(f"  {since - start:4.1f} s after a start from {newest or 'nothing'}: {victim} by {shot}; rank 0 in "
@@ -203,7 +209,7 @@ class Run:
     def _processes(self) -> list[psutil.Process]:
         return processes_with(FOLDER, str(self.folder))
 
-    def _tell(self, problem: str) -> None:
+    def _report_line(self, problem: str) -> None:
         self.problems.append(f"{problem}; the end of its output:\n{self._output()[-1500:]}")
 
     def _output(self) -> str:

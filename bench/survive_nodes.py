@@ -86,14 +86,14 @@ class Job:
 
     def time_to_train_again(self, change: Callable[[], object]) -> tuple[float, int]:
         """Seconds from `change` to the first round after the restart that it brings, and the rounds that were lost."""
-        restarts, rounds_before = self.count("note: goes on from"), self.newest_round()
+        restarts, rounds_before = self.count("note: resumes from"), self.newest_round()
         change()
-        seconds = self.wait_for("a restart", lambda: self.count("note: goes on from") > restarts)
+        seconds = self.wait_for("a restart", lambda: self.count("note: resumes from") > restarts)
         seconds += self.wait_for("a round", lambda: self._rounds_since_restart() != [])
         return seconds, rounds_before - (self._rounds_since_restart()[0] - 1)
 
     def wait_for_all(self) -> float:
-        """Seconds until all hosts train together: until a round from now on is told in a start with ranks on each."""
+        """Seconds until all hosts train together: a round of a start with ranks on each is reported."""
         outputs = map(self.output, self.nodes)
         printed = [output.stat().st_size if output.exists() else 0 for output in outputs]
         return self.wait_for("a round of all hosts", lambda: self._all_train(printed))
@@ -104,8 +104,8 @@ class Job:
             text = output.read_bytes()[begin:].decode() if output.exists() else ""
             starts = _facts(folder).get("resumed", [])
             world_size = int(starts[-1]["world_size"]) if starts else len(self.nodes)
-            told = text.rpartition("note: goes on from")[2]
-            if world_size == len(self.nodes) and re.search(r"^round \d+ ", told, re.MULTILINE):
+            detail = text.rpartition("note: resumes from")[2]
+            if world_size == len(self.nodes) and re.search(r"^round \d+ ", detail, re.MULTILINE):
                 return True
         return False
 
@@ -113,7 +113,7 @@ class Job:
         """On the host whose rank 0 has restarted last."""
         newest = max((host for host in self.nodes if self.output(host).exists()), key=self._restarted_at)
         lines = self.output(newest).read_text().splitlines()
-        last = max(place for place, line in enumerate(lines) if line.startswith("note: goes on from"))
+        last = max(place for place, line in enumerate(lines) if line.startswith("note: resumes from"))
         return [int(match[1]) for line in lines[last:] if (match := re.match(r"round (\d+) ", line))]
 
     def _restarted_at(self, host: Host) -> str:

@@ -25,6 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import psutil
+
 from common import processes_with
 from survive_rim_case import CORPUS, DRIVER, GROUP, HANG_UP, HERE, PORT, RANK, TREE, Act, Case, train
 from survive_rim_cases import all_cases
@@ -59,7 +60,7 @@ class Running:
             stdout=output, stderr=output, start_new_session=not case.is_terminal,
         )  # fmt: skip
         os.close(output)
-        self.output, self.told_at = "", [self.start]
+        self.output, self.reported_at = "", [self.start]
         self.refused_seconds: float | None = None
         self._changed, self._is_closed, self._hang_up = threading.Condition(), False, threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -101,7 +102,7 @@ class Running:
 
     @property
     def silent_seconds(self) -> float:
-        times = list(self.told_at)
+        times = list(self.reported_at)
         return max(after - before for before, after in pairwise(times)) if len(times) > 1 else 0.0
 
     def _read(self) -> None:
@@ -114,10 +115,10 @@ class Running:
                 with suppress(OSError):  # of a terminal that nobody holds any more
                     chunk = os.read(self._out, 1 << 16)
             with self._changed:
-                self.told_at.append(time.monotonic())
+                self.reported_at.append(time.monotonic())
                 self.output += decoder.decode(chunk).replace("\r\n", "\n")
                 if self.refused_seconds is None and "error: " in self.output:
-                    self.refused_seconds = self.told_at[-1] - self.start
+                    self.refused_seconds = self.reported_at[-1] - self.start
                 self._is_closed = not chunk
                 self._changed.notify_all()
         os.close(self._out)
@@ -174,8 +175,8 @@ def mistakes(case: Case, ended: Running) -> list[str]:
     problems, output, code = [], ended.output, ended.process.returncode
     if code not in case.codes:
         problems.append(f"ended with {code}, not {' or '.join(map(str, case.codes))}")
-    problems += [f"{words!r} is not told" for words in case.told if words not in output]
-    problems += [f"{words!r} is told" for words in (*INSIDES, *case.untold) if words in output]
+    problems += [f"{words!r} is not reported" for words in case.detail if words not in output]
+    problems += [f"{words!r} is reported" for words in (*INSIDES, *case.unreported) if words in output]
     errors = re.findall(r"^error: .*", output, re.MULTILINE)
     if len(errors) > 1:
         problems.append(f"{len(errors)} lines tell a mistake")
@@ -237,7 +238,7 @@ def _print_wrong(case: Case, problems: list[str], running: list[Running]) -> Non
     for one in running:
         args = one.process.args
         print(f"  {shlex.join(map(str, args)) if isinstance(args, tuple) else args}")
-        seconds = one.told_at[-1] - one.start
+        seconds = one.reported_at[-1] - one.start
         print(f"  ended with {one.process.returncode} after {seconds:.1f} s; the end of its output:")
         print("".join(f"    {line}\n" for line in one.output[-END_CHARACTERS:].splitlines()), flush=True)
 

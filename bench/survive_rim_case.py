@@ -21,7 +21,7 @@ CORPUS = "corpus.txt"
 SMALL = (
     "--nproc-per-node", "2", "model=nano", "data=text", f"data.train=[{CORPUS}]", "data.sequence_length=32",
     "pool.trainers=2", "merge.every_rounds=2", "algorithm.updates_per_round=2", "batching.local_batch=2",
-    "batching.largest_batch=8", "batching.capacity=64", "budget=rounds", "budget.rounds=8",
+    "batching.max_batch=8", "batching.capacity=64", "budget=rounds", "budget.rounds=8",
     "evaluation.sequences=8", "evaluation.final_sequences=8", "checkpoint.every_rounds=1", "tracking=none",
     "cluster.device=cpu",
 )  # fmt: skip
@@ -52,9 +52,9 @@ class Case:
     name: str
     words: tuple[str, ...]
     """As typed in a folder of its own, in which there is a corpus."""
-    told: tuple[str, ...] = ()
+    detail: tuple[str, ...] = ()
     """Words that are owed."""
-    untold: tuple[str, ...] = ()
+    unreported: tuple[str, ...] = ()
     """Words that would be wrong."""
     codes: tuple[int, ...] = (REFUSED,)
     by: str = NOBODY
@@ -93,19 +93,19 @@ def bare(script: str, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, str(LAUNCH / script), *arguments)
 
 
-def refused(name: str, words: tuple[str, ...], *told: str, by: str = DRIVER, **more: Any) -> Case:
+def refused(name: str, words: tuple[str, ...], *detail: str, by: str = DRIVER, **more: Any) -> Case:
     """A command that ends with 2 and one line, and leaves nothing behind."""
-    return Case(name, words, told, by=by, **more)
+    return Case(name, words, detail, by=by, **more)
 
 
-def done(name: str, words: tuple[str, ...], *told: str, **more: Any) -> Case:
+def done(name: str, words: tuple[str, ...], *detail: str, **more: Any) -> Case:
     """A command that does what was asked."""
-    return Case(name, words, told, codes=(ENDED,), **more)
+    return Case(name, words, detail, codes=(ENDED,), **more)
 
 
-def stopped(name: str, words: tuple[str, ...], *told: str, **more: Any) -> Case:
+def stopped(name: str, words: tuple[str, ...], *detail: str, **more: Any) -> Case:
     """A command that was asked to stop, and does."""
-    return Case(name, words, told, codes=(STOPPED,), **more)
+    return Case(name, words, detail, codes=(STOPPED,), **more)
 
 
 # --- preparations

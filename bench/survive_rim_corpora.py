@@ -28,7 +28,7 @@ DAMAGED: dict[str, tuple[str, bytes | str, str]] = {
     "UTF-16 in JSON": ("rows.jsonl", "\n".join(ROWS).encode("utf-16"), "rows.jsonl"),
     "UTF-16 in csv": ("rows.csv", "\n".join(CSV).encode("utf-16"), "rows.csv"),
 }  # fmt: skip
-"""A file, and what of its place is told."""
+"""A file, and what of its place is reported."""
 LEFT_OUT = {"a null text": "data.nulls=skip", "a missing text": "data.nulls=skip"}
 KEPT = ("a broken JSON row", "an unclosed quote", "a truncated gzip", "a null text", "a missing text")
 """Of which something is left that can be trained on."""
@@ -50,12 +50,14 @@ def damaged_corpora() -> Iterator[Case]:
         left_out = LEFT_OUT.get(what, "data.damaged=skip")
         words = (*settings, left_out)
         if what in KEPT:
-            told = (file, "left out" if what != "a truncated gzip" else "row")
+            detail = (file, "left out" if what != "a truncated gzip" else "row")
             if number % 2:
-                yield done(f"check_data: {what}, left out", bare("check_data.py", *words), *told, prepare=prepare)
+                yield done(f"check_data: {what}, left out", bare("check_data.py", *words), *detail, prepare=prepare)
             else:
                 ending = ("run.directory=new", "budget.rounds=1")
-                yield done(f"corpus: {what}, left out", train(*words, *ending), *told, prepare=prepare, leaves=(MODEL,))
+                yield done(
+                    f"corpus: {what}, left out", train(*words, *ending), *detail, prepare=prepare, leaves=(MODEL,)
+                )
         else:
             check = bare("check_data.py", *words)
             yield refused(f"check_data: {what}, nothing left", check, file, by=TOOL, prepare=prepare)
@@ -110,12 +112,12 @@ def odd_names() -> Iterator[Case]:
             f"a run directory called {name!r}", train(f"run.directory={name}", "budget.rounds=1"), name, leaves=(model,)
         )
 
-    words, told = train("run.directory=a,b"), 'run.directory="a,b"'
-    yield refused("a run directory called 'a,b', which may be two", words, told)
+    words, detail = train("run.directory=a,b"), 'run.directory="a,b"'
+    yield refused("a run directory called 'a,b', which may be two", words, detail)
 
 
 def hub_cases() -> Iterator[Case]:
-    for what, settings, told in (
+    for what, settings, detail in (
         ("c4", ("data=c4", "data.tokenizer=null"), "data.hub=allenai/c4"),
         ("imdb", ("data=imdb", "data.tokenizer=null", "model=bert_nano"), "data.hub=stanfordnlp/imdb"),
         ("a tokenizer", ("data.tokenizer=nobody/nothing",), "data.tokenizer=nobody/nothing"),
@@ -123,10 +125,12 @@ def hub_cases() -> Iterator[Case]:
     ):
         files = () if what not in ("c4", "imdb") else ("data.train=[train]",)
         words = train(*settings, *files)
-        yield refused(f"without a network: {what}", words, told, "HF_ENDPOINT", by=RANK)
+        yield refused(f"without a network: {what}", words, detail, "HF_ENDPOINT", by=RANK)
         # An address that never answers: the libraries try for a while.
         silent = {"HF_ENDPOINT": "http://192.0.2.1"}
-        yield refused(f"a network that swallows everything: {what}", words, told, environment=silent, by="the network")
+        yield refused(
+            f"a network that swallows everything: {what}", words, detail, environment=silent, by="the network"
+        )
     yield refused("check_data without a network", bare("check_data.py", "data=c4"), "HF_ENDPOINT", by=TOOL)
     words = bare("tokenize_corpus.py", "out", "data=c4")
     yield refused("tokenize_corpus without a network", words, "HF_ENDPOINT", by=TOOL)

@@ -1,13 +1,12 @@
-"""Damage to what a run has left, met by every tool that reads it: it says which file it is, or goes on without."""
+"""Damage to what a run has left, met by every tool that reads it: it says which file it is, or continues without."""
 
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from adloco_dist.run.manifest import digest_of, read_manifest, write_manifest
 from survive_rim_case import ENDED, FAILED, RANK, REFUSED, TOOL, Case, Prepare, bare, done, rename, train
-
-from adloco_dist.run.parts import digest_of, read_manifest, write_manifest
 
 Content = Callable[[bytes], bytes | None]
 """What becomes of a file; None: a folder in its place."""
@@ -93,7 +92,7 @@ def without(path: str) -> Prepare:
 
 
 def unended(folder: Path) -> None:
-    """As if the run had been killed at its end: it goes on from its newest checkpoint."""
+    """As if the run had been killed at its end: it resumes from its newest checkpoint."""
     damaged("run/run.json", edited(result=None))(folder)
 
 
@@ -167,7 +166,7 @@ GOES_ON = {
 def of_file(file: str, what: str, content: Content, tool: str) -> Case:
     words, by = TOOLS[tool]
     name, prepare = f"{tool} of a run whose {file} is damaged: {what}", damaged(f"run/{file}", content)
-    told = (Path(file).parts[0],)
+    detail = (Path(file).parts[0],)
     if what.endswith(UNSIGNED):
         prepare = in_turn(prepare, lambda folder: (folder / "run/model/manifest.json").unlink(missing_ok=True))
     if tool == "sweep":  # the damaged run is made again or fails alone; the other one is run
@@ -176,8 +175,8 @@ def of_file(file: str, what: str, content: Content, tool: str) -> Case:
     if tool == "resume":
         steps = (unended, prepare) if file != "run.json" else (prepare,)
         if what == "a folder":
-            return Case(name, words, told, by=by, has_run=True, prepare=steps)
-        # It goes on from its checkpoints, which have all that is needed, and writes these files anew; or, where the
+            return Case(name, words, detail, by=by, has_run=True, prepare=steps)
+        # It resumes from its checkpoints, which have all that is needed, and writes these files again; or, where the
         # file says no more what the run was, it is refused.
         codes = (ENDED, REFUSED) if file == "run.json" else (ENDED,)
         return Case(name, words, (), codes=codes, has_run=True, prepare=steps, leaves=("run/model/model.safetensors",))
@@ -185,11 +184,11 @@ def of_file(file: str, what: str, content: Content, tool: str) -> Case:
         return done(name, words, "passed over", has_run=True, prepare=(prepare,))
     if file == "run.json" and tool == "merges" and not what.startswith(WITHOUT_RESULT):
         return Case(name, words, (), codes=(ENDED, REFUSED), has_run=True, prepare=(prepare,))
-    return Case(name, words, told, by=by, has_run=True, prepare=(prepare,))
+    return Case(name, words, detail, by=by, has_run=True, prepare=(prepare,))
 
 
 def of_checkpoints() -> Iterator[Case]:
-    """The newest is damaged: the one before is taken. Both are: the run is set aside, and begins anew."""
+    """The newest is damaged: the one before is taken. Both are: the run is archived, and starts from the beginning."""
     state, manifest, part = "state.json", "manifest.json", "trainer-?.safetensors"
     damages: dict[str, tuple[str, Content]] = {
         "its state emptied": (state, to(b"")), "its state a folder": (state, folder_of), "its state cut": (state, half),
@@ -202,11 +201,11 @@ def of_checkpoints() -> Iterator[Case]:
     more: dict[str, Any] = {"has_run": True, "leaves": ("run/model/model.safetensors",)}
     for what, (file, content) in damages.items():
         prepare = (unended, in_newest(damaged(file, content)))
-        yield done(f"newest checkpoint: {what}", words, "is skipped", "goes on from", prepare=prepare, **more)
+        yield done(f"newest checkpoint: {what}", words, "is skipped", "resumes from", prepare=prepare, **more)
     prepare = (unended, in_newest(without(part)))
-    yield done("newest checkpoint: a part missing", words, "is skipped", "goes on from", prepare=prepare, **more)
+    yield done("newest checkpoint: a part missing", words, "is skipped", "resumes from", prepare=prepare, **more)
     prepare = (unended, in_newest(of_other_version))
-    yield done("newest checkpoint: of another version", words, "is skipped", "goes on from", prepare=prepare, **more)
+    yield done("newest checkpoint: of another version", words, "is skipped", "resumes from", prepare=prepare, **more)
     prepare = (
         unended,
         lambda folder: [damaged(state, to(b""))(path) for path in (folder / "run/checkpoints").iterdir()],

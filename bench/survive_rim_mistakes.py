@@ -67,22 +67,22 @@ FILES = (write("file", "no directory"), write("other/file", "other"))
 def command_lines() -> Iterator[Case]:
     for words in ARGPARSE:
         yield refused(f"argparse: {' '.join(words)}", train(*words), "usage:", "error:", "-")
-    for arguments, told in BY_DRIVER:
+    for arguments, detail in BY_DRIVER:
         takes_run = arguments == ("run.directory=run",)
         name = f"driver: {' '.join(arguments)!a}"
-        yield refused(name, train(*arguments), told, prepare=FILES, has_run=takes_run)
-    for arguments, told in BY_RANKS:
+        yield refused(name, train(*arguments), detail, prepare=FILES, has_run=takes_run)
+    for arguments, detail in BY_RANKS:
         name = " ".join(arguments)
-        yield refused(f"ranks: {name}", train(*arguments), told, by=RANK)
+        yield refused(f"ranks: {name}", train(*arguments), detail, by=RANK)
         # A shape that no memory holds is planned for, perhaps on another machine; and nothing is made in a dry run.
         codes = (2, ENDED) if arguments[0].endswith("0000") or name.startswith("run") else (2,)
         words = train(*arguments, "--dry-run")
-        yield Case(f"ranks: {name} --dry-run", words, (told,) if codes == (2,) else (), codes=codes, by=TOOL)
+        yield Case(f"ranks: {name} --dry-run", words, (detail,) if codes == (2,) else (), codes=codes, by=TOOL)
     dry = [one for one in BY_DRIVER if one[0][0].startswith(("run.", "--nproc", "--max-restarts"))]
-    for arguments, told in dry:
+    for arguments, detail in dry:
         name = f"dry run: {' '.join(arguments)}"
         yield refused(
-            name, train(*arguments, "--dry-run"), told, by=TOOL, prepare=FILES, has_run=arguments[0][-3:] == "run"
+            name, train(*arguments, "--dry-run"), detail, by=TOOL, prepare=FILES, has_run=arguments[0][-3:] == "run"
         )
     yield done("a dry run", train("--dry-run"), "nothing was trained", has_run=True)
     for words in (("--dry-run", "--help"), ("--print-config",), ("--help",)):
@@ -127,9 +127,9 @@ def tools() -> Iterator[Case]:
     )  # fmt: skip
     harmless = (("generate.py", ("run", "x", "--seed", "-1")), ("generate.py", ("run", "")),
                 ("tokenize_corpus.py", ("run", "data=text", "data.train=[corpus.txt]")))  # fmt: skip
-    for script, arguments, told in wrong:
+    for script, arguments, detail in wrong:
         codes = (2, ENDED) if (script, arguments) in harmless else (2,)
-        yield Case(f"{script} {arguments!a}", bare(script, *arguments), (told,), codes=codes, by=TOOL, has_run=True)
+        yield Case(f"{script} {arguments!a}", bare(script, *arguments), (detail,), codes=codes, by=TOOL, has_run=True)
 
 
 def sweeps() -> Iterator[Case]:
@@ -145,13 +145,13 @@ def sweeps() -> Iterator[Case]:
             yield done(f"sweep over data.train={value}", words, "finished", *files, prepare=prepare, **grid)
     words = train("-m", "seed=1,2", "--jobs", "2", "budget.rounds=1", "hydra.sweep.dir=grün [1] =x'")
     yield done("a sweep in a folder with an odd name", words, "finished", leaves=("gr*/sweep.csv",))
-    for what, arguments, told in (
+    for what, arguments, detail in (
         ("comes to nothing", ("inner.lr=1e-3,1e30",), ("failed", "finished")),
         ("is refused", ("pool.trainers=1,2", "merge=none", "budget.rounds=1"), ("failed", "finished")),
         ("has no corpus", ("data.train=[corpus.txt],[nowhere.txt]", "budget.rounds=1"), ("failed", "nowhere.txt")),
     ):
         words = train("-m", *arguments, "hydra.sweep.dir=grid")
-        yield Case(f"a sweep of which one run {what}", words, told, codes=(FAILED,), **grid)
+        yield Case(f"a sweep of which one run {what}", words, detail, codes=(FAILED,), **grid)
 
 
 def numbers() -> Iterator[Case]:
@@ -163,10 +163,10 @@ def numbers() -> Iterator[Case]:
     words = train("outer.lr=1e30", "run.directory=new")
     yield Case("outer.lr=1e30", words, codes=(ENDED, FAILED))  # norms keep what it makes of the weights finite
     final = train("evaluation=final_only", "run.directory=new")
-    yield done("evaluation=final_only", final, "round 1 trainer 0", untold=("round 0",), leaves=(MODEL,))
+    yield done("evaluation=final_only", final, "round 1 trainer 0", unreported=("round 0",), leaves=(MODEL,))
     moved = (unended, rename(CORPUS, "moved/other.txt"))
     resume = train("run.directory=run", "run.unfinished=resume", "data.train=[moved/other.txt]")
-    yield done("the corpus was moved, then resume", resume, "goes on from", has_run=True, prepare=moved)
+    yield done("the corpus was moved, then resume", resume, "resumes from", has_run=True, prepare=moved)
     evaluate = bare("evaluate.py", "run")
     yield refused(
         "the corpus is gone, then evaluate", evaluate, CORPUS, by=TOOL, has_run=True, prepare=(rename(CORPUS, "x"),)
@@ -177,7 +177,7 @@ def numbers() -> Iterator[Case]:
         yield refused(f"the corpus is another, then {tool}", words, "differ" if tool == "evaluate" else "data",
                       by=TOOL if tool == "evaluate" else RANK, has_run=True, prepare=steps)  # fmt: skip
     again = train("run.directory=run", "run.unfinished=resume")
-    yield done("a finished run, resumed", again, "nothing to go on with", has_run=True)
+    yield done("a finished run, resumed", again, "nothing to resume", has_run=True)
     yield done("resume where there is nothing", train("run.directory=new", "run.unfinished=resume"), leaves=(MODEL,))
 
 

@@ -43,8 +43,8 @@ STRANGER = "a foreign program on the rendezvous' port"
 
 def stop_cases() -> Iterator[Case]:
     for number, whom in product((SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2), ("the process", GROUP)):
-        told, acts = ("stopping", "run.unfinished=resume"), (Act(number, "round 2 ", whom),)
-        yield stopped(f"{number.name} to {whom}", train(*ENDLESS), *told, leaves=(CHECKPOINT,), acts=acts)
+        detail, acts = ("stopping", "run.unfinished=resume"), (Act(number, "round 2 ", whom),)
+        yield stopped(f"{number.name} to {whom}", train(*ENDLESS), *detail, leaves=(CHECKPOINT,), acts=acts)
     for number, seconds in product((SIGINT, SIGTERM, SIGHUP), (0.3, 1.0, 2.0, 4.0)):
         act = Act(number, seconds, GROUP)
         yield stopped(f"{number.name} {seconds} s after the start", train(*ENDLESS), acts=(act,))
@@ -69,11 +69,11 @@ def stop_cases() -> Iterator[Case]:
     sweep = train("-m", "seed=1,2", "hydra.sweep.dir=grid", "budget.rounds=1000000")
     for number, seconds in product((SIGINT, SIGTERM, SIGHUP), (0.0, 1.5, 8.0)):
         act = Act(number, "sweep of", GROUP, seconds)
-        told = ("stopped", "stopping") if seconds else ()
+        detail = ("stopped", "stopping") if seconds else ()
         name = f"{number.name} to a sweep, {seconds} s after its first run has begun"
-        yield stopped(name, sweep, *told, untold=("failed",), acts=(act,))
+        yield stopped(name, sweep, *detail, unreported=("failed",), acts=(act,))
     twice = (Act(SIGINT, "sweep of", GROUP, 4.0), Act(SIGINT, 0.3, GROUP))
-    yield stopped("Ctrl-C of a sweep, twice", sweep, "stopped", untold=("failed",), acts=twice)
+    yield stopped("Ctrl-C of a sweep, twice", sweep, "stopped", unreported=("failed",), acts=twice)
     freeze = (Act(SIGSTOP, "round 2 ", TREE), Act(SIGCONT, 8.0, TREE))
     words = train("run.directory=new", "budget.rounds=60", "cluster.silence_seconds=3")
     yield done("everything stands still for 8 s", words, leaves=(MODEL,), acts=freeze)
@@ -117,8 +117,8 @@ def node_cases() -> Iterator[Case]:
         )
         yield refused(f"{tool} with a host that is not known", words, "nosuchhost", has_run=True)
     for number, whom in product((SIGTERM, SIGINT, SIGHUP, SIGUSR1), ("the process", GROUP)):
-        told, acts = ("waiting at localhost:", "2 nodes", "1 is here"), (Act(number, "1 is here", whom),)
-        yield stopped(f"{number.name} to {whom} while it waits for another node", train(*NODES), *told, acts=acts)
+        detail, acts = ("waiting at localhost:", "2 nodes", "1 is here"), (Act(number, "1 is here", whom),)
+        yield stopped(f"{number.name} to {whom} while it waits for another node", train(*NODES), *detail, acts=acts)
     yield stopped("SIGTERM right after the start of a node", train(*NODES), acts=(Act(SIGTERM, 1.0),))
     yield stopped(
         "SIGTERM to check.py, which waits", bare("check.py", *NODES), "1 is here", acts=(Act(SIGTERM, "1 is here"),)
@@ -136,17 +136,17 @@ def node_cases() -> Iterator[Case]:
         def beside(port: int, answer: bytes | None = answer) -> Any:
             return stranger(port, answer)
 
-        told = ("--rdzv-endpoint", "another program listens there")
-        yield Case(f"{STRANGER}: {what}", train(*NODES), told, by=NOBODY, beside=beside, limit_seconds=60)
+        detail = ("--rdzv-endpoint", "another program listens there")
+        yield Case(f"{STRANGER}: {what}", train(*NODES), detail, by=NOBODY, beside=beside, limit_seconds=60)
         words = train("--master-port", PORT)
         yield refused(f"--master-port taken, {what}", words, "--master-port", "choose another", beside=beside)
     small = train(*NODES)
-    for what, more, told in (
+    for what, more, detail in (
         ("settings", ("inner.lr=1e-3",), "inner.lr"), ("seeds", ("seed=1",), "seed"),
         ("models", ("model.overrides.num_hidden_layers=1",), "num_hidden_layers"),
         ("paths of their corpora", ("data.train=[../corpus.txt]",), "data.train"),
     ):  # fmt: skip
-        yield refused(f"two nodes with other {what}", small, told, by=RANK, second=(*small, *more),
+        yield refused(f"two nodes with other {what}", small, detail, by=RANK, second=(*small, *more),
                       prepare=(same_corpus,))  # fmt: skip
     yield refused("two nodes with other corpora", small, "corpus", by=RANK, second=small,
                   prepare=(write(f"second/{CORPUS}", "other text\n" * 3000),))  # fmt: skip
@@ -170,7 +170,7 @@ SCREENS = ("> /dev/full", ">&-", "| head -1", "2>&-", "2> /dev/full", ">&- 2>&-"
 
 
 def screen_cases() -> Iterator[Case]:
-    """A run goes on without its screen; a tool whose output is lost says so, and ends with 1."""
+    """A run continues without its screen; a tool whose output is lost says so, and ends with 1."""
     quiet: dict[str, Any] = {"silence_seconds": 60.0}
     for screen in SCREENS:
         yield done(
@@ -186,8 +186,8 @@ def screen_cases() -> Iterator[Case]:
     for tool, words in tools.items():
         more = {"has_run": True, **quiet}
         codes = (FAILED, ENDED) if tool in ("--help", "analyze_gradients") else (FAILED,)
-        told = () if tool in ("--help", "analyze_gradients") else ("error: standard output cannot be written",)
-        yield Case(f"{tool} > /dev/full", words, told, codes=codes, redirection="> /dev/full", **more)
+        detail = () if tool in ("--help", "analyze_gradients") else ("error: standard output cannot be written",)
+        yield Case(f"{tool} > /dev/full", words, detail, codes=codes, redirection="> /dev/full", **more)
         yield Case(f"{tool} | head -1", words, codes=(ENDED,), redirection="| head -1", **more)
         yield Case(f"{tool} >&-", words, codes=(ENDED, FAILED), redirection=">&-", **more)
     sweep = train("-m", "seed=1,2", "hydra.sweep.dir=grid", "budget.rounds=1")

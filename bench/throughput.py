@@ -26,24 +26,27 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from common import interleave, median_ratio, parse, report, save, spread
-from flops import MATRIX_SIZE, Work, matrix_rates
 from torch import nn
 
 from adloco_dist.cluster.environment import survey
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Concurrency, Device, Settings, SettingsError
-from adloco_dist.data.corpora import Splits
-from adloco_dist.decisions.layout import experiment_layout
-from adloco_dist.decisions.plan import PoolReport, Premises
-from adloco_dist.decisions.planning import plan_round
-from adloco_dist.hosting import Rank, host
+from adloco_dist.data.corpora import TextSplits
+from adloco_dist.objective.language import LanguageObjective
+from adloco_dist.objective.protocol import Objective
+from adloco_dist.policy.layout import experiment_layout
+from adloco_dist.policy.plan import PlanInputs, PoolReport
+from adloco_dist.policy.planning import plan_round
 from adloco_dist.pool.capacity import free_device_memory, is_out_of_memory
-from adloco_dist.pool.lane import Lane
-from adloco_dist.round.concurrency import find_lanes
+from adloco_dist.pool.probe import probe_capacity
+from adloco_dist.pool.slot import ComputeSlot
 from adloco_dist.round.inner import InnerPhase
-from adloco_dist.round.probe import probe_capacity
+from adloco_dist.round.local_pool import LocalPool
+from adloco_dist.setup.concurrency import find_slots
+from adloco_dist.setup.placement import set_up_pool
 from adloco_dist.testing.lone import lone_rank
+from common import interleave, median_ratio, parse, report, save, spread
+from flops import MATRIX_SIZE, Work, matrix_rates
 
 LEAST_UPDATES = 2
 """Of every instance in a repetition, however large the batch."""
@@ -53,11 +56,11 @@ class Way(NamedTuple):
     """How instances share the device."""
 
     instances: int
-    at_once: bool = False
+    concurrent: bool = False
 
     @property
     def key(self) -> str:
-        return "1" if self.instances == 1 else f"{self.instances}_{'at_once' if self.at_once else 'in_turn'}"
+        return "1" if self.instances == 1 else f"{self.instances}_{'at_once' if self.concurrent else 'in_turn'}"
 
 
 WAYS = {way.key: way for way in (Way(1), Way(2), Way(2, True), Way(4), Way(4, True))}
@@ -81,9 +84,11 @@ class Pool:
     """A rank that hosts the instances of one trainer."""
 
     settings: Settings
-    rank: Rank
-    lanes: dict[Way, list[Lane]]
-    """Compiled ones; without a way that the device does not allow."""
+    rank: LocalPool
+    slots: dict[Way, list[ComputeSlot]]
+    """With compiled losses; without a way that the device does not allow."""
+    eager: Objective
+    """The same objective, with nothing compiled."""
     b_max: dict[Way, int]
     """Sequences of each instance that fit in one pass; 0 or less: not even one."""
 
@@ -97,22 +102,22 @@ class Side:
         if self.is_too_large:
             return
         settings = replace(pool.settings, batching=replace(pool.settings.batching, local_batch=batch))
-        premises = Premises(experiment_layout(settings, [0]), is_concurrent=way.at_once)
+        inputs = PlanInputs(experiment_layout(settings, [0]), is_concurrent=way.concurrent)
         updates = max(LEAST_UPDATES, sequences // (batch * way.instances))
-        plan = replace(plan_round(settings, premises, None, PoolReport()), updates=updates)
+        plan = replace(plan_round(settings, inputs, None, PoolReport()), updates=updates)
         assert plan.batches[0].local_batch == batch
         self.tokens = updates * batch * way.instances * settings.data.sequence_length
-        self.rank, lanes = pool.rank, pool.lanes[way]
-        self.lanes = lanes if case.is_compiled else [replace(lane, module=lane.flat_model.module) for lane in lanes]
-        self.phase = InnerPhase(plan, settings, pool.rank.splits.train)
+        self.rank, slots = pool.rank, pool.slots[way]
+        self.slots = slots if case.is_compiled else [replace(slot, objective=pool.eager) for slot in slots]
+        self.phase = InnerPhase(plan, settings)
 
     def __call__(self) -> None:
         if self.is_too_large:
             return
-        for lane in self.lanes:
-            lane.flat_model.capacity = None  # one pass, whatever another side ran out of
+        for slot in self.slots:
+            slot.flat_model.capacity = None  # one pass, whatever another side ran out of
         try:
-            results = self.phase.run(list(self.rank.trainers.values()), self.lanes, self.rank.residence)
+            results = self.phase.run(list(self.rank.trainers.values()), self.slots, self.rank.offload)
             self.is_too_large = any(result.notes for result in results.values())  # it went on in smaller passes
         except RuntimeError as error:
             self.is_too_large = is_out_of_memory(error)
@@ -123,7 +128,13 @@ class Side:
 
 
 def new_pool(
-    settings: Settings, runtime: Runtime, splits: Splits, module: nn.Module, instances: int, most: int
+    settings: Settings,
+    runtime: Runtime,
+    splits: TextSplits,
+    objective: Objective,
+    module: nn.Module,
+    instances: int,
+    maximum: int,
 ) -> Pool:
     """Fresh instances, and what fits beside them.
 
@@ -131,22 +142,23 @@ def new_pool(
         SettingsError: they do not fit on the device.
     """
     pool = replace(settings.pool, workers_per_trainer=instances)
-    settings = replace(settings, pool=pool, batching=replace(settings.batching, largest_batch=most * instances))
+    settings = replace(settings, pool=pool, batching=replace(settings.batching, max_batch=maximum * instances))
     layout = experiment_layout(settings, runtime.nodes)
-    rank = host(settings, runtime, splits, copy.deepcopy(module), layout)
-    trainers, b_max, lanes = list(rank.trainers.values()), {}, {Way(instances): rank.lanes}
+    rank = set_up_pool(settings, runtime, splits, objective, copy.deepcopy(module), layout)
+    trainers, b_max, slots = list(rank.trainers.values()), {}, {Way(instances): rank.slots}
     if instances > 1:
         concurrency = Concurrency.streams if runtime.device.type == "cuda" else Concurrency.threads
-        at_once = replace(settings, instances=replace(settings.instances, concurrency=concurrency))
-        first, resident, store = rank.lanes[0], rank.residence, splits.train
+        concurrent = replace(settings, instances=replace(settings.instances, concurrency=concurrency))
+        first, resident = rank.slots[0], rank.offload
         try:
-            lanes[Way(instances, True)], _ = find_lanes(first, resident, trainers, layout, store, at_once, runtime)
+            slots[Way(instances, True)], _ = find_slots(first, resident, trainers, layout, concurrent, runtime)
         except SettingsError as error:
             print(error)
-    for way, of_way in lanes.items():  # the probe of turns, too, leaves room for the gradients of all lanes
-        capacity = probe_capacity(of_way, trainers, settings, most, sharers=1)
-        b_max[way] = most if capacity is None else capacity
-    return Pool(settings, rank, lanes, b_max)
+    for way, of_way in slots.items():  # the probe of turns, too, leaves room for the gradients of all lanes
+        capacity = probe_capacity(of_way, trainers, settings, maximum, sharers=1)
+        b_max[way] = maximum if capacity is None else capacity
+    eager = LanguageObjective.fitted(settings, splits.vocabulary)
+    return Pool(settings, rank, slots, eager, b_max)
 
 
 def measure(pool: Pool, ways: Sequence[Way], batch: int, compiling: Sequence[bool], is_quick: bool) -> Speeds:
@@ -163,26 +175,26 @@ def measure(pool: Pool, ways: Sequence[Way], batch: int, compiling: Sequence[boo
 
 def measure_all(
     work: Work, runtime: Runtime, ways: Sequence[Way], sizes: Sequence[int], with_b_max: bool,
-    compiling: Sequence[bool], is_quick: bool, tell: Callable[[Speeds, dict[Way, int]], None],
+    compiling: Sequence[bool], is_quick: bool, report_line: Callable[[Speeds, dict[Way, int]], None],
 ) -> None:  # fmt: skip
     """One pool after the other, one for each number of instances.
 
     Args:
         with_b_max: also the largest batch that fits, of each number of instances in turn.
-        tell: takes the speeds of every size as soon as they are there, and the b_max of every way so far.
+        report_line: takes the speeds of every size as soon as they are there, and the b_max of every way so far.
     """
     b_max = dict[Way, int]()
     for instances in dict.fromkeys(way.instances for way in ways):
         of_pool = [way for way in ways if way.instances == instances]
         try:
-            pool = new_pool(work.settings, runtime, work.splits, work.module, instances, work.most)
+            pool = new_pool(work.settings, runtime, work.splits, work.objective, work.module, instances, work.maximum)
         except SettingsError as error:
             print(error)
-            tell({Case(way, batch, one): [] for way in of_pool for batch in sizes for one in compiling}, b_max)
+            report_line({Case(way, batch, one): [] for way in of_pool for batch in sizes for one in compiling}, b_max)
         else:
-            b_max |= {way: most for way, most in pool.b_max.items() if way in of_pool}
+            b_max |= {way: maximum for way, maximum in pool.b_max.items() if way in of_pool}
             for batch in sorted({*sizes, pool.b_max[Way(instances)]} if with_b_max else sizes):
-                tell(measure(pool, of_pool, batch, compiling, is_quick), b_max)
+                report_line(measure(pool, of_pool, batch, compiling, is_quick), b_max)
             del pool
         torch.compiler.reset()  # lets go of the modules
         free_device_memory()
@@ -221,7 +233,7 @@ def main() -> None:
     if options.device == "cuda" and not torch.cuda.is_available():
         print("no GPU here: nothing was measured")
         return
-    work = Work.of(options.model, options.length, options.most)
+    work = Work.of(options.model, options.length, options.maximum)
     speeds, figures = Speeds(), dict[str, float]()
     title = (
         f"inner phase of {options.model}, bf16, sequences of {options.length}, instances together: tokens per second"
@@ -231,7 +243,7 @@ def main() -> None:
         (here,) = survey(runtime, Path())
         rates = matrix_rates(runtime.device)
 
-        def tell(of_size: Speeds, b_max: dict[Way, int]) -> None:
+        def report_line(of_size: Speeds, b_max: dict[Way, int]) -> None:
             speeds.update(of_size)
             rows, found = tabulate(of_size, work.flops_per_token, statistics.median(rates))
             best = {name: max(value, figures.get(name, value)) for name, value in found.items()}
@@ -243,7 +255,7 @@ def main() -> None:
 
         ways = [WAYS[key] for key in options.ways]
         compiling = [name == "compiled" for name in options.compiling]
-        measure_all(work, runtime, ways, options.sizes, options.b_max, compiling, options.quick, tell)
+        measure_all(work, runtime, ways, options.sizes, options.b_max, compiling, options.quick, report_line)
         rates += matrix_rates(runtime.device)
     rows, found = tabulate(speeds, work.flops_per_token, statistics.median(rates))
     slowest, rate, fastest = spread(rates, unit=1e12)

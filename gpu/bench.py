@@ -1,4 +1,4 @@
-"""How fast it is on this GPU: `python gpu/bench.py`, or make gpu-bench; docs/gpus.md."""
+"""How fast it is on this GPU: `python gpu/bench.py`, or make gpu-bench; docs/guide/gpus.md."""
 
 from checkout import checkout_on_path
 

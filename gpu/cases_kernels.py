@@ -2,15 +2,16 @@
 
 import torch
 import torch._dynamo.utils
-from harness import Case, Here, SkippedError
-from subjects import LLAMA_LAYERS, Bench, new_bench
-from support import small_module, small_settings, small_store
 from torch.profiler import ProfilerActivity, profile
 
 from adloco_dist.config import Settings
-from adloco_dist.pool.flat_model import ALIGNMENT, FlatModel
+from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.round.outer import outer
 from adloco_dist.testing.lone import CPU, lone_trainer
+from adloco_dist.vectors import ALIGNMENT
+from harness import Case, Here, SkippedError
+from helpers.support import small_module, small_objective, small_settings, small_store
+from subjects import LLAMA_LAYERS, Bench, new_bench
 
 FLASH = (
     "aten::_scaled_dot_product_flash_attention",
@@ -22,15 +23,16 @@ SLOW = ("aten::_scaled_dot_product_efficient_attention", "aten::_scaled_dot_prod
 
 def flat_model_as_on_a_cpu(here: Here) -> dict[str, float]:
     """Three updates in fp64; parameters and gradients stay aligned views of the flat vectors."""
-    settings, store = small_settings(), small_store()
+    settings = small_settings()
     vectors = []
     for device in (CPU, here.device):
-        trainer, lane = lone_trainer(settings, small_module(settings), store.num_sequences, device=device)
-        bench = Bench(settings, store, trainer, lane)
+        objective = small_objective(settings)
+        trainer, slot = lone_trainer(settings, objective, small_module(settings), small_store(), device=device)
+        bench = Bench(settings, trainer, slot)
         bench.run(batch=4, updates=1)
-        gradient = lane.flat_model.gradient.cpu().clone()
+        gradient = slot.flat_model.gradient.cpu().clone()
         bench.run(batch=4, updates=2)
-        _assert_views(lane.flat_model)
+        _assert_views(slot.flat_model)
         vectors.append((gradient, trainer.workers[0].weights.cpu()))
     gradients, weights = (max_difference(mine, theirs) for mine, theirs in zip(*vectors, strict=True))
     assert gradients < 1e-10, f"gradients differ by {gradients:.3g}"
@@ -65,7 +67,9 @@ def outer_step_as_on_a_cpu(here: Here) -> dict[str, float]:
 
 def _after_outer_steps(settings: Settings, device: torch.device, workers: int) -> torch.Tensor:
     """The anchor after three outer steps from the same differences everywhere."""
-    trainer, _ = lone_trainer(settings, small_module(settings), 20, range(workers), device=device)
+    trainer, _ = lone_trainer(
+        settings, small_objective(settings), small_module(settings), small_store(), range(workers), device=device
+    )
     random = torch.Generator().manual_seed(0)
     for _ in range(3):
         for worker in trainer.workers:
@@ -88,7 +92,7 @@ def no_waiting_between_updates(here: Here) -> dict[str, float]:
         if here.is_cuda:
             torch.cuda.set_sync_debug_mode("error" if taken < updates else "default")
 
-    worker.optimizer.register_step_post_hook(count)
+    worker._optimizers[0].register_step_post_hook(count)
     bench.run(batch=4, updates=updates)
     assert taken == updates
     return {"updates": float(taken)}

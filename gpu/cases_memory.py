@@ -5,36 +5,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from flops import Work
-from harness import Case, Here
-from subjects import Bench, new_bench, sized
 
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import Device
-from adloco_dist.decisions.layout import experiment_layout
-from adloco_dist.decisions.plan import PoolReport
-from adloco_dist.decisions.planning import plan_round
-from adloco_dist.decisions.replay import Trajectory
-from adloco_dist.decisions.report import RankReport
-from adloco_dist.hosting import find_premises, host
+from adloco_dist.policy.layout import experiment_layout
+from adloco_dist.policy.plan import PoolReport
+from adloco_dist.policy.planning import plan_round
+from adloco_dist.policy.replay import Trajectory
+from adloco_dist.policy.report import RankReport
 from adloco_dist.pool.capacity import free_device_memory
-from adloco_dist.pool.lane import Lane, further_lane
+from adloco_dist.pool.slot import ComputeSlot, further_slot
+from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
 from adloco_dist.testing.lone import lone_rank
 from adloco_dist.train import run_round
+from flops import Work
+from harness import Case, Here
+from subjects import Bench, new_bench, sized
 
 EARLY, LATE = 0.2, 0.9
 """Where between the peaks of half a batch and of a whole one memory ends: in the forward pass, in the backward pass."""
 
 
-def out_of_memory(here: Here, *overrides: str, num_lanes: int = 1) -> dict[str, float]:
+def out_of_memory(here: Here, *overrides: str, num_slots: int = 1) -> dict[str, float]:
     """An update whose pass does not fit is repeated in smaller ones: the same gradient, and memory comes back."""
     batch, vocabulary = sized(here, 16, 4), sized(here, 32_000, 500)
     length = f"data.sequence_length={sized(here, 512, 16)}"
-    bench = new_bench(here.device, "precision=fp32", length, *overrides, workers=num_lanes, vocabulary=vocabulary)
-    lanes = [bench.lane, *(further_lane(bench.lane, bench.settings) for _ in range(num_lanes - 1))]
-    _update(bench, lanes, batch)  # loads kernels, compiles
-    expected = _update(bench, lanes, batch)
-    peak, peak_of_half = expected.peak_bytes, _update(bench, lanes, batch // 2).peak_bytes
+    bench = new_bench(here.device, "precision=fp32", length, *overrides, workers=num_slots, vocabulary=vocabulary)
+    slots = [bench.slot, *(further_slot(bench.slot, bench.settings) for _ in range(num_slots - 1))]
+    _update(bench, slots, batch)  # loads kernels, compiles
+    expected = _update(bench, slots, batch)
+    peak, peak_of_half = expected.peak_bytes, _update(bench, slots, batch // 2).peak_bytes
     before = _taken(here.device)
     figures = {"peak_mb": peak / 1e6, "peak_of_half_mb": peak_of_half / 1e6}
     for name, share in (("early", EARLY), ("late", LATE)):
@@ -42,8 +42,8 @@ def out_of_memory(here: Here, *overrides: str, num_lanes: int = 1) -> dict[str, 
             assert peak > 1.5 * peak_of_half, f"peaks of {peak:,} and {peak_of_half:,} bytes say nothing"
             _limit(here.device, int(peak_of_half + share * (peak - peak_of_half)))
         else:
-            bench.lane.flat_model.capacity = batch // 2
-        update = _update(bench, lanes, batch)
+            bench.slot.flat_model.capacity = batch // 2
+        update = _update(bench, slots, batch)
         if here.is_cuda:
             _limit(here.device, None)
             assert any("out of memory" in note for note in update.notes), f"{name}: it fitted"
@@ -51,8 +51,8 @@ def out_of_memory(here: Here, *overrides: str, num_lanes: int = 1) -> dict[str, 
         errors = [float((one - other).norm() / other.norm()) for one, other in pairs]
         figures[f"{name}_error"], figures[f"{name}_notes"] = max(errors), float(len(update.notes))
         assert max(errors) < 1e-4, f"{name}: gradients differ by {max(errors):.3g} of their norm"
-        for lane in lanes:
-            lane.flat_model.capacity = None
+        for slot in slots:
+            slot.flat_model.capacity = None
     figures["kept_mb"] = (_taken(here.device) - before) / 1e6
     assert figures["kept_mb"] < 1, f"{figures['kept_mb']:.1f} MB did not come back"
     return figures
@@ -69,14 +69,14 @@ class _Update:
     notes: list[str]
 
 
-def _update(bench: Bench, lanes: Sequence[Lane], batch: int) -> _Update:
-    device = bench.lane.flat_model.device
+def _update(bench: Bench, slots: Sequence[ComputeSlot], batch: int) -> _Update:
+    device = bench.slot.flat_model.device
     bench.restart()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    notes = bench.run(batch, updates=1, lanes=lanes if len(lanes) > 1 else ()).notes
+    notes = bench.run(batch, updates=1, slots=slots if len(slots) > 1 else ()).notes
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-    return _Update([lane.flat_model.gradient.cpu().clone() for lane in lanes], peak, notes)
+    return _Update([slot.flat_model.gradient.cpu().clone() for slot in slots], peak, notes)
 
 
 def _limit(device: torch.device, num_bytes: int | None) -> None:
@@ -93,23 +93,23 @@ def _taken(device: torch.device) -> int:
 
 def probed_batch(here: Here, *overrides: str, instances: int = 1) -> dict[str, float]:
     """Three rounds at the b_max that was probed, with evaluation, run without a note of memory."""
-    most, length = sized(here, 512, 4), sized(here, 1024, 16)
+    maximum, length = sized(here, 512, 4), sized(here, 1024, 16)
     shape = ["model.overrides.num_hidden_layers=4"] if here.is_cuda else []
-    ours = [f"pool.workers_per_trainer={instances}", f"batching.largest_batch={most * instances}", *shape]
-    work = Work.of("microllama" if here.is_cuda else "nano", length, most, "model.compile=false", *ours, *overrides)
+    ours = [f"pool.workers_per_trainer={instances}", f"batching.max_batch={maximum * instances}", *shape]
+    work = Work.of("microllama" if here.is_cuda else "nano", length, maximum, "model.compile=false", *ours, *overrides)
     settings, notes = work.settings, list[str]()
     with lone_rank(Device[here.device.type]) as runtime:
         layout = experiment_layout(settings, runtime.nodes)
-        rank = host(settings, runtime, work.splits, work.module, layout)
-        b_max = rank.capacity or most
+        rank = set_up_pool(settings, runtime, work.splits, work.objective, work.module, layout)
+        b_max = rank.capacity or maximum
         batching = replace(settings.batching, local_batch=b_max)
         rank.settings = replace(settings, batching=batching)
-        plan = plan_round(rank.settings, find_premises(rank, layout, Trajectory()), None, PoolReport())
+        plan = plan_round(rank.settings, find_plan_inputs(rank, layout, Trajectory()), None, PoolReport())
         assert plan.batches[0].local_batch == b_max
         for number in range(3):
             report = RankReport(0)
-            assert run_round(rank, replace(plan, round=number, updates=2, evaluate=True), report, StopRequest())
-            notes += report.trainers[0].notes
+            assert run_round(rank, replace(plan, round=number, updates=2, evaluate=True), report, {}, StopRequest())
+            notes += report.trainers[0].inner.notes
         left = torch.cuda.mem_get_info(here.device)[0] / 1e9 if here.is_cuda else 0.0
     assert not notes, "; ".join(notes)
     return {"b_max": float(b_max), "free_gb": left}
@@ -120,9 +120,9 @@ def out_of_memory_compiled(here: Here) -> dict[str, float]:
     return out_of_memory(here, f"model.compile={str(here.is_cuda).lower()}")
 
 
-def out_of_memory_on_lanes(here: Here) -> dict[str, float]:
+def out_of_memory_on_slots(here: Here) -> dict[str, float]:
     """As out_of_memory, on two streams, or threads, at once."""
-    return out_of_memory(here, num_lanes=2)
+    return out_of_memory(here, num_slots=2)
 
 
 def probed_batch_compiled(here: Here) -> dict[str, float]:
@@ -143,9 +143,9 @@ def probed_batch_swapping(here: Here) -> dict[str, float]:
 CASES = [
     Case("out of memory, eager", out_of_memory),
     Case("out of memory, compiled", out_of_memory_compiled, seconds=120),
-    Case("out of memory, on lanes", out_of_memory_on_lanes),
-    Case("b_max holds, in turn", probed_batch, seconds=90),
-    Case("b_max holds, compiled", probed_batch_compiled, seconds=150),
-    Case("b_max holds, at once", probed_batch_at_once, seconds=90),
-    Case("b_max holds, swapping", probed_batch_swapping, seconds=90),
+    Case("out of memory, on several slots", out_of_memory_on_slots),
+    Case("b_max holds, in turn", probed_batch, seconds=90, alone=True),
+    Case("b_max holds, at once", probed_batch_at_once, seconds=90, alone=True),
+    Case("b_max holds, swapping", probed_batch_swapping, seconds=90, alone=True),
+    Case("b_max holds, compiled", probed_batch_compiled, seconds=180, alone=True),
 ]

@@ -11,16 +11,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from commands import errors, facts, metrics, run
-from harness import Case, Here
-from ranks import MANY, cluster, collectives, largest_difference
-from runs import ENDLESS, finish, hurt_rank, small_run
-from support import train_small_pool
 
 from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Backend
 from adloco_dist.testing.processes import run_ranks
+from cases_library import diloco_as_published, noise_scale_as_on_cpus
+from harness import Case, Here
+from helpers.commands import errors, facts, metrics, run
+from helpers.support import train_small_pool
+from ranks import MANY, cluster, collectives, largest_difference
+from small_runs import ENDLESS, finish, hurt_rank, small_run
 
 SHARED = {
     "ADLOCO_TEST_SHARED_NCCL": "1",
@@ -70,7 +71,7 @@ def many_groups(here: Here) -> dict[str, float]:
 def _take_turns(runtime: Runtime) -> dict[str, float]:
     sets = [ranks for size in (2, 3, 4) for ranks in combinations(range(runtime.world_size), size)]
     sets = [*sets, (0, 1, 2, 3)][:12]
-    groups = Groups(runtime.backend, timeout_seconds=60, most=MOST)
+    groups = Groups(runtime.backend, timeout_seconds=60, maximum=MOST)
     random = torch.Generator().manual_seed(0)  # the same turns on all ranks
     forming, taken, device = list[float](), list[float](), runtime.device
     tensor = torch.ones(1_000_000, device=device)
@@ -106,6 +107,16 @@ def whole_pool(here: Here) -> dict[str, float]:
     difference = largest_difference(results, run_ranks(train_small_pool, [0] * 3, *MANY))
     assert difference < 1e-9, f"anchors differ by {difference:.3g}"
     return {"anchor_difference": difference}
+
+
+def diloco_over_nccl(here: Here) -> dict[str, float]:
+    """The library around a loop: the algorithm as published."""
+    return diloco_as_published(here, backend(here))
+
+
+def noise_scale_over_nccl(here: Here) -> dict[str, float]:
+    """The library under DistributedDataParallel: the estimates of CPUs."""
+    return noise_scale_as_on_cpus(here, backend(here))
 
 
 def whole_run(here: Here) -> dict[str, float]:
@@ -147,10 +158,10 @@ def _averaging(here: Here) -> list[str]:
 
 
 def elastic_restart(here: Here) -> dict[str, float]:
-    """After kill -9 the run is started again, with groups of its own, and goes on."""
+    """After kill -9 the run is started again, with groups of its own, and resumes."""
     more = ("run.unfinished=resume", "checkpoint.every_rounds=1", "--max-restarts", "1", "pool.workers_per_trainer=2")
     command = nccl_run(here, "run", "merge=none", "pool.trainers=1", *ENDLESS, *more, num_ranks=2)
-    hurt = hurt_rank(command, here, 1, signal.SIGKILL, until="note: goes on from", least="round 4 ")
+    hurt = hurt_rank(command, here, 1, signal.SIGKILL, until="note: resumes from", minimum="round 4 ")
     assert hurt.code == 75, f"code {hurt.code}"
     return {"restart_seconds": hurt.seconds}
 
@@ -172,11 +183,13 @@ def wrong_interface(here: Here) -> dict[str, float]:
 
 CASES = [
     Case("collectives as gloo's", collectives_as_gloo, 120, SHARED),
-    Case("twelve rank sets, two at a time", many_groups, 120, SHARED),
+    Case("twelve rank sets, two at a time", many_groups, 120, SHARED, alone=True),
     Case("a pool with merges, in fp64", whole_pool, 90, SHARED),
+    Case("DiLoCo around a loop, over NCCL", diloco_over_nccl, 90, SHARED),
+    Case("noise scale of a loop, over NCCL", noise_scale_over_nccl, 90, SHARED),
     Case("a whole run with merges and eviction", whole_run, 90, SHARED),
     Case("a rank killed in an all-reduce", killed_in_an_all_reduce, 60, SHARED),
     Case("a rank stuck in an all-reduce", stuck_in_an_all_reduce, 90, SHARED),
-    Case("elastic restart", elastic_restart, 90, SHARED),
+    Case("elastic restart over NCCL", elastic_restart, 90, SHARED),
     Case("a wrong interface", wrong_interface, 90, SHARED),
 ]

@@ -6,40 +6,40 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import Case, Here, SkippedError
-from ranks import MANY, cluster, collectives, largest_difference, probed_capacity, train_with
-from resuming import train_kept
 from safetensors.torch import load_file
-from subjects import is_on_gpu, new_bench, sized
-from support import corpus_and_module, small_settings, train_small_pool
 from torch.cuda._sanitizer import enable_cuda_sanitizer
 from torch.profiler import ProfilerActivity, profile
 
-from adloco_dist.checkpointing import parts
+from adloco_dist.checkpoint.resume import fresh_domains
+from adloco_dist.checkpoint.saving import parts
+from adloco_dist.checkpoint.writer import CheckpointWriter
 from adloco_dist.config import Device
-from adloco_dist.decisions.checkpointing import Mark
-from adloco_dist.decisions.layout import experiment_layout
-from adloco_dist.decisions.plan import PoolReport
-from adloco_dist.decisions.planning import plan_round
-from adloco_dist.decisions.replay import Trajectory
-from adloco_dist.hosting import find_premises, host
-from adloco_dist.launch.resume import fresh_volumes
+from adloco_dist.policy.checkpoints import CheckpointId
+from adloco_dist.policy.layout import experiment_layout
+from adloco_dist.policy.plan import PoolReport
+from adloco_dist.policy.planning import plan_round
+from adloco_dist.policy.replay import Trajectory
 from adloco_dist.pool.arithmetic import set_up_arithmetic
-from adloco_dist.pool.residence import Residence
+from adloco_dist.pool.offload import Offload
 from adloco_dist.round.inner import InnerPhase
-from adloco_dist.run.writer import CheckpointWriter
+from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
 from adloco_dist.testing.lone import lone_rank
 from adloco_dist.testing.processes import run_ranks
+from harness import Case, Here, SkippedError
+from helpers.resuming import train_kept
+from helpers.support import corpus_and_model, small_settings, train_small_pool
+from ranks import MANY, cluster, collectives, largest_difference, probed_capacity, train_with
+from subjects import is_on_gpu, new_bench, sized
 
 DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 """Of cuBLAS, for what is compared to the bit."""
 
 
 def streams_as_in_turn(here: Here) -> dict[str, float]:
-    """In fp64, with lanes that are slow at other times."""
-    at_once = "streams" if here.is_cuda else "threads"
+    """In fp64, with slots that are slow at other times."""
+    concurrent = "streams" if here.is_cuda else "threads"
     in_turn = _train(here, *MANY)
-    difference = largest_difference(in_turn, _train(here, *MANY, f"instances.concurrency={at_once}"))
+    difference = largest_difference(in_turn, _train(here, *MANY, f"instances.concurrency={concurrent}"))
     assert difference < 1e-9, f"anchors differ by {difference:.3g}"
     return {"anchor_difference": difference}
 
@@ -68,7 +68,7 @@ def swapping_as_staying(here: Here) -> dict[str, float]:
 def _train(here: Here, *overrides: str) -> list[dict[str, Any]]:
     """The small pool on one rank, in this process."""
     with lone_rank(Device[here.device.type]) as runtime:
-        return [train_with(runtime, slow_lanes=True, overrides=list(overrides))]
+        return [train_with(runtime, slow_slots=True, overrides=list(overrides))]
 
 
 def copies_overlap(here: Here) -> dict[str, float]:
@@ -77,13 +77,13 @@ def copies_overlap(here: Here) -> dict[str, float]:
     if here.is_cuda:
         size += ["model.overrides.hidden_size=1024", "model.overrides.intermediate_size=4096"]
     bench = new_bench(here.device, "precision=bf16", *size, workers=4)
-    residence = Residence(here.device, resident=2)
-    residence.settle(bench.trainer.workers)
-    phase = InnerPhase(bench.plan(batch=sized(here, 16, 2), updates=4), bench.settings, bench.store)
-    phase.run([bench.trainer], [bench.lane], residence)
+    offload = Offload(here.device, resident=2)
+    offload.settle(bench.trainer.workers)
+    phase = InnerPhase(bench.plan(batch=sized(here, 16, 2), updates=4), bench.settings)
+    phase.run([bench.trainer], [bench.slot], offload)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if here.is_cuda else [])]
     with profile(activities=activities) as profiled:
-        phase.run([bench.trainer], [bench.lane], residence)
+        phase.run([bench.trainer], [bench.slot], offload)
     if not here.is_cuda:
         raise SkippedError("a CPU has no copies beside its work")
     on_device = [event for event in profiled.events() or () if is_on_gpu(event)]
@@ -114,13 +114,13 @@ def checkpoint_as_of_its_moment(here: Here) -> dict[str, float]:
     """Its files hold what the tensors were when it began, though all change at once; twice, in the same room."""
     settings = small_settings("pool.trainers=2", "pool.workers_per_trainer=2", "precision=fp32")
     num_bytes = 0
-    with lone_rank(Device[here.device.type]) as runtime, fresh_volumes(runtime, here.folder, settings) as volumes:
+    with lone_rank(Device[here.device.type]) as runtime, fresh_domains(runtime, here.folder, settings) as domains:
         layout = experiment_layout(settings, runtime.nodes)
-        rank = host(settings, runtime, *corpus_and_module(settings), layout)
-        plan = plan_round(settings, find_premises(rank, layout, Trajectory()), None, PoolReport())
-        writer = CheckpointWriter(volumes, runtime.store, 1, settings.checkpoint, print)
+        rank = set_up_pool(settings, runtime, *corpus_and_model(settings), layout)
+        plan = plan_round(settings, find_plan_inputs(rank, layout, Trajectory()), None, PoolReport())
+        writer = CheckpointWriter(domains, runtime.store, 1, settings.checkpoint, print)
         for number in (1, 2):
-            mark, state = Mark(number, number), parts(rank, plan, is_midway=True)
+            mark, state = CheckpointId(number, number), parts(rank, plan, is_midway=True)
             expected = {file: {name: one.cpu().clone() for name, one in some.items()} for file, some in state.items()}
             writer.begin(mark, state, {})
             for some in state.values():
@@ -128,7 +128,7 @@ def checkpoint_as_of_its_moment(here: Here) -> dict[str, float]:
                     tensor.add_(1)
             writer.wait()
             for file, tensors in expected.items():
-                written = load_file(volumes.folder / mark.name / file)
+                written = load_file(domains.folder / mark.name / file)
                 assert written.keys() == tensors.keys()
                 for name, tensor in tensors.items():
                     assert torch.equal(written[name], tensor), f"checkpoint {number}, {file}: {name} is another"
@@ -173,18 +173,18 @@ def two_ranks_on_one_device(here: Here) -> dict[str, float]:
 
 def capacity_is_the_same_at_every_start(here: Here) -> dict[str, float]:
     """Three starts of two ranks that share a device, which has room for fewer sequences than they may ask for."""
-    model, length, most, more = ("nano", 32, 64, ["cluster.memory_bytes=150000000"])
+    model, length, maximum, more = ("nano", 32, 64, ["cluster.memory_bytes=150000000"])
     if here.is_cuda:
-        model, length, most, more = ("microllama", 1024, 512, ["model.overrides.num_hidden_layers=4"])
-    found = [run_ranks(probed_capacity, [0, 0], model, length, most, more, cluster=cluster(here)) for _ in range(3)]
+        model, length, maximum, more = ("microllama", 1024, 512, ["model.overrides.num_hidden_layers=4"])
+    found = [run_ranks(probed_capacity, [0, 0], model, length, maximum, more, cluster=cluster(here)) for _ in range(3)]
     for one, other in pairwise(found):
         assert one == other, f"capacities by start and rank: {found}"
-    assert all(found[0]), f"there is memory for {most} sequences: nothing was found out"
+    assert all(found[0]), f"there is memory for {maximum} sequences: nothing was found out"
     return {f"capacity_rank{rank}": float(capacity or 0) for rank, capacity in enumerate(found[0])}
 
 
 def equal_runs(here: Here) -> dict[str, float]:
-    """Two equal inner phases in bf16: elements that differ, as it is (told only), and with deterministic kernels."""
+    """Two equal inner phases in bf16: elements that differ, as it is (no check), and with deterministic kernels."""
     figures = {}
     for name, is_deterministic in (("as_is", False), ("deterministic", True)):
         set_up_arithmetic(small_settings(f"deterministic={str(is_deterministic).lower()}"), here.device)
@@ -203,11 +203,11 @@ CASES = [
     Case("streams as in turn", streams_as_in_turn),
     Case("streams, under the CUDA sanitizer", streams_under_the_sanitizer, 90),
     Case("swapping as staying, to the bit", swapping_as_staying, 90, DETERMINISTIC),
-    Case("copies overlap with updates", copies_overlap),
+    Case("copies overlap with updates", copies_overlap, alone=True),
     Case("checkpoint as of its moment", checkpoint_as_of_its_moment),
     Case("resumed as never stopped, to the bit", resumed_as_never_stopped, 60, DETERMINISTIC),
     Case("collectives of two ranks", collectives_between_ranks, 90),
     Case("two ranks on one device", two_ranks_on_one_device, 90),
-    Case("capacity is the same at every start", capacity_is_the_same_at_every_start, 120),
+    Case("capacity is the same at every start", capacity_is_the_same_at_every_start, 120, alone=True),
     Case("two equal runs, to the bit", equal_runs, 60, DETERMINISTIC),
 ]

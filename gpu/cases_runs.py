@@ -1,15 +1,15 @@
-"""Whole runs on a device: what they stand on, how they fail and go on, every algorithm, and the tools."""
+"""Whole runs on a device: what they stand on, how they fail and resume, every algorithm, and the tools."""
 
 import os
 import signal
 import sys
 
 import torch
-from commands import errors, facts, metrics, run, tool
-from harness import Case, Here, SkippedError
-from runs import ENDLESS, finish, hurt_rank, small_run
 
 from adloco_dist.cluster.monitor import Monitor
+from harness import Case, Here, SkippedError
+from helpers.commands import errors, facts, metrics, run, tool
+from small_runs import ENDLESS, finish, hurt_rank, small_run
 
 END_SECONDS = 15.0
 """Within this the other ranks have ended when one is dead or silent: the ten seconds of silence, and the end."""
@@ -81,14 +81,14 @@ def _free_bytes(here: Here) -> float:
 
 
 def elastic_restart(here: Here) -> dict[str, float]:
-    """After kill -9 the run is started again, and goes on from its newest checkpoint."""
+    """After kill -9 the run is started again, and resumes from its newest checkpoint."""
     more = ("run.unfinished=resume", "checkpoint.every_rounds=1", "--max-restarts", "1")
     command = small_run(here, "run", *ENDLESS, *more, num_ranks=2)
-    hurt = hurt_rank(command, here, 1, signal.SIGKILL, until="note: goes on from", least="round 4 ")
+    hurt = hurt_rank(command, here, 1, signal.SIGKILL, until="note: resumes from", minimum="round 4 ")
     assert hurt.code == 75, f"code {hurt.code}"
     (resumed,) = facts(here.folder / "run")["resumed"]
     rounds = [row["round"] for row in metrics(here.folder / "run") if row["trainer"] == 0]
-    assert rounds == sorted(set(rounds)), f"rounds told twice or out of order: {rounds}"
+    assert rounds == sorted(set(rounds)), f"rounds reported twice or out of order: {rounds}"
     return {"restart_seconds": hurt.seconds, "resumed_in_round": float(resumed["checkpoint"].rpartition("-")[2])}
 
 
@@ -123,7 +123,7 @@ def labels(here: Here) -> dict[str, float]:
 
 
 def tools(here: Here) -> dict[str, float]:
-    """What is done with a run that has ended; the saved model computes on the device what was told at the end."""
+    """What is done with a run that has ended; the saved model computes on the device what was reported at the end."""
     finish(small_run(here, "run", "pool.trainers=1", "merge=none"), here)
     result = facts(here.folder / "run")["result"]
     saved = next(one for one in result["candidates"] if one["name"] == result["saved"])
@@ -140,8 +140,8 @@ def tools(here: Here) -> dict[str, float]:
 CASES = [
     Case("check and run, with and without NVML", check_with_and_without_nvml, 90),
     Case("merges of two ranks on one device", merges_of_two_ranks),
-    Case("a killed rank", killed_rank),
-    Case("a stopped rank", stopped_rank, 90),
+    Case("a killed rank", killed_rank, alone=True),
+    Case("a stopped rank", stopped_rank, 90, alone=True),
     Case("elastic restart", elastic_restart, 90),
     Case("other algorithms and estimators", other_algorithms, 120),
     Case("labels", labels),

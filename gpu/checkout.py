@@ -10,6 +10,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CASE = "ADLOCO_GPU_CASE"
 """In the environment of a case's process and of all that it starts: which case."""
+NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""With it, code that asks torch for GPUs when it is imported does not start CUDA, which no forked process could use."""
 
 
 @contextmanager
@@ -18,9 +20,7 @@ def checkout_on_path() -> Iterator[None]:
 
     The groups of conf/ are part of an installed package; so they are of this one, which is made of links.
     """
-    if CASE in os.environ:  # the process that started this one has done it
-        yield
-        return
+    os.environ[NVML_CHECK] = "1"
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / "adloco_dist"
         package.mkdir()

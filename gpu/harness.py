@@ -1,30 +1,40 @@
-"""Runs the cases of a command one after the other, each in a process of its own.
+"""Runs the cases of a command, each in a process of its own: several at once, then those that need the device alone.
 
-A case that hangs is ended at its time limit, with all that it has started; one that crashes ends alone.
+A case that hangs is ended at its time limit, with all that it has started; one that crashes ends alone. Processes are
+forked, for importing everything anew takes ten seconds and more; so this one must never start CUDA, nor compute.
 """
 
 import argparse
 import json
+import multiprocessing
 import os
 import re
-import subprocess
+import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import TextIO
 
+import psutil
 import torch
-from checkout import CASE
-from common import machine, processes_with
 from rich.console import Console
 from rich.table import Table
+
+from checkout import CASE, NVML_CHECK
+from common import machine, processes_with
 
 RESULT_FILE = "result.json"
 LEAST_SECONDS = 20.0
 """With less time left no further case is begun."""
+AT_ONCE = max(1, min(4, (os.cpu_count() or 1) // 4))
+"""Cases that run at the same time, of those that do not need the device alone."""
+FORK = multiprocessing.get_context("fork")
 
 
 class SkippedError(Exception):
@@ -38,6 +48,11 @@ class Here:
     device: torch.device
     folder: Path
     """For its files: empty, and kept."""
+
+    @classmethod
+    def cpu(cls, folder: Path) -> "Here":
+        """The device that results are compared with."""
+        return cls(torch.device("cpu"), folder)
 
     @property
     def is_cuda(self) -> bool:
@@ -55,7 +70,9 @@ class Case:
     seconds: float = 60.0
     """After which it is ended, and has failed."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that must be there when its process starts."""
+    """Variables that must be there when its process starts CUDA, and all that it starts."""
+    alone: bool = False
+    """Whether others on the device would change what it finds: it measures memory or time."""
 
 
 @dataclass(frozen=True)
@@ -80,36 +97,69 @@ def main(command: str, cases: Sequence[Case]) -> None:
     options = _parser(command).parse_args()
     if options.list:
         print("\n".join(f"{case.name} ({case.seconds:.0f} s at most)" for case in cases))
-    elif options.device == "cuda" and not torch.cuda.is_available():
+        return
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible if options.device == "cuda" else ""
+    os.environ.pop(NVML_CHECK, None)  # cases ask as users do
+    has_gpu, where = _gpu_and_machine()
+    if options.device == "cuda" and not has_gpu:
         print(f"no GPU that torch {torch.__version__} can use: nothing was run (--device cpu tries the code out)")
-    elif CASE in os.environ:
-        _run_here(next(case for case in cases if case.name == os.environ[CASE]), options.device, options.out)
-    else:
-        out = options.out or Path("runs") / f"{command}-{time.strftime('%Y-%m-%d-%H-%M-%S')}"
-        out.mkdir(parents=True)
-        asked = [case for case in cases if any(text in case.name for text in options.only)]
-        results = _run_all(asked, options.device, options.seconds, out.resolve())
-        _show(command, results, out)
-        sys.exit(any(result.status == "failed" for result in results))
+        return
+    out = options.out or Path("runs") / f"{command}-{time.strftime('%Y-%m-%d-%H-%M-%S')}"
+    out.mkdir(parents=True)
+    asked = [case for case in cases if any(text in case.name for text in options.only)]
+    with (out / "results.jsonl").open("w", encoding="utf-8") as file:
+        _add_line(file, {"machine": where, "device": options.device, "command": sys.argv})
+        results = []
+        for result in _run_all(asked, options.device, options.seconds, options.at_once, out.resolve()):
+            results.append(result)
+            _add_line(file, asdict(result))
+            print(f"{len(results)} of {len(asked)}: {result.name}: {result.status} after {result.seconds:.0f} s")
+            print(f"  {_reported(result)}", flush=True)
+    order = [case.name for case in asked]
+    _show(f"{command} on {where}", sorted(results, key=lambda result: order.index(result.name)), out)
+    sys.exit(any(result.status == "failed" for result in results))
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=f"{command}: see docs/gpus.md. {__doc__}")
+    parser = argparse.ArgumentParser(description=f"{command}: see docs/guide/gpus.md. {__doc__}")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: only try the code out")
     parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="cases whose name contains a TEXT")
     parser.add_argument("--seconds", type=float, default=540.0, help="for all cases together (%(default)g)")
+    parser.add_argument("--at-once", type=int, default=AT_ONCE, metavar="N", help="cases, where they may (%(default)d)")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="a new one for the results (runs/COMMAND-TIME)")
     parser.add_argument("--list", action="store_true", help="print the cases' names; run nothing")
     return parser
 
 
+def _gpu_and_machine() -> tuple[bool, str]:
+    """Whether torch can use a GPU, and the machine in one line; asked in a process of its own, which may start CUDA."""
+    ours, theirs = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=_send_gpu_and_machine, args=(theirs,))
+    process.start()
+    theirs.close()
+    try:
+        return ours.recv()
+    finally:
+        process.join()
+
+
+def _send_gpu_and_machine(pipe: Connection) -> None:
+    pipe.send((torch.cuda.is_available(), machine()))
+
+
 def _run_here(case: Case, device: str, folder: Path) -> None:
-    """Run a case in this process, and leave its result in its folder."""
+    """Run a case in this process, which was forked for it, and leave its result in its folder."""
+    os.setsid()
+    os.environ.update({CASE: case.name, **case.environment})
+    with (folder / "output.log").open("w", encoding="utf-8") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
     start = time.monotonic()
     figures: Mapping[str, float] = {}
     status, reason = "passed", ""
     try:
-        figures = case.run(Here(torch.device(device), folder))
+        figures = case.run(Here(torch.device(device, 0), folder))
     except SkippedError as skipped:
         status, reason = "skipped", str(skipped)
     except Exception as error:  # whatever it is
@@ -121,22 +171,70 @@ def _run_here(case: Case, device: str, folder: Path) -> None:
     os._exit(0)  # a thread or a process group that hangs has been judged already
 
 
-def _run_all(cases: Sequence[Case], device: str, seconds: float, out: Path) -> list[Result]:
+def _run_all(cases: Sequence[Case], device: str, seconds: float, at_once: int, out: Path) -> Iterator[Result]:
+    """The results as cases end: first of those that share the device, the longest first, then of the others."""
     deadline = time.monotonic() + seconds
-    results = []
-    with (out / "results.jsonl").open("w", encoding="utf-8") as file:
-        _add_line(file, {"machine": machine(), "device": device, "command": sys.argv})
-        for number, case in enumerate(cases, 1):
-            left = deadline - time.monotonic()
-            if left < LEAST_SECONDS:
-                result = Result(case.name, "skipped", reason="not run: time")
-            else:
-                print(f"{number} of {len(cases)}: {case.name}", flush=True)
-                result = _run_apart(case, device, left, out / re.sub(r"\W+", "-", case.name))
-            results.append(result)
-            _add_line(file, asdict(result))
-            print(f"  {result.status} after {result.seconds:.0f} s. {_told(result)}", flush=True)
-    return results
+    sharing = sorted((case for case in cases if not case.alone), key=lambda case: -case.seconds)
+    yield from _run_some(sharing, max(1, at_once), device, deadline, out)
+    yield from _run_some([case for case in cases if case.alone], 1, device, deadline, out)
+
+
+def _run_some(cases: Sequence[Case], at_once: int, device: str, deadline: float, out: Path) -> Iterator[Result]:
+    waiting, running = list(cases), list[_Running]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                case, now = waiting.pop(0), time.monotonic()
+                if deadline - now < LEAST_SECONDS:
+                    yield Result(case.name, "skipped", reason="not run: time")
+                else:
+                    running.append(_Running(case, device, deadline, out / re.sub(r"\W+", "-", case.name)))
+            until = min((one.end for one in running), default=0.0)
+            ended = wait([one.process.sentinel for one in running], max(0.0, until - time.monotonic()))
+            for one in list(running):
+                has_ended = one.process.sentinel in ended
+                if has_ended or time.monotonic() >= one.end:
+                    running.remove(one)
+                    yield one.result(has_ended)
+    finally:
+        for one in running:
+            one.kill()
+
+
+class _Running:
+    """A case in a process of its own."""
+
+    def __init__(self, case: Case, device: str, deadline: float, folder: Path) -> None:
+        folder.mkdir()
+        self._case, self._folder, self._start = case, folder, time.monotonic()
+        self.end = min(self._start + case.seconds, deadline)
+        """When its time is over."""
+        self.process: ForkProcess = FORK.Process(target=_run_here, args=(case, device, folder))
+        self.process.start()
+
+    def kill(self) -> None:
+        """End what is left of it: its session, and what has left that; those were started with its variable."""
+        assert self.process.pid is not None
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()  # it may not have had its session yet
+        for left_over in processes_with(CASE, self._case.name):
+            with suppress(psutil.Error):
+                left_over.kill()
+        self.process.join()
+
+    def result(self, has_ended: bool) -> Result:
+        """What it left, or why there is nothing; it is over then."""
+        self.kill()
+        name, seconds = self._case.name, round(time.monotonic() - self._start, 1)
+        if (self._folder / RESULT_FILE).exists():
+            return Result(**json.loads((self._folder / RESULT_FILE).read_text(encoding="utf-8")))
+        if not has_ended and seconds < self._case.seconds:
+            return Result(name, "skipped", seconds, reason="not run to its end: time")
+        how = f"ended with code {self.process.exitcode}, without a result"
+        how = how if has_ended else f"still ran after {seconds:.0f} s"
+        line = _last_line(self._folder / "output.log")
+        return Result(name, "failed", seconds, reason=f"{how}; the last line: {line}")
 
 
 def _add_line(file: TextIO, content: Mapping[str, object]) -> None:
@@ -144,52 +242,23 @@ def _add_line(file: TextIO, content: Mapping[str, object]) -> None:
     file.flush()
 
 
-def _run_apart(case: Case, device: str, seconds_left: float, folder: Path) -> Result:
-    """Run a case in a process of its own, on one GPU."""
-    folder.mkdir()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] if device == "cuda" else ""
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": visible, CASE: case.name, **case.environment}
-    command = [sys.executable, sys.argv[0], "--device", device, "--out", str(folder)]
-    start = time.monotonic()
-    with (folder / "output.log").open("w", encoding="utf-8") as output:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment,
-            start_new_session=True,
-        )  # fmt: skip
-        try:
-            code = process.wait(min(case.seconds, seconds_left))
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            for left_over in processes_with(CASE, case.name):
-                left_over.kill()
-            process.wait()
-    seconds = round(time.monotonic() - start, 1)
-    if (folder / RESULT_FILE).exists():
-        return Result(**json.loads((folder / RESULT_FILE).read_text(encoding="utf-8")))
-    if code is None and seconds_left < case.seconds:
-        return Result(case.name, "skipped", seconds, reason="not run to its end: time")
-    told = f"still ran after {seconds:.0f} s" if code is None else f"ended with code {code}, without a result"
-    return Result(case.name, "failed", seconds, reason=f"{told}; the last line: {_last_line(folder / 'output.log')}")
-
-
 def _last_line(file: Path) -> str:
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     return lines[-1] if lines else "none"
 
 
-def _told(result: Result) -> str:
+def _reported(result: Result) -> str:
     """Its figures, or the first line of why there are none."""
     figures = ", ".join(f"{name} = {value:.4g}" for name, value in result.figures.items())
     return result.reason.partition("\n")[0][:300] or figures
 
 
-def _show(command: str, results: Sequence[Result], out: Path) -> None:
-    table = Table(title=f"{command} on {machine()}", title_justify="left")
+def _show(title: str, results: Sequence[Result], out: Path) -> None:
+    table = Table(title=title, title_justify="left")
     for column in ("case", "", "seconds", "figures, or why not"):
         table.add_column(column, overflow="fold")
     for result in results:
-        table.add_row(result.name, result.status, f"{result.seconds:.0f}", _told(result), end_section=True)
+        table.add_row(result.name, result.status, f"{result.seconds:.0f}", _reported(result), end_section=True)
     console = Console(width=None if sys.stdout.isatty() else 150, markup=False)
     console.print(table)
     counts = {status: sum(one.status == status for one in results) for status in ("passed", "failed", "skipped")}

@@ -1,4 +1,4 @@
-"""NCCL between ranks that share one GPU: `python gpu/nccl.py`, or make gpu-nccl; docs/gpus.md."""
+"""NCCL between ranks that share one GPU: `python gpu/nccl.py`, or make gpu-nccl; docs/guide/gpus.md."""
 
 from checkout import checkout_on_path
 

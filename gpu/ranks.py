@@ -6,21 +6,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from flops import Work
-from harness import Here
-from support import train_small_pool
 
 from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Backend, ClusterSettings, Device
-from adloco_dist.decisions.layout import experiment_layout
-from adloco_dist.decisions.plan import PoolReport
-from adloco_dist.decisions.planning import plan_round
-from adloco_dist.decisions.replay import Trajectory
-from adloco_dist.decisions.report import pool_report
-from adloco_dist.hosting import Rank, find_premises, host, regroup
+from adloco_dist.policy.layout import experiment_layout
+from adloco_dist.policy.plan import PoolReport
+from adloco_dist.policy.planning import plan_round
+from adloco_dist.policy.replay import Trajectory
+from adloco_dist.policy.report import pool_report
 from adloco_dist.round.coordinate import coordinate
-from adloco_dist.train import opening_report
+from adloco_dist.round.local_pool import LocalPool
+from adloco_dist.round.regroup import regroup
+from adloco_dist.round.steps import opening_report
+from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
+from flops import Work
+from harness import Here
+from helpers.support import train_small_pool
 
 Array = npt.NDArray[np.floating[Any]]
 MANY = (
@@ -51,18 +53,18 @@ def anchors(run: list[dict[str, Any]]) -> dict[int, Any]:
     return {trainer: anchor for rank in run for trainer, anchor in rank["anchors"].items()}
 
 
-def train_with(runtime: Runtime, slow_lanes: bool, overrides: list[str]) -> dict[str, Any]:
+def train_with(runtime: Runtime, slow_slots: bool, overrides: list[str]) -> dict[str, Any]:
     """Train the small pool; on a GPU, every lane's passes begin with a wait of another length.
 
     Args:
-        slow_lanes: so that streams which do not wait for each other where they should read what is not yet there.
+        slow_slots: so that streams which do not wait for each other where they should read what is not yet there.
     """
 
-    def slow_down(rank: Rank) -> None:
-        for number, lane in enumerate(rank.lanes):
-            cycles = 2_000_000 * (len(rank.lanes) - number)
-            if slow_lanes and rank.runtime.device.type == "cuda":
-                lane.flat_model.module.register_forward_pre_hook(lambda *_, cycles=cycles: torch.cuda._sleep(cycles))
+    def slow_down(rank: LocalPool) -> None:
+        for number, slot in enumerate(rank.slots):
+            cycles = 2_000_000 * (len(rank.slots) - number)
+            if slow_slots and rank.runtime.device.type == "cuda":
+                slot.flat_model.module.register_forward_pre_hook(lambda *_, cycles=cycles: torch.cuda._sleep(cycles))
 
     return train_small_pool(runtime, *overrides, prepare=slow_down)
 
@@ -98,11 +100,11 @@ def collectives(runtime: Runtime) -> dict[str, Array]:
     return {name: tensor.numpy(force=True).copy() for name, tensor in found.items()}
 
 
-def probed_capacity(runtime: Runtime, model: str, length: int, most: int, overrides: list[str]) -> int | None:
+def probed_capacity(runtime: Runtime, model: str, length: int, maximum: int, overrides: list[str]) -> int | None:
     """What this rank finds that fits into one pass, beside the others on its device; None: any batch up to `most`."""
-    work = Work.of(model, length, most, "model.compile=false", f"pool.trainers={runtime.world_size}", *overrides)
+    work = Work.of(model, length, maximum, "model.compile=false", f"pool.trainers={runtime.world_size}", *overrides)
     layout = experiment_layout(work.settings, runtime.nodes)
-    return host(work.settings, runtime, work.splits, work.module, layout).capacity
+    return set_up_pool(work.settings, runtime, work.splits, work.objective, work.module, layout).capacity
 
 
 def regrouped(runtime: Runtime, model: str, length: int) -> dict[str, float]:
@@ -110,16 +112,16 @@ def regrouped(runtime: Runtime, model: str, length: int) -> dict[str, float]:
     more = ("model.compile=false", "pool.trainers=2", "merge.policy=worst_with_worst", "merge.every_rounds=1")
     work = Work.of(model, length, 2, *more, "batching.capacity=1", "evaluation.every_rounds=null")
     layout = experiment_layout(work.settings, runtime.nodes)
-    rank = host(work.settings, runtime, work.splits, work.module, layout)
-    premises = find_premises(rank, layout, Trajectory())
-    first, report = plan_round(work.settings, premises, None, PoolReport()), opening_report(rank, layout, is_new=True)
+    rank = set_up_pool(work.settings, runtime, work.splits, work.objective, work.module, layout)
+    inputs = find_plan_inputs(rank, layout, Trajectory())
+    first, report = plan_round(work.settings, inputs, None, PoolReport()), opening_report(rank, layout, is_new=True)
     start = time.perf_counter()
-    plan, _, report = coordinate(
+    plan, _ = coordinate(
         runtime.control,
         report,
-        lambda reports: plan_round(work.settings, premises, first, pool_report(reports, first, 0)),
+        lambda reports: plan_round(work.settings, inputs, first, pool_report(reports, first, 0)),
     )
     decided = time.perf_counter() - start
     assert plan.regrouping, "nothing merged"
-    regroup(rank, layout, plan, report)
-    return {"decision_s": decided, "regroup_s": report.regroup_seconds}
+    report = regroup(rank, layout, plan)
+    return {"decision_s": decided, "regroup_s": report.seconds}

@@ -5,22 +5,23 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from harness import Here
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import DeviceType
 
 from adloco_dist.config import Settings
 from adloco_dist.config.compose import compose
 from adloco_dist.data.encoding import Vocabulary
-from adloco_dist.data.tokens import TokenStore
-from adloco_dist.decisions.layout import experiment_layout
-from adloco_dist.decisions.plan import PoolReport, Premises, RoundPlan
-from adloco_dist.decisions.planning import plan_round
-from adloco_dist.models import build_model, model_config
-from adloco_dist.pool.lane import Lane
+from adloco_dist.data.tokens import TokenTable
+from adloco_dist.objective.language import LanguageObjective
+from adloco_dist.policy.layout import experiment_layout
+from adloco_dist.policy.plan import PlanInputs, PoolReport, RoundPlan
+from adloco_dist.policy.planning import plan_round
+from adloco_dist.policy.report import InnerReport
+from adloco_dist.pool.slot import ComputeSlot
 from adloco_dist.pool.trainer import Trainer
-from adloco_dist.round.inner import InnerPhase, InnerResult
+from adloco_dist.round.inner import InnerPhase
 from adloco_dist.testing.lone import lone_trainer
+from harness import Here
 
 LLAMA = (
     "model=nano", "model.overrides.hidden_size=256", "model.overrides.intermediate_size=512",
@@ -36,20 +37,19 @@ class Bench:
     """One trainer by itself, and what its workers compute."""
 
     settings: Settings
-    store: TokenStore
     trainer: Trainer
-    lane: Lane
+    slot: ComputeSlot
 
     def plan(self, batch: int, updates: int) -> RoundPlan:
         """A round in which every worker takes `updates` updates of `batch` sequences."""
         settings = replace(self.settings, batching=replace(self.settings.batching, local_batch=batch))
-        plan = plan_round(settings, Premises(experiment_layout(settings, [0])), None, PoolReport())
+        plan = plan_round(settings, PlanInputs(experiment_layout(settings, [0])), None, PoolReport())
         return replace(plan, updates=updates)
 
-    def run(self, batch: int, updates: int, lanes: Sequence[Lane] = ()) -> InnerResult:
-        """Such a round's inner phase: in turn, or at once on `lanes`."""
-        plan = replace(self.plan(batch, updates), is_concurrent=bool(lanes))
-        return InnerPhase(plan, self.settings, self.store).run([self.trainer], lanes or [self.lane])[0]
+    def run(self, batch: int, updates: int, slots: Sequence[ComputeSlot] = ()) -> InnerReport:
+        """Such a round's inner phase: in turn, or at once on `slots`."""
+        plan = replace(self.plan(batch, updates), is_concurrent=bool(slots))
+        return InnerPhase(plan, self.settings).run([self.trainer], slots or [self.slot])[0]
 
     def restart(self) -> None:
         """All workers at the anchor, without moments."""
@@ -63,11 +63,11 @@ def new_bench(device: torch.device, *overrides: str, workers: int = 1, vocabular
     settings = compose([*LLAMA, *PLAIN, f"pool.workers_per_trainer={workers}", *overrides])
     length = settings.data.sequence_length
     ids = np.random.default_rng(0).integers(0, vocabulary, 200 * length + 1, dtype=np.uint16)
-    store = TokenStore([ids], length)
-    config = model_config(settings.model, Vocabulary(vocabulary), length)
-    module = build_model(settings.model, config, settings.seed)
-    trainer, lane = lone_trainer(settings, module, store.num_sequences, range(workers), device=device)
-    return Bench(settings, store, trainer, lane)
+    table = TokenTable([ids], length)
+    objective = LanguageObjective.fitted(settings, Vocabulary(vocabulary))
+    module = objective.build(torch.device("cpu"), in_bf16=False)
+    trainer, slot = lone_trainer(settings, objective, module, table, range(workers), device=device)
+    return Bench(settings, trainer, slot)
 
 
 def sized(here: Here, on_gpu: int, on_cpu: int) -> int:

@@ -6,6 +6,14 @@ what they do without, and results on the CPU are compared to the last bit. What 
 
 import os
 import signal
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from adloco_dist.testing import hosts, images, slurm
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before anything asks CUDA, which looks once
 
@@ -13,3 +21,34 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before anything asks CUDA, which look
 # not hear of the signals that are tried on them.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+OBSTACLES: dict[str, Callable[[], str | None]] = {
+    "root": lambda: None if os.geteuid() == 0 else "mounting a file system needs root",
+    "user": lambda: "root may read every file" if os.geteuid() == 0 else None,
+    "hosts": hosts.why_unavailable,
+    "slurm": slurm.why_unavailable,
+    "image": images.why_unavailable,
+    "accelerate": lambda: None if find_spec("accelerate") else "accelerate is not installed",
+    "peft": lambda: None if find_spec("peft") else "peft is not installed",
+}
+"""By what `pytest.mark.needs` names: why this machine has not got it; None if it has."""
+
+
+@cache
+def obstacle(need: str) -> str | None:
+    return OBSTACLES[need]()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker in item.iter_markers("needs"):
+        if reason := obstacle(*marker.args):
+            pytest.skip(reason)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

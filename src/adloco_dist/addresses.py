@@ -1,10 +1,10 @@
-"""Whether another machine can be found and reached, told within seconds: libraries try for a minute, or for ever."""
+"""Whether another machine can be found and reached, known within seconds: libraries try for a minute, or for ever."""
 
 import socket
 import threading
 
 RESOLVE_SECONDS = 10.0
-"""A name server that does not answer within this is told like a name that it does not know."""
+"""A name server that does not answer within this is reported like a name that it does not know."""
 CONNECT_SECONDS = 5.0
 
 
@@ -30,7 +30,7 @@ def unresolved(host: str) -> str | None:
         except (OSError, UnicodeError) as error:
             reasons[0] = getattr(error, "strerror", None) or str(error)
 
-    thread = threading.Thread(target=resolve, name="resolve", daemon=True)  # it cannot be told to stop
+    thread = threading.Thread(target=resolve, name="resolve", daemon=True)  # it cannot be stopped
     thread.start()
     thread.join(RESOLVE_SECONDS)
     return reasons[0] if reasons else None

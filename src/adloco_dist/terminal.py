@@ -16,12 +16,10 @@ from typing import Any, TextIO
 
 from rich.console import Console
 
-LONGEST_LINE = 2000
-"""Characters of a line that is told."""
-LONGEST_REASON = 300
-"""Characters of what a library says in it."""
-TELL_AFTER_SECONDS, TELL_EVERY_SECONDS = 5.0, 12.0
-"""What takes longer than this is told, and told again after each further interval."""
+from adloco_dist.text import one_line, printable
+
+REPORT_AFTER_SECONDS, REPORT_EVERY_SECONDS = 5.0, 12.0
+"""A wait longer than this is reported, and again after each further interval."""
 
 
 class _Lasting(io.RawIOBase):
@@ -64,7 +62,7 @@ def lasting_stream(descriptor: int, encoding: str = "utf-8") -> TextIO:
 def protect_streams() -> None:
     """Make this process' standard streams outlive whatever reads them. The first thing that a command does.
 
-    A descriptor that was closed (`>&-`) is opened anew on nothing: else the next file to be opened would take its
+    A descriptor that was closed (`>&-`) is reopened on nothing: else the next file to be opened would take its
     number, and what libraries print would be written into that file.
     """
     for descriptor in range(3):
@@ -83,47 +81,21 @@ def protect_streams() -> None:
 
 
 def output_was_lost() -> bool:
-    """Whether standard output did not take all that was written to it, which is told; not if its reader had enough."""
+    """Whether standard output refused some of what was written to it; not if its reader had enough."""
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     failure = raw.failure if isinstance(raw, _Lasting) else None
     if failure is None or failure.errno == errno.EPIPE:
         return False
-    tell_error(f"error: standard output cannot be written ({failure.strerror}): what was to be shown is lost")
+    report_error(f"error: standard output cannot be written ({failure.strerror}): what was to be shown is lost")
     return True
 
 
-def printable(text: object) -> str:
-    """`text` without what a terminal would obey: control characters other than line ends are shown as \\x1b."""
-    shown = str(text)
-    if shown.isprintable():
-        return shown
-    return "".join(one if one.isprintable() or one in "\n\t" else _escaped(one) for one in shown)
-
-
-def one_line(text: object, longest: int = LONGEST_LINE) -> str:
-    """`text` from outside as it is shown within a line: printable, line ends as spaces, cut off where too long."""
-    shown = " ".join(printable(text).split())
-    return shown if len(shown) <= longest else f"{shown[: longest - 3]}..."
-
-
-def first_line(error: BaseException) -> str:
-    """What an exception says first, or its kind where it says nothing."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return one_line(lines[0] if lines else type(error).__name__)
-
-
-def reason(error: BaseException) -> str:
-    """Why something failed, as the words of one line: what the system says, or the whole of the exception's text."""
-    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return one_line(said, LONGEST_REASON) or type(error).__name__
-
-
-def tell(line: object) -> None:
+def report_line(line: object) -> None:
     """Print one line for the user, at once; never fails."""
     print(one_line(line), flush=True)
 
 
-def tell_error(line: object) -> None:
+def report_error(line: object) -> None:
     """Print one line about what went wrong, on standard error, at once; never fails."""
     print(one_line(line), file=sys.stderr, flush=True)
 
@@ -133,44 +105,40 @@ def show(text: object, file: TextIO | None = None) -> None:
     print(printable(text), file=file, flush=True)
 
 
-def new_console(file: TextIO | None = None, stderr: bool = False, least_width: int | None = None) -> Console:
+def new_console(file: TextIO | None = None, stderr: bool = False, min_width: int | None = None) -> Console:
     """A console that takes every string as it is: no markup, no emoji, no guesses at highlights.
 
     Args:
-        least_width: characters of a line at least where it is no terminal: nothing is squeezed into a file.
+        min_width: minimum characters of a line where it is no terminal: nothing is squeezed into a file.
     """
     console = Console(file=file, stderr=stderr, markup=False, emoji=False, highlight=False)
-    if least_width is not None and not console.is_terminal:
-        console.width = max(console.width, least_width)
+    if min_width is not None and not console.is_terminal:
+        console.width = max(console.width, min_width)
     return console
 
 
 @contextmanager
-def told_wait(
-    line: Callable[[], str], speaks: bool = True, after_seconds: float = TELL_AFTER_SECONDS
+def reported_wait(
+    line: Callable[[], str], speaks: bool = True, after_seconds: float = REPORT_AFTER_SECONDS
 ) -> Iterator[None]:
-    """Tell on standard error what takes so long while the block runs, and again every few seconds.
+    """Report on standard error what takes so long while the block runs, and again every few seconds.
 
     Args:
-        line: what to tell now; asked in a thread of its own.
-        speaks: whether this process tells it at all; of several that wait for the same, one does.
+        line: what to report now; asked in a thread of its own.
+        speaks: whether this process reports it; of several that wait for the same, one does.
     """
     done = threading.Event()
 
-    def tell_on() -> None:
-        seconds = TELL_AFTER_SECONDS
+    def report_on() -> None:
+        seconds = REPORT_AFTER_SECONDS
         while not done.wait(seconds):
-            tell_error(line())
-            seconds = TELL_EVERY_SECONDS
+            report_error(line())
+            seconds = REPORT_EVERY_SECONDS
 
-    thread = threading.Thread(target=tell_on, name="told-wait", daemon=True)
+    thread = threading.Thread(target=report_on, name="reported-wait", daemon=True)
     if speaks:
         thread.start()
     try:
         yield
     finally:
         done.set()
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")

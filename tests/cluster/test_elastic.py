@@ -1,4 +1,4 @@
-"""Hosts that are lost with all they hold, and come back, under the commands of docs/reliability.md."""
+"""Hosts that are lost with all they hold, and come back, under the commands of docs/guide/reliability.md."""
 
 import shutil
 import subprocess
@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from commands import ROOT, documented
 
-from adloco_dist.testing.hosts import Host, hosts, why_unavailable
+from adloco_dist.testing.hosts import Host, hosts
+from helpers.commands import ROOT, documented
 
 SETTINGS = (
     "model=nano", "pool.trainers=2", "pool.workers_per_trainer=2", "batching.request=none", "merge=none",
@@ -20,11 +20,11 @@ SETTINGS = (
 )  # fmt: skip
 PATIENCE_SECONDS = 150.0
 
-pytestmark = pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
+pytestmark = pytest.mark.needs("hosts")
 
 
 def command(first: Host, host: Host) -> list[str]:
-    """The driver of docs/reliability.md on one of two hosts, one rank on each."""
+    """The driver of docs/guide/reliability.md on one of two hosts, one rank on each."""
     ours = {
         "python": [sys.executable],
         "launch/train.py": [str(ROOT / "launch" / "train.py")],
@@ -33,13 +33,13 @@ def command(first: Host, host: Host) -> list[str]:
         "...": [],
     }
     start = "python launch/train.py --nnodes 2:3"
-    return [word for theirs in documented("docs/reliability.md", start) for word in ours.get(theirs, [theirs])]
+    return [word for theirs in documented("docs/guide/reliability.md", start) for word in ours.get(theirs, [theirs])]
 
 
-def wait_until(holds: Callable[[], bool], told: Callable[[], str]) -> None:
+def wait_until(holds: Callable[[], bool], detail: Callable[[], str]) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not holds():
-        assert time.monotonic() < deadline, told()
+        assert time.monotonic() < deadline, detail()
         time.sleep(0.05)  # the two hosts share this machine's cores with the test
 
 
@@ -61,11 +61,11 @@ class Job:
         return "\n".join(output.read_text() for output in self.outputs.values() if output.exists())
 
     def newest_round(self) -> int:
-        told = [line for line in self.everything().splitlines() if line.startswith("round ")]
-        return max((int(line.split()[1]) for line in told), default=0)
+        detail = [line for line in self.everything().splitlines() if line.startswith("round ")]
+        return max((int(line.split()[1]) for line in detail), default=0)
 
-    def wait_for(self, told: str) -> None:
-        wait_until(lambda: told in self.everything(), self.everything)
+    def wait_for(self, detail: str) -> None:
+        wait_until(lambda: detail in self.everything(), self.everything)
 
     def wait_for_rounds(self, more: int) -> None:
         goal = self.newest_round() + more
@@ -88,14 +88,14 @@ def test_a_lost_host_costs_a_checkpoint_interval_and_is_taken_back(tmp_path: Pat
         second.lose()
         job.drivers[second].wait()
         shutil.rmtree(job.outputs[second].parent / "runs")
-        job.wait_for("workers of 2 ranks are hosted on 1")
-        goes_on = job.everything().partition("goes on from ")[2].split()[0]
-        resumed_from = int(goes_on.rpartition("-")[2].strip(";,"))
+        job.wait_for("workers of 2 ranks are placed on 1")
+        resumed = job.everything().partition("resumes from ")[2].split()[0]
+        resumed_from = int(resumed.rpartition("-")[2].strip(";,"))
         assert before - resumed_from <= 2, "the round that was being checkpointed, and the one after"
         job.wait_for_rounds(2)
         second.mend()
         job.start(second)
-        job.wait_for("workers of 1 ranks are hosted on 2")
+        job.wait_for("workers of 1 ranks are placed on 2")
         job.wait_for_rounds(2)
         assert job.stop() == [75, 75], job.everything()
     assert "Traceback" not in job.everything()
@@ -109,17 +109,17 @@ def test_a_host_whose_link_was_cut_joins_again(tmp_path: Path) -> None:
             job.start(host)
         job.wait_for_rounds(3)
         second.cut()
-        job.wait_for("workers of 2 ranks are hosted on 1")
+        job.wait_for("workers of 2 ranks are placed on 1")
         job.wait_for(f"waiting at {first.name}:29514 for 1 to 2 nodes: that host does not answer")
         second.mend()
-        job.wait_for("workers of 1 ranks are hosted on 2")
+        job.wait_for("workers of 1 ranks are placed on 2")
         job.wait_for_rounds(2)
         assert job.stop() == [75, 75], job.everything()
     assert "Traceback" not in job.everything()
     assert "frame #" not in job.everything()
 
 
-WATCHED = "import sys, threading; from adloco_dist.launch.contact import watch_rendezvous"
+WATCHED = "import sys, threading; from adloco_dist.launch.rendezvous_watch import watch_rendezvous"
 WATCHED += "; from adloco_dist.launch.rendezvous import Rendezvous"
 WATCHED += "; watch_rendezvous(Rendezvous(2, endpoint=sys.argv[1]), patience_seconds=1.0); threading.Event().wait()"
 STORE = "import socket; store = socket.create_server(('', 29515)); print('up', flush=True)"

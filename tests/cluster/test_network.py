@@ -1,4 +1,4 @@
-"""What can be wrong between two hosts is told in one line before anything trains; the check measures what is there."""
+"""Mistakes between two hosts are reported in one line before anything trains; the check measures what is there."""
 
 import shutil
 import subprocess
@@ -6,17 +6,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import ROOT, SMALL, break_outer_step, documented
 
 import adloco_dist
-from adloco_dist.testing.hosts import Host, hosts, run_on, why_unavailable
+from adloco_dist.testing.hosts import Host, hosts, run_on
+from helpers.commands import ROOT, SMALL, break_outer_step, documented
 
-pytestmark = pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
+pytestmark = pytest.mark.needs("hosts")
 
 
 def driver(nodes: list[Host], *arguments: str, program: str = "train.py") -> list[str]:
-    """The driver as docs/nodes.md starts it on each of two hosts, with one rank on each."""
-    command = documented("docs/nodes.md", f"python launch/{program} --nnodes")
+    """The driver as docs/guide/nodes.md starts it on each of two hosts, with one rank on each."""
+    command = documented("docs/guide/nodes.md", f"python launch/{program} --nnodes")
     ours = {"node1:29500": f"{nodes[0].name}:29511", "4": "1"}
     return [sys.executable, str(ROOT / command[1]), *(ours.get(word, word) for word in command[2:]), *arguments]
 
@@ -71,7 +71,7 @@ def test_hosts_that_cannot_reach_each_other(tmp_path: Path) -> None:
     assert line.startswith(
         f"error: {nodes[0].name} (eth0 {nodes[0].address}) cannot reach {nodes[1].name} at 127.0.0.1"
     )
-    assert line.endswith("open all ports between nodes, or set cluster.interface (docs/network.md)")
+    assert line.endswith("open all ports between nodes, or set cluster.interface (docs/guide/network.md)")
 
 
 def test_a_firewall_that_lets_only_the_rendezvous_through(tmp_path: Path) -> None:
@@ -110,15 +110,15 @@ def test_other_code_on_one_host(tmp_path: Path) -> None:
     assert line.endswith("start every node with the same command and code")
 
 
-def test_an_error_is_told_once_and_the_other_host_says_whom_it_lost(tmp_path: Path) -> None:
+def test_an_error_is_reported_once_and_the_other_host_says_whom_it_lost(tmp_path: Path) -> None:
     python_path = f"PYTHONPATH={break_outer_step(tmp_path, rank=1, trainer=1)}"
     settings = [*SMALL, "merge=none", "pool.trainers=2", "pool.workers_per_trainer=2", "pool.placement=spread"]
     with hosts(2) as nodes:
         done = run_on([(host, ["env", python_path, *driver(nodes, *settings)]) for host in nodes], tmp_path)
-    told = f"rank 1 on {nodes[1].name}, round 2, trainer 1: ArithmeticError: the outer step broke"
+    detail = f"rank 1 on {nodes[1].name}, round 2, trainer 1: ArithmeticError: the outer step broke"
     assert [code for code, _ in done] == [1, 1]
     first, second = (output for _, output in done)
-    assert errors([first, second]) == [f"error: {told}"]
-    assert f"error: {told}" in second, "on the host whose rank failed"
-    assert f"ended on {nodes[0].name}: {told}" in first.splitlines()
+    assert errors([first, second]) == [f"error: {detail}"]
+    assert f"error: {detail}" in second, "on the host whose rank failed"
+    assert f"ended on {nodes[0].name}: {detail}" in first.splitlines()
     assert "Traceback" not in first + second

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commands import ROOT, SMALL, documented
 
 from adloco_dist.testing.hosts import Host, hosts
-from adloco_dist.testing.slurm import Slurm, slurm, why_unavailable
+from adloco_dist.testing.slurm import Slurm, slurm
+from helpers.commands import ROOT, SMALL, documented
 
 TINY_JOB = ("--nproc-per-node", "1", *SMALL, "merge=none", "pool.trainers=2", "pool.workers_per_trainer=2")
 
-pytestmark = pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
+pytestmark = pytest.mark.needs("slurm")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def facts(directory: Path) -> dict:
 
 def test_a_batch_job_trains_over_both_hosts(cluster: tuple[Slurm, list[Host]], checkout: Path) -> None:
     running, nodes = cluster
-    command = documented("docs/slurm.md", "sbatch")
+    command = documented("docs/guide/slurm.md", "sbatch")
     job_id = running.sbatch([*command[1:], *TINY_JOB], checkout)
     (job,) = running.wait(job_id, timeout_seconds=180)
     log = (checkout / f"adloco-{job_id}.log").read_text()
@@ -58,12 +58,31 @@ def test_a_batch_job_trains_over_both_hosts(cluster: tuple[Slurm, list[Host]], c
     assert [rank["host"] for rank in found["cluster"]["ranks"]] == [host.name for host in nodes]
     assert [rank["interface"] for rank in found["cluster"]["ranks"]] == ["eth0", "eth0"]
     assert [link["nodes"] for link in found["cluster"]["links"]] == [[0, 1]]
-    assert found["layout"]["hosts"] == {"0": [0, 1], "1": [0, 1]}, "trainers average over the two"
+    assert found["layout"]["workers"] == {"0": [[0], [1]], "1": [[0], [1]]}, "trainers average over the two"
     assert found["result"]["stop"] == "budget.rounds=3 reached"
     assert {path.name for path in (run / "logs").iterdir()} == {"rank0.log", "rank1.log"}
     assert log.count("ended: budget.rounds=3 reached") == 2, "each host tells it"
     assert "Traceback" not in log
     assert not list(checkout.glob(".adloco-*")), "no flag is left"
+
+
+def test_a_job_trains_a_script_of_ones_own_over_both_hosts(
+    cluster: tuple[Slurm, list[Host]], checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, nodes = cluster
+    (checkout / "my_script.py").write_bytes((ROOT / "tests" / "helpers" / "own_script.py").read_bytes())
+    monkeypatch.setenv("ADLOCO_SCRIPT", "my_script.py")
+    pool = ("pool.trainers=2", "pool.workers_per_trainer=2", "algorithm.updates_per_round=4", "merge.every_rounds=2")
+    more = ("--nproc-per-node", "1", "budget=rounds", "budget.rounds=4", "evaluation=final_only", "tracking=none")
+    job_id = running.sbatch(["--nodes", "2", "slurm/train.sbatch", *pool, *more], checkout)
+    (job,) = running.wait(job_id, timeout_seconds=180)
+    log = (checkout / f"adloco-{job_id}.log").read_text()
+    assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), log + running.logs()
+    found = facts(checkout / "runs" / f"slurm-{job_id}")
+    assert found["script"] == "my_script.py"
+    assert found["result"]["stop"] == "budget.rounds=4 reached"
+    assert len(found["merges"]) == 1
+    assert [rank["host"] for rank in found["cluster"]["ranks"]] == [host.name for host in nodes]
 
 
 def test_a_job_that_meets_its_time_limit_stops_cleanly_and_is_requeued(
@@ -83,12 +102,12 @@ def test_a_job_that_meets_its_time_limit_stops_cleanly_and_is_requeued(
     assert run["result"]["stop"] == "interrupted"
     if "checkpoint: " in log.partition("time limit: ")[0]:  # a slow machine may be warned before its first round
         (second,) = run["resumed"]
-        assert f"note: goes on from runs/slurm-{job_id}/checkpoints/{second['checkpoint']}" in log
+        assert f"note: resumes from runs/slurm-{job_id}/checkpoints/{second['checkpoint']}" in log
     assert "Traceback" not in log
 
 
 @pytest.mark.parametrize(("asked", "cpus"), [([], 8), (["--cpus-per-task", "3"], 3)])
-def test_a_job_that_is_told_to_end_stops_cleanly(
+def test_a_job_that_is_asked_to_end_stops_cleanly(
     cluster: tuple[Slurm, list[Host]], checkout: Path, asked: list[str], cpus: int
 ) -> None:
     """scancel, or a preemption: SIGTERM to the steps; it is not requeued. What it had of the hosts until then."""
@@ -111,7 +130,7 @@ def test_a_job_that_is_told_to_end_stops_cleanly(
 def test_a_sweep_is_one_job_for_each_run(cluster: tuple[Slurm, list[Host]], checkout: Path) -> None:
     running, nodes = cluster
     arguments = [*TINY_JOB, "budget.rounds=1", "hydra.launcher.nodes=2", "hydra.launcher.timeout_min=5"]
-    command = running.host.command([*documented("docs/slurm.md", "slurm/sweep"), *arguments])
+    command = running.host.command([*documented("docs/guide/slurm.md", "slurm/sweep"), *arguments])
     environment = os.environ | running.environment
     done = subprocess.run(
         command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=300, check=False

@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import ROOT, documented
 
-from adloco_dist.testing.hosts import Host, hosts, run_on, why_unavailable
+from adloco_dist.testing.hosts import Host, hosts, run_on
+from helpers.commands import ROOT, documented
 
 SETTINGS = (
     "model=nano",
@@ -24,18 +24,18 @@ SETTINGS = (
     "cluster.threads_per_rank=1",
 )
 
-pytestmark = pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
+pytestmark = pytest.mark.needs("hosts")
 
 
 def torchrun_on(nodes: list[Host]) -> list[str]:
-    """The command of docs/nodes.md, with one rank per host."""
+    """The command of docs/guide/nodes.md, with one rank per host."""
     ours = {
         "torchrun": [sys.executable, "-m", "torch.distributed.run"],
         "launch/train.py": [str(ROOT / "launch" / "train.py")],
         "node1:29500": [f"{nodes[0].name}:29511"],
         "4": ["1"],
     }
-    return [word for theirs in documented("docs/nodes.md", "torchrun") for word in ours.get(theirs, [theirs])]
+    return [word for theirs in documented("docs/guide/nodes.md", "torchrun") for word in ours.get(theirs, [theirs])]
 
 
 def train_on_two_hosts(tmp_path: Path, *settings: str) -> tuple[list[Host], list[str], list[int]]:
@@ -63,7 +63,7 @@ def test_two_hosts_train_to_the_end(tmp_path: Path) -> None:
     assert sorted(logs) == [["rank0.log"], ["rank1.log"]], "each on its own host"
     assert sorted(facts["cluster"]["hosts"]) == sorted(host.name for host in nodes)
     assert facts["cluster"]["nodes"] == [0, 1]
-    assert facts["layout"]["hosts"] == {"0": [0, 1], "1": [0, 1]}
+    assert facts["layout"]["workers"] == {"0": [[0], [1]], "1": [[0], [1]]}
 
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     start, end = rows[0]["validation_perplexity"], rows[-1]["validation_perplexity"]
@@ -72,8 +72,8 @@ def test_two_hosts_train_to_the_end(tmp_path: Path) -> None:
 
     best = min(candidate["validation_perplexity"] for candidate in facts["result"]["candidates"])
     other = next(output for host, output in zip(nodes, outputs, strict=True) if host.name != directory.parent.name)
-    told = f"ended: budget.rounds=6 reached; best perplexity {best:.3f}; run directory on "
-    assert told in other, "both hosts tell the same"
+    detail = f"ended: budget.rounds=6 reached; best perplexity {best:.3f}; run directory on "
+    assert detail in other, "both hosts tell the same"
 
     # Anchors were equal on both hosts in every round, or the run would have ended; and the bytes that the records
     # count are those that left the links, but for headers, acknowledgements and the rendezvous.
@@ -99,7 +99,23 @@ def test_trainers_on_different_hosts_merge_across_the_link(tmp_path: Path) -> No
     assert all(row["bytes_sent"]["outer"] > 4 * 100_000 for row in after)
     perplexities = [row["validation_perplexity"] for row in rows if "validation_perplexity" in row]
     assert perplexities[-1] < 0.8 * perplexities[0]
-    told = f"before round 4: trainer {next(id for id in (0, 1) if id != first['trainer'])}"
-    assert any(told in output for output in outputs), "rank 0 shows the merge as it happens"
+    detail = f"before round 4: trainer {next(trainer for trainer in (0, 1) if trainer != first['trainer'])}"
+    assert any(detail in output for output in outputs), "rank 0 shows the merge as it happens"
     facts = json.loads((metrics.parent / "run.json").read_text())
     assert [(merge["before_round"], merge["survivor"]) for merge in facts["merges"]] == [(4, first["trainer"])]
+
+
+def test_averages_in_four_bits_are_counted_as_the_link_counts_them(tmp_path: Path) -> None:
+    wire = ("wire=slow_link", "wire.fragments=2", "wire.delay_updates=1")
+    overrides = ("merge=none", "cluster.check_links=false", "evaluation=final_only", *wire)
+    _, _, on_the_wire = train_on_two_hosts(tmp_path, *overrides)
+    (metrics,) = tmp_path.glob("*/run/metrics.jsonl")
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    sent = [row["bytes_sent"]["outer"] for row in rows if row["round"]]
+    in_full = 2 * 4 * 110_000  # of two ranks, for each of the two trainers
+    assert all(0.1 * in_full < count < 0.15 * in_full for count in sent)
+    counted = sum(sum(row["bytes_sent"].values()) for row in rows)
+    last_exchanges = 3 * 4 * 120_000 * 2 * 2
+    assert counted < sum(on_the_wire) < 1.25 * counted + last_exchanges
+    assert all(0 < share <= 1 for row in rows if row["round"] for share in row["utilisation"].values())
+    assert all(row["transfer_seconds"] > 0 for row in rows if row["round"] > 1)

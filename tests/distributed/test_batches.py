@@ -8,22 +8,29 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import SEQUENCE_LENGTH, small_module, small_settings, small_splits, train_small_pool
 
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Settings
-from adloco_dist.data.tokens import TokenStore
-from adloco_dist.decisions.layout import Layout
-from adloco_dist.decisions.plan import PoolReport, Premises
-from adloco_dist.decisions.planning import plan_round
-from adloco_dist.hosting import host
-from adloco_dist.round.estimate import new_estimator
+from adloco_dist.data.tokens import TokenTable
+from adloco_dist.policy.layout import Layout
+from adloco_dist.policy.plan import PlanInputs, PoolReport
+from adloco_dist.policy.planning import plan_round
+from adloco_dist.round.estimators.choice import new_estimator
 from adloco_dist.round.evaluate import Part, evaluate
 from adloco_dist.round.inner import InnerPhase
 from adloco_dist.run.journal import MetricsFile
 from adloco_dist.run.records import read_trajectory
+from adloco_dist.setup.placement import set_up_pool
 from adloco_dist.testing.lone import lone_trainer
 from adloco_dist.testing.processes import run_ranks
+from helpers.support import (
+    SEQUENCE_LENGTH,
+    small_module,
+    small_objective,
+    small_settings,
+    small_splits,
+    train_small_pool,
+)
 
 ADAPTIVE = (
     "batching.request=norm_test", "batching.eta=0.7", "batching.smoothing=0.5", "inner.lr=5e-3", "budget.rounds=6",
@@ -38,7 +45,9 @@ def batches(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def assert_same_run(mine: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
     assert batches(mine) == batches(theirs)
-    anchors = [{id: anchor for rank in run for id, anchor in rank["anchors"].items()} for run in (mine, theirs)]
+    anchors = [
+        {trainer: anchor for rank in run for trainer, anchor in rank["anchors"].items()} for run in (mine, theirs)
+    ]
     for trainer, anchor in anchors[0].items():
         np.testing.assert_allclose(anchor, anchors[1][trainer], rtol=0, atol=1e-9)
     for own, other in zip(mine[0]["records"], theirs[0]["records"], strict=True):
@@ -111,16 +120,16 @@ def test_training_goes_on_with_a_shard_smaller_than_the_batch() -> None:
             assert record["statistics"]["trace"] > 0
 
 
-@pytest.mark.parametrize("freed", ["join", "redistribute"])
-def test_a_replay_takes_the_recorded_batches_and_merges(tmp_path: Path, freed: str) -> None:
+@pytest.mark.parametrize("released_workers", ["join", "redistribute"])
+def test_a_replay_takes_the_recorded_batches_and_merges(tmp_path: Path, released_workers: str) -> None:
     overrides = (*ADAPTIVE, "pool.trainers=3", "pool.workers_per_trainer=3", "merge=worst_with_worst",
                  "merge.every_rounds=2", "switch.batch_limit=2", "switch.mode=clip",
-                 f"merge.freed={freed}")  # fmt: skip
+                 f"merge.released_workers={released_workers}")  # fmt: skip
     recorded = run_ranks(train_small_pool, [0], *overrides)
     metrics = MetricsFile(tmp_path)
     metrics.write(recorded[0]["records"])
     metrics.close(None)
-    replayed = run_ranks(replay, [0, 0], str(tmp_path), *overrides, "merge.freed=retire", "merge=none")
+    replayed = run_ranks(replay, [0, 0], str(tmp_path), *overrides, "merge.released_workers=retire", "merge=none")
     assert [record["round"] for record in recorded[0]["records"] if "merge" in record] == [3, 5]
     for mine, theirs in zip(recorded[0]["records"], replayed[0]["records"], strict=True):
         for key in ("round", "trainer", "workers", "total_batch", "cursor"):
@@ -141,12 +150,12 @@ def measured(runtime: Runtime, estimator: str, batch: int) -> dict[str, Any]:
         "pool.trainers=1", "pool.workers_per_trainer=4", f"batching.local_batch={batch}",
         "batching.request=inner_product_test", f"batching.estimator={estimator}", "algorithm.updates_per_round=1",
     )  # fmt: skip
-    layout = Layout({0: (0, 0, 1, 1)})
-    rank = host(settings, runtime, small_splits(), small_module(settings), layout)
+    layout = Layout.one_rank_per_worker({0: (0, 0, 1, 1)})
+    rank = set_up_pool(settings, runtime, small_splits(), small_objective(settings), small_module(settings), layout)
     trainer = rank.trainers[0]
-    rank.lanes[0].sketch.renew(0)
-    plan = plan_round(settings, Premises(layout), None, PoolReport())
-    InnerPhase(plan, settings, rank.splits.train, rank.estimators).run([trainer], rank.lanes)
+    rank.slots[0].sketch.renew(0)
+    plan = plan_round(settings, PlanInputs(layout), None, PoolReport())
+    InnerPhase(plan, settings, rank.estimators).run([trainer], rank.slots)
     done = rank.estimators[0].measure(trainer, layout, rank.groups.of(layout.ranks(0)))
     statistics = None if done.statistics is None else vars(done.statistics)
     return {"statistics": statistics, "bytes": done.bytes_sent, "vector_bytes": rank.flat_model.gradient.nbytes}
@@ -189,24 +198,31 @@ def limit_memory(allowed_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (used + allowed_bytes, resource.RLIM_INFINITY))
 
 
+def table_of(num_sequences: int) -> TokenTable:
+    """The training sequences of `small_splits`, so many of them."""
+    table = small_splits(num_sequences).table
+    assert isinstance(table, TokenTable)
+    return table
+
+
 def out_of_memory(runtime: Runtime, local_batch: int, allowed_bytes: int | None) -> dict[str, Any]:
     """A round whose updates need more memory in one pass than the process may have."""
     settings: Settings = small_settings(
         "pool.trainers=1", f"batching.local_batch={local_batch}", "algorithm.updates_per_round=2",
         "batching.request=norm_test",
     )  # fmt: skip
-    store = small_splits(2 * local_batch).train
-    trainer, lane = lone_trainer(settings, small_module(settings), 2 * local_batch)
-    lane.sketch.renew(0)
+    objective, table = small_objective(settings), table_of(2 * local_batch)
+    trainer, slot = lone_trainer(settings, objective, small_module(settings), table)
+    slot.sketch.renew(0)
     estimator = new_estimator(settings)
-    plan = plan_round(settings, Premises(Layout({0: (0,)})), None, PoolReport())
+    plan = plan_round(settings, PlanInputs(Layout.one_rank_per_worker({0: (0,)})), None, PoolReport())
     if allowed_bytes is not None:
         limit_memory(allowed_bytes)
-    done = InnerPhase(plan, settings, store, {0: estimator}).run([trainer], [lane])[0]
+    done = InnerPhase(plan, settings, {0: estimator}).run([trainer], [slot])[0]
     statistics = estimator.measure(trainer, plan.layout, None).statistics
     return {
         "weights": trainer.workers[0].weights.numpy().copy(),
-        "capacity": lane.flat_model.capacity,
+        "capacity": slot.flat_model.capacity,
         "notes": done.notes,
         "loss": done.loss_sum,
         "trace": statistics.trace if statistics else None,
@@ -231,12 +247,11 @@ def test_out_of_memory_repeats_the_update_in_smaller_passes() -> None:
 def evaluated(runtime: Runtime, num_sequences: int, allowed_bytes: int | None) -> dict[str, Any]:
     """Everything in one pass, if memory allows."""
     settings = small_settings()
-    trainer, lane = lone_trainer(settings, small_module(settings), num_sequences)
-    store = small_splits(num_sequences).train
-    assert isinstance(store, TokenStore)
+    objective, table = small_objective(settings), table_of(num_sequences)
+    trainer, slot = lone_trainer(settings, objective, small_module(settings), table)
     if allowed_bytes is not None:
         limit_memory(allowed_bytes)
-    return asdict(evaluate(lane.flat_model, trainer.anchor, store, None, num_sequences, Part(0, 1)))
+    return asdict(evaluate(slot.flat_model, objective, trainer.anchor, table, None, num_sequences, Part(0, 1)))
 
 
 def test_an_evaluation_that_runs_out_of_memory_goes_on_in_smaller_passes() -> None:

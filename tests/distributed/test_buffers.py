@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from modules import CHANGING, Normed
-from resuming import train_kept
-from support import held_anchors, small_settings, train_small_pool
 
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import SettingsError
 from adloco_dist.pool.flat_model import FlatModel
-from adloco_dist.round.examine import examine_module
+from adloco_dist.setup.module_state import examine_module
 from adloco_dist.testing.processes import run_ranks
+from helpers.modules import CHANGING, Normed
+from helpers.resuming import train_kept
+from helpers.support import held_anchors, small_objective, small_settings, train_small_pool
 
 POOL = ("pool.trainers=2", "pool.workers_per_trainer=2", "outer=nesterov", "inner.lr=5e-3")
 
@@ -93,12 +93,12 @@ def examined(runtime: Runtime, change: str, *overrides: str) -> str:
         module.register_buffer("turns", torch.ones(2, dtype=torch.complex64))
         module.head.register_forward_hook(lambda *_: setattr(module, "turns", 1j * module.get_buffer("turns")))
     with pytest.raises(SettingsError) as raised:
-        examine_module(module, small_settings(*overrides), runtime)
+        examine_module(small_objective(small_settings()), module, small_settings(*overrides), runtime)
     return str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("change", "overrides", "told"),
+    ("change", "overrides", "detail"),
     [
         ("all frozen", (), "all of its parameters are frozen"),
         ("another embedding on rank 1", (), "what the model keeps frozen differs between ranks: "),
@@ -107,7 +107,7 @@ def examined(runtime: Runtime, change: str, *overrides: str) -> str:
         ("", ("batching.request=norm_test", "batching.estimator=per_sequence"), "buffer center, which training chan"),
     ],
 )
-def test_what_cannot_be_trained_is_refused_on_all_ranks(change: str, overrides: tuple[str, ...], told: str) -> None:
+def test_what_cannot_be_trained_is_refused_on_all_ranks(change: str, overrides: tuple[str, ...], detail: str) -> None:
     for line in run_ranks(examined, [0, 0], change, *overrides):
-        assert told in line
+        assert detail in line
         assert "\n" not in line

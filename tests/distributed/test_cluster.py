@@ -9,20 +9,21 @@ from typing import Any
 
 import pytest
 import torch
-from support import small_settings, train_small_pool
 from torch.distributed.distributed_c10d import PrefixStore
 
+from adloco_dist.averaging.checks import RanksDisagreeError
+from adloco_dist.averaging.group import Group, GroupError
 from adloco_dist.cluster import groups
 from adloco_dist.cluster.control import encode
-from adloco_dist.cluster.groups import Group, GroupError, Groups
+from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.heartbeat import Heartbeat
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import Backend, SettingsError
-from adloco_dist.launch.prepare import compare_settings
 from adloco_dist.pool.trainer import Trainer
+from adloco_dist.setup.agreement import compare_settings
 from adloco_dist.testing.processes import run_ranks
-from adloco_dist.train import RanksDisagreeError
+from helpers.support import small_settings, train_small_pool
 
 
 def talk(runtime: Runtime) -> dict[str, Any]:
@@ -60,9 +61,9 @@ def agree(runtime: Runtime, failing: list[int]) -> str:
     return "agreed"
 
 
-@pytest.mark.parametrize(("failing", "told"), [([], "agreed"), ([0, 1, 2], "x=1: no"), ([2], "x=1: no (on rank 2)")])
-def test_all_ranks_raise_what_one_finds(failing: list[int], told: str) -> None:
-    assert run_ranks(agree, [0, 0, 0], failing) == [told] * 3
+@pytest.mark.parametrize(("failing", "detail"), [([], "agreed"), ([0, 1, 2], "x=1: no"), ([2], "x=1: no (on rank 2)")])
+def test_all_ranks_raise_what_one_finds(failing: list[int], detail: str) -> None:
+    assert run_ranks(agree, [0, 0, 0], failing) == [detail] * 3
 
 
 def compare(runtime: Runtime) -> str:
@@ -74,8 +75,8 @@ def compare(runtime: Runtime) -> str:
 
 
 def test_settings_that_differ_are_named_with_their_ranks() -> None:
-    for told in run_ranks(compare, [0, 1, 1]):
-        assert "inner.lr differs between ranks: 0.25 on ranks {0,2}, 0.5 on rank 1" in told
+    for detail in run_ranks(compare, [0, 1, 1]):
+        assert "inner.lr differs between ranks: 0.25 on ranks {0,2}, 0.5 on rank 1" in detail
 
 
 def sums(runtime: Runtime) -> list[float]:
@@ -112,11 +113,11 @@ def stay_away(runtime: Runtime) -> None:
 def test_a_collective_that_a_rank_does_not_come_to_raises_and_names_it() -> None:
     with pytest.raises(AssertionError) as raised:
         run_ranks(stay_away, [0, 0])
-    told = str(raised.value)
-    assert "rank 0:" in told
-    assert "group.all_reduce(value)" in told, "where the main thread stood"
-    assert re.search(r"RuntimeError: .*[tT]imed out", told)
-    assert f"waiting for rank 1 on {os.uname().nodename} (start)" in told
+    detail = str(raised.value)
+    assert "rank 0:" in detail
+    assert "group.all_reduce(value)" in detail, "where the main thread stood"
+    assert re.search(r"RuntimeError: .*[tT]imed out", detail)
+    assert f"waiting for rank 1 on {os.uname().nodename} (start)" in detail
 
 
 def move(runtime: Runtime) -> dict[str, Any]:
@@ -182,9 +183,11 @@ def fail_to_connect(runtime: Runtime) -> str:
 
 
 def test_ranks_that_cannot_exchange_tensors_are_named_before_training() -> None:
-    for told in run_ranks(fail_to_connect, [0, 0]):
-        assert re.match(r"cluster\.backend=gloo: ranks \{0,1\} cannot exchange tensors \(.*timed out.*\); ", told, re.I)
-        assert "\n" not in told
+    for detail in run_ranks(fail_to_connect, [0, 0]):
+        assert re.match(
+            r"cluster\.backend=gloo: ranks \{0,1\} cannot exchange tensors \(.*timed out.*\); ", detail, re.I
+        )
+        assert "\n" not in detail
 
 
 def train_with_a_torn_anchor(runtime: Runtime) -> str:
@@ -199,8 +202,8 @@ def train_with_a_torn_anchor(runtime: Runtime) -> str:
 
 
 def test_ranks_that_disagree_about_an_anchor_stop_the_run() -> None:
-    for told in run_ranks(train_with_a_torn_anchor, [0, 0]):
-        assert "the anchor of trainer 0 differs between rank 0 and rank 1" in told
+    for detail in run_ranks(train_with_a_torn_anchor, [0, 0]):
+        assert "the anchor of trainer 0 differs between rank 0 and rank 1" in detail
 
 
 def poisoned(runtime: Runtime) -> dict[str, Any]:

@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import held_anchors, train_poisoned_pool, train_small_pool
 
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.decisions.records import candidate_name
-from adloco_dist.hosting import Rank
+from adloco_dist.policy.evaluation import candidate_name
+from adloco_dist.round.local_pool import LocalPool
 from adloco_dist.testing.processes import run_ranks
+from helpers.support import held_anchors, train_poisoned_pool, train_small_pool
 
 POOL = ("pool.trainers=3", "pool.workers_per_trainer=2", "budget.rounds=2", "inner.lr=5e-3")
 
@@ -33,7 +33,7 @@ def test_a_trainer_that_is_not_finite_is_in_no_average() -> None:
 def train_without_end(runtime: Runtime, final: str) -> dict[str, Any]:
     """With anchors of which none is finite."""
 
-    def poison(rank: Rank) -> None:
+    def poison(rank: LocalPool) -> None:
         for trainer in rank.trainers.values():
             trainer.anchor[3] = float("nan")
 

@@ -9,38 +9,49 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands import ROOT, run
-from support import CPU, SEQUENCE_LENGTH, SMALL, VOCAB_SIZE, Matrix, small_module, small_settings, small_store
 
 from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import SettingsError
 from adloco_dist.config.compose import compose, to_plain
 from adloco_dist.data.corpora import load_corpus
-from adloco_dist.data.tokens import DocumentStore, Store, TokenStore
-from adloco_dist.losses import losses
-from adloco_dist.models import build_model, model_config
+from adloco_dist.data.tokens import DocumentTable, TextTable, TokenTable
+from adloco_dist.objective.language import LanguageObjective
+from adloco_dist.objective.losses import losses
 from adloco_dist.pool.flat_model import FlatModel
-from adloco_dist.round.deviation import Subject, batch_figures, full_gradient
-from adloco_dist.round.gradient import accumulate_gradient
+from adloco_dist.pool.gradient import mean_gradient
 from adloco_dist.run.model import save_model
 from adloco_dist.testing.processes import run_ranks
+from adloco_dist.tools.deviation import Subject, batch_figures, full_gradient
 from adloco_dist.tools.gradients import AnalysisOptions, analyze_run, summary
+from helpers.commands import ROOT, run
+from helpers.support import (
+    CPU,
+    SEQUENCE_LENGTH,
+    SMALL,
+    VOCAB_SIZE,
+    Matrix,
+    small_module,
+    small_objective,
+    small_settings,
+    small_store,
+)
 
 COUNT = 24
 ETA = 0.8
 
 
-def analyze(runtime: Runtime, store: Store, sizes: list[int], pass_size: int) -> dict[str, Any]:
+def analyze(runtime: Runtime, table: TextTable, sizes: list[int], micro_batch_size: int) -> dict[str, Any]:
     """Of a small model on the first sequences of the store: G, the gradient of all of them at once, and summaries."""
     settings = small_settings()
     flat_model = FlatModel(small_module(settings), CPU, settings.precision)
     flat_model.initial_weights()
-    subject = Subject(settings, flat_model, "train", store, np.arange(COUNT), pass_size)
+    objective = small_objective(settings)
+    subject = Subject(settings, flat_model, objective, "train", table, np.arange(COUNT), micro_batch_size)
     group = Groups(runtime.backend, 60.0).of(tuple(range(runtime.world_size)))
     full = full_gradient(subject, runtime.control, group)
     summaries = [summary(batch_figures(subject, full, size, runtime.control), full, COUNT, ETA) for size in sizes]
-    loss = accumulate_gradient(flat_model, flat_model.module, store.batch(subject.ids), None)
+    loss = mean_gradient(flat_model, objective, table.batch(subject.ids), None).mean
     return {
         "full": full.vector.numpy().copy(),
         "whole": flat_model.gradient.numpy().copy(),
@@ -49,18 +60,18 @@ def analyze(runtime: Runtime, store: Store, sizes: list[int], pass_size: int) ->
     }
 
 
-def documents() -> DocumentStore:
+def documents() -> DocumentTable:
     """Of different lengths: padding, and sequences that do not weigh the same."""
     rng = np.random.default_rng(1)
     lengths = rng.integers(2, SEQUENCE_LENGTH + 1, size=COUNT)
-    return DocumentStore([rng.integers(1, VOCAB_SIZE, size=length).astype(np.uint16) for length in lengths], pad=0)
+    return DocumentTable([rng.integers(1, VOCAB_SIZE, size=length).astype(np.uint16) for length in lengths], pad=0)
 
 
-def gradients_of_each(store: Store) -> tuple[Matrix, Matrix]:
+def gradients_of_each(table: TextTable) -> tuple[Matrix, Matrix]:
     """Of the first sequences by a backward pass each: (COUNT, parameters), and their targets, (COUNT,)."""
     module = small_module(small_settings()).double()
     rows, targets = [], []
-    for sequence in store.batch(np.arange(COUNT)).split(1):
+    for sequence in table.batch(np.arange(COUNT)).split(1):
         module.zero_grad()
         (losses(module, sequence).sum() / sequence.total_targets).backward()
         rows.append(torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None]).numpy())
@@ -77,12 +88,12 @@ def numbers(value: Any) -> Iterator[float]:
             yield item
 
 
-@pytest.mark.parametrize("store", [small_store(), documents()], ids=["packed", "padded"])
-def test_the_full_gradient_is_that_of_one_batch_and_the_noise_that_of_the_sequences(store: Store) -> None:
-    (found,) = run_ranks(analyze, [0], store, [1, 5, COUNT], 3)
+@pytest.mark.parametrize("table", [small_store(), documents()], ids=["packed", "padded"])
+def test_the_full_gradient_is_that_of_one_batch_and_the_noise_that_of_the_sequences(table: TextTable) -> None:
+    (found,) = run_ranks(analyze, [0], table, [1, 5, COUNT], 3)
     np.testing.assert_allclose(found["full"], found["whole"], atol=1e-12 + 1e-9 * np.abs(found["whole"]).max())
     assert found["losses"][0] == pytest.approx(found["losses"][1], rel=1e-9)
-    gradients, targets = gradients_of_each(store)
+    gradients, targets = gradients_of_each(table)
     full = targets @ gradients / targets.sum()
     squared_deviations = np.sum((gradients - full) ** 2, axis=1)
     trace, squared_norm = np.mean((targets / targets.mean()) ** 2 * squared_deviations), full @ full
@@ -130,7 +141,7 @@ def test_two_ranks_find_what_one_finds_whatever_the_passes() -> None:
 
 def test_sequences_that_are_all_the_same_do_not_deviate() -> None:
     tokens = np.append(np.tile(np.arange(SEQUENCE_LENGTH, dtype=np.uint16), COUNT), np.uint16(0))
-    (found,) = run_ranks(analyze, [0], TokenStore([tokens], SEQUENCE_LENGTH), [1, 4], 8)
+    (found,) = run_ranks(analyze, [0], TokenTable([tokens], SEQUENCE_LENGTH), [1, 4], 8)
     for row in found["summaries"]:
         assert max(row["values"]["relative_deviation"]) < 1e-9
         assert min(row["values"]["cosine"]) > 1 - 1e-9
@@ -142,10 +153,9 @@ def make_run(directory: Path, *overrides: str) -> Path:
     """A run directory as a run leaves it, with a model that was not trained."""
     settings = compose(overrides)
     splits = load_corpus(settings.data, settings.seed)
-    config = model_config(settings.model, splits.vocabulary, settings.data.sequence_length, splits.num_labels)
-    module = build_model(settings.model, config, settings.seed, settings.data.is_labelled)
-    flat_model = FlatModel(module, CPU, settings.precision)
-    save_model(directory, flat_model, flat_model.initial_weights(), splits.vocabulary)
+    objective = LanguageObjective.fitted(settings, splits.vocabulary, splits.num_labels)
+    flat_model = FlatModel(objective.build(CPU, in_bf16=False), CPU, settings.precision)
+    save_model(directory, flat_model, flat_model.initial_weights(), objective)
     facts = {
         "result": None,
         "settings": to_plain(settings),
@@ -171,14 +181,14 @@ def small_run(tmp_path: Path) -> Path:
 
 def analyze_all(runtime: Runtime, every_options: list[AnalysisOptions]) -> list[str]:
     """One analysis after the other; what each refuses, or nothing."""
-    told = []
+    detail = []
     for options in every_options:
         try:
             analyze_run(runtime, options)
-            told.append("")
+            detail.append("")
         except SettingsError as error:
-            told.append(str(error))
-    return told
+            detail.append(str(error))
+    return detail
 
 
 def assert_is_picture(path: Path) -> None:
@@ -213,7 +223,7 @@ def test_a_table_a_picture_and_a_file_without_dropout(small_run: Path, tmp_path:
     assert found == pytest.approx(expected, rel=1e-9)
 
 
-def test_mistakes_are_told_once_in_one_line_before_anything_is_written(small_run: Path, tmp_path: Path) -> None:
+def test_mistakes_are_reported_once_in_one_line_before_anything_is_written(small_run: Path, tmp_path: Path) -> None:
     (tmp_path / "no_model").mkdir()
     (tmp_path / "no_model" / "run.json").write_text((small_run / "run.json").read_text())
     mistakes = {
@@ -225,11 +235,11 @@ def test_mistakes_are_told_once_in_one_line_before_anything_is_written(small_run
         "--sequences=10: the validation split has 9": AnalysisOptions(small_run, 10, split="validation"),
         "--batches=21: 20 sequences are looked at": AnalysisOptions(small_run, 20, (1, 21)),
         "--sequences=0: must be >= 1": AnalysisOptions(small_run, 0),
-        "--pass=0: must be >= 1": AnalysisOptions(small_run, pass_size=0),
+        "--pass=0: must be >= 1": AnalysisOptions(small_run, micro_batch_size=0),
         f"--output={tmp_path / 'text'}: ": AnalysisOptions(small_run, output=tmp_path / "text"),
     }
-    for told in run_ranks(analyze_all, [0, 0], list(mistakes.values())):
-        for line, start in zip(told, mistakes, strict=True):
+    for detail in run_ranks(analyze_all, [0, 0], list(mistakes.values())):
+        for line, start in zip(detail, mistakes, strict=True):
             assert line.startswith(start)
             assert "\n" not in line
     command = [sys.executable, str(ROOT / "launch" / "analyze_gradients.py"), str(small_run), "--batches=61"]
@@ -241,8 +251,8 @@ def test_mistakes_are_told_once_in_one_line_before_anything_is_written(small_run
 
 def test_a_corpus_that_has_changed(small_run: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("another text " * 100)
-    ((told,),) = run_ranks(analyze_all, [0], [AnalysisOptions(small_run)])
-    assert told.startswith(f"RUN={small_run}: was trained on 1 text file(s)")
+    ((detail,),) = run_ranks(analyze_all, [0], [AnalysisOptions(small_run)])
+    assert detail.startswith(f"RUN={small_run}: was trained on 1 text file(s)")
 
 
 def test_labels_of_a_stream(tmp_path: Path) -> None:
@@ -255,11 +265,11 @@ def test_labels_of_a_stream(tmp_path: Path) -> None:
     labelled = ("data.label_column=label", "data.num_labels=2", "data.streaming=true", "data.sequence_length=16")
     path = tmp_path / "run"
     run_ranks(make_run_on_rank, [0], path, "model=bert_nano", "precision=fp64", "data=csv", *files, *labelled)
-    told = run_ranks(
+    detail = run_ranks(
         analyze_all, [0, 0], [AnalysisOptions(path, batches=(1, 20)), AnalysisOptions(path, split="train")]
     )
     rule = "--split=train: 1 csv file(s), streamed cannot be read in any order; leave it out for the validation split"
-    assert told == [["", rule]] * 2
+    assert detail == [["", rule]] * 2
     result = json.loads((path / "gradients" / "gradients.json").read_text())
     assert (result["split"], result["sequences"], result["targets"]) == ("validation", 20, 20)
     assert result["batches"][1]["relative_deviation"]["median"] < 1e-9

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import train_small_pool
 
 from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Backend, SettingsError
-from adloco_dist.hosting import Rank
+from adloco_dist.round.local_pool import LocalPool
 from adloco_dist.testing.processes import run_ranks
+from helpers.support import train_small_pool
 
 MANY = (
     "pool.trainers=3", "pool.workers_per_trainer=2", "merge=worst_with_worst", "merge.every_rounds=2",
@@ -23,8 +23,8 @@ def train_on_threads(runtime: Runtime, threads: int, *overrides: str) -> dict[st
     """As on a rank that has that many CPU threads."""
     found: dict[str, Any] = {}
 
-    def look(rank: Rank) -> None:
-        found.update(lanes=len(rank.lanes), at_once=rank.is_concurrent)
+    def look(rank: LocalPool) -> None:
+        found.update(slots=len(rank.slots), is_concurrent=rank.is_concurrent)
 
     return {**train_small_pool(replace(runtime, threads=threads), *overrides, prepare=look), **found}
 
@@ -51,15 +51,15 @@ def largest_difference(mine: list[dict[str, Any]], theirs: list[dict[str, Any]])
 
 @pytest.mark.parametrize("threads", [2, 3, 8])
 def test_instances_at_once_are_the_same_run(in_turn: list[dict[str, Any]], threads: int) -> None:
-    at_once = run("instances.concurrency=threads", threads=threads)
-    assert [(rank["lanes"], rank["at_once"]) for rank in at_once] == [(min(threads, 3), True)] * 2
-    assert largest_difference(in_turn, at_once) < 1e-9
-    assert all(record["seconds"]["inner"] > 0 for record in at_once[0]["records"] if record["round"])
+    concurrent = run("instances.concurrency=threads", threads=threads)
+    assert [(rank["slots"], rank["is_concurrent"]) for rank in concurrent] == [(min(threads, 3), True)] * 2
+    assert largest_difference(in_turn, concurrent) < 1e-9
+    assert all(record["seconds"]["inner"] > 0 for record in concurrent[0]["records"] if record["round"])
 
 
 def test_measuring_which_way_is_faster_leaves_no_trace(in_turn: list[dict[str, Any]]) -> None:
     measured = run("instances.concurrency=auto", threads=3)
-    assert len({rank["at_once"] for rank in measured}) == 1, "one way for the whole pool"
+    assert len({rank["is_concurrent"] for rank in measured}) == 1, "one way for the whole pool"
     assert largest_difference(in_turn, measured) < 1e-9
 
 
@@ -82,7 +82,7 @@ def refused(runtime: Runtime, *overrides: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "detail"),
     [
         (["instances.concurrency=streams"], "instances.concurrency=streams: a rank computes on a CPU"),
         (
@@ -94,18 +94,18 @@ def refused(runtime: Runtime, *overrides: str) -> str:
              "pool.workers_per_trainer=2"],
             "instances.concurrency=threads: batching.estimator=workers",
         ),
-        (["cluster.memory_bytes=1000"], "data.sequence_length=12: a pass of one sequence does not fit into memory"),
+        (["cluster.memory_bytes=1000"], "data.sequence_length=12: a micro-batch of one sequence does not fit"),
     ],
 )  # fmt: skip
-def test_what_a_device_cannot_do_is_told_on_every_rank(overrides: list[str], told: str) -> None:
+def test_what_a_device_cannot_do_is_reported_on_every_rank(overrides: list[str], detail: str) -> None:
     for line in run_ranks(refused, [0, 0], *overrides):
-        assert line.startswith(told)
+        assert line.startswith(detail)
         assert "\n" not in line
 
 
 def limited(runtime: Runtime) -> list[list[tuple[int, ...]]]:
     """What is formed after each of some groups was asked for, where a rank may be in two."""
-    groups = Groups(Backend.gloo, timeout_seconds=60, most=2)
+    groups = Groups(Backend.gloo, timeout_seconds=60, maximum=2)
     formed = []
     for ranks in [(0, 1), (1, 2), (2, 3), (0, 1), (1, 3), (0, 1, 2, 3), (2,)]:
         group = groups.of(ranks)

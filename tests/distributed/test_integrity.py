@@ -5,15 +5,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from resuming import train_kept
 from safetensors.numpy import load_file
-from support import held_anchors
 
+from adloco_dist.averaging.checks import RanksDisagreeError
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.decisions.plan import SPOILT
-from adloco_dist.hosting import Rank
+from adloco_dist.policy.plan import NONFINITE
+from adloco_dist.round.local_pool import LocalPool
 from adloco_dist.testing.processes import run_ranks
-from adloco_dist.train import RanksDisagreeError
+from helpers.resuming import train_kept
+from helpers.support import held_anchors
 
 POOL = ("pool.trainers=2", "pool.workers_per_trainer=2", "merge=none", "checkpoint.every_rounds=1", "budget.rounds=6")
 
@@ -21,7 +21,7 @@ POOL = ("pool.trainers=2", "pool.workers_per_trainer=2", "merge=none", "checkpoi
 def train_apart(runtime: Runtime, folder: str) -> str:
     """One bit of rank 1's anchor of trainer 1 flips in the third round."""
 
-    def prepare(rank: Rank) -> None:
+    def prepare(rank: LocalPool) -> None:
         if runtime.rank == 1:
             trainer = rank.trainers[1]
             checksum, calls = trainer.checksum, []
@@ -40,8 +40,8 @@ def train_apart(runtime: Runtime, folder: str) -> str:
 
 
 def test_an_anchor_that_differs_names_the_ranks_and_comes_into_no_checkpoint(tmp_path: Path) -> None:
-    told = run_ranks(train_apart, [0, 0], str(tmp_path))
-    assert set(told) == {"after round 3: the anchor of trainer 1 differs between rank 0 and rank 1"}
+    detail = run_ranks(train_apart, [0, 0], str(tmp_path))
+    assert set(detail) == {"after round 3: the anchor of trainer 1 differs between rank 0 and rank 1"}
     rounds = [path.name.rpartition("-")[2] for path in (tmp_path / "shared" / "checkpoints").iterdir()]
     assert max(rounds) <= "2"
 
@@ -51,11 +51,11 @@ def train_spoilt(runtime: Runtime, folder: str, *overrides: str) -> dict[str, An
 
 
 def test_workers_that_are_never_finite_stop_the_run_with_its_last_good_anchors(tmp_path: Path) -> None:
-    mad = ("inner.lr=1e300", "inner.clip_norm=null", "outer.spoilt_rounds=3", "checkpoint.every_rounds=null")
+    mad = ("inner.lr=1e300", "inner.clip_norm=null", "outer.nonfinite_rounds=3", "checkpoint.every_rounds=null")
     ended = run_ranks(train_spoilt, [0, 0], str(tmp_path), *mad)
-    assert {rank["stop"] for rank in ended} == {SPOILT}
+    assert {rank["stop"] for rank in ended} == {NONFINITE}
     rows = [row for row in ended[0]["records"] if row["round"]]
-    assert [(row["round"], row["finite_workers"], row["spoilt_workers"]) for row in rows] == [
+    assert [(row["round"], row["finite_workers"], row["nonfinite_workers"]) for row in rows] == [
         (round_, 0, [0, 1]) for round_ in (1, 1, 2, 2, 3, 3)
     ]
     (checkpoint,) = (tmp_path / "shared" / "checkpoints").iterdir()
@@ -65,21 +65,21 @@ def test_workers_that_are_never_finite_stop_the_run_with_its_last_good_anchors(t
         np.testing.assert_array_equal(load_file(checkpoint / f"trainer-{trainer}.safetensors")["anchor"], anchor)
         initial[trainer] = anchor
     np.testing.assert_array_equal(initial[0], initial[1])
-    goes_on = run_ranks(train_spoilt, [0, 0], str(tmp_path), "outer.spoilt_rounds=3")
-    assert {rank["stop"] for rank in goes_on} == {"budget.rounds=6 reached"}
-    assert any(line.startswith("goes on with inner.lr=") for line in goes_on[0]["told"])
-    assert all(row["finite_workers"] == 2 for row in goes_on[0]["records"])
+    resumed = run_ranks(train_spoilt, [0, 0], str(tmp_path), "outer.nonfinite_rounds=3")
+    assert {rank["stop"] for rank in resumed} == {"budget.rounds=6 reached"}
+    assert any(line.startswith("resumes with inner.lr=") for line in resumed[0]["reported"])
+    assert all(row["finite_workers"] == 2 for row in resumed[0]["records"])
 
 
 @pytest.mark.parametrize("overrides", [(), ("pool.trainers=1", "algorithm=ddp", "batching.request=none")])
 def test_a_budget_spent_by_workers_that_are_never_finite_is_no_success(
     tmp_path: Path, overrides: tuple[str, ...]
 ) -> None:
-    mad = ("inner.lr=1e300", "inner.clip_norm=null", "outer.spoilt_rounds=99", "budget.rounds=2", *overrides)
+    mad = ("inner.lr=1e300", "inner.clip_norm=null", "outer.nonfinite_rounds=99", "budget.rounds=2", *overrides)
     ended = run_ranks(train_spoilt, [0, 0], str(tmp_path), *mad)
-    assert {rank["stop"] for rank in ended} == {SPOILT}
+    assert {rank["stop"] for rank in ended} == {NONFINITE}
     for anchor in held_anchors(ended).values():
         assert np.isfinite(anchor).all()
     assert {row["finite_workers"] for row in ended[0]["records"] if row["round"]} == {0}
     again = run_ranks(train_spoilt, [0, 0], str(tmp_path), *mad)
-    assert {rank["stop"] for rank in again} == {SPOILT}, "a checkpoint knows it"
+    assert {rank["stop"] for rank in again} == {NONFINITE}, "a checkpoint knows it"

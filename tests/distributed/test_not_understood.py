@@ -7,22 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from resuming import train_kept
 from safetensors.torch import load_file, save_file
 
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import SettingsError
-from adloco_dist.run.parts import MANIFEST_FILE, digest_of, write_manifest
+from adloco_dist.run.manifest import MANIFEST_FILE, digest_of, write_manifest
 from adloco_dist.testing.processes import run_ranks
+from helpers.resuming import train_kept
 
 POOL = ("pool.trainers=2", "pool.workers_per_trainer=2", "merge=none", "checkpoint.every_rounds=1", "budget.rounds=5")
 Change = Callable[[Path], None]
 
 
 def train(runtime: Runtime, folder: str, *overrides: str) -> list[str] | str:
-    """What was told, or the mistake that all ranks raise."""
+    """What was reported, or the mistake that all ranks raise."""
     try:
-        return train_kept(runtime, folder, None, *POOL, *overrides)["told"]
+        return train_kept(runtime, folder, None, *POOL, *overrides)["reported"]
     except SettingsError as error:
         return f"error: {error}"
 
@@ -71,7 +71,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "a list": (content(b"[]"), "state.json"),
     "nested": (content(b'{"plan": ' + b"[" * 100_000), "state.json"),
     "no JSON": (content(b"\xff{"), "state.json"),
-    "another version": (state_with(news=1), "state.json"),
+    "another version": (state_with(version=1), "state.json"),
     "a key is missing": (state_with(plan__batches=KeyError), "state.json"),
     "of a wrong type": (state_with(seconds="soon"), "state.json"),
     "ranks that were not there": (state_with(world_size=1), "state.json"),
@@ -112,17 +112,17 @@ def test_the_one_before_is_found_instead(ended: Path, tmp_path: Path) -> None:
         chosen = names[start : start + num_spoilt]
         run = tmp_path / str(start)
         shutil.copytree(ended, run)
-        spoilt = sorted((run / "shared" / "checkpoints").iterdir())[-len(chosen) :]
-        for folder, name in zip(spoilt, chosen, strict=True):
+        nonfinite = sorted((run / "shared" / "checkpoints").iterdir())[-len(chosen) :]
+        for folder, name in zip(nonfinite, chosen, strict=True):
             CHANGES[name][0](folder)
             fitted(folder)
-        told = run_ranks(train, [0, 0], str(run))
-        assert isinstance(told[0], list), told
-        for folder, name in zip(spoilt, chosen, strict=True):
-            lines = [line for line in told[0] if line.startswith(f"checkpoint {folder.name} is skipped: ")]
-            assert len(lines) == 1, (name, told[0])
+        detail = run_ranks(train, [0, 0], str(run))
+        assert isinstance(detail[0], list), detail
+        for folder, name in zip(nonfinite, chosen, strict=True):
+            lines = [line for line in detail[0] if line.startswith(f"checkpoint {folder.name} is skipped: ")]
+            assert len(lines) == 1, (name, detail[0])
             assert CHANGES[name][1] in lines[0], (name, lines)
-        assert any(line.startswith("goes on from") for line in told[0])
+        assert any(line.startswith("resumes from") for line in detail[0])
 
 
 def test_parts_of_another_type_than_the_model_are_named_in_one_line(ended: Path, tmp_path: Path) -> None:
@@ -131,16 +131,16 @@ def test_parts_of_another_type_than_the_model_are_named_in_one_line(ended: Path,
     for folder in (tmp_path / "run" / "shared" / "checkpoints").iterdir():
         tensors("trainer-0.safetensors", anchor=lambda tensor: tensor.float())(folder)
         fitted(folder)
-    told = run_ranks(train, [0, 0], str(tmp_path / "run"))
-    assert told[0] == told[1]
-    assert "trainer-0.safetensors: anchor is" in told[0]
-    assert "torch.float64" in told[0]
+    detail = run_ranks(train, [0, 0], str(tmp_path / "run"))
+    assert detail[0] == detail[1]
+    assert "trainer-0.safetensors: anchor is" in detail[0]
+    assert "torch.float64" in detail[0]
 
 
 def test_checkpoints_that_are_no_directory(tmp_path: Path) -> None:
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared" / "checkpoints").write_text("")
-    told = run_ranks(train, [0, 0], str(tmp_path))
-    assert told[0] == told[1]
-    assert told[0].startswith("error: run.directory=")
-    assert "cannot be read" in told[0]
+    detail = run_ranks(train, [0, 0], str(tmp_path))
+    assert detail[0] == detail[1]
+    assert detail[0].startswith("error: run.directory=")
+    assert "cannot be read" in detail[0]

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import held_anchors, train_small_pool
 
 from adloco_dist.testing.processes import run_ranks
+from helpers.support import held_anchors, train_small_pool
 
 EIGHT_WORKERS = ("pool.trainers=4", "pool.workers_per_trainer=2", "algorithm=diloco", "inner.warmup_tokens=500")
 ROUNDS = "budget.rounds=6"

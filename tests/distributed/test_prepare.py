@@ -9,7 +9,8 @@ import pytest
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import SettingsError
 from adloco_dist.config.compose import compose
-from adloco_dist.launch.prepare import compare_settings, prepare
+from adloco_dist.setup.agreement import compare_settings, prepare
+from adloco_dist.setup.parts import NamedParts
 from adloco_dist.testing.processes import run_ranks
 
 REPLAY = ("batching.request=replay", "budget=rounds", "budget.rounds=3")
@@ -18,7 +19,7 @@ NANO = ("model=nano", "data.sequence_length=32", "pool.trainers=2")
 
 def refused(runtime: Runtime, directory: str, settings: list[str]) -> str:
     try:
-        prepare(compose([*NANO, *(setting.replace("DIR", directory) for setting in settings)]), runtime)
+        prepare(compose([*NANO, *(setting.replace("DIR", directory) for setting in settings)]), runtime, NamedParts())
     except SettingsError as error:
         return str(error)
     return "accepted"

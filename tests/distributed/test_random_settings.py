@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from commands import ROOT
+from helpers.commands import ROOT
 
 
 def test_random_command_lines_train_or_are_refused(tmp_path: Path) -> None:

@@ -3,40 +3,42 @@
 import random
 import weakref
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
-from support import (
+
+from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.config import MergePolicy, MergeSettings, ReleasedWorkers
+from adloco_dist.data.indexed import IndexedDataset
+from adloco_dist.data.shards import deal
+from adloco_dist.policy.layout import Layout
+from adloco_dist.policy.merging import Merge, choose_merges
+from adloco_dist.policy.plan import PoolReport
+from adloco_dist.policy.planning import plan_round
+from adloco_dist.policy.regrouping import Regrouping, assign_workers
+from adloco_dist.policy.replay import Trajectory
+from adloco_dist.policy.views import TrainerView
+from adloco_dist.pool.capacity import state_vectors
+from adloco_dist.pool.probe import micro_batch_bytes
+from adloco_dist.round.local_pool import LocalPool
+from adloco_dist.round.regroup import regroup
+from adloco_dist.run.rows import merge_in_words
+from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
+from adloco_dist.testing.lone import lone_trainer
+from adloco_dist.testing.processes import run_ranks
+from helpers.support import (
     held_anchors,
     small_module,
+    small_objective,
     small_settings,
     small_splits,
     small_store,
     train_poisoned_pool,
     train_small_pool,
 )
-
-from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.config import FreedWorkers, MergePolicy, MergeSettings
-from adloco_dist.data.batch import Batch
-from adloco_dist.data.shards import deal
-from adloco_dist.data.tokens import TokenStore
-from adloco_dist.decisions.layout import Layout
-from adloco_dist.decisions.merging import Merge, Standing, choose_merges
-from adloco_dist.decisions.plan import PoolReport
-from adloco_dist.decisions.planning import plan_round
-from adloco_dist.decisions.records import merge_in_words
-from adloco_dist.decisions.regrouping import Regrouping, assign_workers
-from adloco_dist.decisions.replay import Trajectory
-from adloco_dist.decisions.report import RankReport
-from adloco_dist.hosting import Rank, find_premises, host, regroup
-from adloco_dist.pool.capacity import state_vectors
-from adloco_dist.round.probe import pass_bytes
-from adloco_dist.testing.lone import lone_trainer
-from adloco_dist.testing.processes import run_ranks
+from helpers.tables import CountingTable
 
 SHRINKING = (
     "pool.trainers=4", "pool.workers_per_trainer=2", "merge=worst_with_worst", "merge.every_rounds=2",
@@ -47,17 +49,17 @@ DECIDED = ("round", "trainer", "workers", "total_batch", "cursor", "tokens", "po
 
 def decided(record: dict[str, Any]) -> dict[str, Any]:
     """What must not depend on hosting."""
-    told = {key: record.get(key) for key in DECIDED}
-    if told["merge"]:
-        shares = {member: round(share, 9) for member, share in told["merge"]["shares"].items()}
-        told["merge"] = {"survivor": told["merge"]["survivor"], "shares": shares}
-    return told
+    detail = {key: record.get(key) for key in DECIDED}
+    if detail["merge"]:
+        shares = {member: round(share, 9) for member, share in detail["merge"]["shares"].items()}
+        detail["merge"] = {"survivor": detail["merge"]["survivor"], "shares": shares}
+    return detail
 
 
-@pytest.mark.parametrize("freed", ["join", "retire", "redistribute"])
-def test_a_shrinking_pool_on_any_ranks_is_the_same_run(freed: str) -> None:
+@pytest.mark.parametrize("released_workers", ["join", "retire", "redistribute"])
+def test_a_shrinking_pool_on_any_ranks_is_the_same_run(released_workers: str) -> None:
     """4 -> 3 -> 2 -> 1 trainers."""
-    overrides = (*SHRINKING, f"merge.freed={freed}")
+    overrides = (*SHRINKING, f"merge.released_workers={released_workers}")
     alone = run_ranks(train_small_pool, [0], *overrides)
     counts = [sum(record["round"] == round_ for record in alone[0]["records"]) for round_ in range(10)]
     assert counts == [4, 4, 4, 3, 3, 2, 2, 1, 1, 1]
@@ -71,35 +73,25 @@ def test_a_shrinking_pool_on_any_ranks_is_the_same_run(freed: str) -> None:
             assert mine.get("train_loss") == pytest.approx(theirs.get("train_loss"), abs=1e-9)
 
 
-@dataclass(frozen=True)
-class CountingStore(TokenStore):
-    """Remembers which sequences were read."""
-
-    read: list[int] = field(default_factory=list)
-
-    def batch(self, ids: npt.NDArray[np.int64]) -> Batch:
-        self.read.extend(ids.tolist())
-        return super().batch(ids)
-
-
 def count_sequences(runtime: Runtime, *overrides: str) -> dict[str, Any]:
     whole = small_store()
-    store = CountingStore(whole.parts, whole.sequence_length)
-    done = train_small_pool(
-        runtime, *overrides, splits=replace(small_splits(), train=store), prepare=lambda rank: store.read.clear()
-    )
-    return {**done, "read": store.read}
+    table = CountingTable(whole.parts, whole.sequence_length)
+    splits = replace(small_splits(), train=IndexedDataset(table))
+    done = train_small_pool(runtime, *overrides, splits=splits, prepare=lambda rank: table.read.clear())
+    return {**done, "read": table.read}
 
 
-@pytest.mark.parametrize(("freed", "shards"), [("join", "disjoint"), ("redistribute", "disjoint"), ("join", "shared")])
-def test_a_census_of_sequences(freed: str, shards: str) -> None:
+@pytest.mark.parametrize(
+    ("released_workers", "shards"), [("join", "disjoint"), ("redistribute", "disjoint"), ("join", "shared")]
+)
+def test_a_census_of_sequences(released_workers: str, shards: str) -> None:
     """Invariant 4 through merges: what all ranks really read."""
     overrides = (
-        *SHRINKING, "pool.trainers=3", f"merge.freed={freed}", f"data.shards={shards}", "merge.every_rounds=3",
-        "instances.concurrency=threads",
+        *SHRINKING, "pool.trainers=3", f"merge.released_workers={released_workers}", f"data.shards={shards}",
+        "merge.every_rounds=3", "instances.concurrency=threads",
     )  # fmt: skip
     ranks = run_ranks(count_sequences, [0, 0, 0], *overrides)
-    seen = Counter(id for rank in ranks for id in rank["read"])
+    seen = Counter(sequence for rank in ranks for sequence in rank["read"])
     records = ranks[0]["records"]
     assert sum(seen.values()) == sum(record.get("sequences", 0) for record in records)
     assert [record["round"] for record in records if "merge" in record] == [4, 7]
@@ -111,44 +103,45 @@ def test_a_census_of_sequences(freed: str, shards: str) -> None:
     unread = set(ranks[0]["unread"][records[-1]["trainer"]])
     for shard in deal(small_store().num_sequences, 3, seed=0):
         ids = set(shard.peek(0, len(shard)).tolist())
-        most = max(seen[id] for id in ids)
-        behind = {id for id in ids if seen[id] < most}
-        assert all(seen[id] == most - 1 for id in behind)
+        maximum = max(seen[sequence] for sequence in ids)
+        behind = {sequence for sequence in ids if seen[sequence] < maximum}
+        assert all(seen[sequence] == maximum - 1 for sequence in behind)
         assert behind in (unread & ids, set())
 
 
-WIDE = Layout({0: (0, 1), 1: (1, 2), 2: (2,), 3: (0,), 4: (0, 2)})
+WIDE = Layout.one_rank_per_worker({0: (0, 1), 1: (1, 2), 2: (2,), 3: (0,), 4: (0, 2)})
 
 
-def merge_by_hand(runtime: Runtime, outer_state: str, freed: str) -> dict[str, Any]:
+def merge_by_hand(runtime: Runtime, outer_state: str, released_workers: str, *overrides: str) -> dict[str, Any]:
     """Five trainers with anchors and momenta of known numbers; 0, 1, 2 merge by requests 2, 3, 5, and 3 with 4."""
-    settings = small_settings("pool.trainers=5", "algorithm=diloco", f"pool.outer_state={outer_state}")
-    rank = host(settings, runtime, small_splits(), small_module(settings), WIDE)
-    for id, trainer in rank.trainers.items():
-        trainer.outer_vectors[0].fill_(7.0 if id > 2 else 10.0**id)
-        trainer.outer_vectors[1].fill_(3.0 if id > 2 else -(10.0**id))
+    settings = small_settings("pool.trainers=5", "algorithm=diloco", f"pool.outer_state={outer_state}", *overrides)
+    rank = set_up_pool(settings, runtime, small_splits(), small_objective(settings), small_module(settings), WIDE)
+    for trainer_id, trainer in rank.trainers.items():
+        trainer.outer_vectors[0].fill_(7.0 if trainer_id > 2 else 10.0**trainer_id)
+        trainer.outer_vectors[1].fill_(3.0 if trainer_id > 2 else -(10.0**trainer_id))
         for worker in trainer.workers:
             for moment in worker.vectors()[1:]:
-                moment.fill_(100 * id + worker.id)
+                moment.fill_(100 * trainer_id + worker.id)
+            worker.weights.copy_(trainer.anchor)
     if 4 in rank.trainers:
         rank.trainers[4].outer_vectors[0][5] = float("nan")
     merges = (
         Merge(1, {0: 0.2, 1: 0.3, 2: 0.5}, {}),
         Merge(3, {3: 1.0, 4: 0.0}, {}),
     )
-    first = plan_round(settings, find_premises(rank, WIDE, Trajectory()), None, PoolReport())
-    origins = assign_workers(WIDE, merges, FreedWorkers[freed], {1: 10.0, 3: 1.0}, {1: 72, 3: 48})
+    first = plan_round(settings, find_plan_inputs(rank, WIDE, Trajectory()), None, PoolReport())
+    origins = assign_workers(WIDE, merges, ReleasedWorkers[released_workers], {1: 10.0, 3: 1.0}, {1: 72, 3: 48})
     regrouping = Regrouping(merges, origins)
     plan = replace(first, regrouping=regrouping, layout=regrouping.layout_after(WIDE))
-    report = RankReport(runtime.rank)
-    regroup(rank, WIDE, plan, report)
+    report = regroup(rank, WIDE, plan)
+    trainers = rank.trainers.values()
     return {
-        "outer": {id: [vector.unique().tolist() for vector in t.outer_vectors] for id, t in rank.trainers.items()},
-        "workers": {(id, w.id): w.vectors()[1][0].item() for id, t in rank.trainers.items() for w in t.workers},
-        "at_anchor": all((w.weights == t.anchor).all() for t in rank.trainers.values() for w in t.workers),
-        "sent": report.merge_bytes_sent,
+        "outer": {t.id: [vector.unique().tolist() for vector in t.outer_vectors] for t in trainers},
+        "workers": {(t.id, w.id): w.vectors()[1][0].item() for t in trainers for w in t.workers},
+        "at_anchor": all((w.weights == t.anchor).all() for t in trainers for w in t.workers),
+        "sent": report.bytes_sent,
         "vector_bytes": rank.flat_model.gradient.nbytes,
-        "shards": {id: shard.size for id, shard in rank.shards.items()},
+        "shards": {trainer: cursor.size for trainer, cursor in rank.cursors.items()},
     }
 
 
@@ -159,16 +152,29 @@ def test_a_merge_worked_by_hand(outer_state: str) -> None:
     for rank in ranks:
         assert rank["at_anchor"]
         assert rank["shards"] == {1: 72, 3: 48}
-        for id, (anchor, momentum) in rank["outer"].items():
+        for trainer, (anchor, momentum) in rank["outer"].items():
             (x,), (m,) = anchor, momentum
-            assert (x, m) == pytest.approx((53.2, -53.2) if id == 1 else (7.0, 3.0))
+            assert (x, m) == pytest.approx((53.2, -53.2) if trainer == 1 else (7.0, 3.0))
     assert [sorted(rank["outer"]) for rank in ranks] == [[1, 3], [1], [1, 3]]
     workers = {key: moment for rank in ranks for key, moment in rank["workers"].items()}
     # The survivor's own first, then the others' by trainer; moments stay, but those of a broken trainer's workers.
     assert workers == {(1, 0): 100, (1, 1): 101, (1, 2): 0, (1, 3): 1, (1, 4): 200, (3, 0): 300, (3, 1): 0, (3, 2): 0}
     # On its way to rank 2: trainer 3's vectors. An all-reduce over three ranks sends 4/3 of a vector each.
-    most = max(sum(rank["sent"].values()) for rank in ranks)
-    assert most < 2 * (4 / 3 + 1) * ranks[0]["vector_bytes"]
+    maximum = max(sum(rank["sent"].values()) for rank in ranks)
+    assert maximum < 2 * (4 / 3 + 1) * ranks[0]["vector_bytes"]
+
+
+@pytest.mark.parametrize("outer_state", ["device", "cpu"])
+def test_anchors_travel_to_a_merge_in_bf16_where_averages_are_compressed(outer_state: str) -> None:
+    exact = run_ranks(merge_by_hand, [0, 0, 1], outer_state, "join")
+    ranks = run_ranks(merge_by_hand, [0, 0, 1], outer_state, "join", "wire=int4")
+    for rank, wide in zip(ranks, exact, strict=True):
+        assert rank["at_anchor"]
+        assert rank["outer"][1] == ranks[0]["outer"][1], "the same bits on all ranks"
+        assert rank["outer"][1][0] == pytest.approx([53.2], rel=2**-8)
+        assert rank["sent"][1] == wide["sent"][1] / 4, "of fp64"
+        assert rank["sent"].get(3) == wide["sent"].get(3), "a trainer that only comes to another rank stays as it is"
+        assert rank["outer"].get(3) == wide["outer"].get(3)
 
 
 def test_workers_that_are_dealt_anew_find_their_anchor() -> None:
@@ -182,7 +188,7 @@ def test_a_trainer_that_is_not_finite_is_left_out_and_named() -> None:
     overrides = (*SHRINKING, "pool.trainers=3", "pool.workers_per_trainer=1", "budget.rounds=4")
     ranks = run_ranks(train_poisoned_pool, [0, 0, 0], *overrides)
     (merged,) = [record for record in ranks[0]["records"] if "merge" in record]
-    assert merged["merge"]["shares"][1] == 0.0
+    assert merged["merge"]["shares"]["1"] == 0.0
     assert merged["workers"] == 2
     assert "trainer 1 (left out: not finite)" in merge_in_words(merged)
     assert all(np.isfinite(anchor).all() for anchor in held_anchors(ranks).values())
@@ -209,64 +215,71 @@ def random_merges(runtime: Runtime, sequences: int) -> int:
     """Random layouts and merges, every plan applied, until one trainer is left; compared with plain arithmetic."""
     settings = small_settings("batching.capacity=8", "outer=nesterov", "evaluation.every_rounds=null")
     rng, control, num_plans = random.Random(0), runtime.control, 0
-    module, splits = small_module(settings), small_splits()
+    objective, splits = small_objective(settings), small_splits()
     for _ in range(sequences):
         num_trainers = rng.randint(2, 5)
-        before = Layout({id: tuple(rng.randrange(4) for _ in range(rng.randint(1, 3))) for id in range(num_trainers)})
-        rank = host(settings, runtime, splits, module, before)
-        values = {id: rng.uniform(-1, 1) for id in before.hosts}
-        for id, trainer in rank.trainers.items():
-            trainer.outer_vectors[0].fill_(values[id])
-            trainer.outer_vectors[1].fill_(-values[id])
-        plan = plan_round(settings, find_premises(rank, before, Trajectory()), None, PoolReport())
-        while len(before.hosts) > 1:
+        before = Layout.one_rank_per_worker(
+            {number: tuple(rng.randrange(4) for _ in range(rng.randint(1, 3))) for number in range(num_trainers)}
+        )
+        rank = set_up_pool(settings, runtime, splits, objective, small_module(settings), before)
+        values = {trainer_id: rng.uniform(-1, 1) for trainer_id in before.trainers}
+        for trainer_id, trainer in rank.trainers.items():
+            trainer.outer_vectors[0].fill_(values[trainer_id])
+            trainer.outer_vectors[1].fill_(-values[trainer_id])
+        plan = plan_round(settings, find_plan_inputs(rank, before, Trajectory()), None, PoolReport())
+        while len(before.trainers) > 1:
             policy = rng.choice([MergePolicy.worst_with_worst, MergePolicy.best_with_worst])
             merge = MergeSettings(policy=policy, width=rng.randint(2, 4), simultaneous=rng.randint(1, 2))
-            standings = {id: Standing(rng.uniform(1, 9), rng.uniform(1, 9)) for id in before.hosts}
-            merges = choose_merges(merge, standings)
-            requests = {id: standing.bounded for id, standing in standings.items()}
-            left = set(before.hosts) - {ended for one in merges for ended in one.ended}
+            candidates = {
+                trainer_id: TrainerView(rng.uniform(1, 9), rng.uniform(1, 9)) for trainer_id in before.trainers
+            }
+            merges = choose_merges(merge, candidates)
+            requests = {trainer_id: candidate.bounded for trainer_id, candidate in candidates.items()}
+            left = set(before.trainers) - {ended for one in merges for ended in one.ended}
             sizes = dict.fromkeys(left, 99)
-            kept = {id: requests[id] for id in left}
-            regrouping = Regrouping(merges, assign_workers(before, merges, rng.choice(list(FreedWorkers)), kept, sizes))
+            kept = {trainer_id: requests[trainer_id] for trainer_id in left}
+            regrouping = Regrouping(
+                merges, assign_workers(before, merges, rng.choice(list(ReleasedWorkers)), kept, sizes)
+            )
             plan = replace(plan, regrouping=regrouping, layout=regrouping.layout_after(before))
-            regroup(rank, before, plan, RankReport(runtime.rank))
+            regroup(rank, before, plan)
             for one in merges:
-                values[one.survivor] = sum(share * values[id] for id, share in one.shares.items())
+                values[one.survivor] = sum(share * values[trainer_id] for trainer_id, share in one.shares.items())
             before, num_plans = plan.layout, num_plans + 1
             assert list(rank.trainers) == before.trainers_on(runtime.rank)
-            for id, trainer in rank.trainers.items():
+            for trainer_id, trainer in rank.trainers.items():
                 anchor, momentum = trainer.outer_vectors
-                np.testing.assert_allclose(anchor.numpy(), values[id], atol=1e-12)
-                np.testing.assert_allclose(momentum.numpy(), -values[id], atol=1e-12)
-                assert [worker.id for worker in trainer.workers] == before.workers_on(runtime.rank, id)
-            mine = {"formed": rank.groups.formed, "sums": {id: t.checksum() for id, t in rank.trainers.items()}}
+                np.testing.assert_allclose(anchor.numpy(), values[trainer_id], atol=1e-12)
+                np.testing.assert_allclose(momentum.numpy(), -values[trainer_id], atol=1e-12)
+                assert [worker.id for worker in trainer.workers] == before.workers_on(runtime.rank, trainer_id)
+            mine = {"formed": rank.groups.formed, "sums": {t.id: t.checksum() for t in rank.trainers.values()}}
             sums: dict[str, list[int]] = {}
             for other in control.exchange(mine):
                 assert [tuple(ranks) for ranks in other["formed"]] == rank.groups.formed
-                for id, checksum in other["sums"].items():
-                    assert sums.setdefault(id, checksum) == checksum
-            assert set(rank.groups.formed) == {ranks for id in before.hosts if len(ranks := before.ranks(id)) > 1}
+                for trainer_id, checksum in other["sums"].items():
+                    assert sums.setdefault(trainer_id, checksum) == checksum
+            rank_sets = {before.ranks(trainer_id) for trainer_id in before.trainers}
+            assert set(rank.groups.formed) == {ranks for ranks in rank_sets if len(ranks) > 1}
         rank.groups.keep([])
     return num_plans
 
 
 def test_hundreds_of_random_merges_on_four_ranks() -> None:
-    counts = run_ranks(random_merges, [0, 0, 1, 1], 200)
-    assert min(counts) > 300
+    counts = run_ranks(random_merges, [0, 0, 1, 1], 120)
+    assert min(counts) > 150
 
 
 def shrink_in_little_memory(runtime: Runtime, *overrides: str) -> dict[str, Any]:
     """Memory for the pool and a pass of 90 sequences: more than a shard holds at first, less than the united one."""
     settings = small_settings(*overrides)
-    _, lane = lone_trainer(settings, small_module(settings), 4)
-    one, two = (pass_bytes(lane.flat_model, settings, batch) for batch in (1, 2))
+    _, slot = lone_trainer(settings, small_objective(settings), small_module(settings), small_store())
+    one, two = (micro_batch_bytes(slot, batch) for batch in (1, 2))
     vectors = sum(state_vectors(settings, 2, 2).values())
-    memory = vectors * lane.flat_model.gradient.nbytes + one + 89 * (two - one)
+    memory = vectors * slot.flat_model.gradient.nbytes + one + 89 * (two - one)
     ended: list[weakref.ref[Any]] = []
 
-    def watch(rank: Rank) -> None:
-        ended.extend(weakref.ref(part) for id, t in rank.trainers.items() for part in (t, *t.workers) if id == 0)
+    def watch(rank: LocalPool) -> None:
+        ended.extend(weakref.ref(part) for t in rank.trainers.values() for part in (t, *t.workers) if t.id == 0)
 
     more = (f"cluster.memory_bytes={memory}", "batching.padding_fraction=1")
     done = train_small_pool(runtime, *overrides, *more, prepare=watch)
@@ -274,7 +287,7 @@ def shrink_in_little_memory(runtime: Runtime, *overrides: str) -> dict[str, Any]
 
 
 def test_memory_is_probed_again_after_a_merge() -> None:
-    overrides = ("pool.trainers=2", "merge=worst_with_worst", "merge.every_rounds=2", "merge.freed=retire",
+    overrides = ("pool.trainers=2", "merge=worst_with_worst", "merge.every_rounds=2", "merge.released_workers=retire",
                  "batching.request=ramp", "batching.ramp_factor=8", "budget.rounds=4")  # fmt: skip
     (done,) = run_ranks(shrink_in_little_memory, [0], *overrides)
     limits = [(record["round"], record["batch_limit"]) for record in done["records"] if record["round"]]

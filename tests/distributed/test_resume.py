@@ -1,15 +1,17 @@
-"""Invariant 2: a run that was interrupted, anywhere, and goes on is the run that was never stopped."""
+"""Invariant 2: a run that was interrupted, anywhere, and resumes is the run that was never stopped."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from resuming import train_kept
-from support import held_anchors
 
-from adloco_dist.decisions.plan import INTERRUPTED
+from adloco_dist.policy.plan import INTERRUPTED
+from adloco_dist.setup import concurrency
 from adloco_dist.testing.processes import run_ranks
+from helpers.clocks import CLOCKS
+from helpers.resuming import train_kept
+from helpers.support import held_anchors
 
 POOL = (
     "pool.trainers=3",
@@ -22,7 +24,6 @@ POOL = (
 )
 BETWEEN_ROUNDS = 40
 """Looks of rank 0 until it sees the request in its report on a whole round."""
-CLOCKS = ("seconds", "data_seconds", "resources", "bytes_sent", "plan")  # a plan holds the seconds that have passed
 
 
 def run(nodes: list[int], folder: Path, looks: int | None, *overrides: str, **options: Any) -> list[dict[str, Any]]:
@@ -88,19 +89,24 @@ def test_on_another_number_of_ranks_it_is_the_same_run(
 ) -> None:
     run([0, 0], tmp_path, looks)
     ended = run(nodes, tmp_path, None)
-    assert f"workers of 2 ranks are hosted on {len(nodes)}" in ended[0]["told"][-1]
+    assert f"workers of 2 ranks are placed on {len(nodes)}" in ended[0]["reported"][-1]
     assert_same(ended, uninterrupted, tolerance=1e-9)
 
 
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("inner=sgd", "inner.momentum=0.9", "outer=average", "algorithm.name=localsgd"),
-        ("inner.reset_each_round=true", "merge.freed=retire", "batching.estimator=per_sequence"),
-        ("merge.freed=redistribute", "batching.estimator=workers", "batching.request=inner_product_test"),
+        ("inner=sgd", "inner.momentum=0.9", "outer=average"),
+        ("inner.reset_each_round=true", "merge.released_workers=retire", "batching.estimator=per_sequence"),
+        ("merge.released_workers=redistribute", "batching.estimator=workers", "batching.request=inner_product_test"),
         ("data.shards=shared", "merge.policy=best_with_worst", "precision=fp32"),
         ("instances.concurrency=threads", "+model.overrides.summary_first_dropout=0.0"),
         ("pool.trainers=1", "merge=none", "algorithm=ddp", "batching.request=none"),
+        ("wire=int8", "wire.fragments=2"),
+        ("wire=int4", "algorithm.updates_per_round=6", "wire.fragments=2", "wire.delay_updates=2"),
+        ("wire.delay_updates=2", "wire.keep_local=0.5", "merge.released_workers=redistribute"),
+        ("wire=sparse", "wire.fraction=0.1", "wire.fragments=2"),
+        ("inner=muon", "wire=int8"),
     ],
 )
 def test_whatever_the_algorithm(tmp_path: Path, overrides: tuple[str, ...]) -> None:
@@ -119,15 +125,15 @@ def test_checkpoints_come_at_their_interval_and_the_newest_whole_one_is_used(
     checkpoints = tmp_path / "shared" / "checkpoints"
     rounds = {int(path.name.rpartition("-")[2]): path for path in checkpoints.iterdir()}
     assert len(rounds) == 3
-    assert max(rounds) < 7, "nothing needs to go on from the end"
+    assert max(rounds) < 7, "nothing needs to resume from the end"
     (tmp_path / "shared" / "run.json").unlink()  # as if it had been killed before its end
     (rounds[max(rounds)] / "trainer-0.safetensors").unlink(missing_ok=True)
     for part in rounds[max(rounds)].glob("trainer-*-worker-1.safetensors"):
         part.write_bytes(part.read_bytes()[:-1])
     ended = run([0, 0], tmp_path, None, *settings)
-    skipped, goes_on = ended[0]["told"][:2]
+    skipped, resumed = ended[0]["reported"][:2]
     assert skipped.startswith(f"checkpoint {rounds[max(rounds)].name} is skipped: trainer-")
-    assert goes_on.endswith(sorted(rounds.values())[-2].name)
+    assert resumed.endswith(sorted(rounds.values())[-2].name)
     assert_same(ended, uninterrupted)
 
 
@@ -150,5 +156,22 @@ def test_a_part_that_nobody_holds_costs_its_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "node1" / "checkpoints").rename(tmp_path / "gone")
     (tmp_path / "node1" / "checkpoints").mkdir()
     ended = run([0, 1], tmp_path, None, own_directories=True)
-    assert "is skipped: trainer-" in ended[0]["told"][0]
-    assert "holds no whole checkpoint: the run begins anew" in ended[0]["told"][1]
+    assert "is skipped: trainer-" in ended[0]["reported"][0]
+    assert "holds no whole checkpoint: the run starts from the beginning" in ended[0]["reported"][1]
+
+
+def train_without_measuring(runtime: Any, folder: str) -> Any:
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("how instances compute was measured at the first start")
+
+    concurrency._measure = refuse
+    return train_kept(runtime, folder, None, *POOL, "instances.concurrency=auto")
+
+
+def test_how_instances_compute_is_measured_once(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="was measured at the first start"):
+        run_ranks(train_without_measuring, [0, 0], str(tmp_path / "fresh"))
+    stopped = run([0, 0], tmp_path, 6, "instances.concurrency=auto")
+    assert {rank["stop"] for rank in stopped} == {INTERRUPTED}
+    ended = run_ranks(train_without_measuring, [0, 0], str(tmp_path))
+    assert {rank["stop"] for rank in ended} == {"budget.rounds=7 reached"}

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpora import write_shards
-from resuming import train_kept
-from support import held_anchors, train_small_pool
 
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.decisions.plan import INTERRUPTED
+from adloco_dist.policy.plan import INTERRUPTED
 from adloco_dist.testing.processes import run_ranks
+from helpers.corpora import write_shards
+from helpers.resuming import train_kept
+from helpers.support import held_anchors, train_small_pool
 
 POOL = (
     "pool.trainers=3",
@@ -40,12 +40,12 @@ def kept(runtime: Runtime, folder: str, looks: int | None, overrides: tuple[str,
 
 
 def shards_of(ranks: list[dict[str, Any]]) -> dict[int, Any]:
-    return {id: state for rank in ranks for id, state in rank["states"].items()}
+    return {trainer: state for rank in ranks for trainer, state in rank["states"].items()}
 
 
-@pytest.mark.parametrize("freed", ["join", "retire", "redistribute"])
-def test_streams_and_merges_are_the_same_run_on_any_ranks(c4: tuple[str, ...], freed: str) -> None:
-    overrides = (*POOL, *c4, f"merge.freed={freed}", "batching.may_shrink=true")
+@pytest.mark.parametrize("released_workers", ["join", "retire", "redistribute"])
+def test_streams_and_merges_are_the_same_run_on_any_ranks(c4: tuple[str, ...], released_workers: str) -> None:
+    overrides = (*POOL, *c4, f"merge.released_workers={released_workers}", "batching.may_shrink=true")
     alone = run_ranks(train_small_pool, [0], *overrides)
     spread = run_ranks(train_small_pool, [0, 0, 1], *overrides, "pool.placement=spread")
     expected = held_anchors(alone)
@@ -71,8 +71,8 @@ def test_a_streamed_run_that_is_stopped_goes_on_as_if_it_had_not(
     expected = held_anchors(reference)
     for trainer, anchor in held_anchors(ended).items():
         np.testing.assert_allclose(anchor, expected[trainer], rtol=0, atol=0 if ranks == 2 else 1e-9)
-    cursors = {id: cursor for rank in reference for id, cursor in rank["cursors"].items()}
-    assert {id: cursor for rank in ended for id, cursor in rank["cursors"].items()} == cursors
+    cursors = {trainer: cursor for rank in reference for trainer, cursor in rank["cursors"].items()}
+    assert {trainer: cursor for rank in ended for trainer, cursor in rank["cursors"].items()} == cursors
 
 
 def test_padded_documents_are_the_same_run_on_any_ranks(c4: tuple[str, ...]) -> None:

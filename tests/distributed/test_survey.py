@@ -9,8 +9,8 @@ import torch
 from adloco_dist.cluster.environment import measure_links, survey
 from adloco_dist.cluster.failures import failed
 from adloco_dist.cluster.runtime import Place, Runtime, join_store
+from adloco_dist.cluster.survey import Environment, Link
 from adloco_dist.config import Backend
-from adloco_dist.decisions.environment import Environment, Link
 from adloco_dist.testing.processes import run_ranks
 
 
@@ -50,13 +50,13 @@ def fail_together(runtime: Runtime, directory: str) -> str:
     cause.add_note("round 2")
     if runtime.rank != 1:
         runtime.control.exchange({})
-    told = failed(cause, f"rank {runtime.rank}", store)
+    detail = failed(cause, f"rank {runtime.rank}", store)
     if runtime.rank == 1:
         runtime.control.exchange({})
-    return f"{type(told).__name__}: {told}"
+    return f"{type(detail).__name__}: {detail}"
 
 
 def test_of_all_ranks_that_fail_one_tells_the_cause(tmp_path: Path) -> None:
     line = "rank 1, round 2, trainer 3: ArithmeticError: of itself"
-    told = run_ranks(fail_together, [0, 0, 0], str(tmp_path))
-    assert told == [f"PeerFailedError: {line}", f"RankFailedError: {line}", f"PeerFailedError: {line}"]
+    detail = run_ranks(fail_together, [0, 0, 0], str(tmp_path))
+    assert detail == [f"PeerFailedError: {line}", f"RankFailedError: {line}", f"PeerFailedError: {line}"]

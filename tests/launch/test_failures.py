@@ -1,4 +1,4 @@
-"""Runs that fail, are stopped, or are not alone: told once, with codes that scripts can use, and nothing is lost."""
+"""Runs that fail, are stopped, or are not alone: reported once, with codes for scripts, and nothing is lost."""
 
 import os
 import shlex
@@ -8,7 +8,20 @@ from pathlib import Path
 
 import psutil
 import pytest
-from commands import SMALL, break_outer_step, errors, facts, metrics, run, running, torchrun_command, train_command
+
+from helpers.commands import (
+    ONE_RANK,
+    SMALL,
+    break_outer_step,
+    errors,
+    facts,
+    metrics,
+    run,
+    running,
+    torchrun_command,
+    train_command,
+    without_waits,
+)
 
 ENDLESS = (*SMALL, "budget.rounds=100000", "run.directory=run")
 AGENT_GONE_SECONDS = 5.0
@@ -31,8 +44,8 @@ def test_an_error_names_rank_round_and_trainer_once(tmp_path: Path) -> None:
     assert "Traceback" in log, "the whole story is in the rank's own log"
     assert "round 1: trainer 1: inner" in log
     other = (tmp_path / "run" / "logs" / "rank0.log").read_text()
-    told = f"rank 1 on {os.uname().nodename}, round 2, trainer 3: ArithmeticError: the outer step broke"
-    assert told in other, "who only lost contact says whom it lost"
+    detail = f"rank 1 on {os.uname().nodename}, round 2, trainer 3: ArithmeticError: the outer step broke"
+    assert detail in other, "who only lost contact says whom it lost"
     assert facts(tmp_path / "run")["result"] is None
 
 
@@ -73,11 +86,11 @@ def test_a_request_to_stop_leaves_a_checkpoint_to_go_on_from(tmp_path: Path, by:
         output = process.communicate(timeout=120)[0]
         assert process.returncode == 75, output
     assert facts(tmp_path / "run")["result"]["stop"] == "interrupted"
-    assert "run.unfinished=resume goes on" in output
+    assert "run.unfinished=resume resumes it" in output
     assert "Traceback" not in output
     resumed = run(train_command(*ENDLESS, "run.unfinished=resume", "budget.rounds=3"), tmp_path)
     assert resumed.code == 0, resumed.output
-    assert "note: goes on from run/checkpoints/000001-round-" in resumed.output
+    assert "note: resumes from run/checkpoints/000001-round-" in resumed.output
     assert (tmp_path / "run" / "model" / "config.json").exists()
 
 
@@ -103,7 +116,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
 def test_a_run_outlives_whoever_reads_it(tmp_path: Path) -> None:
     command = shlex.join(train_command(*SMALL, "run.directory=run"))
     done = run(["bash", "-c", f"{command} | head -1; exit ${{PIPESTATUS[0]}}"], tmp_path)
-    lines = [line for line in done.output.splitlines() if not line.startswith("starting: ")]  # a slow import is told
+    lines = without_waits(done.output)
     assert (done.code, len(lines)) == (0, 1), done.output
     assert (tmp_path / "run" / "model" / "config.json").exists()
     log = (tmp_path / "run" / "logs" / "rank0.log").read_text()
@@ -112,18 +125,18 @@ def test_a_run_outlives_whoever_reads_it(tmp_path: Path) -> None:
 
 
 def test_a_directory_has_one_writer_and_an_unfinished_run_is_never_lost(tmp_path: Path) -> None:
-    with running(train_command(*ENDLESS), tmp_path) as (process, _):
+    with running(train_command(*ONE_RANK, *ENDLESS), tmp_path) as (process, _):
         rank0 = next(rank for rank in psutil.Process(process.pid).children() if rank.environ()["RANK"] == "0")
-        refused = run(train_command(*SMALL, "run.directory=run", "run.unfinished=set_aside"), tmp_path)
+        refused = run(train_command(*ONE_RANK, *SMALL, "run.directory=run", "run.unfinished=archive"), tmp_path)
         assert refused.code == 2
         (line,) = errors(refused.output)
         assert line.startswith(f"error: run.directory=run: is being written by process {rank0.pid} on ")
     rows = metrics(tmp_path / "run")
-    refused = run(train_command(*SMALL, "run.directory=run"), tmp_path)
+    refused = run(train_command(*ONE_RANK, *SMALL, "run.directory=run"), tmp_path)
     assert refused.code == 2
     (line,) = errors(refused.output)
     assert line.startswith("error: run.directory=run: holds a run that has not ended; ")
-    done = run(train_command(*SMALL, "run.directory=run", "run.unfinished=set_aside"), tmp_path)
+    done = run(train_command(*ONE_RANK, *SMALL, "run.directory=run", "run.unfinished=archive"), tmp_path)
     assert done.code == 0, done.output
     assert metrics(tmp_path / "run.aside-1")[: len(rows)] == rows
     assert facts(tmp_path / "run")["result"]["stop"] == "budget.rounds=3 reached"
@@ -132,27 +145,27 @@ def test_a_directory_has_one_writer_and_an_unfinished_run_is_never_lost(tmp_path
 def test_a_stop_file_that_is_there_from_the_start(tmp_path: Path) -> None:
     """A batch job may be warned before its ranks are up."""
     (tmp_path / "stop").touch()
-    done = run(train_command(*SMALL, "run.stop_file=stop", "run.directory=run"), tmp_path)
+    done = run(train_command(*ONE_RANK, *SMALL, "run.stop_file=stop", "run.directory=run"), tmp_path)
     assert done.code == 75, done.output
     assert "stopped: interrupted in round 1" in done.output
     assert {row["round"] for row in metrics(tmp_path / "run")} == {0}
     assert facts(tmp_path / "run")["result"]["rounds"] == 0
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system needs root")
+@pytest.mark.needs("root")
 @pytest.mark.parametrize(
-    ("options", "told"), [("ro", "is not a directory that can be written"), ("size=64k", "MB are free")]
+    ("options", "detail"), [("ro", "is not a directory that can be written"), ("size=64k", "MB are free")]
 )
-def test_a_read_only_or_full_file_system(tmp_path: Path, options: str, told: str) -> None:
+def test_a_read_only_or_full_file_system(tmp_path: Path, options: str, detail: str) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)], check=True)
     try:
-        done = run(train_command(*SMALL, "run.directory=disk/run"), tmp_path)
+        done = run(train_command(*ONE_RANK, *SMALL, "run.directory=disk/run"), tmp_path)
         assert done.code == 2
         (line,) = errors(done.output)
         assert line.startswith("error: run.directory=disk/run: ")
-        assert told in line
+        assert detail in line
         assert list(disk.iterdir()) == []
     finally:
         subprocess.run(["umount", str(disk)], check=True)

@@ -8,7 +8,8 @@ from typing import Any
 
 import psutil
 import pytest
-from commands import ROOT, run
+
+from helpers.commands import ROOT, run
 
 TROUBLE = """
 import os, signal, subprocess, threading
@@ -77,17 +78,17 @@ def test_a_case_that_hangs_or_crashes_ends_alone(tmp_path: Path, monkeypatch: py
     done = run([sys.executable, "trouble.py", "--device", "cpu", "--out", "out"], tmp_path)
     assert done.code == 1, done.output
     found = results(tmp_path / "out")
-    told = {name: (case["status"], case["reason"]) for name, case in found.items()}
-    assert told["hangs"][0] == "failed" and told["hangs"][1].startswith("still ran after 8 s")
-    assert told["crashes"][0] == "failed" and told["crashes"][1].startswith("ended with code -9")
-    assert told["fails"] == ("failed", "AssertionError: no GPU")
-    assert told["skips"] == ("skipped", "not here")
-    assert told["well"] == ("passed", "") and found["well"]["figures"] == {"answer": 42.0}
+    detail = {name: (case["status"], case["reason"]) for name, case in found.items()}
+    assert detail["hangs"][0] == "failed" and detail["hangs"][1].startswith("still ran after 8 s")
+    assert detail["crashes"][0] == "failed" and detail["crashes"][1].startswith("ended with code -9")
+    assert detail["fails"] == ("failed", "AssertionError: no GPU")
+    assert detail["skips"] == ("skipped", "not here")
+    assert detail["well"] == ("passed", "") and found["well"]["figures"] == {"answer": 42.0}
     assert not [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", "98765"]]
     assert "1 passed, 3 failed, 1 skipped" in done.output
 
 
-def test_cases_for_which_no_time_is_left_are_told(tmp_path: Path) -> None:
+def test_cases_for_which_no_time_is_left_are_reported(tmp_path: Path) -> None:
     done = run(command("bench", "--device", "cpu", "--out", "out", "--seconds", "1"), tmp_path)
     assert done.code == 0, done.output
     assert {case["reason"] for case in results(tmp_path / "out").values()} == {"not run: time"}

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import yaml
-from commands import ROOT, SMALL, facts, run
 
 from adloco_dist.testing import hosts
-from adloco_dist.testing.images import Image, built_image, why_unavailable
+from adloco_dist.testing.images import Image, built_image
+from helpers.commands import ROOT, SMALL, facts, run
+
+pytestmark = pytest.mark.needs("image")
 
 COMPOSE = ROOT / "docker" / "compose.yaml"
 NAMES_AND_VERSIONS = """
@@ -24,8 +26,6 @@ print(json.dumps({found.name: found.version for found in importlib.metadata.dist
 
 @pytest.fixture(scope="module")
 def image() -> Iterator[Image]:
-    if reason := why_unavailable():
-        pytest.skip(reason)
     with built_image(ROOT) as built:
         yield built
 
@@ -115,7 +115,7 @@ def test_compose_starts_one_job() -> None:
     assert with_settings[-3:] == ["launch/train.py", "inner.lr=1e-3", "data.train=[a b]"]
 
 
-@pytest.mark.skipif(hosts.why_unavailable() is not None, reason=hosts.why_unavailable() or "")
+@pytest.mark.needs("hosts")
 def test_the_nodes_of_compose_train_together(image: Image, tmp_path: Path) -> None:
     """compose.yaml's commands, each in a container of its own on a host of its own, with one volume."""
     (tmp_path / "runs").mkdir()

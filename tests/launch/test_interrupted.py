@@ -1,21 +1,21 @@
-"""Runs that are killed, restarted, or cannot write: they go on from checkpoints, and end as if nothing had been."""
+"""Runs that are killed, restarted, or cannot write: they resume from checkpoints, and end as if nothing had been."""
 
 import hashlib
-import os
 import signal
 import subprocess
 from pathlib import Path
 
 import psutil
 import pytest
-from commands import SMALL, facts, metrics, run, running, torchrun_command, train_command
+
+from helpers.clocks import CLOCKS
+from helpers.commands import ONE_RANK, SMALL, facts, metrics, run, running, torchrun_command, train_command
 
 SETTINGS = (
     *SMALL, "pool.trainers=3", "merge.every_rounds=4", "budget.rounds=30", "algorithm.updates_per_round=8",
     "checkpoint.every_rounds=1", "batching.capacity=4096", "run.directory=run", "run.unfinished=resume",
 )  # fmt: skip
 MODEL = "run/model/model.safetensors"
-CLOCKS = ("seconds", "data_seconds", "resources", "bytes_sent", "plan")
 
 
 def digest(folder: Path) -> str:
@@ -53,12 +53,12 @@ def test_killed_at_any_moment_it_ends_with_the_same_weights(
     kill(tmp_path, whom, until)
     again = run(train_command(*SETTINGS), tmp_path)
     assert again.code == 0, again.output
-    assert "note: goes on from run/checkpoints/" in again.output
+    assert "note: resumes from run/checkpoints/" in again.output
     assert digest(tmp_path) == digest(undisturbed)
     assert rows(tmp_path) == rows(undisturbed)
-    told = facts(tmp_path / "run")
-    assert len(told["resumed"]) == 1
-    assert {key: value for key, value in told["result"].items() if key not in ("seconds", "bytes_sent")} == {
+    detail = facts(tmp_path / "run")
+    assert len(detail["resumed"]) == 1
+    assert {key: value for key, value in detail["result"].items() if key not in ("seconds", "bytes_sent")} == {
         key: value
         for key, value in facts(undisturbed / "run")["result"].items()
         if key not in ("seconds", "bytes_sent")
@@ -68,7 +68,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_weights(
 def test_a_lost_rank_is_started_again(undisturbed: Path, tmp_path: Path) -> None:
     code, output = kill(tmp_path, "1", "round 3 ", "--max-restarts", "2")
     assert code == 0, output
-    assert output.count("note: goes on from run/checkpoints/") == 1
+    assert output.count("note: resumes from run/checkpoints/") == 1
     assert digest(tmp_path) == digest(undisturbed)
     assert rows(tmp_path) == rows(undisturbed)
 
@@ -80,14 +80,14 @@ def test_torchrun_itself_starts_a_lost_rank_again(
     (tmp_path / "sitecustomize.py").write_text(
         "import os\n"
         "if os.environ.get('RANK') == '1' and os.environ.get('TORCHELASTIC_RESTART_COUNT') == '0':\n"
-        "    import adloco_dist.train as train\n"
-        "    outer, steps = train.outer, []\n"
-        "    def deadly(trainer, group):\n"
+        "    import adloco_dist.round.algorithm as algorithm\n"
+        "    outer, steps = algorithm.outer, []\n"
+        "    def deadly(trainer, group, *rest):\n"
         "        steps.append(trainer.id)\n"
         "        if len(steps) == 8:\n"
         "            os.kill(os.getpid(), 9)\n"
-        "        return outer(trainer, group)\n"
-        "    train.outer = deadly\n"
+        "        return outer(trainer, group, *rest)\n"
+        "    algorithm.outer = deadly\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     options = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "1")
@@ -97,7 +97,7 @@ def test_torchrun_itself_starts_a_lost_rank_again(
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     done = run(torchrun_command(*SETTINGS, torchrun=options), tmp_path)
     assert done.code == 0, done.output
-    assert "note: goes on from run/checkpoints/" in done.output
+    assert "note: resumes from run/checkpoints/" in done.output
     assert digest(tmp_path) == digest(undisturbed)
 
 
@@ -116,9 +116,9 @@ def test_resuming_with_other_settings(undisturbed: Path, tmp_path: Path) -> None
     refused = run(train_command(*SETTINGS, "model=tiny"), tmp_path)
     assert refused.code == 2
     assert "was trained with model." in refused.output
-    goes_on = run(train_command(*SETTINGS, "budget.rounds=4", "inner.lr=1e-4"), tmp_path)
-    assert goes_on.code == 0, goes_on.output
-    assert "note: goes on with inner.lr=0.0001 instead of 0.0003" in goes_on.output
+    resumed = run(train_command(*SETTINGS, "budget.rounds=4", "inner.lr=1e-4"), tmp_path)
+    assert resumed.code == 0, resumed.output
+    assert "note: resumes with inner.lr=0.0001 instead of 0.0003" in resumed.output
     finished = run(train_command(*SETTINGS), tmp_path)
     assert finished.code == 0
     assert "note: run.directory=run holds a run that has ended" in finished.output
@@ -126,14 +126,14 @@ def test_resuming_with_other_settings(undisturbed: Path, tmp_path: Path) -> None
 
 def test_weights_and_biases_goes_on_with_the_same_run(tmp_path: Path) -> None:
     kill(tmp_path, "driver", "round 3 ", "tracking=offline", how=signal.SIGINT)
-    done = run(train_command(*SETTINGS, "tracking=offline", "budget.rounds=6"), tmp_path)
+    done = run(train_command(*ONE_RANK, *SETTINGS, "tracking=offline", "budget.rounds=6"), tmp_path)
     assert done.code == 0, done.output
     runs = [path.name for path in (tmp_path / "run" / "wandb").glob("offline-run-*")]
     assert len(runs) == 2
     assert len({name.rpartition("-")[2] for name in runs}) == 1, "two parts of one run"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system needs root")
+@pytest.mark.needs("root")
 def test_a_disk_that_fills_up_costs_checkpoints_not_the_run(undisturbed: Path, tmp_path: Path) -> None:
     """There is room for the first checkpoint alone."""
     disk = tmp_path / "run"

@@ -4,7 +4,8 @@ import socket
 from pathlib import Path
 
 import pytest
-from commands import SMALL, Finished, run, torchrun_command, train_command
+
+from helpers.commands import SMALL, Finished, run, torchrun_command, train_command
 
 
 def assert_refused(done: Finished, cwd: Path, *words: str) -> None:

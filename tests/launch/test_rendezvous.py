@@ -1,4 +1,4 @@
-"""Drivers that wait for each other: who is waited for is told, every signal ends them, and nobody waits in vain."""
+"""Drivers that wait for each other: who is waited for is reported, every signal ends them, and nobody waits in vain."""
 
 import signal
 import socket
@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from commands import SMALL, environment, run, running, train_command
 from test_mistakes import assert_refused
 
 from adloco_dist.launch.rendezvous import Rendezvous
+from helpers.commands import SMALL, environment, run, running, train_command
 
 
 def node(port: int, *arguments: str) -> list[str]:
@@ -75,7 +75,7 @@ def test_endpoints(endpoint: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "detail"),
     [
         (["--rdzv-endpoint", "localhost:1"], "--rdzv-endpoint=localhost:1: has no effect on one node"),
         (["--join-timeout", "0"], "--join-timeout=0: must be from 1 to"),
@@ -84,14 +84,14 @@ def test_endpoints(endpoint: str) -> None:
         (["--max-restarts", "2"], "--max-restarts=2: a run that is started again must find its checkpoints"),
     ],
 )
-def test_options_that_cannot_be_meant(tmp_path: Path, options: list[str], told: str) -> None:
-    assert_refused(run(train_command(*options), tmp_path), tmp_path, told)
+def test_options_that_cannot_be_meant(tmp_path: Path, options: list[str], detail: str) -> None:
+    assert_refused(run(train_command(*options), tmp_path), tmp_path, detail)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_ends_a_driver_that_waits(tmp_path: Path, port: int, number: signal.Signals) -> None:
-    with running(node(port), tmp_path, until="waiting at") as (process, told):
-        assert f"waiting at localhost:{port} for 2 nodes: 1 is here ({socket.gethostname()})" in told
+    with running(node(port), tmp_path, until="waiting at") as (process, detail):
+        assert f"waiting at localhost:{port} for 2 nodes: 1 is here ({socket.gethostname()})" in detail
         process.send_signal(number)
         output = process.communicate(timeout=20)[0]
     assert process.returncode == 75
@@ -101,8 +101,8 @@ def test_a_signal_ends_a_driver_that_waits(tmp_path: Path, port: int, number: si
 def test_a_signal_ends_a_driver_whose_rendezvous_does_not_listen(tmp_path: Path) -> None:
     """Its main thread is in a call that Python's handlers do not interrupt."""
     command = train_command("--nnodes", "2", "--rdzv-endpoint", "192.0.2.1:29500", *SMALL)
-    with running(command, tmp_path, until="waiting at") as (process, told):
-        assert "nothing listens there yet" in told or "does not answer" in told
+    with running(command, tmp_path, until="waiting at") as (process, detail):
+        assert "nothing listens there yet" in detail or "does not answer" in detail
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=20)
     assert process.returncode == 75

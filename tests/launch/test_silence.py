@@ -1,4 +1,4 @@
-"""Ranks that are dead, stuck or slow: told apart, and named."""
+"""Ranks that are dead, stuck or slow: distinguished, and named."""
 
 import os
 import re
@@ -8,8 +8,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from commands import SMALL, errors, run, running, train_command
 from test_failures import ENDLESS
+
+from helpers.commands import SMALL, errors, run, running, train_command
 
 STUCK = """
 import os
@@ -17,12 +18,12 @@ if os.environ.get("RANK") == "1":
     import threading
     import adloco_dist.train as train
     run_round, rounds = train.run_round, []
-    def stuck(rank, plan, report, stop, is_midway=False):
+    def stuck(rank, plan, report, stop, is_resumed=False):
         rounds.append(plan.round)
         if len(rounds) == 2:
             rank.runtime.heartbeat.enter("a place where it is stuck")
             threading.Event().wait()
-        return run_round(rank, plan, report, stop, is_midway)
+        return run_round(rank, plan, report, stop, is_resumed)
     train.run_round = stuck
 """
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import SMALL, documented, environment, facts, run, torchrun_command, train_command
+
+from helpers.commands import ONE_RANK, ROOT, SMALL, documented, environment, facts, run, torchrun_command, train_command
 
 SWEPT = ("--nproc-per-node", "2", *SMALL, "merge=none", "pool.trainers=1,2", "pool.workers_per_trainer=1,2")
 """Two by two, of which one leaves a rank idle, which its ranks refuse."""
@@ -39,10 +40,10 @@ def test_one_run_fails_alone_and_finished_ones_are_not_repeated(tmp_path: Path) 
         assert facts(directory)["cluster"]["ranks"][0]["cores"] == max(1, (os.cpu_count() or 1) // 2), (
             "half the machine"
         )
-    (told,) = [line for line in done.output.splitlines() if line.startswith("failed: ")]
+    (detail,) = [line for line in done.output.splitlines() if line.startswith("failed: ")]
     log = tmp_path / "grid" / "pool.trainers=1,pool.workers_per_trainer=1.log"
-    assert told.startswith("failed: pool.trainers=1,pool.workers_per_trainer=1: error: pool.trainers=1")
-    assert told.endswith(f"log: {log.relative_to(tmp_path)}")
+    assert detail.startswith("failed: pool.trainers=1,pool.workers_per_trainer=1: error: pool.trainers=1")
+    assert detail.endswith(f"log: {log.relative_to(tmp_path)}")
     assert "leave some of 2 ranks idle" in log.read_text()
 
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "grid").glob("*/run.json")}
@@ -58,8 +59,8 @@ def test_one_run_fails_alone_and_finished_ones_are_not_repeated(tmp_path: Path) 
 
 
 def test_the_documented_sweep_is_nine_runs(tmp_path: Path) -> None:
-    words = documented("docs/sweeps.md", "python launch/train.py")
-    done = run(train_command(*words[2:], "--jobs", "2", *SMALL, "budget.rounds=1", "run.root=."), tmp_path)
+    words = documented("docs/guide/sweeps.md", "python launch/train.py")
+    done = run(train_command(*words[2:], "--jobs", "2", *ONE_RANK, *SMALL, "budget.rounds=1", "run.root=."), tmp_path)
     assert done.code == 0, done.output
     (folder,) = tmp_path.iterdir()
     assert folder.name.startswith("sweep_eta_n-")
@@ -73,7 +74,8 @@ def test_two_sweeps_at_once(tmp_path: Path) -> None:
     """Neither ports nor directories collide, though both start in one second and sweep the same settings."""
     sweeps = [
         subprocess.Popen(
-            train_command("-m", *SMALL, f"seed={seed}", "batching.eta=0.5,0.8", "budget.rounds=1"), cwd=tmp_path,
+            train_command("-m", *ONE_RANK, *SMALL, f"seed={seed}", "batching.eta=0.5,0.8", "budget.rounds=1"),
+            cwd=tmp_path,
             env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         for seed in (1, 2)
@@ -94,12 +96,12 @@ def test_a_sweep_under_torchrun_is_refused_on_every_rank(tmp_path: Path) -> None
     done = run(torchrun_command("-m", "batching.eta=0.5,0.8", torchrun=standalone), tmp_path, timeout_seconds=60)
     assert done.code != 0
     (line,) = [line for line in done.output.splitlines() if line.startswith("error: ")]
-    assert line.endswith("start it without torchrun: python launch/train.py -m batching.eta=0.5,0.8")
+    assert line.endswith(f"start it without torchrun: python {ROOT}/launch/train.py -m batching.eta=0.5,0.8")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "detail"),
     [
         (["batching.eta=0.5"], "-m: no setting has several values"),
         (["batching.etaa=0.5,0.8"], "no such setting; did you mean batching.eta"),
@@ -111,10 +113,10 @@ def test_a_sweep_under_torchrun_is_refused_on_every_rank(tmp_path: Path) -> None
         (["batching.eta=0.5,0.8", "hydra/launcher=nothing"], "hydra/launcher=nothing: no such choice"),
     ],
 )
-def test_mistakes_in_a_sweep(tmp_path: Path, arguments: list[str], told: str) -> None:
+def test_mistakes_in_a_sweep(tmp_path: Path, arguments: list[str], detail: str) -> None:
     done = run(train_command("-m", *arguments), tmp_path)
     assert done.code == 2, done.output
     (line,) = [line for line in done.output.splitlines() if line.startswith("error: ")]
-    assert told in line
+    assert detail in line
     assert "Traceback" not in done.output
     assert list(tmp_path.iterdir()) == []

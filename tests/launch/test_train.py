@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import ROOT, SMALL, environment, facts, metrics, run, torchrun_command, train_command
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from helpers.commands import ROOT, SMALL, environment, facts, metrics, run, torchrun_command, train_command
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +51,9 @@ def test_the_run_directory(finished_run: Path) -> None:
     names = {path.name for path in finished_run.iterdir()}
     assert names == {"run.json", "metrics.jsonl", "model", "logs", "checkpoints", "wandb", ".lock"}
     record = facts(finished_run)
-    assert record["layout"]["hosts"] == {"0": [0], "1": [1], "2": [0], "3": [1]}
-    assert record["settings"]["algorithm"]["name"] == "diloco"
+    assert record["layout"]["workers"] == {"0": [[0]], "1": [[1]], "2": [[0]], "3": [[1]]}
+    assert record["settings"]["algorithm"]["averages"] == "pseudo_gradients"
+    assert record["script"] == "__main__.py"
     assert record["cluster"]["world_size"] == 2
     assert record["cluster"]["backend"] == "gloo"
     assert record["versions"]["torch"] == torch.__version__
@@ -232,10 +234,10 @@ def test_merges_are_shown_recorded_and_drawn(tmp_path: Path) -> None:
     overrides = ("--nproc-per-node", "3", *SMALL, "pool.trainers=3", "merge.every_rounds=1", "run.directory=run")
     done = run(train_command(*overrides), tmp_path)
     assert done.code == 0, done.output
-    told = [line for line in done.output.splitlines() if line.startswith("before round ")]
-    assert [line.split(":")[0] for line in told] == ["before round 2", "before round 3"]
-    assert "average together" in told[0]
-    assert told[1].endswith("ranks {0-2} now average together")
+    detail = [line for line in done.output.splitlines() if line.startswith("before round ")]
+    assert [line.split(":")[0] for line in detail] == ["before round 2", "before round 3"]
+    assert "average together" in detail[0]
+    assert detail[1].endswith("ranks {0-2} now average together")
     merges = facts(tmp_path / "run")["merges"]
     assert [merge["before_round"] for merge in merges] == [2, 3]
     assert [len(merge["ranks"]) for merge in merges] == [2, 3]
@@ -244,6 +246,6 @@ def test_merges_are_shown_recorded_and_drawn(tmp_path: Path) -> None:
     assert len(facts(tmp_path / "run")["result"]["candidates"]) == 1
     drawn = run([sys.executable, str(ROOT / "launch" / "merges.py"), "run"], tmp_path)
     assert drawn.code == 0, drawn.output
-    assert drawn.output.splitlines()[-2:] == told
+    assert drawn.output.splitlines()[-2:] == detail
     (candidate,) = facts(tmp_path / "run")["result"]["candidates"]
     assert f"▼ perplexity {candidate['validation_perplexity']:.3f}" in drawn.output

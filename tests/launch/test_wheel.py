@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from commands import ROOT, SMALL, environment, facts
+from helpers.commands import ROOT, SMALL, environment, facts
 
 PROGRAM = """
 import adloco_dist

@@ -1,47 +1,69 @@
 """The house: lower floors never import higher ones (design, section 5), and files stay readable in one sitting."""
 
 import ast
+import re
+import sys
 from pathlib import Path
 
 import adloco_dist
 
 PACKAGE = Path(adloco_dist.__file__).parent
-FLOORS = {
-    "terminal": 0,
-    "addresses": 0,
-    "config": 1,
-    "decisions": 2,
-    "data": 2,
-    "shapes": 2,
-    "attention": 2,
-    "losses": 3,
-    "models": 4,
-    "cluster": 3,
-    "pool": 4,
-    "round": 5,
-    "run": 5,
-    "command": 4,
-    "hosting": 6,
-    "preflight": 6,
-    "checkpointing": 7,
-    "train": 8,
-    "tools": 9,
-    "testing": 9,
-    "launch": 10,
+NAMES_TRANSFORMERS = re.compile(r"^\s*(import|from) transformers\b", re.MULTILINE)
+LIBRARY = {
+    "text": 0,
+    "vectors": 0,
+    "buffers": 0,
+    "averaging": 1,
+    "noise": 1,
+    "diloco": 2,
+    "noise_scale": 2,
 }
+"""What anybody's loop may import: it needs torch alone."""
+INTEGRATIONS = {"integrations": 3}
+"""The library in other people's loops, each of whose frameworks one file imports."""
+FRAMEWORKS = {"ranks": set(), "trainer": {"transformers", "safetensors"}}
+"""What its files import beside the library."""
+LAUNCHER = {
+    "addresses": 3,
+    "terminal": 3,
+    "messages": 3,
+    "config": 4,
+    "policy": 5,
+    "data": 5,
+    "cluster": 6,
+    "objective": 6,
+    "pool": 7,
+    "command": 7,
+    "round": 8,
+    "run": 8,
+    "baselines": 9,
+    "checkpoint": 9,
+    "setup": 10,
+    "train": 11,
+    "tools": 12,
+    "sweep": 13,
+    "launch": 14,
+    "testing": 14,
+}
+FLOORS = LIBRARY | INTEGRATIONS | LAUNCHER
 
 
 def room(path: Path) -> str:
     return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
-def imported_rooms(path: Path) -> set[str]:
-    rooms = set()
+def imported_modules(path: Path) -> set[str]:
+    modules = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        rooms |= {name.split(".")[1] for name in names if name.startswith("adloco_dist.")}
-    return rooms
+        if isinstance(node, ast.ImportFrom):
+            modules.add(node.module or "")
+        elif isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+    return modules
+
+
+def imported_rooms(path: Path) -> set[str]:
+    return {name.split(".")[1] for name in imported_modules(path) if name.startswith("adloco_dist.")}
 
 
 def test_arrows_point_down() -> None:
@@ -55,17 +77,47 @@ def test_arrows_point_down() -> None:
     assert upward == []
 
 
+def test_the_library_needs_torch_alone() -> None:
+    beyond = [
+        f"{path.relative_to(PACKAGE)} imports {module}"
+        for path in PACKAGE.rglob("*.py")
+        if room(path) in LIBRARY
+        for module in imported_modules(path)
+        if module.split(".")[0] not in {"torch", "adloco_dist", *sys.stdlib_module_names}
+    ]
+    assert beyond == []
+
+
+def test_integrations_need_the_library_and_their_own_framework() -> None:
+    for path in (PACKAGE / "integrations").glob("*.py"):
+        others = {module.split(".")[0] for module in imported_modules(path)} - sys.stdlib_module_names
+        assert others - {"torch", "adloco_dist"} == FRAMEWORKS.get(path.stem, set()), path
+        assert imported_rooms(path) <= LIBRARY.keys() | INTEGRATIONS.keys(), path
+
+
 def test_settings_and_decisions_need_no_torch() -> None:
-    for wing in ("config", "decisions"):
-        for path in (PACKAGE / wing).glob("*.py"):
-            assert "import torch" not in path.read_text(encoding="utf-8"), path
+    noise = [PACKAGE / "noise" / f"{name}.py" for name in ("__init__", "statistics", "requests")]  # they stand on these
+    for path in [*(PACKAGE / "config").glob("*.py"), *(PACKAGE / "policy").glob("*.py"), *noise]:
+        assert "import torch" not in path.read_text(encoding="utf-8"), path
+
+
+def test_models_of_transformers_are_an_affair_of_one_objective() -> None:
+    """Tokenizers are transformers' too: they belong to the data. Its Trainer is a loop, not a model."""
+    others = (
+        PACKAGE / "data" / "encoding.py",
+        PACKAGE / "integrations" / "trainer.py",
+        PACKAGE / "testing" / "preloaded.py",
+    )
+    allowed = {*others, *(PACKAGE / "objective").iterdir(), *(PACKAGE / "tools").iterdir()}
+    importing = [path for path in PACKAGE.rglob("*.py") if NAMES_TRANSFORMERS.search(path.read_text(encoding="utf-8"))]
+    assert [path for path in importing if path not in allowed] == []
 
 
 def test_files_stay_under_300_lines() -> None:
     root = PACKAGE.parent.parent
     files = [
         *PACKAGE.rglob("*.py"),
-        *(path for name in ("tests", "bench", "gpu") for path in (root / name).rglob("*.py")),
+        *(path for name in ("tests", "bench", "gpu", "examples") for path in (root / name).rglob("*.py")),
     ]
     assert {str(path): length for path in files if (length := len(path.read_text().splitlines())) > 300} == {}
 

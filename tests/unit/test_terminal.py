@@ -8,16 +8,17 @@ from pathlib import Path
 import pytest
 from rich.table import Table
 
-from adloco_dist.terminal import first_line, lasting_stream, new_console, one_line, printable
+from adloco_dist.terminal import lasting_stream, new_console
+from adloco_dist.text import first_line, one_line, printable
 
 ODD = ["[a.txt]", "[/tmp/a.txt]", "[bold]x[/bold]", ":smile:", "[/]", "a\\[b", "100%", "{x}", "[link=x]y"]
 SPEAK = """
 import sys
-from adloco_dist.terminal import output_was_lost, protect_streams, tell, tell_error
+from adloco_dist.terminal import output_was_lost, protect_streams, report_line, report_error
 protect_streams()
 for number in range(1000):
-    tell(f"line {number} of many, \\u2026 \\udcff")
-tell_error("and an error")
+    report_line(f"line {number} of many, \\u2026 \\udcff")
+report_error("and an error")
 open("lost", "w").write(str(output_was_lost()))
 """
 

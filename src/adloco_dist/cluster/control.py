@@ -68,6 +68,13 @@ class ControlPlane:
         messages = self.gather(message)
         return self.broadcast({"all": messages} if self.rank == 0 else None)["all"]
 
+    def all(self, flag: bool) -> bool:
+        """Whether every rank's flag is true, on every rank."""
+        answer = torch.tensor(int(flag))
+        dist.all_reduce(answer, dist.ReduceOp.MIN, group=self._group)
+        self.bytes_sent += 2 * (self.world_size - 1) * answer.nbytes // self.world_size
+        return bool(answer)
+
     def clock_offset_seconds(self) -> float:
         """How far this rank's clock is ahead of rank 0's.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from adloco_dist.config import Backend, Device, SettingsError
-from adloco_dist.terminal import first_line
+from adloco_dist.text import first_line
 
 DEVICES = Path("/dev")
 HIDDEN = ("", "-1")
@@ -19,10 +19,10 @@ HIDDEN = ("", "-1")
 
 @dataclass(frozen=True)
 class Gpu:
-    """What tells the GPUs of a run apart, across nodes too. Travels as a message."""
+    """What distinguishes the GPUs of a run, across nodes too. Travels as a message."""
 
     uuid: str
-    """Of what torch computes on: a whole GPU or, of one that is split (MIG), a part."""
+    """UUID of what torch computes on: a whole GPU, or a part of one that is split (MIG)."""
     slot: str
     """Where the whole GPU is, as NCCL sees it: the machine, and the address on its bus."""
 
@@ -33,7 +33,7 @@ class FoundDevice:
 
     device: torch.device
     error: SettingsError | None = None
-    """Why what was asked for cannot be had here; all ranks are to agree on it."""
+    """Why what was asked for is unsupported here; all ranks are to agree on it."""
     unused_gpu: str | None = None
     """Why this is the CPU although the machine has an NVIDIA GPU, where nobody asked for that."""
 
@@ -70,7 +70,7 @@ def choose_device(wanted: Device, local_rank: int) -> FoundDevice:
 
 
 def identity(device: torch.device) -> Gpu | None:
-    """What tells a GPU from all others of the run; None for a CPU."""
+    """What distinguishes a GPU from all others of the run; None for a CPU."""
     if device.type != "cuda":
         return None
     properties = torch.cuda.get_device_properties(device)
@@ -98,13 +98,13 @@ def choose_backend(wanted: Backend, gpus: Sequence[Gpu | None]) -> Backend:
     if wanted is not Backend.nccl:
         return Backend.gloo if wanted is Backend.gloo or without or shared else Backend.nccl
     if without:
-        told = ", ".join(map(str, without))
-        raise SettingsError(f"cluster.backend=nccl: rank {told} has no GPU; set cluster.backend=gloo")
+        detail = ", ".join(map(str, without))
+        raise SettingsError(f"cluster.backend=nccl: rank {detail} has no GPU; set cluster.backend=gloo")
     if shared:
         one = len({gpu.uuid for rank, gpu in enumerate(gpus) if gpu and rank in shared}) < len(shared)
-        told = f"ranks {', '.join(map(str, shared))} " + ("share" if one else "are on parts (MIG) of") + " one GPU"
+        detail = f"ranks {', '.join(map(str, shared))} " + ("share" if one else "are on parts (MIG) of") + " one GPU"
         raise SettingsError(
-            f"cluster.backend=nccl: {told}, which NCCL cannot do; start one rank per GPU, or set cluster.backend=gloo"
+            f"cluster.backend=nccl: {detail}, which NCCL cannot do; start one rank per GPU, or set cluster.backend=gloo"
         )
     return Backend.nccl
 
@@ -123,6 +123,6 @@ def _has_nvidia_gpu() -> bool:
 
 
 def _machine() -> str:
-    """What NCCL tells machines apart by: two containers of one have different host names, and are two to it."""
+    """What NCCL distinguishes machines by: two containers of one have different host names, and are two to it."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return os.environ.get("NCCL_HOSTID") or f"{socket.gethostname()} {boot.read_text().strip()}"

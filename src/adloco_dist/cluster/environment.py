@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
+from importlib.metadata import version
 from importlib.resources import files
 from itertools import combinations
 from pathlib import Path
@@ -17,14 +18,13 @@ import psutil
 import pynvml
 import torch
 import torch.distributed as dist
-import transformers
 from torch.cuda import nccl
 
 import adloco_dist
 from adloco_dist.cluster.groups import form_group
 from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.cluster.survey import Environment, Link
 from adloco_dist.config import Backend
-from adloco_dist.decisions.environment import Environment, Link
 
 LATENCY_TRIES = 10
 BANDWIDTH_TRIES = 3
@@ -81,7 +81,7 @@ def _describe(runtime: Runtime, disk: Path, clock_offset_seconds: float) -> Envi
         adloco_dist=adloco_dist.__version__,
         code=_code_digest(),
         torch=torch.__version__,
-        transformers=transformers.__version__,
+        transformers=version("transformers"),
         numpy=np.__version__,
         python=platform.python_version(),
         cores=len(os.sched_getaffinity(0)),
@@ -103,7 +103,7 @@ def _median_seconds(action: Callable[[], None], tries: int) -> float:
 
 
 def _code_digest() -> str:
-    """Of every source file and config group of the installed package."""
+    """Return a digest of every source file and config group of the installed package."""
     package, groups = Path(adloco_dist.__file__).parent, Path(str(files("adloco_dist.conf")))
     content = {path.relative_to(package): path for path in package.rglob("*.py")}
     content |= {Path("conf") / path.relative_to(groups): path for path in groups.rglob("*.yaml")}
@@ -114,7 +114,7 @@ def _code_digest() -> str:
 
 
 def _driver_version() -> str | None:
-    """NVIDIA's; None where its library is not there, as with AMD's GPUs and in containers without it."""
+    """Return the version of NVIDIA's driver; None without its library, as with AMD's GPUs and in some containers."""
     try:
         pynvml.nvmlInit()
         return str(pynvml.nvmlSystemGetDriverVersion())

@@ -1,11 +1,11 @@
-"""How a rank fails: with what it was about, told once for all ranks."""
+"""How a rank fails: with what it was about, reported once for all ranks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch.distributed.distributed_c10d import Store
 
-from adloco_dist.terminal import first_line
+from adloco_dist.text import first_line
 
 FIRST_FAILURE = "first_failure"
 """Key in the store: who failed first, in one line."""
@@ -19,7 +19,7 @@ LOST_CONNECTION = (
     "socket closed",
     "remote process exit",
 )
-"""In the words of gloo, torch's store and NCCL."""
+"""Words of gloo, torch's store and NCCL for a lost connection."""
 
 
 class RankFailedError(RuntimeError):
@@ -27,7 +27,7 @@ class RankFailedError(RuntimeError):
 
 
 class LostContactError(RankFailedError):
-    """This rank lost contact with another, which has told nobody why: a signal may have ended it."""
+    """This rank lost contact with another, which has reported no cause: a signal may have ended it."""
 
 
 class PeerFailedError(RuntimeError):
@@ -45,7 +45,7 @@ def about(what: str) -> Iterator[None]:
 
 
 def failed(error: Exception, where: str, store: Store) -> RuntimeError:
-    """What to raise instead of `error`, so that of all ranks one tells the cause.
+    """What to raise instead of `error`, so that of all ranks one reports the cause.
 
     The first to write into the store has failed by itself: its peers lose contact only when its process ends.
 
@@ -66,11 +66,11 @@ def failed(error: Exception, where: str, store: Store) -> RuntimeError:
 
 def is_lost_contact(error: Exception) -> bool:
     """Whether a connection between ranks is gone, rather than slow."""
-    told = str(error).lower()
-    return isinstance(error, RuntimeError) and any(words in told for words in LOST_CONNECTION)
+    detail = str(error).lower()
+    return isinstance(error, RuntimeError) and any(words in detail for words in LOST_CONNECTION)
 
 
 def is_timeout(error: RuntimeError) -> bool:
     """Whether a collective has waited too long, rather than lost a connection."""
-    told = str(error).lower()
-    return "timed out" in told or "timeout" in told
+    detail = str(error).lower()
+    return "timed out" in detail or "timeout" in detail

@@ -1,25 +1,20 @@
-"""From rank sets to process groups, and the collectives that a run's tensors travel by."""
+"""The process groups that a run's tensors travel by, one per rank set."""
 
-import threading
 from collections.abc import Collection, Sequence
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
+from adloco_dist.averaging.group import Group, RankSet
 from adloco_dist.config import Backend
-from adloco_dist.decisions.records import set_of_ranks
-from adloco_dist.terminal import first_line
-
-RankSet = tuple[int, ...]
-"""Distinct ranks, ascending."""
 
 NCCL_COMMUNICATORS = 8
-"""Most communicators of a rank unless the settings say otherwise."""
+"""Maximum number of communicators of a rank, unless the settings say otherwise."""
 COMMUNICATOR_BYTES = 600_000_000
 """What a communicator of NCCL takes of the GPU's memory, roughly."""
 CONNECT_SECONDS = 120.0
-"""For the first collective of a group, in which NCCL connects its ranks."""
+"""Timeout of the first collective of a group, in which NCCL connects its ranks."""
 WATCHDOG_SECONDS = 60.0
 """How much later than a collective's own timeout torch's watchdog comes, which only ever has to end a hang of
 DistributedDataParallel: nothing else waits without a timeout."""
@@ -32,140 +27,36 @@ NCCL_ENVIRONMENT = {
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
 }
-"""Read whenever a group for NCCL is formed; to be set before the first."""
-
-
-class GroupError(RuntimeError):
-    """Ranks of a group cannot exchange tensors; one line that names them."""
-
-
-class Group:
-    """Ranks that exchange tensors. Collectives return when they are done, and raise on the calling thread.
-
-    torch's own calls return at once with NCCL, and leave a failure to a thread that ends the process. A wait with a
-    timeout, as here, blocks until the GPU is done; the result may be used on the current stream right away.
-
-    Every method is collective over `ranks`, and raises a RuntimeError when the others do not come within the timeout
-    or one of them is gone; no further collective of the group is possible then.
-    """
-
-    def __init__(
-        self, ranks: RankSet, process_group: dist.ProcessGroup, device: torch.device, timeout_seconds: float
-    ) -> None:
-        """
-        Args:
-            device: where the tensors that travel are.
-            timeout_seconds: of one collective.
-        """
-        self.ranks, self.process_group = ranks, process_group
-        self._device = device
-        self._timeout = timedelta(seconds=timeout_seconds)
-        self._is_connected = False
-
-    def connect(self) -> None:
-        """Let the ranks connect to each other, unless they have.
-
-        NCCL does so in the first collective of a group, which has no timeout then: where the network lets nothing
-        through, it never returns. So that one is issued by a thread of its own, and given up after CONNECT_SECONDS.
-
-        Raises:
-            GroupError: they cannot.
-        """
-        if self._is_connected:
-            return
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # NCCL takes its memory from the driver, not from torch's cache
-        failures: list[Exception] = []
-
-        def first() -> None:
-            try:
-                work = dist.all_reduce(torch.zeros(1, device=self._device), group=self.process_group, async_op=True)
-                _wait(work, timedelta(seconds=CONNECT_SECONDS))
-            except Exception as error:  # raised by the thread that waits for this one
-                failures.append(error)
-
-        thread = threading.Thread(target=first, name="connect", daemon=True)
-        thread.start()
-        thread.join(CONNECT_SECONDS)
-        if thread.is_alive() or failures:
-            why = first_line(failures[0]) if failures else f"timed out after {CONNECT_SECONDS:g} s"
-            told = f"ranks {set_of_ranks(self.ranks)} cannot exchange tensors ({why})"
-            raise GroupError(told) from (failures[0] if failures else None)
-        self._is_connected = True
-
-    def all_reduce(self, tensor: torch.Tensor) -> None:
-        """Replace the tensor by the sum of all ranks' tensors, in the same bits on each."""
-        self.connect()
-        _wait(dist.all_reduce(tensor, group=self.process_group, async_op=True), self._timeout)
-
-    def all_to_all(
-        self, received: torch.Tensor, sent: torch.Tensor, sizes_in: Sequence[int], sizes_out: Sequence[int]
-    ) -> None:
-        """Send every rank its part of `sent`, and fill `received` with the parts from every rank.
-
-        Args:
-            sizes_in: elements from each rank, in the order of `ranks`.
-            sizes_out: elements to each rank.
-        """
-        self.connect()
-        sizes = list(sizes_in), list(sizes_out)
-        work = dist.all_to_all_single(received, sent, *sizes, group=self.process_group, async_op=True)
-        _wait(work, self._timeout)
-
-    def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Every rank's tensor, in the order of `ranks`, on the lowest of them; an empty list on the others.
-
-        Args:
-            tensor: of one shape on all ranks.
-        """
-        self.connect()
-        root = self.ranks[0]
-        received = [torch.empty_like(tensor) for _ in self.ranks] if dist.get_rank() == root else []
-        _wait(dist.gather(tensor, received or None, root, group=self.process_group, async_op=True), self._timeout)
-        return received
-
-    def broadcast_each(self, parts: Sequence[torch.Tensor]) -> None:
-        """Fill every part with what the rank in the same place of `ranks` has in it; all parts travel at once."""
-        self.connect()
-        works = [
-            dist.broadcast(part, source, group=self.process_group, async_op=True)
-            for source, part in zip(self.ranks, parts, strict=True)
-        ]
-        for work in works:
-            _wait(work, self._timeout)
-
-
-def _wait(work: dist.Work | None, timeout: timedelta) -> None:
-    assert work is not None  # this rank is in the group
-    work.wait(timeout)
+"""Environment variables that are read whenever a group for NCCL is formed; to be set before the first."""
 
 
 def form_group(ranks: RankSet, backend: Backend, timeout_seconds: float) -> Group | None:
     """A new group; None on other ranks. Collective over the whole world.
 
     Args:
-        ranks: two or more.
-        timeout_seconds: of one collective.
+        ranks: two or more ranks.
+        timeout_seconds: timeout of one collective.
     """
     device, seconds = torch.device("cpu"), timeout_seconds
     if backend is Backend.nccl:
         device, seconds = torch.device("cuda", torch.cuda.current_device()), timeout_seconds + WATCHDOG_SECONDS
     made = dist.new_group(list(ranks), timeout=timedelta(seconds=seconds), backend=backend.name)
-    # Ranks outside get a number.
-    return Group(ranks, made, device, timeout_seconds) if isinstance(made, dist.ProcessGroup) else None
+    if not isinstance(made, dist.ProcessGroup):  # ranks outside get a number
+        return None
+    return Group(ranks, made, device, timeout_seconds, CONNECT_SECONDS)
 
 
-def num_communicators_to_come(num_formed: int, num_trainers: int, most: int) -> int:
+def num_communicators_to_come(num_formed: int, num_trainers: int, maximum: int) -> int:
     """Groups that a rank can be in at one time after merges, beyond those that it is in now.
 
-    Every merge leaves one trainer less at least, and a rank is in one group of each trainer at most.
+    Every merge leaves at least one trainer fewer, and a rank is in at most one group of each trainer.
 
     Args:
         num_formed: groups that the rank is in.
-        num_trainers: of the pool, before the next merge.
-        most: groups that a rank may be in.
+        num_trainers: the pool's number of trainers before the next merge.
+        maximum: groups that a rank may be in.
     """
-    return max(0, min(most, num_trainers - 1) - num_formed)
+    return max(0, min(maximum, num_trainers - 1) - num_formed)
 
 
 class Groups:
@@ -176,14 +67,14 @@ class Groups:
     a set of ranks is formed again, and it hangs.)
     """
 
-    def __init__(self, backend: Backend, timeout_seconds: float, most: int | None = None) -> None:
+    def __init__(self, backend: Backend, timeout_seconds: float, maximum: int | None = None) -> None:
         """
         Args:
-            timeout_seconds: of one collective.
-            most: groups that a rank may be in at one time; None: any number, 8 with NCCL.
+            timeout_seconds: timeout of one collective.
+            maximum: groups that a rank may be in at one time; None: any number, 8 with NCCL.
         """
         self._backend, self._timeout_seconds = backend, timeout_seconds
-        self._most = NCCL_COMMUNICATORS if most is None and backend is Backend.nccl else most
+        self._maximum = NCCL_COMMUNICATORS if maximum is None and backend is Backend.nccl else maximum
         # All ranks know all sets, least recently used first, so that all release the same.
         self._groups: dict[RankSet, Group | None] = {}
 
@@ -219,34 +110,41 @@ class Groups:
                 group.connect()
 
     def crowding(self, rank_sets: Collection[RankSet]) -> str | None:
-        """What to tell where ranks are in more of these sets than may be formed at one time; None: they are not."""
-        sets = {ranks for ranks in rank_sets if len(ranks) > 1}
-        needed = max((sum(rank in ranks for ranks in sets) for rank in set().union(*sets)), default=0)
-        if self._most is None or needed <= self._most:
+        """What to report where ranks are in more of these sets than may be formed at one time; None: they are not."""
+        needed = _most_of_a_rank(rank_sets)
+        if self._maximum is None or needed <= self._maximum:
             return None
         remedy = f"set cluster.max_communicators={needed} if the devices' memory allows, or use fewer trainers per rank"
         return (
-            f"a rank is in {needed} groups, of which {self._most} may be formed at one time: groups are formed anew in "
-            f"every round, which takes its time; {remedy}"
+            f"a rank is in {needed} groups, of which {self._maximum} may be formed at one time: groups form again "
+            f"in every round, which takes its time; {remedy}"
         )
+
+    def lacking(self, rank_sets: Collection[RankSet], num_after_merges: int) -> str | None:
+        """Why a rank cannot be in all of its groups at one time, now or after merges; None: it can."""
+        needed = max(_most_of_a_rank(rank_sets), num_after_merges)
+        if self._maximum is None or needed <= self._maximum:
+            return None
+        rule = f"keeps averages of all trainers under way, and a rank may be in {needed} groups for that"
+        return f"{rule}, of which {self._maximum} may be formed; set cluster.max_communicators={needed}"
 
     def bytes_to_come(self, rank: int, num_trainers: int) -> int:
         """Memory of the rank's GPU for groups that merges of a pool of so many trainers may bring; 0 with gloo."""
-        if self._backend is not Backend.nccl or self._most is None:
+        if self._backend is not Backend.nccl or self._maximum is None:
             return 0
         num_formed = sum(rank in ranks for ranks in self._groups)
-        return num_communicators_to_come(num_formed, num_trainers, self._most) * COMMUNICATOR_BYTES
+        return num_communicators_to_come(num_formed, num_trainers, self._maximum) * COMMUNICATOR_BYTES
 
     def keep(self, rank_sets: Collection[RankSet]) -> None:
         """Release all groups but those of `rank_sets`."""
         self._release([ranks for ranks in self._groups if ranks not in rank_sets])
 
     def _make_room(self, ranks: RankSet) -> None:
-        if self._most is None:
+        if self._maximum is None:
             return
         for rank in ranks:
             crowded = [other for other in self._groups if rank in other]
-            self._release(crowded[: max(0, len(crowded) + 1 - self._most)])
+            self._release(crowded[: max(0, len(crowded) + 1 - self._maximum)])
 
     def _release(self, rank_sets: Sequence[RankSet]) -> None:
         if not rank_sets:
@@ -258,3 +156,9 @@ class Groups:
             group = self._groups.pop(ranks)
             if group is not None:
                 dist.destroy_process_group(group.process_group)
+
+
+def _most_of_a_rank(rank_sets: Collection[RankSet]) -> int:
+    """The most of these sets, of several ranks, that one rank is in."""
+    sets = {ranks for ranks in rank_sets if len(ranks) > 1}
+    return max((sum(rank in ranks for ranks in sets) for rank in set().union(*sets)), default=0)

@@ -1,4 +1,4 @@
-"""Who lives, and where everybody stands: told through the store, whatever collectives hang."""
+"""Who lives, and where everybody stands: reported through the store, whatever collectives hang."""
 
 import json
 import logging
@@ -15,15 +15,15 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from adloco_dist.cluster.failures import FIRST_FAILURE, PeerFailedError, is_timeout
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import EXIT_FAILURE
-from adloco_dist.terminal import first_line
+from adloco_dist.text import first_line
 
 log = logging.getLogger(__name__)
 STOP = "stop_requested"
 """Key in the store: a rank was asked to stop."""
 START_SECONDS = 120.0
 """Ranks that were never heard of may still be importing."""
-MOST_NAMED = 4
-"""Ranks of those that are waited for."""
+MAX_NAMED = 4
+"""Maximum number of ranks that a line names of those that are waited for."""
 
 
 def own_client(store: Store) -> Store:
@@ -41,12 +41,12 @@ class OwnClock:
     def __init__(self, every_seconds: float) -> None:
         """
         Args:
-            every_seconds: between two looks; what takes longer than twice that counts as standing still.
+            every_seconds: interval between two looks; what takes longer than twice that counts as standing still.
         """
         self._longest, self._last = 2 * every_seconds, time.monotonic()
         self.seconds = 0.0
         self.resumed_at = 0.0
-        """In those seconds: when it last went on after it had stood still."""
+        """When the process last continued after it had stood still, in those seconds."""
 
     def tick(self) -> float:
         """The seconds so far."""
@@ -68,7 +68,7 @@ class _Heard:
 
 
 class Heartbeat:
-    """Tells all ranks that this one lives, ends it when another is dead or has failed, and passes on stop requests.
+    """Shows all ranks that this one lives, ends it when another is dead or has failed, and passes on stop requests.
 
     Rank 0 listens to all ranks, the others to rank 0 alone: what a beat costs does not grow with their number. A
     thread talks to the store through a client of its own; a second one watches that the store still answers, for
@@ -84,7 +84,7 @@ class Heartbeat:
             stop: shared with the round loop: set here when any rank was asked to stop.
         """
         self.hosts: Sequence[str] = ["a host that was not heard of"] * world_size
-        """Of every rank, for what is told; set once they are known."""
+        """Host name of every rank, for reports; set once they are known."""
         self._store = own_client(store)
         self._store.set_timeout(timedelta(seconds=silence_seconds))
         self._rank, self._stop = rank, stop
@@ -92,7 +92,7 @@ class Heartbeat:
         self._place, self._stage = "start", 0
         self._heard = {other: _Heard() for other in (range(world_size) if rank == 0 else [0])}
         self._answers = 0
-        """Of the store so far."""
+        """Beats that the store has answered so far."""
         self._closing = threading.Event()
         self._threads = [
             threading.Thread(target=target, name=name, daemon=True)
@@ -117,22 +117,22 @@ class Heartbeat:
         Raises:
             RuntimeError: the store is gone.
         """
-        told = []
+        detail = []
         for rank, host in enumerate(self.hosts):
             if rank == self._rank:
                 continue
             beat = json.loads(self._store.get(_key(rank))) if self._store.check([_key(rank)]) else {}
             if beat.get("stage", -1) < self._stage:
-                told.append(f"rank {rank} on {host} ({beat.get('place', 'never heard of')})")
-        return told
+                detail.append(f"rank {rank} on {host} ({beat.get('place', 'never heard of')})")
+        return detail
 
     def in_words(self) -> str:
-        """Where this rank stands, and whom it waits for there; for what is told while a run begins."""
+        """Where this rank stands, and whom it waits for there; for reports while a run begins."""
         try:
             behind = self.behind()
         except RuntimeError:
             behind = []
-        named = ", ".join(behind[:MOST_NAMED]) + (f" and {len(behind) - MOST_NAMED} more" * (len(behind) > MOST_NAMED))
+        named = ", ".join(behind[:MAX_NAMED]) + (f" and {len(behind) - MAX_NAMED} more" * (len(behind) > MAX_NAMED))
         return f"{self._place}: waiting for {named}" if behind else f"{self._place}: still at it"
 
     def _beat_on(self) -> None:

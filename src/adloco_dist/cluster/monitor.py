@@ -1,4 +1,4 @@
-"""What this process and its device use: sampled beside the training, told in a few figures per round."""
+"""What this process and its device use: sampled beside the training, reported in a few figures per round."""
 
 import math
 import threading
@@ -12,7 +12,7 @@ import pynvml
 import torch
 
 HIGHEST = frozenset({"memory_bytes", "gpu_memory_bytes", "gpu_celsius"})
-"""Figures whose highest sample is told; of the others it is the mean."""
+"""Figures whose highest sample is reported; of the others, the mean is."""
 WATTS_PER_MILLIWATT = 1e-3
 
 
@@ -36,7 +36,7 @@ class Gpu:
     def __init__(self, uuid: str, nvml: Any = pynvml) -> None:
         """
         Args:
-            uuid: as torch writes it, without NVML's prefix.
+            uuid: the GPU's UUID as torch writes it, without NVML's prefix.
             nvml: the module pynvml, or an object with the functions of it that are used here.
 
         Raises:
@@ -73,7 +73,7 @@ class Gpu:
             self._nvml.nvmlShutdown()
 
     def _find(self, uuid: str) -> Any:
-        # torch leaves the prefix out, and only it tells a whole GPU from a part of one (MIG)
+        # torch leaves the prefix out, and only it distinguishes a whole GPU from a part of one (MIG)
         with suppress(pynvml.NVMLError):
             return self._nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
         return self._nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
@@ -120,11 +120,11 @@ class Monitor:
                 self.sample()
             figures, self._figures = self._figures, {}
             cpu_percent = self._process.cpu_percent()  # counts from its last call: no samples needed for this mean
-        told = {
+        detail = {
             name: figure.highest if name in HIGHEST else figure.total / figure.num_samples
             for name, figure in figures.items()
         }
-        return told | {"cpu_percent": cpu_percent}
+        return detail | {"cpu_percent": cpu_percent}
 
     def sample(self) -> None:
         """Look once, now."""
@@ -154,5 +154,5 @@ def _find_gpu(device: torch.device) -> Gpu | None:
         return None
     try:
         return Gpu(str(torch.cuda.get_device_properties(device).uuid))
-    except pynvml.NVMLError:  # no driver library, as with AMD's GPUs: the process alone is told
+    except pynvml.NVMLError:  # no driver library, as with AMD's GPUs: the process alone is measured
         return None

@@ -1,7 +1,7 @@
 """The network before any process group uses it: the interface of every node, and whether each pair of them connects.
 
 gloo connects every rank with every other one on ports that the kernel chooses. Where that cannot work it waits for its
-timeout and then names no node; here it is tried first, with plain sockets, and told in one line.
+timeout and then names no node; here it is tried first, with plain sockets, and reported in one line.
 """
 
 import ipaddress
@@ -16,14 +16,14 @@ import psutil
 from torch.distributed import DistStoreError
 from torch.distributed.distributed_c10d import Store
 
-from adloco_dist.config import SettingsError, require
+from adloco_dist.config import SettingsError
 
 CONNECT_SECONDS = 10.0
 """A node that does not answer within this counts as out of reach."""
 NODE_SECONDS = 120.0
 """Nodes whose ranks have started wait this long for what the others find."""
 
-REMEDY = "open all ports between nodes, or set cluster.interface (docs/network.md)"
+REMEDY = "open all ports between nodes, or set cluster.interface (docs/guide/network.md)"
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Interface:
 
 
 def join_network(store: Store, node: int, num_nodes: int, speaks: bool, wanted: str | None) -> Interface | None:
-    """Settle on this node's interface, tell gloo and NCCL, and make sure that all nodes reach each other.
+    """Settle on this node's interface, configure gloo and NCCL, and make sure that all nodes reach each other.
 
     Args:
         store: shared by all ranks.
@@ -43,7 +43,7 @@ def join_network(store: Store, node: int, num_nodes: int, speaks: bool, wanted: 
         wanted: the interface to use; None: what GLOO_SOCKET_IFNAME says, else the one that leads to the other nodes.
 
     Returns:
-        The interface; None on a single node that was told none.
+        The interface; None on a single node for which none was set.
 
     Raises:
         SettingsError: on every rank, when an interface is not there or two nodes cannot connect.
@@ -68,8 +68,8 @@ def join_network(store: Store, node: int, num_nodes: int, speaks: bool, wanted: 
     if speaks:
         _try_connections(store, node, num_nodes, interface, error)
     for other in range(num_nodes):
-        for told in _read(store, f"result/{other}")["errors"]:
-            raise SettingsError(told)
+        for detail in _read(store, f"result/{other}")["errors"]:
+            raise SettingsError(detail)
     assert interface is not None
     os.environ["GLOO_SOCKET_IFNAME"] = interface.name
     os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface.name}")  # without the sign, all that begin like this
@@ -88,8 +88,8 @@ def check_store() -> None:
     try:
         socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
     except OSError as problem:
-        told = f"MASTER_ADDR={host}, MASTER_PORT={port}: cannot be reached from {socket.gethostname()}"
-        raise SettingsError(f"{told} ({problem.strerror or problem}); {REMEDY}") from problem
+        detail = f"MASTER_ADDR={host}, MASTER_PORT={port}: cannot be reached from {socket.gethostname()}"
+        raise SettingsError(f"{detail} ({problem.strerror or problem}); {REMEDY}") from problem
 
 
 def interfaces() -> dict[str, str]:
@@ -106,12 +106,13 @@ def interfaces() -> dict[str, str]:
 def _named(setting: str, name: str) -> Interface:
     found = interfaces()
     rule = f"{socket.gethostname()} has no such interface with an address, but {', '.join(sorted(found))}"
-    require(name in found, setting, name, rule)
+    if name not in found:
+        raise SettingsError.of(setting, name, rule)
     return Interface(name, found[name])
 
 
 def _past_loopback(store: Store, node: int, num_nodes: int, candidate: Interface | None) -> Interface | None:
-    """On the host of the rendezvous, whose name may mean the loopback there: the way to the other nodes instead."""
+    """Replace a loopback `candidate`, which the rendezvous's own host may have found, by the way to the other nodes."""
     if candidate and not ipaddress.ip_address(candidate.address).is_loopback:
         return candidate
     others = [_read(store, f"candidate/{other}")["address"] for other in range(num_nodes) if other != node]

@@ -21,17 +21,17 @@ from adloco_dist.cluster.monitor import Monitor
 from adloco_dist.cluster.network import Interface, check_store, join_network
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import Backend, ClusterSettings
-from adloco_dist.terminal import told_wait
+from adloco_dist.terminal import reported_wait
 
 TEST_SHARED_NCCL = "ADLOCO_TEST_SHARED_NCCL"
-"""In the environment of gpu/nccl.py alone: ranks that share a GPU use NCCL, which takes each of them for a host."""
+"""Environment variable that gpu/nccl.py alone sets: ranks that share a GPU use NCCL, as if each were a machine."""
 STORE_SECONDS = 120.0
 """Ranks of one start find each other within this, and answer each other there."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process stands, as torchrun tells it (or a test)."""
+    """Where a process stands, as torchrun (or a test) says."""
 
     rank: int
     world_size: int
@@ -57,7 +57,7 @@ class Runtime:
     world_size: int
     device: torch.device
     backend: Backend
-    """Of the groups that carry tensors."""
+    """Backend of the groups that carry tensors."""
     unused_gpu: str | None
     """Why this rank computes on the CPU of a machine that has an NVIDIA GPU, where nobody asked for that."""
     nodes: tuple[int, ...]
@@ -67,18 +67,18 @@ class Runtime:
     ranks_on_device: int
     """Ranks that share this one's GPU, or its node where it computes on the CPU, itself included."""
     turn: int
-    """Of this rank among those that share its GPU; 0 on a CPU."""
+    """Position of this rank among those that share its GPU; 0 on a CPU."""
     num_turns: int
-    """Most ranks that share one GPU, at least 1; the same on all ranks."""
+    """Maximum number of ranks that share one GPU, at least 1; the same on all ranks."""
     threads: int
     """CPU threads of this rank."""
     interface: Interface | None
-    """Of this rank's node; None on a single node."""
+    """Interface of this rank's node; None on a single node for which none was set."""
     control: ControlPlane
     heartbeat: Heartbeat
     monitor: Monitor
     store: Store
-    """Shared by all ranks, for what is told apart from collectives."""
+    """Store that all ranks share, for messages apart from collectives."""
 
 
 def join_store(place: Place) -> Store:
@@ -104,7 +104,7 @@ def started(cluster: ClusterSettings, place: Place, store: Store, stop: StopRequ
         stop: set when any rank was asked to stop.
 
     Raises:
-        SettingsError: on every rank, when the interface, device or backend that was asked for cannot be had on one, or
+        SettingsError: on every rank, when the interface, device or backend that was asked for is unsupported on one, or
             nodes cannot reach each other.
     """
     threads = cluster.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // place.local_world_size)
@@ -115,7 +115,7 @@ def started(cluster: ClusterSettings, place: Place, store: Store, stop: StopRequ
     found = choose_device(cluster.device, place.local_rank)
     heartbeat = Heartbeat(store, place.rank, place.world_size, cluster.heartbeat_seconds, cluster.silence_seconds, stop)
     speaks = place.local_rank == 0
-    with told_wait(heartbeat.in_words, speaks):
+    with reported_wait(heartbeat.in_words, speaks):
         interface = join_network(store, place.node, place.num_nodes, speaks, cluster.interface)
         dist.init_process_group(
             "gloo",

@@ -14,7 +14,8 @@ from adloco_dist.config import EXIT_STOPPED
 
 PR_SET_PDEATHSIG = 1
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
-"""Ctrl-C; the end of a job or container; what batch systems are told to send before a time limit; a terminal closed."""
+"""Signals that ask for a stop: Ctrl-C; the end of a job or container; two that batch systems send before a time limit;
+a terminal closed."""
 
 
 @dataclass
@@ -22,16 +23,16 @@ class StopRequest:
     """Whether somebody asked the run to stop: this rank by a signal or a file, or, as it has heard, another one."""
 
     is_heard: bool = False
-    """Set by a signal, or by the heartbeat; no more than a look, for it is asked before every update."""
+    """Whether a signal or the heartbeat has brought a request: a plain flag, for it is read before every update."""
     is_signalled: bool = False
     """Whether this process itself got a signal."""
     is_passed_on: bool = False
     """Whether all ranks know."""
     file: Path | None = None
-    """Asks for it by being there: for those who cannot send a signal, such as a batch script on another node."""
+    """File that asks for it by being there: for those who cannot send a signal, such as a batch script elsewhere."""
 
     def wait_for_signal(self, seconds: float) -> None:
-        """Until this very process gets one, at most so long."""
+        """Wait until this very process gets a signal, but no longer than `seconds`."""
         deadline = time.monotonic() + seconds
         while not self.is_signalled and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -42,7 +43,7 @@ class StopRequest:
 
 
 def heeded(signals: Sequence[signal.Signals]) -> list[signal.Signals]:
-    """Those of them that mean something to this process: under nohup the end of the terminal does not."""
+    """Return the signals that mean something to this process: under nohup the end of the terminal does not."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [number for number in signals if not (number == signal.SIGHUP and ignored)]
 
@@ -103,7 +104,7 @@ def act_on_signals(signals: Sequence[signal.Signals], act: Callable[[signal.Sign
     """Call `act` for every signal from now on, in a thread of its own. Main thread only.
 
     Python runs handlers in the main thread, which may wait in a library for minutes: here the interpreter's wake-up
-    descriptor tells another one.
+    descriptor notifies another one.
     """
     heard, wake_up = os.pipe()
     os.set_blocking(wake_up, False)

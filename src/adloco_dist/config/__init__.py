@@ -1,4 +1,4 @@
-"""Typed settings, their checks, and the error that tells a user what is wrong."""
+"""Typed settings, their checks, and the error that says what is wrong with them."""
 
 from adloco_dist.config.batching import (
     MEASURED_REQUESTS,
@@ -7,7 +7,7 @@ from adloco_dist.config.batching import (
 )
 from adloco_dist.config.checkpointing import CheckpointSettings
 from adloco_dist.config.choices import (
-    Algorithm,
+    Averages,
     Backend,
     BatchRequest,
     Concurrency,
@@ -16,7 +16,6 @@ from adloco_dist.config.choices import (
     Device,
     Estimator,
     Final,
-    FreedWorkers,
     GradientNorm,
     InnerOptimizer,
     MergePolicy,
@@ -27,12 +26,15 @@ from adloco_dist.config.choices import (
     Placement,
     Precision,
     RateScaling,
+    ReleasedWorkers,
+    RoundLength,
     Schedule,
     Shards,
     SwitchMode,
     TrackingMode,
     Unfinished,
     Unmeasured,
+    WireFormat,
 )
 from adloco_dist.config.data import OF_ROWS, DataSettings
 from adloco_dist.config.errors import (
@@ -41,8 +43,7 @@ from adloco_dist.config.errors import (
     EXIT_USER_ERROR,
     SettingsError,
     as_tool,
-    require,
-    told_in_one_line,
+    reported_in_one_line,
 )
 from adloco_dist.config.experiment import (
     ModelSettings,
@@ -65,6 +66,7 @@ from adloco_dist.config.running import (
 from adloco_dist.config.settings import (
     Settings,
 )
+from adloco_dist.config.wire import WireSettings
 
 __all__ = [
     "EXIT_FAILURE",
@@ -72,8 +74,8 @@ __all__ = [
     "EXIT_USER_ERROR",
     "MEASURED_REQUESTS",
     "OF_ROWS",
-    "Algorithm",
     "AlgorithmSettings",
+    "Averages",
     "Backend",
     "BatchRequest",
     "BatchingSettings",
@@ -88,7 +90,6 @@ __all__ = [
     "Estimator",
     "EvaluationSettings",
     "Final",
-    "FreedWorkers",
     "GradientNorm",
     "InnerOptimizer",
     "InnerSettings",
@@ -105,6 +106,8 @@ __all__ = [
     "PoolSettings",
     "Precision",
     "RateScaling",
+    "ReleasedWorkers",
+    "RoundLength",
     "RunSettings",
     "Schedule",
     "Settings",
@@ -116,7 +119,8 @@ __all__ = [
     "TrackingSettings",
     "Unfinished",
     "Unmeasured",
+    "WireFormat",
+    "WireSettings",
     "as_tool",
-    "require",
-    "told_in_one_line",
+    "reported_in_one_line",
 ]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from adloco_dist.config.errors import require
+from adloco_dist.config.errors import SettingsError
 
 
 @dataclass
@@ -25,5 +25,7 @@ class CheckpointSettings:
     def __post_init__(self) -> None:
         for name in ("every_rounds", "every_tokens", "every_minutes", "keep_every_rounds"):
             value = getattr(self, name)
-            require(value is None or value > 0, f"checkpoint.{name}", value, "must be > 0, or null")
-        require(self.keep_last >= 1, "checkpoint.keep_last", self.keep_last, "must be >= 1")
+            if value is not None and not value > 0:
+                raise SettingsError.of(f"checkpoint.{name}", value, "must be > 0, or null")
+        if self.keep_last < 1:
+            raise SettingsError.of("checkpoint.keep_last", self.keep_last, "must be >= 1")

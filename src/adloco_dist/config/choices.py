@@ -4,7 +4,7 @@ from enum import Enum
 
 
 class Precision(Enum):
-    """Of weights and arithmetic."""
+    """The precision of weights and arithmetic."""
 
     auto = "auto"
     fp32 = "fp32"
@@ -26,24 +26,40 @@ class OuterState(Enum):
     cpu = "cpu"
 
 
-class Algorithm(Enum):
-    """What is averaged, and when."""
+class Averages(Enum):
+    """What a trainer's workers average."""
 
-    diloco = "diloco"
-    adloco = "adloco"
-    localsgd = "localsgd"
-    ddp = "ddp"
+    pseudo_gradients = "pseudo_gradients"
+    gradients = "gradients"
+
+
+class WireFormat(Enum):
+    """What pseudo-gradients travel as."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
+    int8 = "int8"
+    int4 = "int4"
+    sparse = "sparse"
+
+
+class RoundLength(Enum):
+    """What a round's number of updates is counted by."""
+
+    updates = "updates"
+    speed = "speed"
 
 
 class InnerOptimizer(Enum):
-    """Of every worker."""
+    """The optimizer of every worker."""
 
     adamw = "adamw"
     sgd = "sgd"
+    muon = "muon"
 
 
 class Schedule(Enum):
-    """Of the inner rate."""
+    """The schedule of the inner learning rate."""
 
     constant = "constant"
     cosine = "cosine"
@@ -84,7 +100,7 @@ class Nulls(Enum):
 
 
 class Device(Enum):
-    """Of every rank."""
+    """The device of every rank."""
 
     auto = "auto"
     cpu = "cpu"
@@ -92,7 +108,7 @@ class Device(Enum):
 
 
 class Backend(Enum):
-    """Of the process groups that carry tensors."""
+    """The backend of the process groups that carry tensors."""
 
     auto = "auto"
     gloo = "gloo"
@@ -100,7 +116,7 @@ class Backend(Enum):
 
 
 class TrackingMode(Enum):
-    """Of Weights & Biases."""
+    """The mode of Weights & Biases."""
 
     auto = "auto"
     online = "online"
@@ -170,6 +186,7 @@ class MergePolicy(Enum):
 
     worst_with_worst = "worst_with_worst"
     best_with_worst = "best_with_worst"
+    worst_loss_with_best = "worst_loss_with_best"
     none = "none"
 
 
@@ -180,7 +197,7 @@ class MergeWeights(Enum):
     uniform = "uniform"
 
 
-class FreedWorkers(Enum):
+class ReleasedWorkers(Enum):
     """What becomes of the workers of a trainer that ended in a merge."""
 
     join = "join"
@@ -208,5 +225,5 @@ class Unfinished(Enum):
     """What is done with a run directory whose run has not ended."""
 
     refuse = "refuse"
-    set_aside = "set_aside"
+    archive = "archive"
     resume = "resume"

@@ -15,11 +15,24 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from adloco_dist.config import Settings, SettingsError, require
+from adloco_dist.config import Settings, SettingsError
 from adloco_dist.config.paths import check_lengths, exists_here, to_type, with_quoted_paths
+from adloco_dist.config.renamed import refuse_renamed
 
 CONFIG_MODULE = "adloco_dist.conf"
-GROUPS = ("model", "data", "algorithm", "inner", "outer", "merge", "budget", "evaluation", "tracking", "experiment")
+GROUPS = (
+    "model",
+    "data",
+    "algorithm",
+    "inner",
+    "outer",
+    "wire",
+    "merge",
+    "budget",
+    "evaluation",
+    "tracking",
+    "experiment",
+)
 
 
 def compose(overrides: Sequence[str]) -> Settings:
@@ -33,10 +46,10 @@ def compose(overrides: Sequence[str]) -> Settings:
         parsed = parse(overrides)
         for override in parsed:
             if override.is_sweep_override():
-                told = f"{override.input_line}: names several values; give one, or sweep over them with -m"
+                detail = f"{override.input_line}: names several values; give one, or sweep over them with -m"
                 line = to_type(override.input_line or "")
                 hint = f"; if the comma belongs to a path or parts a list, type {line}" if line else ""
-                raise SettingsError(told + hint)
+                raise SettingsError(detail + hint)
         with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
             config = hydra_compose("train", [override.input_line or "" for override in parsed])
         _check_sizes(config)
@@ -48,7 +61,8 @@ def compose(overrides: Sequence[str]) -> Settings:
     check_lengths(flat)
     for key, value in flat.items():  # run.json could not hold it
         finite = not isinstance(value, float) or math.isfinite(value)
-        require(finite, key, value, "must be a finite number; write null where there may be no limit")
+        if not finite:
+            raise SettingsError.of(key, value, "must be a finite number; write null where there may be no limit")
     return settings
 
 
@@ -73,6 +87,8 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     except HydraException as error:
         raise SettingsError(explain(error)) from error
     for override in parsed:
+        if not override.is_delete():
+            refuse_renamed(override.key_or_group, override.get_value_string())
         _check_key(override.key_or_group, override.input_line or "")
         if override.is_delete():
             raise SettingsError(f"{override.input_line}: a setting cannot be removed; set it to another value")
@@ -93,7 +109,13 @@ def to_plain(settings: Settings) -> dict[str, Any]:
 
 
 def from_plain(plain: dict[str, Any]) -> Settings:
-    """The settings that `to_plain` was given."""
+    """The settings that `to_plain` was given.
+
+    Raises:
+        SettingsError: they have the name that a setting had in an earlier release.
+    """
+    for key, value in flatten(plain).items():
+        refuse_renamed(key, value)
     settings = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Settings), plain))
     assert isinstance(settings, Settings)
     return settings
@@ -136,8 +158,8 @@ def _check_sizes(config: DictConfig) -> None:
     assert isinstance(plain, dict)
     for key, value in flatten({str(section): values for section, values in plain.items()}).items():
         for number in value if isinstance(value, list) else [value]:
-            if isinstance(number, int):
-                require(abs(number) < 2**64, key, number, "must be below 2**64")
+            if isinstance(number, int) and abs(number) >= 2**64:
+                raise SettingsError.of(key, number, "must be below 2**64")
 
 
 def _keys(section: Any, prefix: str = "") -> Iterable[str]:
@@ -156,7 +178,7 @@ def _same_name(key: str, keys: set[str]) -> list[str]:
 
 
 def explain(error: Exception) -> str:
-    """What Hydra or OmegaConf say in several lines and exceptions, as "what was typed: what is wrong"."""
+    """Turn a message of Hydra or OmegaConf, of several lines and exceptions, into "what was typed: what is wrong"."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, choice = error.missing_cfg_file.rpartition("/")
         return f"{group}={choice}: no such choice; {group} is one of {', '.join(error.options)}"

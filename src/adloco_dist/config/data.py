@@ -1,9 +1,9 @@
-"""What is trained on."""
+"""The data that a run is trained on."""
 
 from dataclasses import dataclass, field
 
 from adloco_dist.config.choices import Corpus, Damaged, Nulls, Packing, Shards
-from adloco_dist.config.errors import require
+from adloco_dist.config.errors import SettingsError
 
 EMBEDDED = (Corpus.python_stdlib, Corpus.python_packages)
 """Corpora that every machine has."""
@@ -13,7 +13,7 @@ OF_ROWS = (Corpus.json, Corpus.parquet, Corpus.csv, Corpus.hub)
 
 @dataclass
 class DataSettings:
-    """What it is trained on."""
+    """The data that a run is trained on."""
 
     corpus: Corpus = Corpus.python_stdlib
     """python_stdlib: the sources of the running Python. python_packages: pieces of them, and which package each is of.
@@ -24,7 +24,7 @@ class DataSettings:
     subset: str | None = None
     """Which part of the data set: for C4 the language. null: the only one."""
     revision: str | None = None
-    """Of the data set: a branch, tag or commit of the hub. null: the newest."""
+    """Branch, tag or commit of the data set on the hub. null: the newest."""
     train: list[str] = field(default_factory=list)
     """Files or globs to train on; of a hub data set, its splits."""
     validation: list[str] = field(default_factory=list)
@@ -32,19 +32,21 @@ class DataSettings:
     validation_fraction: float = 0.05
     """Share of the documents (of the tail, where there is one) that is held out, in (0, 1)."""
     validation_documents: int | None = None
-    """Documents of `validation` that are read at most. null: all."""
+    """Maximum number of documents that are read of `validation`. null: all."""
     text_column: str = "text"
-    """Of a row."""
+    """Name of the column that holds the text."""
     label_column: str | None = None
-    """Of a row: what a classifier predicts, numbers from 0 on or words. null: the model is causal."""
+    """Name of the column that holds what a classifier predicts, numbers from 0 on or words. null: the model is causal,
+    except with python_packages, which has labels of its own."""
     num_labels: int | None = None
-    """Classes. null: as many as the training documents have."""
+    """Number of classes. null: as many as the training documents have."""
     tokenizer: str | None = None
     """A tokenizer: a folder, a tokenizer.json, or a model of the hub. null: bytes."""
     vocab_size: int | None = None
     """Vocabulary of plain token files. null: largest id + 1."""
     sequence_length: int = 128
-    """Tokens per sequence that are predicted (a stored sequence is one longer); of a classifier, that are read."""
+    """Tokens per sequence that are predicted (a stored sequence is one longer); for a classifier, tokens that
+    are read."""
     packing: Packing = Packing.packed
     """packed: documents one after the other, cut into equal sequences. document: one for each sequence, cut off at its
     length and padded; padding never counts."""
@@ -55,9 +57,9 @@ class DataSettings:
     as a whole. false: everything is read at the start, and sequences come in a random order."""
     damaged: Damaged = Damaged.refuse
     """What is done with rows that cannot be read, and with a file that cannot be read to its end. skip: they are left
-    out, and what comes after its last readable row; counted and told."""
+    out, and what comes after its last readable row; counted and reported."""
     nulls: Nulls = Nulls.refuse
-    """What is done with rows whose text or label is null or missing. skip: they are left out, counted and told."""
+    """What is done with rows whose text or label is null or missing. skip: they are left out, counted and reported."""
 
     @property
     def is_labelled(self) -> bool:
@@ -65,45 +67,65 @@ class DataSettings:
         return self.label_column is not None or self.corpus is Corpus.python_packages
 
     def __post_init__(self) -> None:
-        require(self.sequence_length >= 1, "data.sequence_length", self.sequence_length, "must be >= 1 token")
+        if self.sequence_length < 1:
+            raise SettingsError.of("data.sequence_length", self.sequence_length, "must be >= 1 token")
         fraction = self.validation_fraction
-        require(0 < fraction < 1, "data.validation_fraction", fraction, "must lie between 0 and 1, both excluded")
+        if not 0 < fraction < 1:
+            raise SettingsError.of("data.validation_fraction", fraction, "must lie between 0 and 1, both excluded")
         self._check_files()
         for name in ("vocab_size", "num_labels"):
             value = getattr(self, name)
-            require(value is None or value >= 2, f"data.{name}", value, "must be >= 2, or null")
-        most = self.validation_documents
-        require(most is None or most >= 1, "data.validation_documents", most, "must be >= 1, or null for all")
+            if value is not None and not value >= 2:
+                raise SettingsError.of(f"data.{name}", value, "must be >= 2, or null")
+        maximum = self.validation_documents
+        if maximum is not None and maximum < 1:
+            raise SettingsError.of("data.validation_documents", maximum, "must be >= 1, or null for all")
         is_tokens, rows = self.corpus is Corpus.tokens, self.corpus in OF_ROWS
         rule = "is for data.corpus=tokens; text has the vocabulary of its tokenizer"
-        require(self.vocab_size is None or is_tokens, "data.vocab_size", self.vocab_size, rule)
+        if self.vocab_size is not None and not is_tokens:
+            raise SettingsError.of("data.vocab_size", self.vocab_size, rule)
         rule = "has no effect on token files, which are tokenised already; leave it out"
-        require(self.tokenizer is None or not is_tokens, "data.tokenizer", self.tokenizer, rule)
+        if self.tokenizer is not None and is_tokens:
+            raise SettingsError.of("data.tokenizer", self.tokenizer, rule)
         rule = "needs documents; token files are packed"
-        require(self.packing is Packing.packed or not is_tokens, "data.packing", self.packing, rule)
+        if self.packing is not Packing.packed and is_tokens:
+            raise SettingsError.of("data.packing", self.packing, rule)
         rule = "needs rows: data.corpus of json, parquet, csv or hub"
-        require(self.label_column is None or rows, "data.label_column", self.label_column, rule)
-        require(not self.streaming or rows, "data.streaming", self.streaming, rule)
-        require(self.damaged is Damaged.refuse or rows, "data.damaged", self.damaged, rule)
-        require(self.nulls is Nulls.refuse or rows, "data.nulls", self.nulls, rule)
+        if self.label_column is not None and not rows:
+            raise SettingsError.of("data.label_column", self.label_column, rule)
+        if self.streaming and not rows:
+            raise SettingsError.of("data.streaming", self.streaming, rule)
+        if self.damaged is not Damaged.refuse and not rows:
+            raise SettingsError.of("data.damaged", self.damaged, rule)
+        if self.nulls is not Nulls.refuse and not rows:
+            raise SettingsError.of("data.nulls", self.nulls, rule)
         rule = "needs labels: set data.label_column"
-        require(self.num_labels is None or self.is_labelled, "data.num_labels", self.num_labels, rule)
+        if self.num_labels is not None and not self.is_labelled:
+            raise SettingsError.of("data.num_labels", self.num_labels, rule)
         rule = "a stream cannot hold documents back; name files or splits"
-        require(bool(self.validation) or not self.streaming, "data.validation", self.validation, rule)
+        if not self.validation and self.streaming:
+            raise SettingsError.of("data.validation", self.validation, rule)
         rule = "a stream does not know its labels beforehand; say how many there are"
         known = not (self.streaming and self.is_labelled) or self.num_labels is not None
-        require(known, "data.num_labels", self.num_labels, rule)
+        if not known:
+            raise SettingsError.of("data.num_labels", self.num_labels, rule)
 
     def _check_files(self) -> None:
         if self.corpus in EMBEDDED:
             for name in ("train", "validation"):
                 files, corpus = getattr(self, name), self.corpus.name
-                require(not files, f"data.{name}", files, f"has no effect with data.corpus={corpus}; use data=text")
+                if files:
+                    raise SettingsError.of(
+                        f"data.{name}", files, f"has no effect with data.corpus={corpus}; use data=text"
+                    )
         else:
             what = "names of splits" if self.corpus is Corpus.hub else "files or globs"
-            require(bool(self.train), "data.train", self.train, f"data.corpus={self.corpus.name} needs {what}")
+            if not self.train:
+                raise SettingsError.of("data.train", self.train, f"data.corpus={self.corpus.name} needs {what}")
         is_hub = self.corpus is Corpus.hub
-        require(bool(self.hub) == is_hub, "data.hub", self.hub, "names a data set with data.corpus=hub, and only there")
+        if bool(self.hub) != is_hub:
+            raise SettingsError.of("data.hub", self.hub, "names a data set with data.corpus=hub, and only there")
         for name in ("subset", "revision"):
             value = getattr(self, name)
-            require(value is None or is_hub, f"data.{name}", value, "has no effect without data.corpus=hub")
+            if value is not None and not is_hub:
+                raise SettingsError.of(f"data.{name}", value, "has no effect without data.corpus=hub")

@@ -1,33 +1,33 @@
-"""How commands end: a mistake of the user is told in one line, with exit codes that scripts can use."""
+"""How commands end: a mistake of the user is reported in one line, with exit codes that scripts can use."""
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 
-from adloco_dist.terminal import one_line, output_was_lost, protect_streams, tell_error
+from adloco_dist.terminal import output_was_lost, protect_streams, report_error
+from adloco_dist.text import one_line
 
 EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
 EXIT_STOPPED = 75
-"""Asked to stop before the budget was spent: start it again (sysexits.h, EX_TEMPFAIL)."""
+"""The run was asked to stop before its budget was spent: start it again (sysexits.h, EX_TEMPFAIL)."""
 LONGEST_VALUE = 300
-"""Characters of a value that is told."""
+"""Characters of a value that are shown."""
 
 
 class SettingsError(ValueError):
     """A mistake of the user. One line: the setting, its value, what is allowed, what to do."""
 
-
-def require(condition: bool, setting: str, value: object, rule: str) -> None:
-    """Raise `SettingsError` ("setting=value: rule") unless `condition` holds."""
-    if not condition:
+    @classmethod
+    def of(cls, setting: str, value: object, rule: str) -> "SettingsError":
+        """The error that a setting must not have this value: "setting=value: rule"."""
         shown = value.name if isinstance(value, Enum) else "null" if value is None else str(value)
-        raise SettingsError(f"{setting}={one_line(shown, LONGEST_VALUE)}: {rule}")
+        return cls(f"{setting}={one_line(shown, LONGEST_VALUE)}: {rule}")
 
 
 @contextmanager
-def told_in_one_line(speaks: bool = True) -> Iterator[None]:
+def reported_in_one_line(speaks: bool = True) -> Iterator[None]:
     """End the process with the line of a `SettingsError` instead of its traceback.
 
     Args:
@@ -37,15 +37,15 @@ def told_in_one_line(speaks: bool = True) -> Iterator[None]:
         yield
     except SettingsError as error:
         if speaks:
-            tell_error(f"error: {error}")
+            report_error(f"error: {error}")
         sys.exit(EXIT_USER_ERROR)
 
 
 @contextmanager
 def as_tool() -> Iterator[None]:
-    """Around all that a tool does whose product is what it prints: mistakes, Ctrl-C and lost output end it in order."""
+    """Turn mistakes of the user, Ctrl-C and lost output into exit codes, in a tool whose product is what it prints."""
     protect_streams()
-    with told_in_one_line():
+    with reported_in_one_line():
         try:
             yield
         except KeyboardInterrupt:

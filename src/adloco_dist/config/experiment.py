@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from adloco_dist.config.choices import OuterState, Placement
-from adloco_dist.config.errors import require
+from adloco_dist.config.errors import SettingsError
 
-MOST_WORKERS = 1 << 20
-"""Of a pool: every rank and every plan lists all of them."""
+MAX_WORKERS = 1 << 20
+"""Maximum number of workers in a pool: every rank and every plan lists all of them."""
 
 
 @dataclass
@@ -24,11 +24,14 @@ class PoolSettings:
     """Where anchors and outer momentum live: on the device, or in (pinned) CPU memory."""
 
     def __post_init__(self) -> None:
-        require(self.trainers >= 1, "pool.trainers", self.trainers, "must be >= 1")
+        if self.trainers < 1:
+            raise SettingsError.of("pool.trainers", self.trainers, "must be >= 1")
         workers = self.workers_per_trainer
-        require(workers is None or workers >= 1, "pool.workers_per_trainer", workers, "must be >= 1, or null")
-        rule = f"times pool.workers_per_trainer={workers} must be <= {MOST_WORKERS}; lower one of them"
-        require(self.trainers * (workers or 1) <= MOST_WORKERS, "pool.trainers", self.trainers, rule)
+        if workers is not None and workers < 1:
+            raise SettingsError.of("pool.workers_per_trainer", workers, "must be >= 1, or null")
+        rule = f"times pool.workers_per_trainer={workers} must be <= {MAX_WORKERS}; lower one of them"
+        if self.trainers * (workers or 1) > MAX_WORKERS:
+            raise SettingsError.of("pool.trainers", self.trainers, rule)
 
 
 @dataclass
@@ -42,17 +45,17 @@ class ModelSettings:
     warm_start: str | None = None
     """Weights to start from: a transformers directory, a run directory (its model/ is taken), or a model of the hub."""
     revision: str | None = None
-    """Of a model of the hub: a branch, tag or commit. null: the newest."""
+    """Branch, tag or commit of a model of the hub. null: the newest."""
     from_scratch: bool = False
     """Take the shape of `warm_start` alone, and draw the weights from the seed."""
     reset_output: bool = False
-    """Draw the output layer anew: the head of a causal model, or of a classifier."""
+    """Initialise the output layer again: the head of a causal model, or of a classifier."""
     attention: str | None = None
     """How transformers computes attention: eager, sdpa, flash_attention_2, ... null: what it takes by itself."""
     compile: bool = False
     """Compile model and loss with torch.compile; the first rounds are slower."""
     fuse_loss: bool = True
-    """On a GPU, compile the loss by itself where the model is not compiled; without Triton or a C compiler there it is
+    """Compile the loss by itself on a GPU where the model is not compiled; without Triton or a C compiler there it is
     computed as on a CPU, which the first lines of a run say."""
     gradient_checkpointing: bool = False
     """Keep no activations inside layers and compute them again: less memory, about a third more time."""
@@ -60,12 +63,13 @@ class ModelSettings:
     """Run Python code that comes with `warm_start`. Weights are never unpickled all the same."""
 
     def __post_init__(self) -> None:
-        require(
-            self.architecture is not None or self.warm_start is not None,
-            "model.architecture",
-            self.architecture,
-            "name a model type of transformers, or set model.warm_start to a model",
-        )
+        if self.architecture is None and self.warm_start is None:
+            raise SettingsError.of(
+                "model.architecture",
+                self.architecture,
+                "name a model type of transformers, or set model.warm_start to a model",
+            )
         for name in ("from_scratch", "trust_remote_code", "revision"):
             value, rule = getattr(self, name), "has no effect without model.warm_start; leave it out"
-            require(not value or self.warm_start is not None, f"model.{name}", value, rule)
+            if value and self.warm_start is None:
+                raise SettingsError.of(f"model.{name}", value, rule)

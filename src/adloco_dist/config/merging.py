@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from adloco_dist.config.choices import FreedWorkers, MergePolicy, MergeWeights
-from adloco_dist.config.errors import require
+from adloco_dist.config.choices import MergePolicy, MergeWeights, ReleasedWorkers
+from adloco_dist.config.errors import SettingsError
 
 
 @dataclass
@@ -12,7 +12,8 @@ class MergeSettings:
 
     policy: MergePolicy = MergePolicy.worst_with_worst
     """worst_with_worst: the trainers with the smallest requests. best_with_worst: the one with the largest request
-    takes in those with the smallest. none: trainers never merge."""
+    takes in those with the smallest. worst_loss_with_best: the one with the smallest loss takes in those with the
+    largest; validation losses decide where the last round ended with an evaluation. none: trainers never merge."""
     every_rounds: int = 5
     """Rounds between two times at which trainers merge."""
     width: int = 2
@@ -20,15 +21,19 @@ class MergeSettings:
     simultaneous: int = 1
     """Merges of separate trainers at one time."""
     min_trainers: int = 1
-    """Trainers that are left at least."""
+    """Minimum number of trainers that are left."""
     weights: MergeWeights = MergeWeights.request
     """What a trainer's anchor and outer momentum count for in the average: its bounded request, or all the same."""
-    freed: FreedWorkers = FreedWorkers.join
+    released_workers: ReleasedWorkers = ReleasedWorkers.join
     """Workers of a trainer that ended. join: they work for the survivor, where they are. retire: they end and free
-    their memory. redistribute: all workers of the pool are dealt anew in proportion to requests, at least one each."""
+    their memory. redistribute: all workers are dealt again in proportion to requests, at least one each."""
 
     def __post_init__(self) -> None:
-        require(self.every_rounds >= 1, "merge.every_rounds", self.every_rounds, "must be >= 1")
-        require(self.width >= 2, "merge.width", self.width, "must be >= 2: a merge takes two trainers or more")
-        require(self.simultaneous >= 1, "merge.simultaneous", self.simultaneous, "must be >= 1")
-        require(self.min_trainers >= 1, "merge.min_trainers", self.min_trainers, "must be >= 1")
+        if self.every_rounds < 1:
+            raise SettingsError.of("merge.every_rounds", self.every_rounds, "must be >= 1")
+        if self.width < 2:
+            raise SettingsError.of("merge.width", self.width, "must be >= 2: a merge takes two trainers or more")
+        if self.simultaneous < 1:
+            raise SettingsError.of("merge.simultaneous", self.simultaneous, "must be >= 1")
+        if self.min_trainers < 1:
+            raise SettingsError.of("merge.min_trainers", self.min_trainers, "must be >= 1")

@@ -3,23 +3,32 @@
 from dataclasses import dataclass
 from math import inf
 
-from adloco_dist.config.choices import Algorithm, InnerOptimizer, RateScaling, Schedule
-from adloco_dist.config.errors import require
+from adloco_dist.config.choices import Averages, InnerOptimizer, RateScaling, RoundLength, Schedule
+from adloco_dist.config.errors import SettingsError
 
 
 @dataclass
 class AlgorithmSettings:
-    """How updates and averaging alternate."""
+    """How updates and averaging alternate. The groups diloco, adloco and localsgd differ in `outer` alone."""
 
-    name: Algorithm = Algorithm.diloco
-    """diloco, adloco and localsgd average pseudo-gradients once a round (they differ in `outer`); ddp averages
-    gradients at every update with DistributedDataParallel, one worker per rank."""
+    averages: Averages = Averages.pseudo_gradients
+    """pseudo_gradients: once a round, between the workers of a trainer. gradients: at every update, with
+    DistributedDataParallel, one worker per rank (algorithm=ddp)."""
     updates_per_round: int = 25
-    """H: inner updates that every worker takes between two outer steps."""
+    """H: inner updates that every worker takes between two outer steps; with round=speed, the fastest."""
+    round: RoundLength = RoundLength.updates
+    """updates: every worker takes as many. speed: workers on a rank that was slower in the last round take fewer, so
+    that ranks do not wait for each other, and weigh less in the average."""
 
     def __post_init__(self) -> None:
         updates = self.updates_per_round
-        require(updates >= 1, "algorithm.updates_per_round", updates, "must be >= 1")
+        if updates < 1:
+            raise SettingsError.of("algorithm.updates_per_round", updates, "must be >= 1")
+
+    @property
+    def is_data_parallel(self) -> bool:
+        """Whether gradients are averaged at every update, which leaves a rank one worker and a run one trainer."""
+        return self.averages is Averages.gradients
 
 
 @dataclass
@@ -27,42 +36,58 @@ class InnerSettings:
     """Every worker's optimizer."""
 
     optimizer: InnerOptimizer = InnerOptimizer.adamw
+    """Algorithm of the inner updates: AdamW; SGD with or without momentum; Muon for the matrices between embeddings and
+    output, and AdamW for all else (MuLoCo, 2505.23725), at one rate for both."""
     lr: float = 3e-4
-    """Peak learning rate."""
+    """Peak learning rate, > 0."""
     beta1: float = 0.9
+    """Decay of adamw's running mean of gradients, in [0, 1)."""
     beta2: float = 0.95
+    """Decay of adamw's running mean of squared gradients, in [0, 1)."""
     eps: float = 1e-8
+    """Constant that adamw adds to the denominator of its updates, > 0."""
     momentum: float = 0.0
-    """Of sgd."""
+    """Momentum of sgd and of muon, in [0, 1)."""
     weight_decay: float = 0.1
-    """Decoupled for adamw, added to the gradient for sgd; never applied to vectors (norms, biases)."""
+    """Decoupled for adamw and muon, added to the gradient for sgd; never applied to vectors (norms, biases)."""
     clip_norm: float | None = 1.0
-    """Largest norm of a gradient; null: no clipping."""
+    """Maximum norm of a gradient, > 0; null: no clipping."""
     schedule: Schedule = Schedule.cosine
+    """Course of the rate apart from the warm-up: constant at `lr`, or cosine decay while the budget is spent."""
     warmup_tokens: int = 0
     """Tokens of the whole pool over which the rate rises linearly to `lr`."""
     final_lr_fraction: float = 0.1
-    """Share of `lr` that the cosine schedule ends at."""
+    """Share of `lr` that the cosine schedule ends at, in [0, 1]."""
     batch_scaling: RateScaling = RateScaling.sqrt
     """How the rate follows the local batch in use: lr times (b / reference_batch), its square root, or not at all."""
     reference_batch: int | None = None
     """Local batch at which the rate is `lr`; null: batching.local_batch."""
     reset_each_round: bool = False
-    """Whether inner moments start anew in every round."""
+    """Whether inner moments start at zero in every round."""
 
     def __post_init__(self) -> None:
-        require(0 < self.lr < inf, "inner.lr", self.lr, "must be > 0")
-        require(0 <= self.beta1 < 1, "inner.beta1", self.beta1, "must be in [0, 1)")
-        require(0 <= self.beta2 < 1, "inner.beta2", self.beta2, "must be in [0, 1)")
-        require(self.eps > 0, "inner.eps", self.eps, "must be > 0")
-        require(0 <= self.momentum < 1, "inner.momentum", self.momentum, "must be in [0, 1)")
-        require(self.weight_decay >= 0, "inner.weight_decay", self.weight_decay, "must be >= 0")
-        require(self.clip_norm is None or self.clip_norm > 0, "inner.clip_norm", self.clip_norm, "must be > 0, or null")
-        require(self.warmup_tokens >= 0, "inner.warmup_tokens", self.warmup_tokens, "must be >= 0 tokens")
+        if not 0 < self.lr < inf:
+            raise SettingsError.of("inner.lr", self.lr, "must be > 0")
+        if not 0 <= self.beta1 < 1:
+            raise SettingsError.of("inner.beta1", self.beta1, "must be in [0, 1)")
+        if not 0 <= self.beta2 < 1:
+            raise SettingsError.of("inner.beta2", self.beta2, "must be in [0, 1)")
+        if not self.eps > 0:
+            raise SettingsError.of("inner.eps", self.eps, "must be > 0")
+        if not 0 <= self.momentum < 1:
+            raise SettingsError.of("inner.momentum", self.momentum, "must be in [0, 1)")
+        if not self.weight_decay >= 0:
+            raise SettingsError.of("inner.weight_decay", self.weight_decay, "must be >= 0")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise SettingsError.of("inner.clip_norm", self.clip_norm, "must be > 0, or null")
+        if self.warmup_tokens < 0:
+            raise SettingsError.of("inner.warmup_tokens", self.warmup_tokens, "must be >= 0 tokens")
         fraction = self.final_lr_fraction
-        require(0 <= fraction <= 1, "inner.final_lr_fraction", fraction, "must be in [0, 1]")
+        if not 0 <= fraction <= 1:
+            raise SettingsError.of("inner.final_lr_fraction", fraction, "must be in [0, 1]")
         reference = self.reference_batch
-        require(reference is None or reference >= 1, "inner.reference_batch", reference, "must be >= 1, or null")
+        if reference is not None and reference < 1:
+            raise SettingsError.of("inner.reference_batch", reference, "must be >= 1, or null")
 
 
 @dataclass
@@ -72,13 +97,25 @@ class OuterSettings:
     lr: float = 0.7
     """Rate of the outer SGD on the anchor, whose gradient is the pseudo-gradient (DiLoCo, 2311.08105)."""
     momentum: float = 0.9
+    """Momentum of the outer SGD, in [0, 1)."""
     nesterov: bool = True
-    spoilt_rounds: int = 10
-    """Rounds in a row in which workers of a trainer may be left out, for they were not finite, before the run stops."""
+    """Whether the outer SGD takes Nesterov momentum, which needs momentum > 0."""
+    clip_norm: float | None = None
+    """Maximum norm of each worker's pseudo-gradient, of every fragment, > 0; null: no clipping."""
+    nonfinite_rounds: int = 10
+    """Rounds in a row in which workers of a trainer may be left out as non-finite before the run stops."""
 
     def __post_init__(self) -> None:
-        require(0 < self.lr < inf, "outer.lr", self.lr, "must be > 0")
-        require(0 <= self.momentum < 1, "outer.momentum", self.momentum, "must be in [0, 1)")
+        if not 0 < self.lr < inf:
+            raise SettingsError.of("outer.lr", self.lr, "must be > 0")
+        if not 0 <= self.momentum < 1:
+            raise SettingsError.of("outer.momentum", self.momentum, "must be in [0, 1)")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise SettingsError.of("outer.clip_norm", self.clip_norm, "must be > 0, or null")
         usable = not self.nesterov or self.momentum > 0
-        require(self.spoilt_rounds >= 1, "outer.spoilt_rounds", self.spoilt_rounds, "must be >= 1")
-        require(usable, "outer.nesterov", self.nesterov, "needs outer.momentum > 0; set outer.nesterov=false")
+        if self.nonfinite_rounds < 1:
+            raise SettingsError.of("outer.nonfinite_rounds", self.nonfinite_rounds, "must be >= 1")
+        if not usable:
+            raise SettingsError.of(
+                "outer.nesterov", self.nesterov, "needs outer.momentum > 0; set outer.nesterov=false"
+            )

@@ -10,12 +10,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 
-from adloco_dist.config.errors import require
+from adloco_dist.config.errors import SettingsError
 
 LISTS = ("data.train", "data.validation")
 READ = ("data.hub", "data.tokenizer", "model.warm_start", "batching.replay")
 WRITTEN = ("run.directory", "run.root", "run.stop_file", "hydra.sweep.dir")
-"""Which need not be there yet: some folder above them is."""
+"""Settings whose paths need not exist yet: some folder above them does."""
 
 Exists = Callable[[str], bool]
 
@@ -74,11 +74,12 @@ def check_lengths(flat: Mapping[str, object]) -> None:
             encoded = os.fsencode(str(path))
             longest = max(map(len, encoded.split(b"/")))
             rule = f"has {len(encoded):,} bytes, {longest:,} of them in one name; a path has at most 4,095, a name 255"
-            require(len(encoded) < 4096 and longest < 256, key, path, rule)
+            if len(encoded) >= 4096 or longest >= 256:
+                raise SettingsError.of(key, path, rule)
 
 
 def _scalar(value: str, read: Override | None, exists: Exists, is_written: bool) -> str | None:
-    """None: Hydra reads it as it is meant."""
+    """Return the value of a path setting as Hydra has to be given it; None: it reads the value as it is meant."""
     names = _names(value, exists) or (value.split(",") if is_written else None)
     if read is None:
         return ",".join(map(_kept_or_quoted, names)) if names else None
@@ -91,7 +92,7 @@ def _scalar(value: str, read: Override | None, exists: Exists, is_written: bool)
 
 
 def _list(value: str, read: Override | None, exists: Exists) -> str | None:
-    """As `_scalar`; a name without brackets is a list of one."""
+    """Return the value of a list of paths, like `_scalar`; a name without brackets is a list of one."""
     if not _is_bracketed(value):
         names = _names(value, exists)
         return ",".join(f"[{_kept_or_quoted(name)}]" for name in names) if names else None
@@ -139,7 +140,7 @@ def _is_bracketed(value: str) -> bool:
 
 
 def _bare(value: str) -> str:
-    """Without the quotes around it."""
+    """Return `value` without the quotes around it."""
     return value[1:-1] if len(value) >= 2 and value[0] == value[-1] and value[0] in "'\"" else value
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from adloco_dist.config.batching import MEASURED_REQUESTS, BatchingSettings, SwitchSettings
 from adloco_dist.config.checkpointing import CheckpointSettings
 from adloco_dist.config.choices import (
-    Algorithm,
     BatchRequest,
     Concurrency,
     Device,
@@ -18,9 +17,11 @@ from adloco_dist.config.choices import (
     Final,
     MergePolicy,
     Precision,
+    RoundLength,
+    WireFormat,
 )
 from adloco_dist.config.data import DataSettings
-from adloco_dist.config.errors import require
+from adloco_dist.config.errors import SettingsError
 from adloco_dist.config.experiment import ModelSettings, PoolSettings
 from adloco_dist.config.merging import MergeSettings
 from adloco_dist.config.optimization import AlgorithmSettings, InnerSettings, OuterSettings
@@ -32,6 +33,7 @@ from adloco_dist.config.running import (
     RunSettings,
     TrackingSettings,
 )
+from adloco_dist.config.wire import WireSettings
 
 
 @dataclass
@@ -49,13 +51,15 @@ class Settings:
     """Take only those of torch's algorithms that give the same bits every time, which on a GPU are slower; operations
     that have none fail. (On a CPU, runs are the same bit by bit in any case.)"""
     final: Final = Final.best
-    """What is saved at the end. best: the trainer with the smallest validation loss. average: of all trainers left."""
+    """What is saved at the end. best: the trainer with the smallest validation loss. average: the average of
+    all trainers left."""
     pool: PoolSettings = field(default_factory=PoolSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
     data: DataSettings = field(default_factory=DataSettings)
     algorithm: AlgorithmSettings = field(default_factory=AlgorithmSettings)
     inner: InnerSettings = field(default_factory=InnerSettings)
     outer: OuterSettings = field(default_factory=OuterSettings)
+    wire: WireSettings = field(default_factory=WireSettings)
     batching: BatchingSettings = field(default_factory=BatchingSettings)
     switch: SwitchSettings = field(default_factory=SwitchSettings)
     merge: MergeSettings = field(default_factory=MergeSettings)
@@ -73,38 +77,67 @@ class Settings:
         return self.batching.request in MEASURED_REQUESTS
 
     def __post_init__(self) -> None:
-        require(self.seed >= 0, "seed", self.seed, "must be >= 0")
+        if self.seed < 0:
+            raise SettingsError.of("seed", self.seed, "must be >= 0")
         request = self.batching.request
-        if self.algorithm.name is Algorithm.ddp:
-            trainers = self.pool.trainers
-            require(trainers == 1, "pool.trainers", trainers, "algorithm=ddp has one trainer; set pool.trainers=1")
-            rule = "algorithm=ddp averages gradients before they can be compared; use none, ramp, staged or replay"
-            require(not self.measures_gradients, "batching.request", request, rule)
+        if self.algorithm.is_data_parallel:
+            self._check_data_parallel()
+        self._check_wire()
         merge, trainers = self.merge, self.pool.trainers
         if merge.policy is not MergePolicy.none:
             rule = f"must be <= pool.trainers={trainers}; lower it, or set merge=none"
-            require(merge.min_trainers <= trainers, "merge.min_trainers", merge.min_trainers, rule)
+            if merge.min_trainers > trainers:
+                raise SettingsError.of("merge.min_trainers", merge.min_trainers, rule)
         concurrency = self.instances.concurrency
         if concurrency in (Concurrency.streams, Concurrency.threads):
             other = Device.cpu if concurrency is Concurrency.streams else Device.cuda
-            rule = f"cannot be had with cluster.device={other.name}; use serial or auto"
-            require(self.cluster.device is not other, "instances.concurrency", concurrency, rule)
-            rule = "algorithm=ddp has one instance per rank; use serial"
-            require(self.algorithm.name is not Algorithm.ddp, "instances.concurrency", concurrency, rule)
+            rule = f"is unsupported with cluster.device={other.name}; use serial or auto"
+            if self.cluster.device is other:
+                raise SettingsError.of("instances.concurrency", concurrency, rule)
         if self.measures_gradients and self.batching.estimator is Estimator.workers:
             rule = "compares the gradients of several workers; set pool.workers_per_trainer >= 2, or use sketch"
-            require(self.pool.workers_per_trainer != 1, "batching.estimator", self.batching.estimator, rule)
-        exact = self.measures_gradients and self.batching.estimator is Estimator.per_sequence
-        rule = "batching.estimator=per_sequence differentiates sequence by sequence (torch.func); use sketch"
-        checkpointing = self.model.gradient_checkpointing
-        require(not (exact and checkpointing), "model.gradient_checkpointing", checkpointing, rule)
-        rule = "differentiates sequence by sequence (torch.func), which attention masks do not allow; use sketch"
-        require(not (exact and self.data.is_labelled), "batching.estimator", self.batching.estimator, rule)
-        rule = "algorithm=ddp wraps the model itself; leave it out"
-        compiled = self.model.compile and self.algorithm.name is Algorithm.ddp
-        require(not compiled, "model.compile", self.model.compile, rule)
-        rule = "weighs passes against the measured noise scale; needs batching.request to be a variance test"
-        require(self.switch.n != "auto" or self.measures_gradients, "switch.n", self.switch.n, rule)
+            if self.pool.workers_per_trainer == 1:
+                raise SettingsError.of("batching.estimator", self.batching.estimator, rule)
+        rule = "weighs micro-batches against the measured noise scale; needs batching.request to be a variance test"
+        if self.switch.n == "auto" and not self.measures_gradients:
+            raise SettingsError.of("switch.n", self.switch.n, rule)
         if request is BatchRequest.replay:
             rule = "a budget in seconds does not say how many rounds are replayed; use budget.rounds or budget.tokens"
-            require(self.budget.seconds is None, "batching.request", request, rule)
+            if self.budget.seconds is not None:
+                raise SettingsError.of("batching.request", request, rule)
+
+    def _check_wire(self) -> None:
+        wire, updates = self.wire, self.algorithm.updates_per_round
+        if self.algorithm.is_data_parallel and not wire.is_plain:
+            rule = "algorithm=ddp averages gradients, at every update; use wire=fp32"
+            raise SettingsError.of("wire.format", wire.format, rule)
+        if wire.fragments > updates:
+            rule = f"must be <= algorithm.updates_per_round={updates}: each has its own time in a round"
+            raise SettingsError.of("wire.fragments", wire.fragments, rule)
+        if wire.delay_updates >= updates // wire.fragments:
+            distance = f"the {updates // wire.fragments} updates between two averages"
+            rule = f"must be < {distance} (algorithm.updates_per_round={updates}, wire.fragments={wire.fragments})"
+            raise SettingsError.of("wire.delay_updates", wire.delay_updates, rule)
+        if wire.format is WireFormat.sparse and self.outer.momentum:
+            rule = "keeps what it has not sent, and an outer momentum would count that twice; set outer=average"
+            raise SettingsError.of("wire.format", wire.format, rule)
+        if wire.is_streaming and self.measures_gradients and self.batching.estimator is not Estimator.sketch:
+            rule = "needs workers at one point, and wire.fragments or wire.delay_updates keep them apart; use sketch"
+            raise SettingsError.of("batching.estimator", self.batching.estimator, rule)
+
+    def _check_data_parallel(self) -> None:
+        if self.algorithm.round is not RoundLength.updates:
+            rule = "algorithm=ddp averages at every update; use updates"
+            raise SettingsError.of("algorithm.round", self.algorithm.round, rule)
+        trainers, concurrency = self.pool.trainers, self.instances.concurrency
+        if trainers != 1:
+            raise SettingsError.of("pool.trainers", trainers, "algorithm=ddp has one trainer; set pool.trainers=1")
+        if self.measures_gradients:
+            rule = "algorithm=ddp averages gradients before they can be compared; use none, ramp, staged or replay"
+            raise SettingsError.of("batching.request", self.batching.request, rule)
+        if concurrency not in (Concurrency.serial, Concurrency.auto):
+            rule = "algorithm=ddp has one instance per rank; use serial"
+            raise SettingsError.of("instances.concurrency", concurrency, rule)
+        if self.model.compile:
+            rule = "algorithm=ddp wraps the model itself; leave it out"
+            raise SettingsError.of("model.compile", self.model.compile, rule)

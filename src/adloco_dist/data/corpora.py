@@ -5,80 +5,73 @@ A corpus is the same on every rank or the run does not start: its digest is comp
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from adloco_dist.config import OF_ROWS, Corpus, DataSettings, Packing, SettingsError, require
+from adloco_dist.config import OF_ROWS, Corpus, DataSettings, Packing, SettingsError
 from adloco_dist.data.documents import Document, RowFiles, hub_files, local_files
 from adloco_dist.data.embedded import library_sources, package_snippets
 from adloco_dist.data.encoding import Encoder, Vocabulary, load_encoder, load_tokenizer
 from adloco_dist.data.files import expand
+from adloco_dist.data.indexed import IndexedDataset
 from adloco_dist.data.labels import Labels, find_labels
 from adloco_dist.data.order import by_content
-from adloco_dist.data.shards import Shard, deal
-from adloco_dist.data.stream_shard import StreamShard, deal_streams
-from adloco_dist.data.streams import RowStreams
-from adloco_dist.data.token_files import TokenFiles, digest_of, open_folder, open_plain, split_tail
-from adloco_dist.data.tokens import DocumentStore, Store, TokenStore
-from adloco_dist.terminal import reason
-
-TrainerShard = Shard | StreamShard
+from adloco_dist.data.row_streams import RowStreams
+from adloco_dist.data.splits import Splits
+from adloco_dist.data.streams import StreamDataset
+from adloco_dist.data.token_files import TokenFiles, open_folder, open_plain, split_tail
+from adloco_dist.data.tokens import DocumentTable, TextTable, TokenTable
+from adloco_dist.text import reason
 
 
-@dataclass(frozen=True)
-class Splits:
-    """Training and validation sequences of a corpus."""
+@dataclass(frozen=True, kw_only=True)
+class TextSplits(Splits):
+    """Training and validation sequences of a corpus of text, as token ids."""
 
-    train: Store | RowStreams
-    validation: Store
+    validation: TextTable
+    table: TextTable | None
+    """The training sequences by number; None: a stream's cannot be read in any order."""
     vocabulary: Vocabulary
-    source: str
-    """What it was made of, for people."""
-    digest: str
-    """Equal digests mean the same training data."""
     labels: Labels | None = None
-    """Of a labelled corpus."""
-    notes: tuple[str, ...] = ()
-    """What a user should know of how it was read."""
+    """Classes of a labelled corpus; None: the corpus has none."""
 
     @property
     def num_labels(self) -> int | None:
         return len(self.labels.names) if self.labels else None
 
-    @property
-    def num_sequences(self) -> int | None:
-        """To train on; None: a stream's are not counted."""
-        return None if isinstance(self.train, RowStreams) else self.train.num_sequences
-
-    def deal(self, num_trainers: int, workers_per_trainer: int, data: DataSettings, seed: int) -> list[TrainerShard]:
-        """Every trainer's share of the training sequences, as a run begins."""
-        if isinstance(self.train, RowStreams):
-            return list(deal_streams(num_trainers, workers_per_trainer, data.shards))
-        return list(deal(self.train.num_sequences, num_trainers, seed, data.shards))
-
-    def restored(
-        self, states: Mapping[int, Any], num_trainers: int, data: DataSettings, seed: int
-    ) -> dict[int, TrainerShard]:
-        """The trainers' shards of which `states` were taken.
-
-        Args:
-            num_trainers: with which the run began.
-        """
-        if isinstance(self.train, RowStreams):
-            return {id: StreamShard.restored(state) for id, state in states.items()}
-        dealt = dict(enumerate(deal(self.train.num_sequences, num_trainers, seed, data.shards)))
-        return {id: Shard.restored(state, dealt) for id, state in states.items()}
+    def facts(self) -> dict[str, Any]:
+        return {
+            **super().facts(),
+            "validation_tokens": self.validation.num_tokens,
+            "vocab_size": self.vocabulary.size,
+            "labels": self.labels and self.labels.names,
+        }
 
 
-def load_corpus(data: DataSettings, seed: int = 0) -> Splits:
+def indexed_splits(
+    table: TextTable, validation: TextTable, vocabulary: Vocabulary, source: str, digest: str = "",
+    labels: Labels | None = None, notes: Sequence[str] = (),
+) -> TextSplits:  # fmt: skip
+    """The splits of a corpus whose training sequences are read by number.
+
+    Args:
+        digest: digest of both splits.
+    """
+    return TextSplits(
+        train=IndexedDataset(table, digest), validation=validation, table=table, vocabulary=vocabulary, source=source,
+        labels=labels, notes=tuple(notes),
+    )  # fmt: skip
+
+
+def load_corpus(data: DataSettings, seed: int = 0) -> TextSplits:
     """Read and split the corpus that `data` names.
 
     Args:
-        seed: of the order in which streams read files.
+        seed: seed of the order in which streams read files.
 
     Raises:
         SettingsError: no such file, unreadable, empty, damaged, or too short for one sequence of each split.
@@ -89,12 +82,9 @@ def load_corpus(data: DataSettings, seed: int = 0) -> Splits:
         splits = _of_streams(data, seed)
     else:
         splits = _of_documents(data)
-    stores = {"validation": splits.validation}
-    if not isinstance(splits.train, RowStreams):
-        stores["train"] = splits.train
-    for name, store in sorted(stores.items()):
-        if not store.num_sequences:
-            tokens, unit = store.num_tokens, f"less than one sequence of {data.sequence_length} + 1"
+    for name, table in (("train", splits.table), ("validation", splits.validation)):
+        if table is not None and not table.num_sequences:
+            tokens, unit = table.num_tokens, f"less than one sequence of {data.sequence_length} + 1"
             raise SettingsError(
                 f"data.sequence_length={data.sequence_length}: the {name} split ({splits.source}) has {tokens} tokens, "
                 f"{unit}; use more text or shorter sequences"
@@ -102,26 +92,26 @@ def load_corpus(data: DataSettings, seed: int = 0) -> Splits:
     return splits
 
 
-def _of_tokens(data: DataSettings) -> Splits:
+def _of_tokens(data: DataSettings) -> TextSplits:
     train = _open_tokens("data.train", data.train)
     held_out = _open_tokens("data.validation", data.validation) if data.validation else None
-    largest_id = max(train.largest_id, held_out.largest_id if held_out else 0)
+    max_id = max(train.max_id, held_out.max_id if held_out else 0)
     known = train.manifest
-    size = data.vocab_size or (known.vocab_size if known else largest_id + 1)
-    if largest_id >= size:
-        told = f"{data.train[0]} holds id {largest_id}; set at least {largest_id + 1}"
-        raise SettingsError(f"data.vocab_size={size}: {told}")
+    size = data.vocab_size or (known.vocab_size if known else max_id + 1)
+    if max_id >= size:
+        detail = f"{data.train[0]} holds id {max_id}; set at least {max_id + 1}"
+        raise SettingsError(f"data.vocab_size={size}: {detail}")
     tokenizer = None
     if known and known.tokenizer and train.folder:
         tokenizer = load_tokenizer("data.train", str(train.folder / known.tokenizer))
     parts, rest = (train.parts, held_out.parts) if held_out else split_tail(train.parts, data.validation_fraction)
     digest = hashlib.sha256(f"{train.digest}{held_out.digest if held_out else data.validation_fraction}".encode())
-    return Splits(
-        train=TokenStore(parts, data.sequence_length),
-        validation=TokenStore(rest, data.sequence_length),
-        vocabulary=Vocabulary(size, 0, tokenizer),
-        source=f"{len(train.parts)} token file(s)",
-        digest=digest.hexdigest(),
+    return indexed_splits(
+        TokenTable(parts, data.sequence_length),
+        TokenTable(rest, data.sequence_length),
+        Vocabulary(size, 0, tokenizer),
+        f"{len(train.parts)} token file(s)",
+        digest.hexdigest(),
     )
 
 
@@ -131,30 +121,31 @@ def _open_tokens(setting: str, names: Sequence[str]) -> TokenFiles:
     return open_plain(setting, expand(setting, names))
 
 
-def _of_streams(data: DataSettings, seed: int) -> Splits:
+def _of_streams(data: DataSettings, seed: int) -> TextSplits:
     """A corpus that is read while training; its validation documents are read now."""
     train, held_out = row_files_of(data)
     encoder = load_encoder(data)
     numbered = [str(number) for number in range(data.num_labels or 0)]
     labels = Labels(tuple(train.label_names or numbered)) if data.is_labelled else None
     documents = _read(held_out)
-    validation = _store(data, documents, encoder, labels)
+    validation = _table(data, documents, encoder, labels)
     if train.is_empty():
         raise SettingsError(f"data.train={','.join(data.train)}: holds no document; name files that are not empty")
-    told = {"files": [[Path(file).name, _size(file)] for file in train.files], "encoder": encoder.digest}
-    digest = hashlib.sha256(f"{json.dumps(told)}{_digest(validation)}".encode()).hexdigest()
-    return Splits(
-        train=RowStreams(train, encoder, labels, data.sequence_length, data.packing, seed),
+    detail = {"files": [[Path(file).name, _size(file)] for file in train.files], "encoder": encoder.digest}
+    digest = hashlib.sha256(f"{json.dumps(detail)}{validation.digest}".encode()).hexdigest()
+    rows = RowStreams(train, encoder, labels, data.sequence_length, data.packing, seed)
+    return TextSplits(
+        train=StreamDataset(rows, digest),
         validation=validation,
+        table=None,
         vocabulary=encoder.vocabulary,
         source=f"{len(train.files)} {train.format} file(s), streamed",
-        digest=digest,
         labels=labels,
         notes=tuple(held_out.take_notes()),
     )
 
 
-def _of_documents(data: DataSettings) -> Splits:
+def _of_documents(data: DataSettings) -> TextSplits:
     """A corpus that is read as a whole."""
     encoder, names, notes = load_encoder(data), None, []
     if data.corpus is Corpus.python_packages:
@@ -174,13 +165,13 @@ def _of_documents(data: DataSettings) -> Splits:
     if not validation and len(train) == 1 and data.packing is Packing.packed and not labels:
         (tokens,) = encoder.encode([train[0].text])
         parts, rest = split_tail([tokens], data.validation_fraction)
-        stores: list[Store] = [TokenStore(parts, data.sequence_length), TokenStore(rest, data.sequence_length)]
+        tables: list[TextTable] = [TokenTable(part, data.sequence_length) for part in (parts, rest)]
     else:
         if not validation:
             train, validation = _held_out(train, data)
-        stores = [_store(data, part, encoder, labels) for part in (train, validation)]
-    digest = hashlib.sha256("".join(map(_digest, stores)).encode()).hexdigest()
-    return Splits(stores[0], stores[1], encoder.vocabulary, source, digest, labels, tuple(notes))
+        tables = [_table(data, part, encoder, labels) for part in (train, validation)]
+    digest = hashlib.sha256("".join(table.digest for table in tables).encode()).hexdigest()
+    return indexed_splits(tables[0], tables[1], encoder.vocabulary, source, digest, labels, notes)
 
 
 def row_files_of(data: DataSettings) -> tuple[RowFiles, RowFiles]:
@@ -238,30 +229,23 @@ def _held_out(documents: Sequence[Document], data: DataSettings) -> tuple[list[D
     by_text = {document.text: document for document in documents}
     rule = f"all {len(documents)} documents have the text of one that is held out; name data.validation, or more text"
     is_rest = len(documents) < 2 or any(document.text not in chosen for document in documents)
-    require(is_rest, "data.validation_fraction", data.validation_fraction, rule)
+    if not is_rest:
+        raise SettingsError.of("data.validation_fraction", data.validation_fraction, rule)
     return [document for document in documents if document.text not in chosen], [by_text[text] for text in texts]
 
 
-def _store(data: DataSettings, documents: Sequence[Document], encoder: Encoder, labels: Labels | None) -> Store:
+def _table(data: DataSettings, documents: Sequence[Document], encoder: Encoder, labels: Labels | None) -> TextTable:
     """Documents as sequences."""
     texts = [document.text for document in documents]
     pad = encoder.vocabulary.pad
     if labels is not None:
         numbers = [labels.number(document, document.place) for document in documents]
-        return DocumentStore(encoder.encode(texts, data.sequence_length), pad, np.array(numbers, dtype=np.int64))
+        return DocumentTable(encoder.encode(texts, data.sequence_length), pad, np.array(numbers, dtype=np.int64))
     if data.packing is Packing.document:
         tokens = encoder.encode(texts, data.sequence_length + 1)
-        return DocumentStore([ids for ids in tokens if len(ids) > 1], pad)
-    return TokenStore([np.concatenate(encoder.encode(texts))] if texts else [], data.sequence_length)
+        return DocumentTable([ids for ids in tokens if len(ids) > 1], pad)
+    return TokenTable([np.concatenate(encoder.encode(texts))] if texts else [], data.sequence_length)
 
 
 def _size(file: str) -> int | None:
     return Path(file).stat().st_size if Path(file).is_file() else None
-
-
-def _digest(store: Store) -> str:
-    if isinstance(store, TokenStore):
-        return digest_of(store.parts)
-    assert isinstance(store, DocumentStore)
-    labels = [] if store.labels is None else [store.labels.astype(np.uint64)]
-    return digest_of([*store.documents, *labels])

@@ -19,14 +19,14 @@ from adloco_dist.data.formats import Damage, Row
 from adloco_dist.data.hub import fetching
 from adloco_dist.data.left_out import LeftOut
 from adloco_dist.data.rows import class_names, read_rows
-from adloco_dist.terminal import one_line
+from adloco_dist.text import one_line
 
 LOOKED_AT = 1000
 """Rows after the first, before a file counts as one that holds none that can be read."""
 NAMES = {bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "an object", bytes: "bytes"}
-"""What is told of a value that is no text."""
-MOST_CHARACTERS = 60
-"""Of a value that is shown."""
+"""What is reported of a value that is no text."""
+MAX_CHARACTERS = 60
+"""Maximum length of a value that is shown."""
 UNREADABLE = "that cannot be read"
 FORMATS = {"json": "JSON lines", "csv": "csv", "parquet": "parquet"}
 
@@ -38,13 +38,13 @@ class Document:
     text: Text
     label: int | str | None = None
     file: str = ""
-    """Of rows; other documents have none."""
+    """The file of a row; empty for other documents."""
     row: int = 0
-    """Of that file."""
+    """Number of the row in that file."""
 
     @property
     def place(self) -> str:
-        """Of a row, for what is told."""
+        """Name a row, for reports."""
         return f"row {self.row} of {self.file}"
 
 
@@ -53,25 +53,25 @@ class RowFiles:
     """Files that hold a document in every row."""
 
     setting: str
-    """Which names them, for what is told."""
+    """The setting that names them, for reports."""
     files: tuple[str, ...]
     format: str
     """json, parquet or csv."""
     data: DataSettings
-    most: int | None = None
-    """Documents that are read of all files together; None: all."""
+    maximum: int | None = None
+    """Maximum number of documents that are read of all files together; None: all."""
     left_out: LeftOut = field(default_factory=LeftOut)
 
     def documents(self) -> Iterator[Document]:
-        """Of all files, in order."""
-        return islice((document for file in self.files for document in self.of_file(file)), self.most)
+        """Read the documents of all files, in order."""
+        return islice((document for file in self.files for document in self.of_file(file)), self.maximum)
 
     def of_file(self, file: str, first_row: int = 0) -> Generator[Document]:
         """The documents of one file, from a row on. A row keeps its number, whatever is left out before it.
 
         Raises:
             SettingsError: there is no such column, a row holds no text there, or the file or a row cannot be read
-                (what data.damaged=skip and data.nulls=skip leave out is `take_notes`' to tell).
+                (what data.damaged=skip and data.nulls=skip leave out, `take_notes` reports).
         """
         if Path(file).is_file() and not Path(file).stat().st_size:
             return  # which some readers take for damage
@@ -110,7 +110,7 @@ class RowFiles:
 
     @cached_property
     def _columns(self) -> dict[str, str]:
-        """Those that a row must have, each as the setting that names it."""
+        """The columns that a row must have, each with the setting that names it."""
         columns = {self.data.text_column: f"data.text_column={self.data.text_column}"}
         if self.data.label_column is not None:
             columns[self.data.label_column] = f"data.label_column={self.data.label_column}"
@@ -126,8 +126,8 @@ class RowFiles:
                     yield row
                 elif self.data.damaged is Damaged.refuse:
                     is_whole = not is_readable and not any(isinstance(more, Row) for more in islice(rows, LOOKED_AT))
-                    told = self._unreadable(file, row, is_whole and row.number == 0)
-                    raise SettingsError(f"{self.setting}: {told}; mend it, or set data.damaged=skip")
+                    detail = self._unreadable(file, row, is_whole and row.number == 0)
+                    raise SettingsError(f"{self.setting}: {detail}; mend it, or set data.damaged=skip")
                 elif row.count is None:
                     rest = "all of it" if row.number == 0 else "the rest"
                     self.left_out.add_rest(file, f"{self._unreadable(file, row, row.number == 0)}: {rest} is left out")
@@ -147,14 +147,14 @@ class RowFiles:
         return f"{file} cannot be read {place} ({damage.reason})"
 
     def _is_null(self, value: Any) -> bool:
-        """Also what is not a number, which writers of tables put for it, and an empty field of a csv."""
+        """Whether a value is null: also NaN, which writers of tables put for it, and an empty field of a csv."""
         return value is None or (isinstance(value, float) and isnan(value)) or (self.format == "csv" and value == "")
 
     def _null(self, file: str, row: Row, column: str) -> str:
         if column in row.content:
             return f"{self._columns[column]}: {row.place} of {file} is null; mend it"
-        told = f"{row.place} of {file} has no such column; it has {_names(row)}"
-        return f"{self._columns[column]}: {told}; name another"
+        detail = f"{row.place} of {file} has no such column; it has {_names(row)}"
+        return f"{self._columns[column]}: {detail}; name another"
 
     def _document(self, file: str, row: Row) -> Document:
         text, place = row.content[self.data.text_column], f"{row.place} of {file}"
@@ -167,8 +167,8 @@ class RowFiles:
         if self.format == "csv" and label.strip().lstrip("+-").isdecimal():
             label = int(label)
         if not isinstance(label, int | str) or label == "":
-            told = f"{place} holds {one_line(repr(label), MOST_CHARACTERS)}"
-            raise SettingsError(f"data.label_column={self.data.label_column}: {told}; it must be a number or a word")
+            detail = f"{place} holds {one_line(repr(label), MAX_CHARACTERS)}"
+            raise SettingsError(f"data.label_column={self.data.label_column}: {detail}; it must be a number or a word")
         return Document(text, int(label) if isinstance(label, bool) else label, file, row.number)
 
 
@@ -185,14 +185,14 @@ def hub_files(data: DataSettings) -> tuple[RowFiles, RowFiles]:
     import datasets  # two seconds, which most corpora do not need
     from datasets import config
 
-    config.HF_UPDATE_DOWNLOAD_COUNTS = False  # else the hub is told of every data set, which takes seconds
+    config.HF_UPDATE_DOWNLOAD_COUNTS = False  # else the hub is notified of every data set, which takes seconds
     remedy = "name a folder with a copy of it, or take the corpus that needs no network, data=python_stdlib"
     with fetching("data.hub", str(data.hub), remedy):
         builder = datasets.load_dataset_builder(str(data.hub), data.subset, revision=data.revision)
     found = builder.config.data_files or {}
-    format = type(builder).__module__.rpartition(".")[2]
-    if format not in {"json", "parquet", "csv"}:
-        raise SettingsError(f"data.hub={data.hub}: has files of kind {format}; must be json, parquet or csv")
+    file_format = type(builder).__module__.rpartition(".")[2]
+    if file_format not in {"json", "parquet", "csv"}:
+        raise SettingsError(f"data.hub={data.hub}: has files of kind {file_format}; must be json, parquet or csv")
     chosen = {}
     for setting, splits in (("data.train", data.train), ("data.validation", data.validation)):
         for split in splits:
@@ -200,14 +200,14 @@ def hub_files(data: DataSettings) -> tuple[RowFiles, RowFiles]:
                 has = ", ".join(map(str, found))
                 raise SettingsError(f"{setting}={split}: {data.hub} has no such split; it has {has}")
         files = tuple(str(file) for split in splits for file in found[split])
-        chosen[setting] = RowFiles(setting, files, format, data, most=_most(setting, data))
+        chosen[setting] = RowFiles(setting, files, file_format, data, maximum=_maximum(setting, data))
     return chosen["data.train"], chosen["data.validation"]
 
 
 def local_files(setting: str, paths: Sequence[Path], data: DataSettings) -> RowFiles:
     """Files of rows on this machine."""
-    return RowFiles(setting, tuple(map(str, paths)), data.corpus.name, data, most=_most(setting, data))
+    return RowFiles(setting, tuple(map(str, paths)), data.corpus.name, data, maximum=_maximum(setting, data))
 
 
-def _most(setting: str, data: DataSettings) -> int | None:
+def _maximum(setting: str, data: DataSettings) -> int | None:
     return data.validation_documents if setting == "data.validation" else None

@@ -8,10 +8,10 @@ from adloco_dist.data.documents import Document
 from adloco_dist.data.order import by_content
 
 NOT_LIBRARY = {"test", "tests", "idlelib", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-NUM_PACKAGES, LEAST_FILES = 6, 10
+NUM_PACKAGES, MIN_FILES = 6, 10
 """Classes of the labelled corpus: so many packages, those with the most text, of so many files or more."""
 SNIPPET_BYTES = 256
-"""Of a piece of text, at least, unless it is a file's last."""
+"""Minimum size of a piece of text, unless it is a file's last."""
 
 
 def library_sources() -> list[Path]:
@@ -31,7 +31,7 @@ def package_snippets(validation_fraction: float) -> tuple[list[Document], list[D
         package, *inside = path.relative_to(library).parts
         if inside:
             texts.setdefault(package, []).append(path.read_bytes())
-    large = [name for name in texts if len(texts[name]) >= LEAST_FILES]
+    large = [name for name in texts if len(texts[name]) >= MIN_FILES]
     names = sorted(sorted(large, key=lambda name: (-sum(map(len, texts[name])), name))[:NUM_PACKAGES])
     train: list[Document] = []
     validation: list[Document] = []

@@ -31,7 +31,7 @@ class Vocabulary:
     pad: int = 0
     """What sequences are filled up with; it never counts."""
     tokenizer: PreTrainedTokenizerFast | None = None
-    """Belongs to the model; None: unknown, as of plain token files."""
+    """The tokenizer that belongs to the model; None: unknown, as of plain token files."""
 
 
 class Encoder(Protocol):
@@ -39,10 +39,10 @@ class Encoder(Protocol):
 
     vocabulary: Vocabulary
     digest: str
-    """Tells encoders apart."""
+    """Digest that differs between encoders."""
 
-    def encode(self, texts: Sequence[Text], most: int | None = None) -> list[Tokens]:
-        """The ids of every document, closed by the end token if there is one, cut off after `most`."""
+    def encode(self, texts: Sequence[Text], maximum: int | None = None) -> list[Tokens]:
+        """The ids of every document, closed by the end token if there is one, cut off after `maximum`."""
         ...
 
 
@@ -62,9 +62,9 @@ class ByteEncoder:
         self.vocabulary = Vocabulary(BYTE_VOCAB_SIZE, END_OF_TEXT, byte_tokenizer())
         self.digest = "bytes"
 
-    def encode(self, texts: Sequence[Text], most: int | None = None) -> list[Tokens]:
+    def encode(self, texts: Sequence[Text], maximum: int | None = None) -> list[Tokens]:
         return [
-            encode_bytes(text if isinstance(text, bytes) else text.encode(errors="replace"))[:most] for text in texts
+            encode_bytes(text if isinstance(text, bytes) else text.encode(errors="replace"))[:maximum] for text in texts
         ]
 
 
@@ -79,7 +79,7 @@ class TokenizerEncoder:
         tokenizer = load_tokenizer("data.tokenizer", name)
         self._backend: Tokenizer = tokenizer.backend_tokenizer
         self._backend.no_padding()
-        self._most: int | None = None
+        self._maximum: int | None = None
         self._backend.no_truncation()
         # One thread: the ranks of a node share its cores, and training has them.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -90,12 +90,12 @@ class TokenizerEncoder:
         self.digest = hashlib.sha256(self._backend.to_str().encode()).hexdigest()
         self._dtype = np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32
 
-    def encode(self, texts: Sequence[Text], most: int | None = None) -> list[Tokens]:
-        if most != self._most:  # so that what the template adds at the end stays
-            self._most = most
-            self._backend.no_truncation() if most is None else self._backend.enable_truncation(most)
+    def encode(self, texts: Sequence[Text], maximum: int | None = None) -> list[Tokens]:
+        if maximum != self._maximum:  # so that what the template adds at the end stays
+            self._maximum = maximum
+            self._backend.no_truncation() if maximum is None else self._backend.enable_truncation(maximum)
         decoded = [text if isinstance(text, str) else text.decode(errors="replace") for text in texts]
-        return [self._closed(encoding.ids)[:most] for encoding in self._backend.encode_batch_fast(decoded)]
+        return [self._closed(encoding.ids)[:maximum] for encoding in self._backend.encode_batch_fast(decoded)]
 
     def _closed(self, ids: list[int]) -> Tokens:
         if self._end is not None and (not ids or ids[-1] != self._end):
@@ -122,7 +122,7 @@ def train_tokenizer(texts: Iterable[Text], size: int) -> PreTrainedTokenizerFast
     """A byte-level BPE tokenizer, learnt from `texts`; the same for the same texts.
 
     Args:
-        size: of its vocabulary, at most: 256 bytes, the end token, and merges.
+        size: maximum size of its vocabulary: 256 bytes, the end token, and merges.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]

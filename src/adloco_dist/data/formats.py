@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import Any, BinaryIO
 
-from adloco_dist.terminal import reason
+from adloco_dist.text import reason
 
-ROWS_AT_ONCE = 1024
-"""Of a parquet file, that are made Python's at one time."""
+ROWS_PER_CALL = 1024
+"""Rows of a parquet file that are converted to Python's objects at one time."""
 LONGEST_FIELD = 1 << 27
-"""Characters of a csv field; a quote that nothing closes is told there at the latest."""
+"""Maximum length of a csv field; a quote that nothing closes is reported there at the latest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +43,20 @@ class Damage:
     """Rows that cannot be read."""
 
     number: int
-    """Of the first of them."""
+    """Number of the first of them."""
     reason: str
     line: int | None = None
     count: int | None = 1
-    """None: all from `number` on."""
+    """Number of rows; None: all from `number` on."""
 
     @property
     def place(self) -> str:
-        """The first of them."""
+        """The place of the first of them."""
         return Row(self.number, {}, self.line).place
 
 
 def json_rows(content: BinaryIO, first_row: int) -> Iterator[Row | Damage]:
-    """Of lines, or of one array that holds all rows; from `first_row` on."""
+    """Read rows from lines, from `first_row` on, or all rows of a file that is one array."""
     first = content.readline().removeprefix(BOM_UTF8)
     if first.lstrip().startswith(b"["):
         whole = first + content.read()
@@ -121,7 +121,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def csv_rows(content: BinaryIO) -> Iterator[Row | Damage]:
-    """From the first on, with the header's names; what a short row lacks is None."""
+    """Read rows from the first on, with the header's names; what a short row lacks is None."""
     # What is no UTF-8 is let through here, so that it damages one row; line ends inside quotes belong to the text.
     text = io.TextIOWrapper(content, encoding="utf-8-sig", errors="surrogateescape", newline="")
     try:
@@ -182,18 +182,19 @@ class _Lines:
         return line
 
     def settle(self) -> None:
-        """The record is done with."""
+        """Count the lines of the record as read."""
         self.settled += len(self._taken)
         self._taken.clear()
 
     def rewind(self) -> None:
-        """Its first line alone is done with."""
+        """Put back all lines of the record but its first, to be read again."""
         self._again.extendleft(reversed(self._taken[1:]))
         del self._taken[1:]
 
 
 def _check_names(names: Sequence[str]) -> None:
-    """
+    """Check that column names are distinct.
+
     Raises:
         ValueError: two columns have one name; which of them is wanted, nobody can say. (Many may have none.)
     """
@@ -203,10 +204,10 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 def parquet_rows(raw: BinaryIO, columns: Sequence[str], first_row: int) -> Iterator[Row | Damage]:
-    """By row groups, from that of `first_row` on; one that is damaged costs what is left of it.
+    """Read rows by row groups, from that of `first_row` on; a damaged one loses what is left of it.
 
     Args:
-        columns: that are read; all, where one of them is missing.
+        columns: those that are read; all, where one of them is missing.
     """
     from pyarrow.parquet import ParquetFile
 
@@ -219,7 +220,7 @@ def parquet_rows(raw: BinaryIO, columns: Sequence[str], first_row: int) -> Itera
         if end > first_row:
             lost = "holds fewer rows than it says"
             try:
-                for batch in table.iter_batches(ROWS_AT_ONCE, [group], wanted, use_threads=False):
+                for batch in table.iter_batches(ROWS_PER_CALL, [group], wanted, use_threads=False):
                     for content in batch.to_pylist():
                         yield Row(number, content)
                         number += 1

@@ -11,16 +11,17 @@ from urllib.request import getproxies, proxy_bypass
 from adloco_dist.addresses import out_of_reach
 from adloco_dist.config import SettingsError
 from adloco_dist.config.paths import exists_here
-from adloco_dist.terminal import reason, tell_error
+from adloco_dist.terminal import report_error
+from adloco_dist.text import reason
 
 OFFLINE = "HF_HUB_OFFLINE"
-"""In the environment of huggingface_hub, transformers and datasets."""
+"""The environment variable that keeps huggingface_hub, transformers and datasets offline."""
 READ_WHEN_IMPORTED = ("huggingface_hub.constants", "datasets.config")
-"""Where they keep it from then on."""
+"""Modules that read it once, when they are imported."""
 
 
 def prefer_cache_without_hub(*names: str | None) -> None:
-    """Where the hub is out of reach, let its libraries look into their cache alone: they would try for a minute.
+    """Let the hub's libraries look into their cache alone where it is out of reach: they would try for a minute.
 
     Args:
         names: what settings name; nothing is done where all of them are on this machine.
@@ -31,27 +32,27 @@ def prefer_cache_without_hub(*names: str | None) -> None:
         return
     try:
         port = hub.port or (443 if hub.scheme == "https" else 80)
-    except ValueError:  # which the libraries tell
+    except ValueError:  # which the libraries report
         return
     if why := out_of_reach(hub.hostname, port):
         os.environ[OFFLINE] = "1"
         for module in filter(None, map(sys.modules.get, READ_WHEN_IMPORTED)):
             module.HF_HUB_OFFLINE = True  # pyright: ignore[reportAttributeAccessIssue]
-        tell_error(f"note: {hub.hostname} is out of reach ({why}): only what is in its cache here can be used")
+        report_error(f"note: {hub.hostname} is out of reach ({why}): only what is in its cache here can be used")
 
 
 @contextmanager
 def fetching(setting: str, name: str, remedy: str) -> Iterator[None]:
-    """Around everything that may ask the hub: what goes wrong is told once, in one line.
+    """Report what goes wrong while the block asks the hub, once and in one line.
 
     Args:
-        setting: which names it.
+        setting: the one that names what is read.
         remedy: what to set where it cannot be read.
 
     Raises:
         SettingsError: it cannot be read. transformers, datasets and what they stand on have exceptions of many kinds.
     """
-    for library in ("huggingface_hub", "datasets"):  # else every attempt is told
+    for library in ("huggingface_hub", "datasets"):  # else every attempt is logged
         logging.getLogger(library).setLevel(logging.ERROR)
     try:
         yield

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from adloco_dist.config import DataSettings, SettingsError
 from adloco_dist.data.documents import Document
-from adloco_dist.terminal import one_line
+from adloco_dist.text import one_line
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Labels:
         """The class of a document.
 
         Args:
-            place: where it is, for what is told.
+            place: where it is, for reports.
 
         Raises:
             SettingsError: it is none of the classes.
@@ -26,8 +26,8 @@ class Labels:
         label = document.label
         if isinstance(label, str):
             if label not in self.names:
-                told = f"{place} has label {one_line(repr(label))}, which no training document has"
-                raise SettingsError(f"data.label_column: {told}; its labels are {one_line(', '.join(self.names))}")
+                detail = f"{place} has label {one_line(repr(label))}, which no training document has"
+                raise SettingsError(f"data.label_column: {detail}; its labels are {one_line(', '.join(self.names))}")
             return self.names.index(label)
         assert label is not None
         if not 0 <= label < len(self.names):
@@ -53,8 +53,8 @@ def find_labels(documents: Iterable[Document], names: list[str] | None, data: Da
         raise SettingsError(f"data.label_column={data.label_column}: some labels are words, others numbers; use one")
     count = data.num_labels or (len(words) if words else 1 + max(label for label in found if isinstance(label, int)))
     if count < max(2, len(words)):
-        told = f"the training documents have {max(len(words), count)} classes"
+        detail = f"the training documents have {max(len(words), count)} classes"
         raise SettingsError(
-            f"data.num_labels={data.num_labels}: {told}; there must be two at least, all of them counted"
+            f"data.num_labels={data.num_labels}: {detail}; there must be two at least, all of them counted"
         )
     return Labels(tuple(words + [str(number) for number in range(len(words), count)]))

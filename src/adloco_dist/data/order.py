@@ -27,7 +27,7 @@ def content_key(text: Text) -> bytes:
 
 
 def by_content(texts: Sequence[AnyText], fraction: float) -> tuple[list[AnyText], list[AnyText]]:
-    """Texts to train on, in their order, and `fraction` of them to hold out, one at least; none is in both."""
+    """Texts to train on, in their order, and `fraction` of them to hold out, at least one; none is in both."""
     ordered = sorted(texts, key=content_key)
     held_out = ordered[: min(max(1, round(fraction * len(texts))), len(texts) - 1)]
     chosen = set(held_out)

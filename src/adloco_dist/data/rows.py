@@ -9,25 +9,25 @@ from typing import BinaryIO, cast
 
 from adloco_dist.config import SettingsError
 from adloco_dist.data.formats import Damage, Row, csv_rows, json_rows, parquet_rows
-from adloco_dist.terminal import reason
+from adloco_dist.text import reason
 
 OF_ARROW = {".zst": "zstd", ".lz4": "lz4"}
 """Compressions that pyarrow reads; all others are fsspec's."""
 REMOTE_BYTES = 1 << 20
-"""Of a file that is elsewhere, read at one time."""
+"""Bytes of a file elsewhere that are read at one time."""
 
 
 def read_rows(
-    setting: str, file: str, format: str, columns: Sequence[str], first_row: int = 0
+    setting: str, file: str, file_format: str, columns: Sequence[str], first_row: int = 0
 ) -> Generator[Row | Damage]:
     """The rows of a file, in order.
 
     Args:
-        setting: which names the file, for what is told.
+        setting: the one that names the file, for reports.
         file: a path, or a URL of fsspec's (hf://...).
-        format: json, csv or parquet.
-        columns: that are wanted; a row may hold more, or lack them.
-        first_row: with which to begin.
+        file_format: json, csv or parquet.
+        columns: those that are wanted; a row may hold more, or lack them.
+        first_row: the one to begin with.
 
     Raises:
         SettingsError: the file cannot be opened.
@@ -36,7 +36,7 @@ def read_rows(
     number = first_row
     with closing(raw):
         try:
-            for row in _rows(raw, file, format, columns, first_row):
+            for row in _rows(raw, file, file_format, columns, first_row):
                 lost = (row.count or 1) if isinstance(row, Damage) else 1
                 if row.number + lost > first_row:
                     yield row
@@ -66,11 +66,11 @@ def _opened(setting: str, file: str) -> BinaryIO:
         raise SettingsError(f"{setting}: {file} cannot be opened ({reason(error)}); {rule}") from error
 
 
-def _rows(raw: BinaryIO, file: str, format: str, columns: Sequence[str], first_row: int) -> Iterator[Row | Damage]:
+def _rows(raw: BinaryIO, file: str, file_format: str, columns: Sequence[str], first_row: int) -> Iterator[Row | Damage]:
     content = _decompressed(raw, file)
-    if format == "parquet":
+    if file_format == "parquet":
         return parquet_rows(raw if content is raw else io.BytesIO(content.read()), columns, first_row)
-    return csv_rows(content) if format == "csv" else json_rows(content, first_row)
+    return csv_rows(content) if file_format == "csv" else json_rows(content, first_row)
 
 
 def _decompressed(raw: BinaryIO, file: str) -> BinaryIO:
@@ -107,6 +107,6 @@ def class_names(file: str, column: str) -> list[str] | None:
     try:
         with closing(_opened("", file)) as raw:
             feature = Features.from_arrow_schema(read_schema(raw)).get(column)
-    except Exception:  # damage is told when the rows are read
+    except Exception:  # damage is reported when the rows are read
         return None
     return getattr(feature, "names", None)

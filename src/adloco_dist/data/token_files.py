@@ -14,7 +14,7 @@ import numpy as np
 
 from adloco_dist.config import SettingsError
 from adloco_dist.data.encoding import Tokens
-from adloco_dist.terminal import reason
+from adloco_dist.text import reason
 
 MANIFEST_FILE = "manifest.json"
 CHUNK_TOKENS = 1 << 22
@@ -26,9 +26,9 @@ class TokenFile:
 
     name: str
     num_tokens: int
-    largest_id: int
+    max_id: int
     sha256: str
-    """Of the ids, as they lie in the file."""
+    """Digest of the ids, as they lie in the file."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """Of everything that training depends on."""
+        """Digest of everything that training depends on."""
         return hashlib.sha256("".join(file.sha256 for file in self.files).encode()).hexdigest()
 
     def write(self, folder: Path) -> None:
-        """Whole or not at all."""
+        """Write the manifest, whole or not at all."""
         draft = folder / f".{MANIFEST_FILE}"
         draft.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
         draft.rename(folder / MANIFEST_FILE)
@@ -59,7 +59,7 @@ class TokenFiles:
     """Token files that were opened."""
 
     parts: list[Tokens]
-    largest_id: int
+    max_id: int
     digest: str
     manifest: Manifest | None = None
     folder: Path | None = None
@@ -76,11 +76,11 @@ def open_folder(setting: str, folder: Path) -> TokenFiles:
     for file in manifest.files:
         tokens = open_file(setting, folder / file.name)
         if len(tokens) != file.num_tokens:
-            told = f"{folder / file.name} holds {len(tokens)} tokens, {file.num_tokens} by the manifest"
-            raise SettingsError(f"{setting}={folder}: {told}; make the folder again with launch/tokenize_corpus.py")
+            detail = f"{folder / file.name} holds {len(tokens)} tokens, {file.num_tokens} by the manifest"
+            raise SettingsError(f"{setting}={folder}: {detail}; make the folder again with launch/tokenize_corpus.py")
         parts.append(tokens)
-    largest_id = max(file.largest_id for file in manifest.files)
-    return TokenFiles(parts, largest_id, manifest.digest, manifest, folder)
+    max_id = max(file.max_id for file in manifest.files)
+    return TokenFiles(parts, max_id, manifest.digest, manifest, folder)
 
 
 def read_manifest(setting: str, folder: Path) -> Manifest:
@@ -95,8 +95,8 @@ def read_manifest(setting: str, folder: Path) -> Manifest:
         rule = f"is a folder without {MANIFEST_FILE}; name files, or a folder that tokenize_corpus.py has finished"
         raise SettingsError(f"{setting}={folder}: {rule}") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
-        told = f"its {MANIFEST_FILE} cannot be read ({reason(error)})"
-        raise SettingsError(f"{setting}={folder}: {told}; make the folder again") from error
+        detail = f"its {MANIFEST_FILE} cannot be read ({reason(error)})"
+        raise SettingsError(f"{setting}={folder}: {detail}; make the folder again") from error
     if not manifest.files:
         raise SettingsError(f"{setting}={folder}: holds no tokens; name a folder that is not empty")
     return manifest
@@ -111,8 +111,8 @@ def open_file(setting: str, path: Path) -> Tokens:
     try:
         store = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # numpy's, or of what the file looks like, such as an archive
-        told = f"is no .npy file of token ids ({reason(error)})"
-        raise SettingsError(f"{setting}={path}: {told}; write it with numpy.save") from error
+        detail = f"is no .npy file of token ids ({reason(error)})"
+        raise SettingsError(f"{setting}={path}: {detail}; write it with numpy.save") from error
     if not isinstance(store, np.ndarray) or store.ndim != 1 or store.dtype.kind != "u":
         shape = f"{store.dtype}{list(store.shape)}" if isinstance(store, np.ndarray) else "an archive"
         raise SettingsError(f"{setting}={path}: holds {shape}; must be one dimension of unsigned integers")
@@ -124,10 +124,10 @@ def open_file(setting: str, path: Path) -> Tokens:
 def open_plain(setting: str, paths: Sequence[Path]) -> TokenFiles:
     """Memory-map files without a manifest, which are read once for their digest."""
     parts = [open_file(setting, path) for path in paths]
-    return TokenFiles(parts, max(map(largest_id, parts)), digest_of(parts))
+    return TokenFiles(parts, max(map(max_id, parts)), digest_of(parts))
 
 
-def largest_id(tokens: Tokens) -> int:
+def max_id(tokens: Tokens) -> int:
     """The largest token id, 0 where there is none."""
     return max((int(chunk.max()) for chunk in _chunks(tokens)), default=0)
 

@@ -1,4 +1,4 @@
-"""Stores of sequences: token ids cut into equal ones, or one for every document.
+"""Tables of sequences of token ids: equal ones that are cut from a long array, or one for every document.
 
 Shape suffixes: B sequences, L tokens of a sequence that are predicted (a stored sequence has L + 1).
 """
@@ -12,28 +12,35 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from adloco_dist.data.batch import Batch
+from adloco_dist.data.batch import TokenBatch
 from adloco_dist.data.encoding import Tokens
+from adloco_dist.data.protocols import SequenceIds
+from adloco_dist.data.token_files import digest_of
 
 
-class Store(Protocol):
-    """Sequences by number."""
+class TextTable(Protocol):
+    """A `SequenceTable` of token ids."""
 
     @property
     def num_sequences(self) -> int: ...
 
     @property
     def num_tokens(self) -> int:
-        """Of all of them."""
+        """Tokens of all sequences."""
         ...
 
-    def batch(self, ids: npt.NDArray[np.int64]) -> Batch:
+    @property
+    def digest(self) -> str:
+        """Equal digests mean equal tokens and labels."""
+        ...
+
+    def batch(self, ids: SequenceIds) -> TokenBatch:
         """The sequences `ids`, on the CPU."""
         ...
 
 
 @dataclass(frozen=True)
-class TokenStore:
+class TokenTable:
     """One-dimensional arrays of token ids (in memory or memory-mapped), each cut into sequences of equal length.
 
     Sequence s of an array covers tokens[s * L : s * L + L + 1]: neighbours share one token, so each token but the
@@ -56,20 +63,24 @@ class TokenStore:
     def num_tokens(self) -> int:
         return sum(map(len, self.parts))
 
-    def batch(self, ids: npt.NDArray[np.int64]) -> Batch:
+    @property
+    def digest(self) -> str:
+        return digest_of(self.parts)
+
+    def batch(self, ids: SequenceIds) -> TokenBatch:
         width = self.sequence_length + 1
         rows = np.empty((len(ids), width), dtype=np.int64)
-        places = np.searchsorted(self._ends, ids, side="right")
-        for place in np.unique(places):
-            chosen = places == place
-            first = self._ends[place - 1] if place else 0
+        numbers = np.searchsorted(self._ends, ids, side="right")
+        for number in np.unique(numbers):
+            chosen = numbers == number
+            first = self._ends[number - 1] if number else 0
             starts = (ids[chosen] - first) * self.sequence_length
-            rows[chosen] = self.parts[place][starts[:, None] + np.arange(width)]
-        return Batch.packed(torch.from_numpy(rows))
+            rows[chosen] = self.parts[number][starts[:, None] + np.arange(width)]
+        return TokenBatch.packed(torch.from_numpy(rows))
 
 
 @dataclass(frozen=True)
-class DocumentStore:
+class DocumentTable:
     """Documents of any length, one for each sequence, which padding fills up to the longest of a batch."""
 
     documents: Sequence[Tokens]
@@ -85,11 +96,17 @@ class DocumentStore:
     def num_tokens(self) -> int:
         return sum(map(len, self.documents))
 
-    def batch(self, ids: npt.NDArray[np.int64]) -> Batch:
-        return padded([self.documents[id] for id in ids], self.pad, None if self.labels is None else self.labels[ids])
+    @property
+    def digest(self) -> str:
+        labels = [] if self.labels is None else [self.labels.astype(np.uint64)]
+        return digest_of([*self.documents, *labels])
+
+    def batch(self, ids: SequenceIds) -> TokenBatch:
+        labels = None if self.labels is None else self.labels[ids]
+        return padded([self.documents[number] for number in ids], self.pad, labels)
 
 
-def padded(documents: Sequence[Tokens], pad: int, labels: npt.NDArray[np.int64] | None = None) -> Batch:
+def padded(documents: Sequence[Tokens], pad: int, labels: npt.NDArray[np.int64] | None = None) -> TokenBatch:
     """A batch of documents of different lengths.
 
     Args:
@@ -100,7 +117,7 @@ def padded(documents: Sequence[Tokens], pad: int, labels: npt.NDArray[np.int64] 
     for row, document in zip(rows, documents, strict=True):
         row[: len(document)] = document
     num_targets = tuple(int(length) - 1 for length in lengths) if labels is None else (1,) * len(documents)
-    return Batch(
+    return TokenBatch(
         torch.from_numpy(rows), num_targets, torch.from_numpy(lengths),
         None if labels is None else torch.from_numpy(labels),
     )  # fmt: skip

@@ -1,1 +1,30 @@
 """The commands: a driver that starts torchrun, what each rank does under it, and settings from Hydra."""
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+
+def launch(
+    *,
+    model: Callable[[], Any],
+    data: Callable[[], Any],
+    loss: Callable[[Any, Any], tuple[Any, int]],
+    collate: Callable[[list[Any]], Any] | None = None,
+) -> NoReturn:
+    """Train a user's own model on the user's own data, with settings from the command line; ends the process.
+
+    Called at the end of a script, under `if __name__ == "__main__":`. The script is then a full launcher: alone it
+    starts the ranks of this machine, under torchrun it is one of the ranks, and it takes the options and settings of
+    launch/train.py, but for those of `model` and `data`.
+
+    Args:
+        model: returns the module, with weights drawn from torch's random numbers, which are seeded before.
+        data: returns (train, validation). Each has a length and items by number; training data may instead be a
+            function stream(index, count) that returns part `index` of `count` as an iterable with a state.
+        loss: takes the module and a batch; returns the loss summed over the batch's targets, and their number.
+        collate: makes a batch of a list of items; None: torch's default_collate.
+    """
+    from adloco_dist.launch.driver import main
+    from adloco_dist.setup.parts import OwnParts
+
+    main(parts=OwnParts(model, data, loss, collate))

@@ -19,24 +19,28 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
+from torch.distributed.elastic.rendezvous import (
+    RendezvousError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+)
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from adloco_dist.cluster.signals import STOP_SIGNALS, act_on_signals
 from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, EXIT_USER_ERROR
-from adloco_dist.launch.contact import reach, watch_rendezvous
-from adloco_dist.launch.outcome import AGENT, OUTCOME, begin_anew, leave, noted_codes, num_beginnings
+from adloco_dist.launch.exit_codes import AGENT, OUTCOME, leave, noted_codes, num_beginnings, restart
 from adloco_dist.launch.rendezvous import Rendezvous
-from adloco_dist.terminal import first_line, tell_error
+from adloco_dist.launch.rendezvous_watch import reach, watch_rendezvous
+from adloco_dist.terminal import report_error
+from adloco_dist.text import first_line
 
 ASK = signal.SIGUSR1
 """Asks a rank to stop. One that has not got so far as to listen ends of it without a word."""
 
 
-def start_ranks(
-    rendezvous: Rendezvous, num_ranks: int, module: str, arguments: Sequence[str], can_stop: bool = True
-) -> NoReturn:
-    """Run `python -m module arguments` as every rank of this node, until all nodes are done, and end as they did.
+def start_ranks(rendezvous: Rendezvous, num_ranks: int, arguments: Sequence[str], can_stop: bool = True) -> NoReturn:
+    """Run the interpreter with `arguments` as every rank of this node, until all nodes are done, and end as they did.
 
     Args:
         can_stop: ranks that are asked to stop write a checkpoint first; others are ended at once.
@@ -44,7 +48,7 @@ def start_ranks(
     Raises:
         SettingsError: the rendezvous names no host that is known here.
     """
-    # What failed is told below, in one line; the agent's own account, from loggers of its own, would bury it.
+    # What failed is reported below, in one line; the agent's own account, from loggers of its own, would bury it.
     for name in [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     if rendezvous.num_nodes > 1:
@@ -53,9 +57,9 @@ def start_ranks(
     act_on_signals((*STOP_SIGNALS, signal.SIGQUIT), stopping.act)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // num_ranks)))
     if rendezvous.is_elastic:
-        # Else the agents would go on with the store of their first start, on a node that may be gone.
+        # Else the agents would continue with the store of their first start, on a node that may be gone.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    leave(_followed(rendezvous, num_ranks, ("-u", "-m", module, *arguments), stopping))
+    leave(_followed(rendezvous, num_ranks, ("-u", *arguments), stopping))
 
 
 def _followed(rendezvous: Rendezvous, num_ranks: int, arguments: tuple[str, ...], stopping: "_Stopping") -> int:
@@ -64,18 +68,21 @@ def _followed(rendezvous: Rendezvous, num_ranks: int, arguments: tuple[str, ...]
         os.environ[OUTCOME], os.environ[AGENT] = str(Path(folder) / "outcome"), str(os.getpid())
         Path(os.environ[OUTCOME]).mkdir()
         try:
-            failures = _run_agent(rendezvous, num_ranks, arguments, Path(folder) / "agent")
+            failures = _run_agent(rendezvous, num_ranks, arguments, Path(folder) / "agent", stopping)
+        except _StoppedError:
+            report_error("stopped: a rank ended before it had written a checkpoint; the last one counts")
+            return EXIT_STOPPED
         except RendezvousError as error:
             return _without_rendezvous(rendezvous, error, ranks_were_up=bool(noted_codes(Path(os.environ[OUTCOME]))))
         if failures and stopping.explains(failures):
             return EXIT_STOPPED
         if failures:
-            return tell_cause(failures)
+            return report_cause(failures)
         return max((code for code in noted_codes(Path(os.environ[OUTCOME])) if code is not None), default=0)
 
 
 def _run_agent(
-    rendezvous: Rendezvous, num_ranks: int, arguments: tuple[str, ...], folder: Path
+    rendezvous: Rendezvous, num_ranks: int, arguments: tuple[str, ...], folder: Path, stopping: "_Stopping"
 ) -> Mapping[int, ProcessFailure]:
     """What torchrun does, but for what it does with the rendezvous afterwards; the failures by rank.
 
@@ -83,6 +90,7 @@ def _run_agent(
 
     Raises:
         RendezvousError: nodes did not come together, or the store is gone.
+        _StoppedError: ranks would have to start again, but were asked to stop.
     """
     # Stopping is not the agent's affair (there is no such signal): ranks are in sessions of their own, out of the
     # terminal's reach, and it would give them 30 seconds and then kill them in the middle of their round.
@@ -92,7 +100,7 @@ def _run_agent(
             backend="c10d",
             endpoint=rendezvous.endpoint,
             run_id=rendezvous.job or uuid.uuid4().hex,
-            min_nodes=rendezvous.least_nodes or rendezvous.num_nodes,
+            min_nodes=rendezvous.min_nodes or rendezvous.num_nodes,
             max_nodes=rendezvous.num_nodes,
             local_addr=rendezvous.address,
             **rendezvous.timeouts(),
@@ -101,7 +109,7 @@ def _run_agent(
     spec = WorkerSpec(
         role="default_role",
         local_world_size=num_ranks,
-        rdzv_handler=handler,
+        rdzv_handler=_RendezvousUntilStopped(handler, stopping),
         entrypoint=sys.executable,
         args=arguments,
         max_restarts=rendezvous.max_restarts,
@@ -119,25 +127,25 @@ def _without_rendezvous(rendezvous: Rendezvous, error: RendezvousError, ranks_we
         wanted = f"{rendezvous.wanted} within {rendezvous.timeout_seconds} s"
         remedy = "start the same command on every node, and check that this host and port can be reached from all"
         reason = first_line(error.__cause__ or error)
-        tell_error(f"error: --rdzv-endpoint={endpoint}: did not bring together {wanted} ({reason}); {remedy}")
+        report_error(f"error: --rdzv-endpoint={endpoint}: did not bring together {wanted} ({reason}); {remedy}")
         return EXIT_FAILURE
     if num_beginnings() < rendezvous.max_restarts:
-        tell_error(f"{socket.gethostname()} has lost contact with the rendezvous at {endpoint}: it joins again")
+        report_error(f"{socket.gethostname()} has lost contact with the rendezvous at {endpoint}: it joins again")
         _join_again(*rendezvous.place())
-    # The agent that holds the store ended first, and tells the cause.
-    tell_error(f"ended on {socket.gethostname()}: the agent at {endpoint} is gone; see what it says")
+    # The agent that holds the store ended first, and reports the cause.
+    report_error(f"ended on {socket.gethostname()}: the agent at {endpoint} is gone; see what it says")
     return EXIT_FAILURE
 
 
 def _join_again(host: str, port: int) -> None:
-    """Begin this very command anew once the store answers; returns where it is no more.
+    """Restart this very command once the store answers; returns where it has ended.
 
     Where the host itself does not answer any more, the watch of the rendezvous ends the wait.
     """
     while (answer := reach(host, port)) is None:
         time.sleep(1.0)
     if answer:
-        begin_anew()
+        restart()
 
 
 @dataclass
@@ -146,28 +154,70 @@ class _Stopping:
 
     can_stop: bool
     is_requested: bool = False
-    is_at_once: bool = False
+    is_concurrent: bool = False
 
     def act(self, number: signal.Signals) -> None:
         """Ask the ranks to stop; at the second Ctrl-C, or Ctrl-\\, end them. From any thread."""
-        self.is_at_once |= number == signal.SIGQUIT or (self.is_requested and number == signal.SIGINT)
-        self.is_at_once |= not self.can_stop
-        if not _signal_ranks(signal.SIGKILL if self.is_at_once else ASK):  # still waiting for other nodes
-            tell_error("stopped: no rank was running")
+        self.is_concurrent |= number == signal.SIGQUIT or (self.is_requested and number == signal.SIGINT)
+        self.is_concurrent |= not self.can_stop
+        is_first, self.is_requested = not self.is_requested, True
+        if not _signal_ranks(signal.SIGKILL if self.is_concurrent else ASK):  # still waiting for other nodes
+            report_error("stopped: no rank was running")
             leave(EXIT_STOPPED)
-        if not self.is_requested and not self.is_at_once:
-            tell_error("stopping: a checkpoint is written (Ctrl-C again: stop at once, without)")
-        self.is_requested = True
+        if is_first and not self.is_concurrent:
+            report_error("stopping: a checkpoint is written (Ctrl-C again: stop at once, without)")
 
     def explains(self, failures: Mapping[int, ProcessFailure]) -> bool:
-        """Whether ranks ended because they were asked to, which is told."""
-        if self.is_at_once:
-            tell_error("stopped at once, without a checkpoint" if self.can_stop else "stopped")
+        """Whether ranks ended because they were asked to, which is reported."""
+        if self.is_concurrent:
+            report_error("stopped at once, without a checkpoint" if self.can_stop else "stopped")
             return True
         is_early = self.is_requested and any(failure.exitcode == -ASK for failure in failures.values())
         if is_early:
-            tell_error("stopped before training began")
+            report_error("stopped before training began")
         return is_early
+
+
+class _StoppedError(RuntimeError):
+    """Ranks were asked to stop, and do not start again."""
+
+
+class _RendezvousUntilStopped(RendezvousHandler):
+    """A rendezvous for ranks that do not start again once they were asked to stop.
+
+    torch's agent would start them for every node that waits, also for one that has gone away and is still listed, and
+    after a failure; what the user asked for would be forgotten.
+    """
+
+    def __init__(self, handler: RendezvousHandler, stopping: _Stopping) -> None:
+        self._handler, self._stopping = handler, stopping
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        if self._stopping.is_requested:
+            raise _StoppedError
+        return self._handler.next_rendezvous()
+
+    def num_nodes_waiting(self) -> int:
+        return 0 if self._stopping.is_requested else self._handler.num_nodes_waiting()
+
+    @property
+    def use_agent_store(self) -> bool:
+        return self._handler.use_agent_store
+
+    def get_backend(self) -> str:
+        return self._handler.get_backend()
+
+    def is_closed(self) -> bool:
+        return self._handler.is_closed()
+
+    def set_closed(self) -> None:
+        self._handler.set_closed()
+
+    def get_run_id(self) -> str:
+        return self._handler.get_run_id()
+
+    def shutdown(self) -> bool:
+        return self._handler.shutdown()
 
 
 def _signal_ranks(number: signal.Signals) -> int:
@@ -178,17 +228,17 @@ def _signal_ranks(number: signal.Signals) -> int:
     return len(ranks)
 
 
-def tell_cause(failures: Mapping[int, ProcessFailure]) -> int:
+def report_cause(failures: Mapping[int, ProcessFailure]) -> int:
     """Print the cause of this node's failures, unless its ranks have; the exit code.
 
     Args:
-        failures: by rank.
+        failures: the failures, by rank.
     """
     if EXIT_USER_ERROR in {failure.exitcode for failure in failures.values()}:  # and said why
         return EXIT_USER_ERROR
     host = socket.gethostname()
-    # What a rank has told of itself explains signals too. A rank that a signal ended without a word is the cause of
-    # what the others tell, who lost contact with it. (SIGTERM came from the agent.)
+    # What a rank has reported of itself explains signals too. A rank that a signal ended without a word is the cause of
+    # what the others report, who lost contact with it. (SIGTERM came from the agent.)
     by_signal = [(rank, failure) for rank, failure in failures.items() if failure.exitcode < 0]
     killed = [(rank, failure) for rank, failure in by_signal if failure.exitcode != -signal.SIGTERM]
     recorded = [message for failure in failures.values() if (message := _recorded(failure))]
@@ -202,12 +252,12 @@ def tell_cause(failures: Mapping[int, ProcessFailure]) -> int:
         line = f"error: rank {rank} on {host}: ended by {signal.Signals(-failure.exitcode).name}{advice}"
     elif lost:
         line = f"error: {lost[0].removeprefix('LostContactError: ')}"
-    elif recorded:  # the cause is on another node, which tells it
+    elif recorded:  # the cause is on another node, which reports it
         line = f"ended on {host}: {recorded[0].removeprefix('PeerFailedError: ')}"
     else:
         rank, failure = min(failures.items())
         line = f"error: rank {rank} on {host}: ended with code {failure.exitcode}"
-    tell_error(line)
+    report_error(line)
     return EXIT_FAILURE
 
 

@@ -5,10 +5,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from adloco_dist.config import EXIT_STOPPED, Backend, ClusterSettings, Device, SettingsError, require
+from adloco_dist.config import EXIT_STOPPED, Backend, ClusterSettings, Device, SettingsError
+from adloco_dist.launch.exit_codes import ends_reported
 from adloco_dist.launch.nodes import add_torchrun_options, check_num_ranks, rendezvous_of
-from adloco_dist.launch.outcome import ends_told
-from adloco_dist.terminal import told_wait
+from adloco_dist.terminal import reported_wait
 
 DESCRIPTION = """\
 The full gradient G of a run's model over sequences of its corpus, and how far the gradients of single batches are from
@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     add_torchrun_options(parser)
     options = parser.parse_args(arguments)
-    with ends_told() as is_rank:
+    with ends_reported() as is_rank:
         try:
             sizes = None if options.batches is None else batch_sizes(options.batches)
             if is_rank:
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> None:
                 rendezvous, ranks = rendezvous_of(options), num_ranks(options)
                 from adloco_dist.launch.agent import start_ranks  # takes seconds
 
-                start_ranks(rendezvous, ranks, "adloco_dist.launch.analyze", passed_on, can_stop=False)
+                start_ranks(rendezvous, ranks, ("-m", "adloco_dist.launch.analyze", *passed_on), can_stop=False)
         except KeyboardInterrupt:
             sys.exit(EXIT_STOPPED)
 
@@ -56,12 +56,13 @@ def batch_sizes(typed: str) -> tuple[int, ...]:
     """
     parts = [part.strip() for part in typed.split(",")]
     is_list = all(part.isdecimal() and int(part) >= 1 for part in parts)
-    require(is_list, "--batches", typed, "must be whole numbers >= 1 with commas between, as 1,4,16")
+    if not is_list:
+        raise SettingsError.of("--batches", typed, "must be whole numbers >= 1 with commas between, as 1,4,16")
     return tuple(sorted({int(part) for part in parts}))
 
 
 def num_ranks(options: argparse.Namespace) -> int:
-    """As asked; else one rank per GPU, or two without.
+    """Return how many ranks to start: as many as asked for, else one per GPU, or two without GPUs.
 
     Raises:
         SettingsError: fewer than one was asked for.
@@ -75,7 +76,7 @@ def num_ranks(options: argparse.Namespace) -> int:
 
 
 def run_analysis(options: argparse.Namespace, sizes: tuple[int, ...] | None) -> None:
-    """What each rank does; rank 0 writes and tells.
+    """What each rank does; rank 0 writes and reports.
 
     Raises:
         SettingsError: on all ranks, when one of them finds a mistake; nothing was written then.
@@ -84,7 +85,7 @@ def run_analysis(options: argparse.Namespace, sizes: tuple[int, ...] | None) -> 
 
     from adloco_dist.cluster.runtime import Place, started
     from adloco_dist.cluster.signals import StopRequest
-    from adloco_dist.launch.rank import told_as_rank
+    from adloco_dist.launch.rank import reported_as_rank
     from adloco_dist.run.reading import read_run, settings_of
     from adloco_dist.tools.gradients import AnalysisOptions, analyze_run
 
@@ -105,10 +106,10 @@ def run_analysis(options: argparse.Namespace, sizes: tuple[int, ...] | None) -> 
                 options.run, options.sequences, sizes, options.split, options.output, vars(options)["pass"]
             )
             runtime.heartbeat.enter("analysing gradients")
-            with told_wait(runtime.heartbeat.in_words, speaks=runtime.rank == 0):
+            with reported_wait(runtime.heartbeat.in_words, speaks=runtime.rank == 0):
                 analyze_run(runtime, asked)
 
-    told_as_rank(analyze)
+    reported_as_rank(analyze)
 
 
 if __name__ == "__main__":

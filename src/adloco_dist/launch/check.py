@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from adloco_dist.config import SettingsError, require
+from adloco_dist.cluster.survey import Environment, Link, must_agree, remarks
+from adloco_dist.config import SettingsError
 from adloco_dist.config.compose import compose
-from adloco_dist.decisions.environment import Environment, Link, first_difference, must_agree, remarks
+from adloco_dist.launch.exit_codes import ends_reported
 from adloco_dist.launch.nodes import add_torchrun_options, check_num_ranks, rendezvous_of
-from adloco_dist.launch.outcome import ends_told
-from adloco_dist.terminal import new_console, tell, told_wait
+from adloco_dist.terminal import new_console, report_line, reported_wait
+from adloco_dist.text import first_difference
 
 TABLE_WIDTH = 150
 """Characters of a table's line where the terminal has fewer, or is none."""
@@ -27,8 +28,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--payload-mb", type=float, default=16.0, help="of the all-reduces that are measured")
     add_torchrun_options(parser)
     options = parser.parse_intermixed_args(arguments)
-    with ends_told() as is_rank:
-        require(0 < options.payload_mb <= 10_000, "--payload-mb", options.payload_mb, "must be > 0 and <= 10000")
+    with ends_reported() as is_rank:
+        if not 0 < options.payload_mb <= 10_000:
+            raise SettingsError.of("--payload-mb", options.payload_mb, "must be > 0 and <= 10000")
         if is_rank:
             run_check(options.overrides, int(options.payload_mb * 1e6))
         else:
@@ -39,7 +41,7 @@ def main(arguments: list[str] | None = None) -> None:
             from adloco_dist.launch.agent import start_ranks  # takes seconds
 
             num_ranks = 1 if options.nproc_per_node is None else options.nproc_per_node
-            start_ranks(rendezvous, num_ranks, "adloco_dist.launch.check", passed_on, can_stop=False)
+            start_ranks(rendezvous, num_ranks, ("-m", "adloco_dist.launch.check", *passed_on), can_stop=False)
 
 
 def run_check(overrides: Sequence[str], payload_bytes: int) -> None:
@@ -53,14 +55,14 @@ def run_check(overrides: Sequence[str], payload_bytes: int) -> None:
     from adloco_dist.cluster.environment import measure_links, survey
     from adloco_dist.cluster.runtime import Place, started
     from adloco_dist.cluster.signals import StopRequest
-    from adloco_dist.launch.prepare import LINK_SECONDS, run_disk
-    from adloco_dist.launch.rank import told_as_rank
+    from adloco_dist.launch.rank import reported_as_rank
+    from adloco_dist.setup.agreement import LINK_SECONDS, run_disk
 
     def check(place: Place, store: Store) -> None:
         settings = compose(overrides)
         with started(settings.cluster, place, store, StopRequest()) as runtime:
             runtime.heartbeat.enter("measuring links")
-            with told_wait(runtime.heartbeat.in_words, speaks=runtime.rank == 0):
+            with reported_wait(runtime.heartbeat.in_words, speaks=runtime.rank == 0):
                 environments = survey(runtime, run_disk(settings))
                 links = measure_links(runtime, runtime.backend, payload_bytes, LINK_SECONDS)
             if runtime.rank == 0:
@@ -68,12 +70,12 @@ def run_check(overrides: Sequence[str], payload_bytes: int) -> None:
             if difference := first_difference([must_agree(environment) for environment in environments]):
                 raise SettingsError(f"{difference}; install the same on all nodes")
 
-    told_as_rank(check)
+    reported_as_rank(check)
 
 
 def show(environments: Sequence[Environment], links: Sequence[Link], backend: str) -> None:
     """Print two tables and the differences that matter."""
-    console = new_console(least_width=TABLE_WIDTH)
+    console = new_console(min_width=TABLE_WIDTH)
     table = Table(box=None, pad_edge=False)
     for title in ("rank", "node", "host", "interface", "device", "driver", "torch", "python", "threads", "memory GB"):
         table.add_column(title)
@@ -96,7 +98,7 @@ def show(environments: Sequence[Environment], links: Sequence[Link], backend: st
             table.add_row(" - ".join(map(str, link.nodes)), f"{latency:.2f}", f"{rate:,.1f}")
         console.print(table)
     for line in remarks(environments) or ["no differences that matter"]:
-        tell(line)
+        report_line(line)
 
 
 if __name__ == "__main__":

@@ -6,22 +6,24 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from adloco_dist.cluster.signals import STOP_SIGNALS, end_on_signals, hold_signals, ignore_signals
 from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, Device, Settings, SettingsError
-from adloco_dist.config.compose import compose, to_yaml
+from adloco_dist.config.compose import to_yaml
 from adloco_dist.data.hub import prefer_cache_without_hub
-from adloco_dist.decisions.layout import check_ranks
+from adloco_dist.launch.exit_codes import ends_reported
 from adloco_dist.launch.nodes import add_torchrun_options, asked_nodes, check_num_ranks, check_restarts, rendezvous_of
-from adloco_dist.launch.outcome import ends_told
 from adloco_dist.launch.rendezvous import Rendezvous
+from adloco_dist.policy.layout import check_ranks
 from adloco_dist.run.directory import check_directory
-from adloco_dist.terminal import output_was_lost, show, told_wait
+from adloco_dist.setup.parts import NamedParts, Parts
+from adloco_dist.terminal import output_was_lost, reported_wait, show
 
 DESCRIPTION = """\
 Train a pool of DiLoCo trainers. Started alone, it runs on this machine; under torchrun, on all its nodes:
   torchrun --nnodes N --nproc-per-node G ... launch/train.py key=value ...
-Settings are key=value or group=choice (groups: model data algorithm inner outer merge budget evaluation tracking
+Settings are key=value or group=choice (groups: model data algorithm inner outer wire merge budget evaluation tracking
 experiment), for example: algorithm=localsgd inner.lr=1e-3 pool.trainers=2
 With -m, settings may have several values, and every combination of them is a run:
   launch/train.py -m batching.eta=0.5,0.8,1.0 switch.n=1.5,2,3
@@ -35,47 +37,52 @@ NOT_OF_SWEEPS = (
 )  # fmt: skip
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Entry point of launch/train.py and adloco-train; ends the process."""
+def main(arguments: list[str] | None = None, parts: Parts | None = None) -> NoReturn:
+    """Entry point of launch/train.py, adloco-train and `launch`; ends the process.
+
+    Args:
+        parts: what is trained on what; None: what the settings name.
+    """
+    parts = parts or NamedParts()
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = _parser()
     options = parser.parse_intermixed_args(arguments)  # settings and options in any order
-    with ends_told() as is_rank:
+    with ends_reported() as is_rank:
         try:
             if is_rank:
-                sys.exit(_as_rank(options, arguments))
+                sys.exit(_as_rank(options, arguments, parts))
             with end_on_signals(STOP_SIGNALS):  # until ranks run, which are asked first
-                code = _as_driver(parser, options)
+                code = _as_driver(parser, options, parts)
             ignore_signals(STOP_SIGNALS)
             sys.exit(code)
         except KeyboardInterrupt:
             sys.exit(EXIT_STOPPED)
 
 
-def _as_rank(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+def _as_rank(options: argparse.Namespace, arguments: Sequence[str], parts: Parts) -> int:
     """Train, or refuse to; the exit code."""
     if options.multirun:
         rule = "-m: each run of a sweep is a torchrun of its own; start it without torchrun"
-        raise SettingsError(f"{rule}: python launch/train.py {shlex.join(arguments)}")
+        raise SettingsError(f"{rule}: python {shlex.join([sys.argv[0], *arguments])}")
     hold_signals([number for number in STOP_SIGNALS if number != signal.SIGTERM])
-    with told_wait(lambda: "starting: still importing", speaks=os.environ["LOCAL_RANK"] == "0"):
+    with reported_wait(lambda: "starting: still importing", speaks=os.environ["LOCAL_RANK"] == "0"):
         from adloco_dist.launch.rank import run_rank  # takes seconds
 
-    run_rank(options.overrides, options.dry_run)
+    run_rank(options.overrides, options.dry_run, parts)
     return 0
 
 
-def _as_driver(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+def _as_driver(parser: argparse.ArgumentParser, options: argparse.Namespace, parts: Parts) -> int:
     """Do what was asked; the exit code. What needs torch is imported once it is clear that it is needed."""
     _refuse_without_effect(parser, options)
-    # What failed is told in one line; torch's warnings about it, with addresses of its code, would bury it.
+    # What failed is reported in one line; torch's warnings about it, with addresses of its code, would bury it.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     if options.multirun:
-        from adloco_dist.launch.sweep import sweep
+        from adloco_dist.sweep.sweep import sweep
 
         passed_on = [f"--nproc-per-node={options.nproc_per_node}"] if options.nproc_per_node else []
-        return sweep(options.overrides, passed_on, options.jobs, options.redo)
-    settings = compose(options.overrides)
+        return sweep(options.overrides, parts, passed_on, options.jobs, options.redo)
+    settings = parts.compose(options.overrides)
     if options.print_config:
         show(f"{to_yaml(settings).rstrip()}\n# on this machine: {_arithmetic(settings)}")
         return EXIT_FAILURE if output_was_lost() else 0
@@ -87,14 +94,15 @@ def _as_driver(parser: argparse.ArgumentParser, options: argparse.Namespace) -> 
         if asked_nodes(options)[1] == 1:
             check_directory(settings.run)
         ranks = range(_num_ranks(settings, options))
-        print_dry_run(settings, [node for node in range(asked_nodes(options)[1]) for _ in ranks])
+        nodes = [node for node in range(asked_nodes(options)[1]) for _ in ranks]
+        print_dry_run(settings, nodes, parts)
         return EXIT_FAILURE if output_was_lost() else 0
     rendezvous = rendezvous_of(options)
     num_ranks = _num_ranks(settings, options)
     _refuse_early(settings, rendezvous, num_ranks)
     from adloco_dist.launch.agent import start_ranks  # takes seconds
 
-    return start_ranks(rendezvous, num_ranks, "adloco_dist.launch", options.overrides)
+    return start_ranks(rendezvous, num_ranks, (*parts.command, *options.overrides))
 
 
 def _arithmetic(settings: Settings) -> str:
@@ -112,8 +120,8 @@ def _refuse_early(settings: Settings, rendezvous: Rendezvous, num_ranks: int) ->
     Raises:
         SettingsError: the ranks would refuse it, too.
     """
-    least = num_ranks + (rendezvous.least_nodes or rendezvous.num_nodes) - 1
-    check_ranks(settings, least, is_all=rendezvous.num_nodes == 1)
+    minimum = num_ranks + (rendezvous.min_nodes or rendezvous.num_nodes) - 1
+    check_ranks(settings, minimum, is_all=rendezvous.num_nodes == 1)
     check_restarts(settings, rendezvous.max_restarts)
     if rendezvous.num_nodes == 1:
         check_directory(settings.run)
@@ -140,7 +148,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _num_ranks(settings: Settings, options: argparse.Namespace) -> int:
-    """As asked; else one rank per GPU; without GPUs two, so that there is something to distribute; no idle ones."""
+    """Return how many ranks to start: as many as asked for; else one per GPU, but no idle ones.
+
+    Without GPUs two are started, so that there is something to distribute.
+    """
     check_num_ranks(options)
     if options.nproc_per_node is not None:
         return options.nproc_per_node

@@ -2,8 +2,8 @@
 
 import argparse
 
-from adloco_dist.config import Settings, SettingsError, Unfinished, require
-from adloco_dist.config.running import MOST_SECONDS
+from adloco_dist.config import Settings, SettingsError, Unfinished
+from adloco_dist.config.running import MAX_SECONDS
 from adloco_dist.launch.rendezvous import JOB, JOIN_SECONDS, Rendezvous, check_port
 
 OF_SEVERAL_NODES = {"rdzv_endpoint": None, "rdzv_id": JOB, "local_addr": None, "join_timeout": JOIN_SECONDS}
@@ -28,19 +28,22 @@ def add_torchrun_options(parser: argparse.ArgumentParser) -> None:
 
 
 def asked_nodes(options: argparse.Namespace) -> tuple[int, int]:
-    """How many nodes `--nnodes` names, at least and at most.
+    """Return the minimum and the maximum number of nodes that `--nnodes` names.
 
     Raises:
         SettingsError: it names none.
     """
-    least, _, most = options.nnodes.partition(":")
-    is_range = least.isdecimal() and (most or least).isdecimal() and 1 <= int(least) <= int(most or least)
-    require(is_range, "--nnodes", options.nnodes, "must be N, or MIN:MAX, with 1 <= MIN <= MAX")
-    require(options.max_restarts >= 0, "--max-restarts", options.max_restarts, "must be >= 0")
-    is_elastic = not most or least == most or options.max_restarts > 0
+    minimum, _, maximum = options.nnodes.partition(":")
+    is_range = minimum.isdecimal() and (maximum or minimum).isdecimal() and 1 <= int(minimum) <= int(maximum or minimum)
+    if not is_range:
+        raise SettingsError.of("--nnodes", options.nnodes, "must be N, or MIN:MAX, with 1 <= MIN <= MAX")
+    if options.max_restarts < 0:
+        raise SettingsError.of("--max-restarts", options.max_restarts, "must be >= 0")
+    is_elastic = not maximum or minimum == maximum or options.max_restarts > 0
     rule = "when a node is lost, the ranks of the others fail and are started again; set --max-restarts as well"
-    require(is_elastic, "--nnodes", options.nnodes, rule)
-    return int(least), int(most or least)
+    if not is_elastic:
+        raise SettingsError.of("--nnodes", options.nnodes, rule)
+    return int(minimum), int(maximum or minimum)
 
 
 def rendezvous_of(options: argparse.Namespace) -> Rendezvous:
@@ -49,9 +52,10 @@ def rendezvous_of(options: argparse.Namespace) -> Rendezvous:
     Raises:
         SettingsError: the options do not say where, or say what has no effect there; the endpoint's host is unknown.
     """
-    least_nodes, num_nodes = asked_nodes(options)
-    is_usable, rule = 1 <= options.join_timeout <= MOST_SECONDS, f"must be from 1 to {MOST_SECONDS:,} seconds"
-    require(is_usable, "--join-timeout", options.join_timeout, rule)
+    min_nodes, num_nodes = asked_nodes(options)
+    is_usable, rule = 1 <= options.join_timeout <= MAX_SECONDS, f"must be from 1 to {MAX_SECONDS:,} seconds"
+    if not is_usable:
+        raise SettingsError.of("--join-timeout", options.join_timeout, rule)
     restarts = options.max_restarts
     if options.slurm:
         _refuse(
@@ -67,9 +71,10 @@ def rendezvous_of(options: argparse.Namespace) -> Rendezvous:
     else:
         _refuse(options, ("master_port",), "on several nodes; name the port in --rdzv-endpoint")
         rule = "needs --rdzv-endpoint=HOST:PORT, the same on all nodes; or start torchrun on each (see README)"
-        require(options.rdzv_endpoint is not None, "--nnodes", options.nnodes, rule)
+        if options.rdzv_endpoint is None:
+            raise SettingsError.of("--nnodes", options.nnodes, rule)
         rendezvous = Rendezvous(
-            num_nodes, least_nodes, restarts, options.rdzv_endpoint, options.rdzv_id, options.local_addr,
+            num_nodes, min_nodes, restarts, options.rdzv_endpoint, options.rdzv_id, options.local_addr,
             options.join_timeout,
         )  # fmt: skip
     rendezvous.place()
@@ -82,22 +87,24 @@ def check_num_ranks(options: argparse.Namespace) -> None:
         SettingsError: fewer than one rank was asked for.
     """
     asked = options.nproc_per_node
-    require(asked is None or asked >= 1, "--nproc-per-node", asked, "must be >= 1")
+    if asked is not None and asked < 1:
+        raise SettingsError.of("--nproc-per-node", asked, "must be >= 1")
 
 
 def check_restarts(settings: Settings, max_restarts: int) -> None:
-    """A run that is started again must find what it has left.
+    """Check that a run that is started again would find what it has left.
 
     Raises:
         SettingsError: it would not.
     """
     can_resume = settings.run.directory is not None and settings.run.unfinished is Unfinished.resume
     rule = "a run that is started again must find its checkpoints: set run.directory, and run.unfinished=resume"
-    require(max_restarts == 0 or can_resume, "--max-restarts", max_restarts, rule)
+    if max_restarts != 0 and not can_resume:
+        raise SettingsError.of("--max-restarts", max_restarts, rule)
 
 
 def _refuse(options: argparse.Namespace, names: tuple[str, ...], where: str) -> None:
-    """Options that would silently do nothing."""
+    """Refuse options that would silently do nothing."""
     defaults = {**OF_SEVERAL_NODES, "nnodes": "1", "master_port": None}
     for name in names:
         value = getattr(options, name)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from adloco_dist.addresses import unresolved
-from adloco_dist.config import SettingsError, require
+from adloco_dist.config import SettingsError
 
 FIRST_SLURM_PORT = 20000
-"""Below Linux' ephemeral ports, so that no outgoing connection holds it by chance."""
+"""First port for Slurm jobs, below Linux' ephemeral ports, so that no outgoing connection holds it by chance."""
 NUM_SLURM_PORTS = 10000
 DEFAULT_PORT = 29400
-"""torchrun's, of an endpoint that names none."""
+"""torchrun's default port, for an endpoint that names none."""
 JOB, JOIN_SECONDS = "adloco", 600
 """Defaults of --rdzv-id and --join-timeout."""
 ELASTIC_TIMEOUTS = {"last_call_timeout": 5, "keep_alive_interval": 2, "keep_alive_max_attempt": 3, "read_timeout": 20}
@@ -26,9 +26,9 @@ class Rendezvous:
     """How the agents of a job's nodes find each other."""
 
     num_nodes: int = 1
-    """At most."""
-    least_nodes: int | None = None
-    """With which the job starts, or goes on without others; None: all."""
+    """Maximum number of nodes."""
+    min_nodes: int | None = None
+    """Number of nodes with which the job starts, or continues without others; None: all."""
     max_restarts: int = 0
     """How often the ranks of a node are started again when one fails; nodes that come or go do not count."""
     endpoint: str = "localhost:0"
@@ -36,9 +36,9 @@ class Rendezvous:
     job: str = ""
     """Keeps jobs apart that meet at one endpoint."""
     address: str | None = "localhost"
-    """Of this node, for the others; None: its full host name."""
+    """Address of this node for the others; None: its full host name."""
     timeout_seconds: int = 600
-    """For all nodes to come, or the least number of them."""
+    """How long to wait for all nodes to come, or for the minimum number of them."""
 
     @property
     def is_elastic(self) -> bool:
@@ -48,11 +48,11 @@ class Rendezvous:
     @property
     def wanted(self) -> str:
         """How many nodes the job needs, in words."""
-        least = self.least_nodes or self.num_nodes
-        return f"{least} nodes" if least == self.num_nodes else f"{least} to {self.num_nodes} nodes"
+        minimum = self.min_nodes or self.num_nodes
+        return f"{minimum} nodes" if minimum == self.num_nodes else f"{minimum} to {self.num_nodes} nodes"
 
     def timeouts(self) -> dict[str, int]:
-        """torchrun's own, in seconds. An elastic job does not wait for nodes that are lost as it does for late ones."""
+        """torchrun's timeouts, in seconds. An elastic job does not wait for lost nodes as long as for late ones."""
         timeouts = {"join_timeout": self.timeout_seconds, "read_timeout": self.timeout_seconds}
         if self.is_elastic:
             timeouts |= ELASTIC_TIMEOUTS
@@ -70,7 +70,8 @@ class Rendezvous:
             host, port = parts.hostname, DEFAULT_PORT if parts.port is None else parts.port
         except ValueError as error:
             raise SettingsError(f"--rdzv-endpoint={self.endpoint}: {rule} ({error})") from error
-        require(bool(host) and parts.netloc == self.endpoint and port > 0, "--rdzv-endpoint", self.endpoint, rule)
+        if not host or parts.netloc != self.endpoint or port <= 0:
+            raise SettingsError.of("--rdzv-endpoint", self.endpoint, rule)
         assert host is not None
         if reason := unresolved(host):
             here = socket.gethostname()
@@ -80,7 +81,7 @@ class Rendezvous:
 
     @classmethod
     def from_slurm(cls, timeout_seconds: int, max_restarts: int) -> "Rendezvous":
-        """Between the nodes of this Slurm job, for a process that srun started once on each.
+        """Return the rendezvous of this Slurm job's nodes, for a process that srun started once on each.
 
         Raises:
             SettingsError: this is no task of a Slurm job.
@@ -92,7 +93,8 @@ class Rendezvous:
             line = f"--slurm: {missing} is not set; start it with srun inside a job, as slurm/train.sbatch does"
             raise SettingsError(line) from missing
         for name, value in (("SLURM_JOB_ID", job), ("SLURM_JOB_NUM_NODES", num_nodes)):
-            require(value.isdecimal(), f"--slurm: {name}", value, "must be a number, as Slurm sets it")
+            if not value.isdecimal():
+                raise SettingsError.of(f"--slurm: {name}", value, "must be a number, as Slurm sets it")
         try:
             names = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True)
             first = names.stdout.split()[0]
@@ -117,4 +119,4 @@ def check_port(port: int) -> None:
             probe.bind(("localhost", port))
         except (OSError, OverflowError) as error:
             rule = f"cannot be used ({error}); choose another port, or leave it out for a free one"
-            require(False, "--master-port", port, rule)
+            raise SettingsError.of("--master-port", port, rule) from error

@@ -1,32 +1,36 @@
-"""How a rank's device computes: what torch is told before the first product, and what is told of it."""
+"""How a rank's device computes: what torch is set to before the first product, and what is reported of it."""
 
 import os
 
 import torch
 
-from adloco_dist.config import Precision, Settings, require
+from adloco_dist.config import Precision, Settings, SettingsError
 from adloco_dist.pool.flat_model import computes_in_bf16, has_bf16
-from adloco_dist.pool.lane import Lane
+from adloco_dist.pool.slot import ComputeSlot
 
 TF32_CAPABILITY = (8, 0)
-"""Ampere, the first of NVIDIA's GPUs that have it."""
+"""Compute capability of Ampere, the first of NVIDIA's GPUs that have TF32."""
 CUBLAS_WORKSPACE = ":4096:8"
 """What cuBLAS needs to give the same bits on any stream (its documentation, section on reproducibility)."""
 
 
 def set_up_arithmetic(settings: Settings, device: torch.device) -> None:
-    """Tell torch how this process computes; before anything is computed on a GPU.
+    """Set how torch computes in this process; called before anything is computed on a GPU.
 
     Raises:
-        SettingsError: the device cannot compute so.
+        SettingsError: the device cannot compute that way.
     """
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
-        told = settings.precision is not Precision.bf16 or has_bf16(device)
-        require(told, "precision", settings.precision, f"{name} does not compute in bf16; use precision=fp32 or auto")
+        detail = settings.precision is not Precision.bf16 or has_bf16(device)
+        if not detail:
+            raise SettingsError.of(
+                "precision", settings.precision, f"{name} does not compute in bf16; use precision=fp32 or auto"
+            )
         has_tf32 = torch.version.hip is None and torch.cuda.get_device_capability(device) >= TF32_CAPABILITY
         rule = f"{name} has no TF32; leave it out"
-        require(has_tf32 or not settings.tf32, "tf32", settings.tf32, rule)
+        if not has_tf32 and settings.tf32:
+            raise SettingsError.of("tf32", settings.tf32, rule)
     torch.set_float32_matmul_precision("high" if settings.tf32 else "highest")
     if settings.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
@@ -54,8 +58,7 @@ def planned_in_words(settings: Settings, device: torch.device) -> str:
     return ", ".join(words)
 
 
-def in_words(settings: Settings, lane: Lane) -> str:
+def in_words(settings: Settings, slot: ComputeSlot) -> str:
     """What is in force on this rank, in one line."""
-    attention = getattr(getattr(lane.flat_model.module, "config", None), "_attn_implementation", "its own")
-    words = [planned_in_words(settings, lane.flat_model.device), f"attention {attention}", lane.losses_in_words]
-    return ", ".join(words)
+    implementation = slot.objective.implementation(slot.flat_model.module)
+    return f"{planned_in_words(settings, slot.flat_model.device)}, {implementation}"

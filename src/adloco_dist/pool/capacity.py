@@ -1,4 +1,4 @@
-"""Memory of a device: what the pool holds there, what a pass adds, and whether it ran out."""
+"""Memory of a device: what the pool holds there, what a micro-batch adds, and whether it ran out."""
 
 import gc
 import weakref
@@ -20,24 +20,29 @@ SIGNS_OF_NO_MEMORY = (
     "CUBLAS_STATUS_NOT_INITIALIZED",  # cuBLAS makes its handle when it is first used
     "CUDNN_STATUS_ALLOC_FAILED",
 )
-"""What errors say that are no `torch.OutOfMemoryError`."""
+"""Parts of the messages of errors that mean it, and are no `torch.OutOfMemoryError`."""
 
 
-def state_vectors(settings: Settings, num_trainers: int, num_workers: int, num_lanes: int = 1) -> dict[str, int]:
+def state_vectors(settings: Settings, num_trainers: int, num_workers: int, num_slots: int = 1) -> dict[str, int]:
     """Flat vectors that a rank holds for its share of the pool, by kind; the checkpoint's copy always on the CPU."""
     inner, has_outer_momentum = settings.inner, settings.outer.momentum > 0
-    moments = 2 if inner.optimizer is InnerOptimizer.adamw else 1 if inner.momentum else 0
+    # Of Muon's matrices there is one, but which parameters those are is known when the model has been built.
+    moments = 2 if inner.optimizer is not InnerOptimizer.sgd else 1 if inner.momentum else 0
     kept = {
         "weights": num_workers,
         "inner moments": num_workers * moments,
         "anchors": num_trainers,
         "outer momentum": num_trainers * has_outer_momentum,
     }
-    return {**kept, "gradient": num_lanes, "checkpoint": sum(kept.values())}
+    wire = settings.wire
+    if wire.keeps_residual:  # a checkpoint has one for each worker
+        kept["residuals"] = num_trainers
+    on_its_way = {"on the wire": -(-num_trainers // wire.fragments)} if wire.delay_updates else {}
+    return {**kept, "gradient": num_slots, **on_its_way, "checkpoint": sum(kept.values())}
 
 
 def state_bytes(settings: Settings, num_trainers: int, num_workers: int, num_trained: int, num_frozen: int) -> int:
-    """Memory of a rank for all that; the model is built on a rank without workers, too, with its gradient.
+    """Memory of a rank for those vectors; the model is built on a rank without workers, too, with its gradient.
 
     Args:
         num_trained, num_frozen: parameters; the frozen ones are there once.
@@ -60,22 +65,22 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 
 def free_device_memory() -> None:
-    """Give back what a failed pass left in the caches, so that a smaller one finds it whole."""
+    """Give back what a failed micro-batch left in the caches, so that a smaller one finds the memory whole."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
-def largest_fitting(fits: Callable[[int], bool], most: int) -> int:
-    """The largest count up to `most` that fits, by doubling and bisection; 0 if not even one does.
+def max_fitting(fits: Callable[[int], bool], maximum: int) -> int:
+    """The largest count up to `maximum` that fits, by doubling and bisection; 0 if not even one does.
 
     Args:
         fits: true up to some count, false above it.
     """
     lower, upper = 0, 1
-    while upper <= most and fits(upper):
+    while upper <= maximum and fits(upper):
         lower, upper = upper, 2 * upper
-    upper = min(upper, most + 1)
+    upper = min(upper, maximum + 1)
     while upper - lower > 1:
         middle = (lower + upper) // 2
         lower, upper = (middle, upper) if fits(middle) else (lower, middle)
@@ -83,7 +88,7 @@ def largest_fitting(fits: Callable[[int], bool], most: int) -> int:
 
 
 class PeakBytes(TorchDispatchMode):
-    """Counts the bytes of tensors that come into being inside of it, on any device: `peak` is the most at one time."""
+    """Counts the bytes of tensors that are made inside of it, on any device: `peak` is the maximum at one time."""
 
     def __init__(self, existing: Sequence[torch.Tensor]) -> None:
         super().__init__()

@@ -11,15 +11,13 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from adloco_dist.buffers import Buffer, Watched, persistent_buffers
 from adloco_dist.config import Precision
-from adloco_dist.pool.buffers import Buffer, Watched, persistent_buffers
-
-ALIGNMENT = 32
-"""Elements that every parameter's offset is a multiple of (128 bytes in fp32), so that views suit vector units."""
+from adloco_dist.vectors import VectorLayout
 
 
 def vector_dtype(precision: Precision) -> torch.dtype:
-    """Of the elements of flat vectors: bf16 computes in bf16, and keeps its weights in fp32."""
+    """Return the type of flat vectors' elements: bf16 computes in bf16, and keeps its weights in fp32."""
     return torch.float64 if precision is Precision.fp64 else torch.float32
 
 
@@ -40,7 +38,7 @@ def converted(module: nn.Module, device: torch.device, precision: Precision) -> 
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
-    """What forward passes are computed in."""
+    """Return the context in which forward passes are computed."""
     return torch.autocast(device.type, torch.bfloat16, enabled=computes_in_bf16(precision, device))
 
 
@@ -56,13 +54,16 @@ class FlatModel:
     Frozen parameters (without requires_grad) and all other buffers stay in the module as they are, in no vector.
 
     Attributes:
+        parameter_layout: where flat vectors hold the trained parameters.
+        hidden_matrices: where they hold matrices between embeddings and output, and their shapes; ascending.
         changing: names of the buffers that training changes.
         num_parameters: trained and frozen.
         payload: num_elements + 1 elements; the last is a count that travels with an averaged vector.
         gradient: `payload` without that count. Free outside the inner phase: the outer step keeps the
             pseudo-gradient in it, an evaluation the weights that are to be evaluated.
         weights: the vector that the module points at.
-        capacity: sequences that the device takes in one pass; None: any number. Decides passes, never a batch.
+        capacity: sequences that the device takes in one micro-batch; None: any number. Decides micro-batches, never a
+            batch.
     """
 
     def __init__(
@@ -79,45 +80,40 @@ class FlatModel:
         self.changing = tuple(changing)
         self._precision = precision
         trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
-        named = sorted(trained, key=lambda item: item[1].ndim < 2)  # stable: order is kept
-        self._views: list[tuple[str, nn.Parameter, int]] = []
-        self.decay_boundary = 0
-        end = 0
-        for name, parameter in named:
-            self._views.append((name, parameter, end))
-            end = _aligned(end + parameter.numel())
-            if parameter.ndim >= 2:
-                self.decay_boundary = end
-        self.buffer_boundary = end
-        self._buffers: list[tuple[Buffer, torch.Tensor, slice]] = []
+        trained.sort(key=lambda item: item[1].ndim < 2)  # stable: order is kept
+        self._parameters = [parameter for _, parameter in trained]
+        self.parameter_layout = VectorLayout.of(trained)
+        self.hidden_matrices = _hidden_matrices(self.module, trained, self.parameter_layout)
+        self.decay_boundary = self.parameter_layout.boundary(sum(p.ndim >= 2 for p in self._parameters))
+        self.buffer_boundary = self.parameter_layout.num_elements
         buffers = persistent_buffers(module)
-        for buffer in buffers:
-            if buffer.name in changing and (tensor := buffer.tensor) is not None:
-                self._buffers.append((buffer, tensor, slice(end, end + tensor.numel())))
-                end = _aligned(end + tensor.numel())
+        self._buffers: list[tuple[Buffer, torch.Tensor]] = [
+            (buffer, tensor) for buffer in buffers if buffer.name in changing and (tensor := buffer.tensor) is not None
+        ]
+        self._buffer_layout = VectorLayout.of((buffer.name, tensor) for buffer, tensor in self._buffers)
         self._constants = Watched([buffer for buffer in buffers if buffer.name not in changing])
-        self.num_elements = end
+        self.num_elements = self.buffer_boundary + self._buffer_layout.num_elements
         self.num_parameters = sum(parameter.numel() for parameter in module.parameters())
         self.payload = torch.zeros(self.num_elements + 1, dtype=self.dtype, device=device)
         self.gradient = self.payload[:-1]
         self.weights = self.gradient  # until it is pointed at something
-        for parameter, view in self._split(self.gradient):
+        for parameter, view in self._parameter_views(self.gradient):
             parameter.grad = view
 
     def initial_weights(self) -> torch.Tensor:
         """The module's present parameters and changing buffers as a new flat vector, to which it then points."""
         weights = torch.zeros(self.num_elements, dtype=self.dtype, device=self.device)
-        for parameter, view in self._split(weights):
+        for parameter, view in self._parameter_views(weights):
             view.copy_(parameter.data)
-        for _, tensor, part in self._buffers:
-            weights[part].view(tensor.shape).copy_(tensor)
+        for _, tensor, view in self._buffer_views(weights):
+            view.copy_(tensor)
         self.point_at(weights)
         return weights
 
     def point_at(self, weights: torch.Tensor) -> None:
         """Make `weights` the module's parameters, of which nothing is copied, and the values of its buffers."""
         self.weights = weights
-        for parameter, view in self._split(weights):
+        for parameter, view in self._parameter_views(weights):
             parameter.data = view
         self.load_buffers()
 
@@ -127,8 +123,7 @@ class FlatModel:
         Averages of whole numbers are rounded. Every load puts the same tensors into the module, whatever it had put
         there itself.
         """
-        for buffer, tensor, part in self._buffers:
-            value = self.weights[part].view(tensor.shape)
+        for buffer, tensor, value in self._buffer_views(self.weights):
             buffer.put(tensor.copy_(value if tensor.is_floating_point() else value.round()))
 
     def store_buffers(self) -> None:
@@ -137,14 +132,16 @@ class FlatModel:
         Raises:
             RuntimeError: a buffer was changed that had not changed when the module was tried out, or its shape was.
         """
-        for buffer, tensor, part in self._buffers:
+        for buffer, tensor, view in self._buffer_views(self.weights):
             present = buffer.tensor
             if present is None or present.shape != tensor.shape:
                 raise RuntimeError(f"the module's buffer {buffer.name} has lost its shape {list(tensor.shape)}")
-            self.weights[part].view(tensor.shape).copy_(present.detach())
+            view.copy_(present.detach())
         for buffer in self._constants.touched():
-            told = "was changed by an update, but not when the module was tried out"
-            raise RuntimeError(f"the module's buffer {buffer.name} {told}; a cache is registered with persistent=False")
+            detail = "was changed by an update, but not when the module was tried out"
+            raise RuntimeError(
+                f"the module's buffer {buffer.name} {detail}; a cache is registered with persistent=False"
+            )
 
     @contextmanager
     def borrowed(self, weights: torch.Tensor) -> Iterator[nn.Module]:
@@ -161,25 +158,29 @@ class FlatModel:
     def autocast(self) -> torch.autocast:
         return autocast(self.device, self._precision)
 
-    def named_views(self, vectors: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The trained parameters that flat vectors hold, by name.
+    def _parameter_views(self, vector: torch.Tensor) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
+        """Every trained parameter with what a flat vector holds for it."""
+        return zip(self._parameters, self.parameter_layout.views(vector).values(), strict=True)
 
-        Args:
-            vectors: (..., num_elements); the leading dimensions lead in every view.
-        """
-        return {
-            name: vectors[..., offset : offset + parameter.numel()].view(*vectors.shape[:-1], *parameter.shape)
-            for name, parameter, offset in self._views
-        }
-
-    def _split(self, vector: torch.Tensor) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
-        views = self.named_views(vector)
-        for name, parameter, _ in self._views:
-            yield parameter, views[name]
+    def _buffer_views(self, vector: torch.Tensor) -> Iterator[tuple[Buffer, torch.Tensor, torch.Tensor]]:
+        """Every changing buffer with its tensor and with what a flat vector holds for it."""
+        views = self._buffer_layout.views(vector[self.buffer_boundary :]).values()
+        for (buffer, tensor), view in zip(self._buffers, views, strict=True):
+            yield buffer, tensor, view
 
 
-def _aligned(end: int) -> int:
-    return -(-end // ALIGNMENT) * ALIGNMENT
+def _hidden_matrices(
+    module: nn.Module, trained: Sequence[tuple[str, nn.Parameter]], layout: VectorLayout
+) -> list[tuple[slice, tuple[int, ...]]]:  # fmt: skip
+    """The matrices that Muon updates: all but embeddings, and the output layer of a model of transformers."""
+    others = {id(inner.weight) for inner in module.modules() if isinstance(inner, nn.Embedding)}
+    output = getattr(module, "get_output_embeddings", lambda: None)()
+    others |= {id(output.weight)} if isinstance(output, nn.Linear) else set()
+    return [
+        (slice(offset, offset + parameter.numel()), tuple(parameter.shape))
+        for (_, parameter), offset in zip(trained, layout.offsets, strict=True)
+        if parameter.ndim == 2 and id(parameter) not in others
+    ]
 
 
 def new_outer_vector(like: torch.Tensor, on_cpu: bool) -> torch.Tensor:

@@ -1,35 +1,62 @@
 """A trainer's share on this rank, with all its state."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 
+from adloco_dist.averaging.background import Background
+from adloco_dist.averaging.checks import checksum
+from adloco_dist.averaging.fragments import fragments_of, packed_part
+from adloco_dist.averaging.outer import OuterSGD
 from adloco_dist.config import OuterState, Settings
-from adloco_dist.data.corpora import TrainerShard
+from adloco_dist.data.protocols import Cursor
+from adloco_dist.pool.averager import new_averager
 from adloco_dist.pool.flat_model import FlatModel, new_outer_vector
 from adloco_dist.pool.worker import Worker
 
-CHECKSUM_ROW_WORDS = 2048
+
+@dataclass(frozen=True)
+class UnderWay:
+    """The average of a fragment, on its way."""
+
+    fragment: int
+    average: Background | torch.Tensor
+    """What brings the sum of all ranks' payloads, or that sum."""
 
 
 class Trainer:
-    """Trainer `id`: its anchor, outer momentum and shard (equal on all its ranks), and the workers hosted here.
+    """Trainer `id`: its anchor, outer momentum and cursor (equal on all its ranks), and the workers placed here.
 
     Attributes:
         anchor: (num_elements,), on the rank's device, or in CPU memory (pool.outer_state=cpu).
-        momentum: of the outer SGD (DiLoCo, 2311.08105, Algorithm 1, line 14), as large and in the same place, zeros
-            at first; None: there is none.
+        momentum: the outer SGD's (DiLoCo, 2311.08105, Algorithm 1, line 14), as large as the anchor and in the same
+            place, zeros at first; None: there is none.
+        averager: how its pseudo-gradients travel between ranks.
+        fragments: the parts of the model that are averaged at different times.
+        residual: what this rank has not sent of its pseudo-gradients, as large as the anchor, fragment after fragment;
+            None: there is no error feedback.
+        under_way: the fragment whose average has been started, and whose outer step has not been taken yet.
     """
 
     def __init__(
-        self, id: int, workers: list[Worker], initial_weights: torch.Tensor, flat_model: FlatModel, shard: TrainerShard,
-        settings: Settings,
+        self, trainer_id: int, workers: list[Worker], initial_weights: torch.Tensor, flat_model: FlatModel,
+        cursor: Cursor, settings: Settings,
     ) -> None:  # fmt: skip
-        self.id = id
+        self.id = trainer_id
         self.workers = workers
-        self.shard = shard
+        self.cursor = cursor
         self.flat_model = flat_model
-        self.outer = settings.outer
+        self.outer = OuterSGD(
+            settings.outer.lr, settings.outer.momentum, settings.outer.nesterov, settings.outer.clip_norm
+        )
+        self.averager = new_averager(settings.wire, initial_weights.dtype)
+        self.fragments = fragments_of(flat_model.parameter_layout, settings.wire.fragments)
+        self.residual = torch.zeros_like(initial_weights) if self.averager.keeps_residual else None
+        self.under_way: UnderWay | None = None
+        delayed = max(fragment.num_elements for fragment in self.fragments) if settings.wire.delay_updates else 0
+        num_exact = flat_model.num_elements - flat_model.buffer_boundary + 1
+        self._payload = initial_weights.new_empty(delayed + num_exact) if delayed else flat_model.payload
         on_cpu = settings.pool.outer_state is OuterState.cpu
         self.anchor = new_outer_vector(initial_weights, on_cpu)
         self.momentum = new_outer_vector(torch.zeros_like(initial_weights), on_cpu) if self.outer.momentum else None
@@ -52,24 +79,24 @@ class Trainer:
         for name, vector in self.state().items():
             vector.copy_(state[name])
 
+    def payload(self, fragment: int) -> torch.Tensor:
+        """Where what travels of a fragment is put: its elements, what must arrive exactly, and at last a count.
+
+        The buffers that training changes travel with the first fragment. Where updates are computed meanwhile it has
+        memory of its own, else that of the flat model's gradient.
+        """
+        num_buffers = self.flat_model.num_elements - self.flat_model.buffer_boundary
+        return self._payload[: self.fragments[fragment].num_elements + (num_buffers if fragment == 0 else 0) + 1]
+
+    def residual_of(self, fragment: int) -> torch.Tensor | None:
+        """What this rank has not sent of a fragment."""
+        return None if self.residual is None else packed_part(self.residual, self.fragments, fragment)
+
     @property
     def is_finite(self) -> bool:
-        """Whether the anchor is; the momentum then is too, for every step adds it to the anchor."""
+        """Whether the anchor is finite; the momentum then is too, for every step adds it to the anchor."""
         return bool(torch.isfinite(self.anchor.sum()))
 
     def checksum(self) -> list[int]:
-        """Two integer checksums over the bits of the anchor; equal on all ranks of the trainer (invariant 3).
-
-        The first is the sum of its 64-bit words, the second weighs every word by its row and by its place in the
-        row, so that exchanged words are seen too. Taken where the anchor lives, without widening a word (a sum
-        that converts is 30 times slower); both wrap modulo 2^64.
-        """
-        words = self.anchor.view(torch.int64)
-        whole = words[: len(words) // CHECKSUM_ROW_WORDS * CHECKSUM_ROW_WORDS].view(-1, CHECKSUM_ROW_WORDS)
-        rest = words[whole.numel() :]
-        row_sums = torch.cat([whole.sum(1), rest.sum(0, keepdim=True)])
-        place_sums = whole.sum(0)
-        place_sums[: len(rest)] += rest
-        places = torch.arange(1, max(len(row_sums), CHECKSUM_ROW_WORDS) + 1, device=words.device)
-        weighted = (row_sums * places[: len(row_sums)]).sum() + (place_sums * places[:CHECKSUM_ROW_WORDS]).sum() * 31
-        return torch.stack([row_sums.sum(), weighted]).tolist()
+        """Two checksums over the bits of the anchor; equal on all ranks of the trainer (invariant 3)."""
+        return checksum(self.anchor)

@@ -1,43 +1,113 @@
-"""Report and plan: every rank tells rank 0 about its round, rank 0 decides the next one for all."""
+"""Report and plan: every rank reports its round to rank 0, which decides the next one for all."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from adloco_dist.cluster.control import ControlPlane
-from adloco_dist.decisions.plan import RoundPlan
-from adloco_dist.decisions.report import RankReport
+from adloco_dist.config import Settings
+from adloco_dist.messages import decode, encode
+from adloco_dist.policy.plan import PlanInputs, PoolReport, RoundPlan
+from adloco_dist.policy.planning import plan_round
+from adloco_dist.policy.report import RankReport, pool_report
+
+
+class Coordinator:
+    """Decides on rank 0, and keeps there what the last plan was decided from.
+
+    Attributes:
+        reports: all ranks' reports, on rank 0; none elsewhere, and none where a run resumes: they were recorded before.
+        pool_report: the reports reduced to what the plan needs.
+    """
+
+    def __init__(
+        self, settings: Settings, inputs: PlanInputs, seconds: float = 0.0, saved: PoolReport | None = None
+    ) -> None:
+        """
+        Args:
+            seconds: time on rank 0's clock that earlier starts of the run have taken.
+            saved: the report from which a run that resumes between two rounds decides once more.
+        """
+        self.reports: Sequence[RankReport] = ()
+        self.pool_report = PoolReport()
+        self._settings, self._inputs, self._saved = settings, inputs, saved
+        self._start = time.monotonic() - seconds
+
+    @property
+    def seconds(self) -> float:
+        """Seconds on this rank's clock since the first round began, earlier starts included."""
+        return time.monotonic() - self._start
+
+    def plan_next(
+        self, control: ControlPlane, report: RankReport, last: RoundPlan | None
+    ) -> tuple[RoundPlan, RankReport]:
+        """Send this rank's report; receive the plan of the round after `last`, and the rank's next report. Collective.
+
+        The next report begins with the cost of this exchange.
+        """
+        return coordinate(control, report, lambda reports: self._decide(reports, last))
+
+    def _decide(self, reports: Sequence[RankReport], last: RoundPlan | None) -> RoundPlan:
+        self.reports, self.pool_report = reports, pool_report(reports, last, self.seconds)
+        if self._saved:  # the last round's, but for what a new start changes
+            now = {name: getattr(self.pool_report, name) for name in ("errors", "stop_requested", "capacities")}
+            nonfinite = self.pool_report.nonfinite
+            self.reports, self.pool_report = (), replace(self._saved, **now, nonfinite=nonfinite)
+            self._saved = None
+        return plan_round(self._settings, self._inputs, last, self.pool_report)
 
 
 def coordinate(
     control: ControlPlane, report: RankReport, decide: Callable[[Sequence[RankReport]], RoundPlan]
-) -> tuple[RoundPlan, Sequence[RankReport], RankReport]:
-    """One gather and one broadcast. `decide` runs on rank 0 alone; its plan holds for everybody.
+) -> tuple[RoundPlan, RankReport]:
+    """One gather and one broadcast. `decide` runs on rank 0 alone; its plan holds for all ranks.
 
     Returns:
-        The plan; all reports on rank 0, none elsewhere; and the rank's next report, begun with the cost of this
-        exchange.
+        The plan, and the rank's next report, which begins with the cost of this exchange.
     """
     start, sent = time.perf_counter(), control.bytes_sent
-    reports = [RankReport.from_message(message) for message in control.gather(report.to_message())]
-    plan = RoundPlan.from_message(control.broadcast(decide(reports).to_message() if reports else None))
-    spent = time.perf_counter() - start
-    return plan, reports, RankReport(report.rank, control_seconds=spent, control_bytes_sent=control.bytes_sent - sent)
+    reports = [decode(RankReport, message) for message in control.gather(encode(report))]
+    plan = decode(RoundPlan, control.broadcast(encode(decide(reports)) if reports else None))
+    next_report = RankReport(report.rank, plan_digest=plan.digest())
+    _add_cost(next_report, control, start, sent)
+    return plan, next_report
 
 
-def all_complete(
-    control: ControlPlane, report: RankReport, complete: bool, places: Mapping[int, Sequence[int]]
-) -> tuple[bool, dict[int, Sequence[int]]]:
-    """Whether all ranks have come to the end of the inner phase, before anybody enters a collective of the outer step.
-
-    What it costs goes into `report`.
+def all_complete(control: ControlPlane, report: RankReport, is_complete: bool) -> bool:
+    """Whether all ranks have finished the inner phase, before any enters a collective of the outer step.
 
     Args:
-        places: of the streams that this rank reads; the answer has those of all ranks.
+        report: the cost of the exchange is added to it.
     """
     start, sent = time.perf_counter(), control.bytes_sent
-    replies = control.exchange({"complete": complete, "places": dict(places)} if places else {"complete": complete})
-    answer = all(reply["complete"] for reply in replies)
-    everywhere = {int(id): place for reply in replies for id, place in reply.get("places", {}).items()}
+    answer = control.all(is_complete)
+    _add_cost(report, control, start, sent)
+    return answer
+
+
+def exchange_all(control: ControlPlane, report: RankReport, value: Any) -> list[Any]:
+    """Every rank's value, which is plain, in the order of the ranks.
+
+    Args:
+        report: the cost of the exchange is added to it.
+    """
+    start, sent = time.perf_counter(), control.bytes_sent
+    replies = control.exchange({"value": value})
+    _add_cost(report, control, start, sent)
+    return [reply["value"] for reply in replies]
+
+
+def exchange_ends(control: ControlPlane, report: RankReport, ends: dict[int, Any]) -> dict[int, Any]:
+    """What all ranks must know of the data that this rank has read: the same of all ranks, by stream.
+
+    Args:
+        report: the cost of the exchange is added to it.
+    """
+    replies = exchange_all(control, report, ends)
+    return {int(stream): end for reply in replies for stream, end in reply.items()}
+
+
+def _add_cost(report: RankReport, control: ControlPlane, start: float, sent: int) -> None:
     report.control_seconds += time.perf_counter() - start
     report.control_bytes_sent += control.bytes_sent - sent
-    return answer, everywhere

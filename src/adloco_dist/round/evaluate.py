@@ -4,13 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
 
-from adloco_dist.data.batch import Batch
-from adloco_dist.data.tokens import Store
-from adloco_dist.decisions.evaluation import Evaluation
-from adloco_dist.decisions.layout import Layout
-from adloco_dist.losses import losses_of, predict
+from adloco_dist.data.protocols import SequenceTable
+from adloco_dist.objective.protocol import Objective
+from adloco_dist.policy.evaluation import Evaluation
+from adloco_dist.policy.layout import Layout
 from adloco_dist.pool.capacity import free_device_memory, is_out_of_memory
 from adloco_dist.pool.flat_model import FlatModel
 
@@ -30,44 +28,32 @@ def part_of(rank: int, trainer: int, layout: Layout) -> Part:
 
 
 def evaluate(
-    flat_model: FlatModel, weights: torch.Tensor, store: Store, max_sequences: int | None, batch: int, part: Part
-) -> Evaluation:
+    flat_model: FlatModel, objective: Objective, weights: torch.Tensor, table: SequenceTable,
+    max_sequences: int | None, batch: int, part: Part,
+) -> Evaluation:  # fmt: skip
     """Evaluate `weights` on this rank's part of at most `max_sequences` sequences, spread evenly over the split.
 
     Args:
         batch: sequences of a forward pass; fewer where the device takes fewer, or has no memory left.
     """
-    num_sequences = min(store.num_sequences, max_sequences or store.num_sequences)
-    chosen = np.arange(num_sequences) * store.num_sequences // num_sequences
-    loss_sum = torch.zeros((), dtype=torch.float64, device=flat_model.device)
-    num_correct = torch.zeros((), dtype=torch.int64, device=flat_model.device)
-    num_targets = 0
+    num_sequences = min(table.num_sequences, max_sequences or table.num_sequences)
+    chosen = np.arange(num_sequences) * table.num_sequences // num_sequences
+    sums = Evaluation()
     with flat_model.borrowed(weights) as module:
         mine, start = chosen[part.index :: part.count], 0
         size = min(batch, flat_model.capacity or batch)
         while start < len(mine):
-            sequences = store.batch(mine[start : start + size]).to(flat_model.device)
-            sums: tuple[torch.Tensor, torch.Tensor] | None = None
+            sequences = table.batch(mine[start : start + size]).to(flat_model.device)
+            evaluated: Evaluation | None = None
             try:
-                sums = _sums(module, sequences)
+                evaluated = objective.evaluate(module, sequences)
             except RuntimeError as error:
                 if not is_out_of_memory(error) or size == 1:
                     raise
-            if sums is None:  # outside of the handler: the error's traceback holds what the failed pass had
+            if evaluated is None:  # outside of the handler: the error's traceback holds what the failed pass had
                 size //= 2
                 free_device_memory()
                 continue
-            loss_sum += sums[0]
-            num_correct += sums[1]
-            num_targets += sequences.total_targets
+            sums += evaluated
             start += len(sequences)
-    return Evaluation(float(loss_sum), num_targets, int(num_correct))
-
-
-def _sums(module: nn.Module, sequences: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss in nats and, of a classifier, the right answers, summed over the sequences; scalars on the device."""
-    logits = predict(module, sequences)
-    loss = losses_of(logits, sequences).sum(dtype=torch.float64)
-    if sequences.labels is None:
-        return loss, torch.zeros((), dtype=torch.int64, device=loss.device)
-    return loss, (logits.argmax(-1) == sequences.labels).sum()
+    return sums

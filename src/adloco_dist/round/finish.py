@@ -11,11 +11,11 @@ import torch.distributed as dist
 from adloco_dist.cluster.control import ControlPlane
 from adloco_dist.cluster.groups import Groups
 from adloco_dist.config import EvaluationSettings, Final
-from adloco_dist.data.tokens import Store
-from adloco_dist.decisions.evaluation import Evaluation
-from adloco_dist.decisions.layout import Layout
-from adloco_dist.decisions.records import candidate_name
-from adloco_dist.decisions.regrouping import transfer
+from adloco_dist.data.protocols import SequenceTable
+from adloco_dist.objective.protocol import Objective
+from adloco_dist.policy.evaluation import Evaluation, candidate_name
+from adloco_dist.policy.layout import Layout
+from adloco_dist.policy.regrouping import transfer
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.round.evaluate import Part, evaluate, part_of
@@ -28,12 +28,12 @@ def finish(
     trainers: Mapping[int, Trainer],
     layout: Layout,
     flat_model: FlatModel,
+    objective: Objective,
     groups: Groups,
     control: ControlPlane,
-    validation: Store,
+    validation: SequenceTable,
     evaluation: EvaluationSettings,
     final: Final,
-    is_labelled: bool = False,
 ) -> tuple[dict[str, Any], torch.Tensor | None]:
     """Evaluate all candidates and choose the trainer with the smallest validation loss, or the average of all.
 
@@ -51,25 +51,27 @@ def finish(
     sums: dict[str, Evaluation] = {}
     for trainer in trainers.values():
         part = part_of(control.rank, trainer.id, layout)
-        sums[candidate_name(trainer.id)] = evaluate(flat_model, trainer.anchor, validation, num_sequences, batch, part)
+        sums[candidate_name(trainer.id)] = evaluate(
+            flat_model, objective, trainer.anchor, validation, num_sequences, batch, part
+        )
     evaluated = _exchange(control, sums)
-    finite = [id for id in layout.trainers if math.isfinite(evaluated[candidate_name(id)].loss)]
+    finite = [trainer_id for trainer_id in layout.trainers if math.isfinite(evaluated[candidate_name(trainer_id)].loss)]
     averaged = len(layout.trainers) > 1 and len(finite) > 0
     if averaged:
         shares = dict.fromkeys(finite, 1 / len(finite))
         everywhere = tuple(range(control.world_size))
         average = _bring(shares, everywhere, trainers, layout, flat_model, groups)
         part = Part(control.rank, control.world_size)
-        sums = {AVERAGE: evaluate(flat_model, average, validation, num_sequences, batch, part)}
+        sums = {AVERAGE: evaluate(flat_model, objective, average, validation, num_sequences, batch, part)}
         evaluated |= _exchange(control, sums)
-    best = min(finite, key=lambda id: (evaluated[candidate_name(id)].loss, id), default=None)
+    best = min(finite, key=lambda trainer_id: (evaluated[candidate_name(trainer_id)].loss, trainer_id), default=None)
     saves_average = final is Final.average and averaged and math.isfinite(evaluated[AVERAGE].loss)
     saved = AVERAGE if saves_average else None if best is None else candidate_name(best)
     result = {
         "saved": saved,
         "trainer": None if saves_average else best,
         "validation_targets": next(iter(evaluated.values())).targets,
-        "candidates": [{"name": name, **sums.figures(is_labelled)} for name, sums in evaluated.items()],
+        "candidates": [{"name": name, **sums.figures()} for name, sums in evaluated.items()],
     }
     if best is not None and not saves_average:  # the average, evaluated last, is still where weights are brought to
         _bring({best: 1.0}, (0,), trainers, layout, flat_model, groups)
@@ -84,7 +86,7 @@ def _bring(
     wanted = transfer(0, shares, layout, needed)
     group = groups.of(wanted.ranks)
     if dist.get_rank() in wanted.ranks:
-        anchors = {id: trainer.anchor for id, trainer in trainers.items()}
+        anchors = {trainer_id: trainer.anchor for trainer_id, trainer in trainers.items()}
         combine(anchors, wanted, flat_model.gradient, group)
     return flat_model.gradient
 

@@ -6,22 +6,27 @@ from itertools import pairwise
 import torch
 import torch.distributed as dist
 
-from adloco_dist.cluster.groups import Group, Groups
-from adloco_dist.decisions.regrouping import Transfer
+from adloco_dist.averaging.group import Group
+from adloco_dist.cluster.groups import Groups
+from adloco_dist.policy.regrouping import Transfer
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.trainer import Trainer
 
 
-def combine(vectors: Mapping[int, torch.Tensor], transfer: Transfer, total: torch.Tensor, group: Group | None) -> int:
+def combine(
+    vectors: Mapping[int, torch.Tensor], transfer: Transfer, total: torch.Tensor, group: Group | None,
+    in_bf16: bool = False,
+) -> int:  # fmt: skip
     """Fill `total` with the sum of share times vector over the members of a transfer, on all its ranks.
 
-    Every rank sums one slice. Of the members that it hosts it has the slice already; of each other member one of the
-    ranks that host it sends that slice; and every sum is broadcast. An all-reduce, to which one rank for each member
-    brings the vector and the others zeros, sends half as much again for two members on two ranks each.
+    Every rank sums one slice. It already has that slice of the members whose workers it has; of each other member, one
+    of the ranks that hold it sends that slice; and every sum is broadcast. An all-reduce, to which one rank for each
+    member brings the vector and the others zeros, sends half as much again for two members on two ranks each.
 
     Args:
-        vectors: by member, those that this rank holds, (num_elements,), on any device; `total` may be one of them.
+        vectors: this rank's vectors of the members, (num_elements,), by member, on any device; `total` may be one.
         total: (num_elements,); the same bits on every rank of `group` afterwards.
+        in_bf16: what travels is rounded to bfloat16, half the bytes of fp32; sums are taken in the vectors' own type.
 
     Returns:
         Bytes that this rank sent.
@@ -30,25 +35,32 @@ def combine(vectors: Mapping[int, torch.Tensor], transfer: Transfer, total: torc
     bounds = [len(total) * number // len(ranks) for number in range(len(ranks) + 1)]
     slices = [slice(*pair) for pair in pairwise(bounds)]
     mine = slices[ranks.index(rank)]
-    pieces = {id: vectors[id][mine] for id, holders in transfer.holders.items() if rank in holders}
+    pieces = {member: vectors[member][mine] for member, holders in transfer.holders.items() if rank in holders}
     bytes_sent = 0
     if group is not None:
         outgoing = [
-            [vectors[id][part].to(total.device) for id in transfer.sent(rank, receiver)]
+            [vectors[member][part].to(total.device) for member in transfer.sent(rank, receiver)]
             for receiver, part in zip(ranks, slices, strict=True)
         ]
         sizes_out = [sum(map(len, parts)) for parts in outgoing]
         sizes_in = [len(transfer.sent(sender, rank)) * (mine.stop - mine.start) for sender in ranks]
         sent = _joined([piece for parts in outgoing for piece in parts], total)
-        received = total.new_empty(sum(sizes_in))
-        group.all_to_all(received, sent, sizes_in, sizes_out)
-        incoming = [id for sender in ranks for id in transfer.sent(sender, rank)]
+        if in_bf16:
+            sent = sent.to(torch.bfloat16)
+        content, size = sent.view(torch.uint8), sent.element_size()
+        arrived = content.new_empty(sum(sizes_in) * size)
+        group.all_to_all(arrived, content, [size * n for n in sizes_in], [size * n for n in sizes_out])
+        received = arrived.view(sent.dtype).to(total.dtype)
+        incoming = [member for sender in ranks for member in transfer.sent(sender, rank)]
         pieces |= zip(incoming, received.split(mine.stop - mine.start) if incoming else (), strict=True)
         bytes_sent = sent.nbytes
-    _sum_into(total[mine], {id: pieces[id].to(total.device) for id in transfer.shares}, transfer.shares)
+    _sum_into(total[mine], {member: pieces[member].to(total.device) for member in transfer.shares}, transfer.shares)
     if group is not None:
-        group.broadcast_each([total[part] for part in slices])
-        bytes_sent += (len(ranks) - 1) * total[mine].nbytes
+        whole = total.to(torch.bfloat16) if in_bf16 else total
+        group.broadcast_each([whole[part].view(torch.uint8) for part in slices])
+        bytes_sent += (len(ranks) - 1) * whole[mine].nbytes
+        if in_bf16:
+            total.copy_(whole)
     return bytes_sent
 
 
@@ -59,16 +71,16 @@ def _joined(pieces: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
 
 def _sum_into(total: torch.Tensor, pieces: Mapping[int, torch.Tensor], shares: Mapping[int, float]) -> None:
     """The weighted sum, in the memory of `total`, which may be one of the pieces."""
-    first = next((id for id in pieces if pieces[id].data_ptr() == total.data_ptr()), next(iter(pieces)))
+    first = next((member for member in pieces if pieces[member].data_ptr() == total.data_ptr()), next(iter(pieces)))
     torch.mul(pieces[first], shares[first], out=total)
-    for id, piece in pieces.items():
-        if id != first:
-            total.add_(piece, alpha=shares[id])
+    for member, piece in pieces.items():
+        if member != first:
+            total.add_(piece, alpha=shares[member])
 
 
 def merge(
     before: Mapping[int, Trainer], after: Mapping[int, Trainer], transfers: Sequence[Transfer], groups: Groups,
-    flat_model: FlatModel,
+    flat_model: FlatModel, in_bf16: bool = False,
 ) -> dict[int, int]:  # fmt: skip
     """Give every trainer that merged, or came to other ranks, its anchor and outer momentum (AdLoCo, DO_MERGE).
 
@@ -76,8 +88,10 @@ def merge(
 
     Args:
         before: this rank's trainers as they were.
-        after: as they are to be; a trainer in both is the same object.
+        after: its trainers as they are to be; a trainer in both is the same object.
         flat_model: its gradient is scratch.
+        in_bf16: averages over several trainers travel so; where a trainer only comes to other ranks, it stays as it
+            is. Buffers may hold whole numbers, so a model that has some travels as it is, too.
 
     Returns:
         Bytes that this rank sent, by trainer.
@@ -89,13 +103,15 @@ def merge(
         if rank not in transfer.ranks:
             continue
         trainer = after.get(transfer.trainer)
-        members = {id: before[id] for id, holders in transfer.holders.items() if rank in holders}
+        mine = [trainer_id for trainer_id, holders in transfer.holders.items() if rank in holders]
+        members = {trainer_id: before[trainer_id] for trainer_id in mine}
         for place in range(len((trainer or next(iter(members.values()))).outer_vectors)):
-            vectors = {id: member.outer_vectors[place] for id, member in members.items()}
+            vectors = {trainer_id: member.outer_vectors[place] for trainer_id, member in members.items()}
             result = trainer.outer_vectors[place] if trainer else flat_model.gradient
             # NCCL sends nothing that lives in CPU memory.
             total = result if result.device == flat_model.device else flat_model.gradient
-            sent = combine(vectors, transfer, total, group)
+            is_rounded = in_bf16 and len(transfer.shares) > 1 and flat_model.buffer_boundary == flat_model.num_elements
+            sent = combine(vectors, transfer, total, group, is_rounded)
             if result is not total:
                 result.copy_(total)
             bytes_sent[transfer.trainer] = bytes_sent.get(transfer.trainer, 0) + sent

@@ -1,176 +1,160 @@
 """The outer step: pseudo-gradients averaged over a trainer's workers, one step of the outer optimizer.
 
 Delta = mean over the trainer's workers of (x - w_m), then SGD on the anchor x with Delta as its gradient
-(DiLoCo, 2311.08105, Algorithm 1, lines 12 to 14). Buffers that training changes are no parameters: the anchor's become
-the mean of the workers'.
+(DiLoCo, 2311.08105, Algorithm 1, lines 12 to 14), for one fragment of the model at a time (Streaming DiLoCo,
+2501.18512, Algorithm 2); a model of one fragment without delay is plain DiLoCo. Buffers that training changes are no
+parameters: the anchor's become the mean of the workers'.
+
+`start` takes the differences and lets them travel, `complete` takes the step on the anchor with what has arrived, and
+`mix` brings it to the workers. Between the first and the last there may be updates.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 
-from adloco_dist.cluster.groups import Group
-from adloco_dist.config import OuterSettings
-from adloco_dist.pool.trainer import Trainer
-from adloco_dist.round.phases import wait_for
-
-CPU_CHUNK_ELEMENTS = 1 << 17
-GPU_CHUNK_ELEMENTS = 1 << 22
-"""The vectors are worked through in chunks, so that no second vector of the model's size is needed. On a CPU each
-thread's part of a chunk stays in its cache from one operation to the next; on a GPU a chunk is worth the 5 us that it
-costs to launch an operation, and outer state in CPU memory passes through."""
+from adloco_dist.averaging.background import Background
+from adloco_dist.averaging.group import Group
+from adloco_dist.averaging.outer import chunks, clip_scale, outer_step, pseudo_gradient
+from adloco_dist.averaging.outer import mix as mix_weights
+from adloco_dist.policy.report import OuterReport
+from adloco_dist.pool.timing import wait_for
+from adloco_dist.pool.trainer import Trainer, UnderWay
+from adloco_dist.pool.worker import NOTHING, Worker
 
 
-@dataclass(frozen=True)
-class OuterStep:
-    """What one outer step did."""
-
-    num_finite: int
-    """Workers of the whole trainer whose weights were finite and contributed."""
-    spoilt: list[int]
-    """Workers on this rank that were not finite."""
-    pseudo_gradient_norm: float
-    bytes_sent: int
-    """By this rank."""
-
-
-def outer(trainer: Trainer, group: Group | None) -> OuterStep:
-    """One outer step of a trainer; every rank of `group` takes the same step, and nobody broadcasts.
+def outer(trainer: Trainer, group: Group | None, fragment: int = 0, keep_local: float = 0.0) -> OuterReport:
+    """One outer step of a fragment, for which the workers wait; every rank takes the same step, and nobody broadcasts.
 
     A worker whose weights or losses are not finite contributes nothing and restarts from the new anchor with fresh
     moments; the number of the others travels in the payload. If none is left, the anchor stays.
     """
-    flat_model = trainer.flat_model
+    started = start(trainer, group, fragment)
+    completed = complete(trainer, keep_local)
+    wait_for(trainer.flat_model.device)  # the CPU may read what was copied into its memory
+    return started + completed
+
+
+def start(trainer: Trainer, group: Group | None, fragment: int, is_delayed: bool = False) -> OuterReport:
+    """Take the workers' differences from the anchor, and let them travel; workers then await the fragment's step.
+
+    Args:
+        is_delayed: whether updates may be computed while they travel, which is still to be begun; else they arrive.
+    """
     # Loss and gradients that are not finite leave weights that are not, and so do differences.
     finite = [
         bool(torch.isfinite(worker.weights.sum()) and torch.isfinite(worker.loss_sum)) for worker in trainer.workers
     ]
-    _sum_differences(trainer, finite)
-    payload = flat_model.payload
-    payload[-1] = sum(finite)
-    if group is not None:
-        group.all_reduce(payload)
-    num_finite = int(payload[-1])
-    _step(trainer, num_finite)
-    for worker, was_finite in zip(trainer.workers, finite, strict=True):
-        if not was_finite:
+    for worker, is_finite in zip(trainer.workers, finite, strict=True):
+        worker.awaits = fragment
+        if not is_finite:
+            worker.weights.copy_(trainer.anchor)
             worker.reset_optimizer()
-    norm = _pseudo_gradient_norm(trainer) if num_finite else 0.0
-    spoilt = [worker.id for worker, was_finite in zip(trainer.workers, finite, strict=True) if not was_finite]
-    wait_for(flat_model.device)  # the CPU may read what was copied into its memory
-    return OuterStep(num_finite, spoilt, norm, ring_bytes_sent(payload, group))
-
-
-def adopt(trainer: Trainer, group: Group | None) -> OuterStep:
-    """What algorithm=ddp does instead: its workers are equal already, so the anchor becomes the weights.
-
-    But for buffers that training changes, which followed each rank's own sequences: they are averaged. Parameters that
-    are not finite are so on all ranks, for gradients are averaged; all of them go on from the anchor then, with fresh
-    moments.
-    """
-    (worker,) = trainer.workers
-    flat_model, boundary = trainer.flat_model, trainer.flat_model.buffer_boundary
-    is_finite = bool(torch.isfinite(worker.weights[:boundary].sum()))
-    contributes = bool(torch.isfinite(worker.weights.sum()))
-    _sum_differences(trainer, [contributes])
-    buffers = flat_model.payload[boundary:]
-    buffers[-1] = contributes
-    bytes_sent = 0
-    if group is not None and boundary < flat_model.num_elements:
-        group.all_reduce(buffers)
-        bytes_sent = ring_bytes_sent(buffers, group)
-    num_contributing = int(buffers[-1])
-    if is_finite:
-        trainer.anchor[:boundary].copy_(worker.weights[:boundary])
-        if num_contributing:
-            trainer.anchor[boundary:].copy_(buffers[:-1].mul_(1 / num_contributing))
-        worker.weights[boundary:].copy_(trainer.anchor[boundary:])
+    payload = trainer.payload(fragment)
+    contributors = [worker for worker, is_finite in zip(trainer.workers, finite, strict=True) if is_finite]
+    _sum_differences(trainer, fragment, contributors, payload)
+    payload[-1] = sum(worker.weight for worker in contributors)
+    num_exact = len(payload) - trainer.fragments[fragment].num_elements
+    nonfinite = [worker.id for worker, is_finite in zip(trainer.workers, finite, strict=True) if not is_finite]
+    if group is None:
+        trainer.under_way = UnderWay(fragment, payload)
+        return OuterReport(nonfinite=nonfinite, bytes_sent={"outer": 0})
+    averager, residual = trainer.averager, trainer.residual_of(fragment)
+    if is_delayed:
+        average = Background(
+            lambda: averager.all_reduce(payload, num_exact, group, residual), trainer.flat_model.device
+        )
+        trainer.under_way = UnderWay(fragment, average)
     else:
-        worker.weights.copy_(trainer.anchor)
-        worker.reset_optimizer()
-    spoilt = [] if contributes else [worker.id]
-    return OuterStep(int(is_finite), spoilt, _pseudo_gradient_norm(trainer), bytes_sent)
+        trainer.under_way = UnderWay(fragment, averager.all_reduce(payload, num_exact, group, residual))
+    num_bytes = averager.bytes_per_rank(len(payload), num_exact, len(group.ranks))
+    return OuterReport(nonfinite=nonfinite, bytes_sent={"outer": num_bytes})
 
 
-def ring_bytes_sent(payload: torch.Tensor, group: Group | None) -> int:
-    """Bytes that each rank sends in a ring all-reduce over n ranks: 2 (n - 1) / n of the payload."""
-    num_ranks = 1 if group is None else len(group.ranks)
-    return 2 * (num_ranks - 1) * payload.nbytes // num_ranks
-
-
-def sgd_step(anchor: torch.Tensor, momentum: torch.Tensor | None, gradient: torch.Tensor, outer: OuterSettings) -> None:
-    """Take the step of torch.optim.SGD (dampening 0) in place, in operations that round alike on every device.
-
-    A trainer's ranks may compute on CPUs and on GPUs, and must come to the same bits. One operation that multiplies and
-    adds (torch's fused SGD, `add_` with an alpha) rounds twice on a CPU and once on a GPU.
+def complete(trainer: Trainer, keep_local: float | None = None) -> OuterReport:
+    """Wait for the average under way, if there is one, and take the fragment's step on the anchor.
 
     Args:
-        anchor, gradient: (n,) each, on one device.
-        momentum: (n,), zeros before the first step; None where `outer.momentum` is 0.
+        keep_local: as in `mix`, which is then done chunk by chunk, while the anchor is in the cache; None: it is not.
     """
-    if momentum is None:
-        update = gradient * outer.lr
-    else:
-        momentum.mul_(outer.momentum).add_(gradient)
-        update = (momentum * outer.momentum).add_(gradient).mul_(outer.lr) if outer.nesterov else momentum * outer.lr
-    anchor.sub_(update)
+    under_way, trainer.under_way = trainer.under_way, None
+    if under_way is None:
+        return OuterReport()
+    average = under_way.average
+    total = average.wait() if isinstance(average, Background) else average
+    seconds = (average.seconds, average.waited_seconds) if isinstance(average, Background) else (0.0, 0.0)
+    fragment, num_finite = trainer.fragments[under_way.fragment], float(total[-1])
+    state = [trainer.anchor] if trainer.momentum is None else [trainer.anchor, trainer.momentum]
+    weights = [] if keep_local is None else [worker.weights for worker in trainer.workers]
+    for *slices, mean in fragment.parts(*state, *weights, packed=total):
+        for chunk in chunks(len(mean), total.device):
+            anchor, *rest = (one[chunk] for one in slices)
+            momentum = None if trainer.momentum is None else rest.pop(0)
+            stepped = outer_step(trainer.outer, anchor, momentum, mean[chunk], num_finite)
+            mix_weights(rest, stepped, keep_local or 0.0)
+    boundary = trainer.flat_model.buffer_boundary
+    if num_finite and under_way.fragment == 0:
+        trainer.anchor[boundary:].copy_(total[fragment.num_elements : -1].mul_(1 / num_finite))
+    if keep_local is not None:
+        _end_mix(trainer, under_way.fragment, keep_local)
+    norm = float(torch.linalg.vector_norm(total[: fragment.num_elements])) if num_finite else 0.0
+    return OuterReport(num_finite, [], norm, transfer_seconds=seconds[0], wait_seconds=seconds[1])
 
 
-def _sum_differences(trainer: Trainer, finite: list[bool]) -> None:
-    """Fill the flat model's gradient with the sum of x - w_m over this rank's finite workers; of buffers, of w_m."""
-    device, gradient = trainer.flat_model.device, trainer.flat_model.gradient
-    contributors = [worker.weights for worker, is_finite in zip(trainer.workers, finite, strict=True) if is_finite]
-    buffers = gradient[trainer.flat_model.buffer_boundary :].zero_()
-    for weights in contributors:
-        buffers.add_(weights[trainer.flat_model.buffer_boundary :].to(device))
-    if not contributors:
-        gradient.zero_()
-        return
-    for part in _chunks(trainer):
-        anchor = trainer.anchor[part].to(device, non_blocking=True)
-        for index, weights in enumerate(contributors):
-            # Differences first: x - w is small beside x, and a sum of weights would round it away.
-            addend = weights[part].to(device, non_blocking=True)
-            if index == 0:
-                torch.sub(anchor, addend, out=gradient[part])
-            else:
-                gradient[part].add_(anchor - addend)
+def mix(trainer: Trainer, fragment: int, keep_local: float) -> OuterReport:
+    """Bring the outer step of a fragment to the workers that await it.
 
-
-def _step(trainer: Trainer, num_finite: int) -> None:
-    """Make the summed differences their mean, take the outer step, and restart this rank's workers from the anchor.
-
-    The step is computed on the rank's device. Outer state in pinned CPU memory comes and goes in chunks, in the order
-    of the device's work, without waiting for it.
+    Args:
+        keep_local: share of a worker's own weights, in [0, 1); the rest are the anchor's.
     """
-    device, is_elsewhere = trainer.flat_model.device, trainer.anchor.device != trainer.flat_model.device
-    for part in _chunks(trainer):
-        homes = [vector[part] for vector in trainer.outer_vectors]
-        anchor, *momentum = [home.to(device, non_blocking=True) for home in homes]
-        if num_finite:
-            # Times the reciprocal: a GPU divides by a number of the host in that way, a CPU does not.
-            gradient = trainer.flat_model.gradient[part].mul_(1 / num_finite)
-            sgd_step(anchor, momentum[0] if momentum else None, gradient, trainer.outer)
-            if is_elsewhere:
-                for home, new in zip(homes, (anchor, *momentum), strict=True):
-                    home.copy_(new, non_blocking=True)
-        for worker in trainer.workers:
-            worker.weights[part].copy_(anchor, non_blocking=True)
-    buffers = slice(trainer.flat_model.buffer_boundary, None)
-    if num_finite:
-        trainer.anchor[buffers].copy_(trainer.flat_model.gradient[buffers].mul_(1 / num_finite))
-    for worker in trainer.workers:
-        worker.weights[buffers].copy_(trainer.anchor[buffers])
+    completed = complete(trainer)
+    workers = [worker for worker in trainer.workers if worker.awaits == fragment]
+    for one in trainer.fragments[fragment].slices:
+        for chunk in chunks(one.stop - one.start, trainer.flat_model.device):
+            anchor = trainer.anchor[one][chunk]
+            mix_weights([worker.weights[one][chunk] for worker in workers], anchor, keep_local)
+    _end_mix(trainer, fragment, keep_local)
+    return completed
 
 
-def _pseudo_gradient_norm(trainer: Trainer) -> float:
-    return float(torch.linalg.vector_norm(trainer.flat_model.gradient[: trainer.flat_model.buffer_boundary]))
+def _end_mix(trainer: Trainer, fragment: int, keep_local: float) -> None:
+    boundary = trainer.flat_model.buffer_boundary
+    workers = [worker for worker in trainer.workers if worker.awaits == fragment]
+    if fragment == 0:
+        mix_weights([worker.weights[boundary:] for worker in workers], trainer.anchor[boundary:], keep_local)
+    for worker in workers:
+        worker.awaits = NOTHING
 
 
-def _chunks(trainer: Trainer) -> Iterator[slice]:
-    """Of the parameters; the buffers behind them are few."""
-    end, device = trainer.flat_model.buffer_boundary, trainer.flat_model.device
-    size = CPU_CHUNK_ELEMENTS * torch.get_num_threads() if device.type == "cpu" else GPU_CHUNK_ELEMENTS
-    for start in range(0, end, size):
-        yield slice(start, min(start + size, end))
+def _sum_differences(trainer: Trainer, fragment: int, contributors: Sequence[Worker], payload: torch.Tensor) -> None:
+    """Fill the payload with the weighted sum of x - w_m over this rank's finite workers; of buffers, of w_m."""
+    device, boundary = payload.device, trainer.flat_model.buffer_boundary
+    vectors = [worker.weights for worker in contributors]
+    scales = [worker.weight for worker in contributors]
+    if trainer.outer.clip_norm is not None:
+        clipped = _clip_scales(trainer, fragment, vectors, payload)
+        scales = [scale * weight for scale, weight in zip(clipped, scales, strict=True)]
+    if all(scale == 1.0 for scale in scales):
+        scales = []
+    for anchor, *weights, total in trainer.fragments[fragment].parts(trainer.anchor, *vectors, packed=payload):
+        for part in chunks(len(total), device):
+            pseudo_gradient(anchor[part], [one[part] for one in weights], total[part], scales)
+    if fragment == 0:
+        buffers = payload[trainer.fragments[0].num_elements : -1].zero_()
+        for worker in contributors:
+            buffers.add_(worker.weights[boundary:].to(device), alpha=worker.weight)
+
+
+def _clip_scales(
+    trainer: Trainer, fragment: int, contributors: Sequence[torch.Tensor], payload: torch.Tensor
+) -> list[float]:
+    """What each worker's pseudo-gradient is multiplied by; the payload is scratch."""
+    scales = []
+    for worker in contributors:
+        norms = []
+        for anchor, weights, scratch in trainer.fragments[fragment].parts(trainer.anchor, worker, packed=payload):
+            for part in chunks(len(scratch), payload.device):
+                pseudo_gradient(anchor[part], [weights[part]], scratch[part])
+                norms.append(torch.linalg.vector_norm(scratch[part]))
+        scales.append(clip_scale(trainer.outer.clip_norm, float(torch.linalg.vector_norm(torch.stack(norms)))))
+    return scales

@@ -10,9 +10,9 @@ from itertools import count
 from pathlib import Path
 
 from adloco_dist.config import RunSettings, SettingsError, Unfinished
-from adloco_dist.decisions.plan import INTERRUPTED
-from adloco_dist.decisions.records import Record
+from adloco_dist.policy.plan import INTERRUPTED
 from adloco_dist.run.reading import RUN_FILE, read_run
+from adloco_dist.run.rows import Record
 
 METRICS_FILE = "metrics.jsonl"
 MODEL_DIRECTORY = "model"
@@ -22,7 +22,7 @@ LOCK_FILE = ".lock"
 
 
 class DirectoryTakenError(RuntimeError):
-    """Another process writes into this run's directory: this one must not go on."""
+    """Another process writes into this run's directory: this one must not continue."""
 
 
 class RunDirectory:
@@ -75,12 +75,12 @@ class RunDirectory:
         return {}
 
 
-def open_directory(run: RunSettings, needed_bytes: int, goes_on: bool = False) -> RunDirectory:
+def open_directory(run: RunSettings, needed_bytes: int, is_resumed: bool = False) -> RunDirectory:
     """Make and take the directory that `run` names, or a new one under its root, named by date and time.
 
     Args:
         needed_bytes: what must be free there.
-        goes_on: a run that is there goes on from one of its checkpoints.
+        is_resumed: a run that is there resumes from one of its checkpoints.
 
     Raises:
         SettingsError: it holds another run or other files, is in use, or cannot be made or written. Nothing was made
@@ -91,13 +91,13 @@ def open_directory(run: RunSettings, needed_bytes: int, goes_on: bool = False) -
     try:
         if run.directory is None:
             return RunDirectory(setting, _make_new(path))
-        if goes_on:
+        if is_resumed:
             path.mkdir(parents=True, exist_ok=True)  # the checkpoint may lie on other nodes
             _refuse_other_kinds(setting, path)
             return RunDirectory(setting, path)
         if _holds_run(setting, path):
             _refuse_run(setting, path, run.unfinished)
-            set_aside(setting, path)
+            archive(setting, path)
         path.mkdir(parents=True, exist_ok=True)
         return RunDirectory(setting, path)
     except OSError as error:
@@ -108,7 +108,7 @@ def check_directory(run: RunSettings) -> None:
     """What `open_directory` would refuse, as far as it can be known before anything is started; nothing is changed.
 
     Raises:
-        SettingsError: as `open_directory`.
+        SettingsError: as in `open_directory`.
     """
     setting, path = _asked(run)
     _check_place(setting, path, 0)
@@ -152,7 +152,7 @@ def is_finished(path: Path) -> bool:
     return result is not None and result["stop"] != INTERRUPTED
 
 
-def set_aside(setting: str, path: Path) -> None:
+def archive(setting: str, path: Path) -> None:
     """Rename a run directory to the first free name beside it.
 
     Raises:
@@ -164,7 +164,7 @@ def set_aside(setting: str, path: Path) -> None:
 
 
 def free_name(path: Path) -> Path:
-    """The first name beside `path` under which it can be set aside."""
+    """The first name beside `path` under which it can be archived."""
     return next(aside for number in count(1) if not (aside := path.with_name(f"{path.name}.aside-{number}")).exists())
 
 
@@ -184,22 +184,22 @@ def _check_place(setting: str, path: Path, needed_bytes: int) -> None:
         raise SettingsError(f"{setting}={path}: {existing} is not a directory that can be written; name another")
     free_bytes = shutil.disk_usage(existing).free
     if free_bytes < needed_bytes:
-        told = f"{free_bytes / 1e6:,.1f} MB are free, records and model take {needed_bytes / 1e6:,.1f} MB"
-        raise SettingsError(f"{setting}={path}: {told}; free some, or name another directory")
+        detail = f"{free_bytes / 1e6:,.1f} MB are free, records and model take {needed_bytes / 1e6:,.1f} MB"
+        raise SettingsError(f"{setting}={path}: {detail}; free some, or name another directory")
 
 
 def _refuse_other_kinds(setting: str, path: Path) -> None:
-    """Folders where a run that goes on has files, or files where it has folders, stand in its way."""
+    """Folders where a run that resumes has files, or files where it has folders, stand in its way."""
     kinds = {RUN_FILE: False, METRICS_FILE: False, STOP_FILE: False, MODEL_DIRECTORY: True, LOGS_DIRECTORY: True}
     for name, is_folder in kinds.items():
         if (path / name).exists() and (path / name).is_dir() != is_folder:
-            told = f"its {name} is {'no' if is_folder else 'a'} directory"
-            raise SettingsError(f"{setting}={path}: {told}; move it away, then resume")
+            detail = f"its {name} is {'no' if is_folder else 'a'} directory"
+            raise SettingsError(f"{setting}={path}: {detail}; move it away, then resume")
 
 
 def _refuse_run(setting: str, path: Path, unfinished: Unfinished) -> None:
     if is_finished(path):
         raise SettingsError(f"{setting}={path}: already holds a run; name a new directory, or leave it out")
     if unfinished is Unfinished.refuse:
-        remedy = "name a new directory, or set run.unfinished to resume or set_aside"
+        remedy = "name a new directory, or set run.unfinished to resume or archive"
         raise SettingsError(f"{setting}={path}: holds a run that has not ended; {remedy}")

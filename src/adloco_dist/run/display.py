@@ -10,9 +10,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from adloco_dist.config import BudgetSettings
-from adloco_dist.decisions.evaluation import in_words
-from adloco_dist.decisions.records import Record, merge_in_words, spoilt_in_words
-from adloco_dist.terminal import one_line
+from adloco_dist.policy.evaluation import in_words
+from adloco_dist.run.rows import Record, merge_in_words, nonfinite_in_words
+from adloco_dist.text import one_line
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class Display:
         (self._unit, limit), *_ = ((unit, limit) for unit, limit in vars(budget).items() if limit is not None)
         self._start = time.monotonic() - earlier_seconds
         self._latest: dict[int, Record] = {}
-        self._told: set[tuple[int, str]] = set()
+        self._reported: set[tuple[int, str]] = set()
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -43,12 +43,12 @@ class Display:
             self._live.start()
 
     def write(self, records: Sequence[Record]) -> None:
-        self._tell_notes(records)
+        self._report_notes(records)
         for record in records:
             if "merge" in record:
                 self._say(merge_in_words(record))
-            if record.get("spoilt_workers"):
-                self._say(spoilt_in_words(record))
+            if record.get("nonfinite_workers"):
+                self._say(nonfinite_in_words(record))
         shown, self._latest = self._latest, {}  # without the trainers that have ended
         for record in records:
             # An evaluation stays on show until the next one.
@@ -74,7 +74,7 @@ class Display:
     def state(self) -> Record:
         return {}
 
-    def tell(self, line: str) -> None:
+    def report_line(self, line: str) -> None:
         """Show a line that belongs to no record; from any thread."""
         self._say(f"note: {line}")
 
@@ -82,12 +82,12 @@ class Display:
         log.info("%s", line)
         self._console.print(one_line(line), soft_wrap=True)
 
-    def _tell_notes(self, records: Sequence[Record]) -> None:
+    def _report_notes(self, records: Sequence[Record]) -> None:
         """Print every note once; the records hold it for each round that it is about."""
         notes = {(record["trainer"], note) for record in records for note in record.get("notes", [])}
-        for trainer, note in sorted(notes - self._told):
+        for trainer, note in sorted(notes - self._reported):
             self._say(f"round {records[0]['round']}, trainer {trainer}: {note}")
-        self._told |= notes
+        self._reported |= notes
 
     def _render(self) -> Group:
         table = Table(box=None, pad_edge=False)
@@ -116,17 +116,17 @@ def _shown(record: Record, key: str, spec: str) -> str:
 
 
 def _line(records: Sequence[Record]) -> str:
-    """What there is to tell of a round; empty before training where nothing was evaluated."""
+    """What there is to show of a round; empty before training where nothing was evaluated."""
     parts = []
     for record in records:
-        told = []
+        detail = []
         if "train_loss" in record:
             passes = f" in {record['passes']} passes" if record["passes"] > 1 else ""
-            told.append(f"batch {record['total_batch']}{passes} loss {record['train_loss']:.3f}")
+            detail.append(f"batch {record['total_batch']}{passes} loss {record['train_loss']:.3f}")
         if "validation_loss" in record:
-            told.append(in_words(record))
-        if told:
-            parts.append(" ".join([f"trainer {record['trainer']}:", *told]))
+            detail.append(in_words(record))
+        if detail:
+            parts.append(" ".join([f"trainer {record['trainer']}:", *detail]))
     return "  ".join([f"round {records[0]['round']}", *parts]) if parts else ""
 
 
@@ -136,6 +136,7 @@ def _result_table(result: Record) -> Table:
     for title in ("weights", "loss", "", ""):
         table.add_column(title, justify="left" if title in ("weights", "") else "right", overflow="fold")
     for candidate in result["candidates"]:
+        figure = in_words(candidate) if candidate.keys() - {"name", "validation_loss"} else ""
         saved = "saved" if candidate["name"] == result["saved"] else ""
-        table.add_row(candidate["name"], f"{candidate['validation_loss']:.4f}", in_words(candidate), saved)
+        table.add_row(candidate["name"], f"{candidate['validation_loss']:.4f}", figure, saved)
     return table

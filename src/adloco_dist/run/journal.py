@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from adloco_dist.decisions.records import Record
 from adloco_dist.run.directory import METRICS_FILE, RUN_FILE
+from adloco_dist.run.rows import Record
 
 log = logging.getLogger(__name__)
 BLOCK_BYTES = 1 << 16
@@ -27,7 +27,7 @@ class Sink(Protocol):
         """End with the run's result, or with None if there is none."""
 
     def state(self) -> Record:
-        """What it needs to go on after a restart, as plain JSON values; keys are its own."""
+        """What it needs to continue after a restart, as plain JSON values; keys are its own."""
         ...
 
 
@@ -37,8 +37,8 @@ class MetricsFile:
     def __init__(self, directory: Path, keep_bytes: int = 0) -> None:
         """
         Args:
-            keep_bytes: of a run that goes on: what it had written by then; the rest is cut off, and half a line that a
-                power cut or a full disk may have left at its end.
+            keep_bytes: what a run that resumes had written by then; the rest is cut off, and half a line that a power
+                cut or a full disk may have left at its end.
         """
         path = directory / METRICS_FILE
         self._file = path.open("r+b" if keep_bytes and path.exists() else "wb", buffering=0)
@@ -87,7 +87,7 @@ class RunFile:
     def __init__(self, directory: Path, facts: Record, earlier: Record | None = None) -> None:
         """
         Args:
-            earlier: the state of a run that goes on.
+            earlier: the state of a run that resumes.
         """
         self._path = directory / RUN_FILE
         none = {"merges": [], "totals": {"rounds": 0, "tokens": 0, "bytes_sent": 0}, "seconds": 0.0}
@@ -133,26 +133,26 @@ class Journal:
     could not write.
     """
 
-    def __init__(self, sinks: Sequence[Sink] = (), tell: Callable[[str], None] = log.warning) -> None:
+    def __init__(self, sinks: Sequence[Sink] = (), report_line: Callable[[str], None] = log.warning) -> None:
         """
         Args:
-            tell: takes one line for the user.
+            report_line: takes one line for the user.
         """
-        self._sinks, self._tell = sinks, tell
+        self._sinks, self._report_line = sinks, report_line
 
     def write(self, records: Sequence[Record]) -> None:
         for sink in self._sinks:
             try:
                 sink.write(records)
             except OSError as error:
-                self._tell(f"round {records[0]['round']}: records are not written: {error}")
+                self._report_line(f"round {records[0]['round']}: records are not written: {error}")
 
     def close(self, result: Record | None = None) -> None:
         for sink in reversed(self._sinks):
             sink.close(result)
 
     def state(self) -> Record:
-        """What all sinks together need to go on after a restart."""
+        """What all sinks together need to continue after a restart."""
         return {key: value for sink in self._sinks for key, value in sink.state().items()}
 
 

@@ -9,23 +9,23 @@ from pathlib import Path
 from typing import TextIO
 
 from adloco_dist.run.directory import LOGS_DIRECTORY
-from adloco_dist.terminal import lasting_stream, tell
+from adloco_dist.terminal import lasting_stream, report_line
 
 
 def open_log(directory: Path, rank: int) -> TextIO:
     """Log to the rank's file from here on: events, warnings, tracebacks, and of ranks other than 0 all they print.
 
-    Where that file cannot be made, the rank says so and goes on without.
+    Where that file cannot be made, the rank says so and continues without.
 
     Returns:
-        The terminal, for what a node other than rank 0's has to tell.
+        The terminal, for what a node other than rank 0's has to report.
     """
     path = directory / LOGS_DIRECTORY / f"rank{rank}.log"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = lasting_stream(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666))
     except OSError as error:
-        tell(f"note: rank {rank} on {socket.gethostname()} keeps no log: {error}")
+        report_line(f"note: rank {rank} on {socket.gethostname()} keeps no log: {error}")
         return sys.stdout
     handler = logging.StreamHandler(file)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

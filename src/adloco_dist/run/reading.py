@@ -8,26 +8,26 @@ from omegaconf.errors import OmegaConfBaseException
 
 from adloco_dist.config import Settings, SettingsError
 from adloco_dist.config.compose import from_plain
-from adloco_dist.decisions.typed import NOT_UNDERSTOOD, check
-from adloco_dist.terminal import reason
+from adloco_dist.messages import decode
+from adloco_dist.text import reason
 
 RUN_FILE = "run.json"
 
 
-class Causal(TypedDict):
+UNREADABLE_SETTINGS = (
+    OmegaConfBaseException, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError,
+)  # fmt: skip
+"""What settings of any shape can raise."""
+
+
+class Candidate(TypedDict):
     """What the evaluation of one candidate came to; null: not finite."""
 
     name: str
     validation_loss: float | None
-    validation_perplexity: float | None
-
-
-class Labelled(TypedDict):
-    """The same of a classifier."""
-
-    name: str
-    validation_loss: float | None
-    validation_accuracy: float | None
+    validation_perplexity: NotRequired[float | None]
+    validation_accuracy: NotRequired[float | None]
+    """It stands in for the perplexity where targets are labels. A user's own loss has neither."""
 
 
 class Result(TypedDict):
@@ -36,7 +36,7 @@ class Result(TypedDict):
     stop: str
     saved: str | None
     """The candidate whose weights are the model; null: stopped early."""
-    candidates: list[Causal | Labelled]
+    candidates: list[Candidate]
     rounds: NotRequired[int]
     tokens: NotRequired[int]
     bytes_sent: NotRequired[int]
@@ -67,17 +67,18 @@ def read_run(directory: Path) -> RunFacts:
     """
     try:
         facts = decode_json((directory / RUN_FILE).read_bytes())
-        check(facts, RunFacts)
+        decode(RunFacts, facts)
         result = facts["result"]
-        names = [candidate["name"] for candidate in result["candidates"]] if result else []
+        candidates = result["candidates"] if result else []
+        names = [candidate["name"] for candidate in candidates]
         if names and result["saved"] not in names:
             raise ValueError("result.saved is none of the candidates")
     except OSError as error:
-        told = f"has no readable {RUN_FILE} ({error.strerror}); name a run directory"
-        raise SettingsError(f"RUN={directory}: {told}") from error
+        detail = f"has no readable {RUN_FILE} ({error.strerror}); name a run directory"
+        raise SettingsError(f"RUN={directory}: {detail}") from error
     except ValueError as error:
-        told = f"{RUN_FILE} is not what a run writes ({error}); restore it, or name another run"
-        raise SettingsError(f"RUN={directory}: {told}") from error
+        detail = f"{RUN_FILE} is not what a run writes ({error}); restore it, or name another run"
+        raise SettingsError(f"RUN={directory}: {detail}") from error
     return facts
 
 
@@ -89,7 +90,7 @@ def settings_of(directory: Path, facts: RunFacts) -> Settings:
     """
     try:
         return from_plain(facts["settings"])
-    except (OmegaConfBaseException, *NOT_UNDERSTOOD) as error:
+    except UNREADABLE_SETTINGS as error:
         rule = f"the settings in its {RUN_FILE} cannot be read ({reason(error)}); use the version that trained it"
         raise SettingsError(f"RUN={directory}: {rule}") from error
 

@@ -5,18 +5,17 @@ from pathlib import Path
 from typing import NotRequired, TypedDict
 
 from adloco_dist.config import SettingsError
-from adloco_dist.decisions.merging import Merge
-from adloco_dist.decisions.records import Record
-from adloco_dist.decisions.regrouping import Regrouping, origins_from_message
-from adloco_dist.decisions.replay import Trajectory
-from adloco_dist.decisions.typed import check
+from adloco_dist.messages import decode
+from adloco_dist.policy.regrouping import Origins, Regrouping
+from adloco_dist.policy.replay import Trajectory
 from adloco_dist.run.directory import METRICS_FILE
 from adloco_dist.run.reading import decode_json
-from adloco_dist.terminal import tell_error
+from adloco_dist.run.rows import Record, recorded_merge
+from adloco_dist.terminal import report_error
 
 
-class StandingRow(TypedDict):
-    """How a trainer stood before a merge, as a row tells it."""
+class CandidateRow(TypedDict):
+    """A member of a merge as the policy saw it, as far as anybody reads it."""
 
     request: float | None
     bounded: float
@@ -24,11 +23,11 @@ class StandingRow(TypedDict):
 
 
 class MergeRow(TypedDict):
-    """A merge, as its survivor's row tells it."""
+    """A merge, as its survivor's row has it."""
 
     survivor: int
     shares: dict[str, float]
-    standings: dict[str, StandingRow]
+    candidates: dict[str, CandidateRow]
     policy: str
     idle_ranks: list[int]
 
@@ -53,8 +52,8 @@ class Row(TypedDict):
 
 
 def read_records(setting: str, source: str, needs: Sequence[str] = ()) -> list[Record]:
-    """The rows of metrics.jsonl. Lines that are none, as a power cut or a full disk leaves them, are passed over, which
-    is told on standard error.
+    """The rows of metrics.jsonl. Lines that are none, as a power cut or a full disk leaves them, are skipped, which is
+    reported on standard error.
 
     Args:
         setting: what named `source`, for the error.
@@ -82,8 +81,8 @@ def read_records(setting: str, source: str, needs: Sequence[str] = ()) -> list[R
         rule = f"holds no record of a round ({problems[0]}); name a run's own {METRICS_FILE}"
         raise SettingsError(f"{setting}={source}: {rule}")
     if problems:
-        told = f"{len(problems)} of {len(lines)} lines are no records and are passed over"
-        tell_error(f"note: {setting}={source}: {told}, the first of them {problems[0]}")
+        detail = f"{len(problems)} of {len(lines)} lines are no records and are left out"
+        report_error(f"note: {setting}={source}: {detail}, the first of them {problems[0]}")
     return records
 
 
@@ -94,16 +93,16 @@ def _record(line: bytes, needs: Sequence[str]) -> Record:
         ValueError: there is none that anything can be done with.
     """
     row = decode_json(line)
-    check(row, Row)
+    decode(Row, row)
     if row["round"] < 0 or row["trainer"] < 0:
         raise ValueError("a round or a trainer below 0")
     missing = [name for name in needs if row["round"] and not row.get(name)]
     if missing:
         raise ValueError(f"has no {missing[0]}")
     if "merge" in row:
-        merge = Merge.from_message(row["merge"])
-        if merge.survivor not in merge.shares or merge.shares.keys() != merge.standings.keys():
-            raise ValueError("merge: names other trainers in its shares than in its standings")
+        merge = recorded_merge(row)
+        if merge.survivor not in merge.shares or merge.shares.keys() != merge.candidates.keys():
+            raise ValueError("merge: names other trainers in its shares than in its candidates")
         if not all(0 <= share <= 1 for share in merge.shares.values()):
             raise ValueError("merge: a share that is not between 0 and 1")
     return row
@@ -113,7 +112,7 @@ def read_trajectory(setting: str, source: str) -> Trajectory:
     """The total batches that a run took and the merges that it made, by round.
 
     Raises:
-        SettingsError: as `read_records`, or rounds are missing.
+        SettingsError: as in `read_records`, or rounds are missing.
     """
     batches: dict[int, dict[int, int]] = {}
     regrouped: dict[int, list[Record]] = {}
@@ -144,6 +143,6 @@ def read_trajectory(setting: str, source: str) -> Trajectory:
 
 
 def _regrouping(records: Sequence[Record]) -> Regrouping:
-    """From the records of the trainers that it concerned."""
-    merges = tuple(Merge.from_message(record["merge"]) for record in records if "merge" in record)
-    return Regrouping(merges, origins_from_message({record["trainer"]: record["origins"] for record in records}))
+    """Return the regrouping from the records of the trainers that it concerned."""
+    merges = tuple(recorded_merge(record) for record in records if "merge" in record)
+    return Regrouping(merges, decode(Origins, {record["trainer"]: record["origins"] for record in records}))

@@ -7,24 +7,24 @@ from typing import Any
 
 import wandb
 
-from adloco_dist.config import TrackingMode, TrackingSettings, require
-from adloco_dist.decisions.records import Record
+from adloco_dist.config import SettingsError, TrackingMode, TrackingSettings
+from adloco_dist.run.rows import Record
 
 
 class WandbSink:
     """Logs every round under trainer<id>/..., and the result as the run's summary."""
 
     def __init__(
-        self, tracking: TrackingSettings, directory: Path, config: dict[str, Any], id: str | None = None
+        self, tracking: TrackingSettings, directory: Path, config: dict[str, Any], run_id: str | None = None
     ) -> None:
         """
         Args:
-            id: of the run that goes on; None: a new one.
+            run_id: id of the run that resumes in Weights & Biases; None: a new one.
         """
         os.environ.setdefault("WANDB_SILENT", "true")  # the terminal belongs to the progress display
         self._run = wandb.init(
             project=tracking.project, name=directory.name, dir=directory, config=config, mode=_mode(tracking.mode),
-            id=id, resume="allow",
+            id=run_id, resume="allow",
         )  # fmt: skip
 
     def write(self, records: Sequence[Record]) -> None:
@@ -47,7 +47,8 @@ def check_login() -> None:
         SettingsError: records are to go to W&B while the run trains, and nobody is logged in there.
     """
     rule = "nobody is logged in to Weights & Biases; run `wandb login`, set WANDB_API_KEY, or use tracking=offline"
-    require(_is_logged_in(), "tracking.mode", TrackingMode.online, rule)
+    if not _is_logged_in():
+        raise SettingsError.of("tracking.mode", TrackingMode.online, rule)
 
 
 def _mode(mode: TrackingMode) -> Any:

@@ -40,7 +40,7 @@ class Host:
         )
 
     def cut(self) -> None:
-        """Take its link down: nothing comes or goes, and nobody is told."""
+        """Take the host's link down: nothing comes or goes, and nobody is notified."""
         _run("ip", "link", "set", f"{self.name}v", "down")
 
     def mend(self) -> None:
@@ -48,7 +48,7 @@ class Host:
         _run("ip", "link", "set", f"{self.name}v", "up")
 
     def lose(self) -> None:
-        """As by a power cut: the link is dead first, so that no connection is closed, then every process on it."""
+        """Lose the host as in a power cut: the link dies first, so that no connection is closed, then every process."""
         self.cut()
         _kill_all(self)
 
@@ -58,7 +58,9 @@ class Host:
         return int(subprocess.run(self.command(["cat", path]), check=True, capture_output=True, text=True).stdout)
 
 
-def run_on(commands: Sequence[tuple[Host, Sequence[str]]], directory: Path) -> list[tuple[int, str]]:
+def run_on(
+    commands: Sequence[tuple[Host, Sequence[str]]], directory: Path, timeout_seconds: float = TIMEOUT_SECONDS
+) -> list[tuple[int, str]]:  # fmt: skip
     """Start one command on each host, at once, and wait for all; exit code and output of each.
 
     Args:
@@ -69,7 +71,7 @@ def run_on(commands: Sequence[tuple[Host, Sequence[str]]], directory: Path) -> l
         (directory / host.name).mkdir(exist_ok=True)
         with (directory / host.name / "output").open("w") as output:
             processes.append(host.start(arguments, output, cwd=directory / host.name))
-    codes = [process.wait(timeout=TIMEOUT_SECONDS) for process in processes]
+    codes = [process.wait(timeout=timeout_seconds) for process in processes]
     return [
         (code, (directory / host.name / "output").read_text()) for code, (host, _) in zip(codes, commands, strict=True)
     ]
@@ -88,7 +90,7 @@ def hosts(count: int, rate: str | None = None) -> Iterator[list[Host]]:
     """`count` hosts on one bridge, removed at the end with every process on them.
 
     Args:
-        rate: of each host's link, as tc takes it ("100mbit"); None: unshaped.
+        rate: rate of each host's link, as tc takes it ("100mbit"); None: unshaped.
     """
     network = os.getpid() % 250
     prefix = f"ad{os.getpid() % 100000}"

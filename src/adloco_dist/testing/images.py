@@ -48,7 +48,7 @@ class Image:
         volumes: Mapping[Path, str] | None = None,
         entrypoint: Sequence[str] | None = None,
     ) -> list[str]:
-        """What does in a container what `docker run --network host IMAGE arguments` would do.
+        """The command that does in a container what `docker run --network host IMAGE arguments` would do.
 
         host_name must resolve there, user is uid:gid, volumes say where folders of this machine are there.
         """
@@ -125,7 +125,7 @@ def _mirror() -> str:
 
 
 def _pip_settings() -> dict[str, str]:
-    """What pip is told here about indexes and how to reach them, by its files and its environment."""
+    """What pip is configured with here about indexes and how to reach them, by its files and its environment."""
     found: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}  # the later wins
     for line in _call(sys.executable, "-m", "pip", "config", "list").splitlines():
         name, _, value = line.partition("=")

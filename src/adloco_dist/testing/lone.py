@@ -1,4 +1,4 @@
-"""A trainer or a rank by itself, for tests and benchmarks of one room without a pool around it."""
+"""A trainer or a rank by itself, for tests and benchmarks of one package without a pool around it."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -11,9 +11,12 @@ from torch import nn
 from adloco_dist.cluster.runtime import Place, Runtime, join_store, started
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import ClusterSettings, Device, Settings
+from adloco_dist.data.indexed import ShardCursor
 from adloco_dist.data.order import permutation
+from adloco_dist.data.protocols import SequenceTable
 from adloco_dist.data.shards import Shard
-from adloco_dist.pool.lane import Lane, new_lane
+from adloco_dist.objective.protocol import Objective
+from adloco_dist.pool.slot import ComputeSlot, new_slot
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.pool.worker import Worker
 
@@ -21,20 +24,20 @@ CPU = torch.device("cpu")
 
 
 def lone_trainer(
-    settings: Settings, module: nn.Module, num_sequences: int, workers: Sequence[int] = (0,), id: int = 0,
-    device: torch.device = CPU, changing: Sequence[str] = (),
-) -> tuple[Trainer, Lane]:  # fmt: skip
-    """A trainer whose shard is range(num_sequences), and the lane that its workers take turns on.
+    settings: Settings, objective: Objective, module: nn.Module, table: SequenceTable, workers: Sequence[int] = (0,),
+    trainer_id: int = 0, device: torch.device = CPU, changing: Sequence[str] = (),
+) -> tuple[Trainer, ComputeSlot]:  # fmt: skip
+    """A trainer whose shard is the whole table, and the compute slot that its workers share.
 
     Args:
         changing: names of the module's buffers that training changes.
     """
-    lane = new_lane(module, device, settings, changing)
-    flat_model = lane.flat_model
+    slot = new_slot(objective, module, device, settings, changing)
+    flat_model = slot.flat_model
     weights = flat_model.initial_weights()
     instances = [Worker(worker, weights.clone(), flat_model, settings.inner) for worker in workers]
-    shard = Shard(permutation(num_sequences, settings.seed), settings.seed, id)
-    return Trainer(id, instances, weights, flat_model, shard, settings), lane
+    shard = Shard(permutation(table.num_sequences, settings.seed), settings.seed, trainer_id)
+    return Trainer(trainer_id, instances, weights, flat_model, ShardCursor(table, shard), settings), slot
 
 
 @contextmanager

@@ -18,7 +18,7 @@ CPU_RANKS = ClusterSettings(device=Device.cpu, threads_per_rank=1, control_secon
 # Children are forked from a server that imported torch but never ran a tensor operation: a process that did would
 # hand them a thread pool without its threads, and they would hang at their first parallel operation.
 _forked = multiprocessing.get_context("forkserver")
-_forked.set_forkserver_preload(["adloco_dist.train"])
+_forked.set_forkserver_preload(["adloco_dist.testing.preloaded"])
 # CUDA does not work in the child of a process that has as much as counted the GPUs.
 _spawned = multiprocessing.get_context("spawn")
 
@@ -29,7 +29,7 @@ def run_ranks(
     """Call `function(runtime, *arguments)` on len(nodes) ranks at once; their return values by rank.
 
     Args:
-        function: at module level, as children import it.
+        function: one at module level, as children import it.
         nodes: which node each rank believes to stand on.
         cluster: the device and the backend, with the timeouts; ranks on GPUs are spawned, which takes seconds.
 

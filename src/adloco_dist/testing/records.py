@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from adloco_dist.decisions.records import Record
+from adloco_dist.run.rows import Record
 
 
 @dataclass
@@ -20,5 +20,5 @@ class KeptRecords:
         """Nothing is left to do."""
 
     def state(self) -> Record:
-        """Nothing is needed to go on."""
+        """Nothing is needed to resume."""
         return {}

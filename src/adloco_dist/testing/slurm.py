@@ -27,7 +27,7 @@ LONGEST_SOCKET_PATH = 107
 
 # Each host has the CPUs and the memory that are said here, whatever the machine has: small jobs need not wait.
 # cred_expire: a requeued job waits a second longer than this, 5 s being the least allowed and 120 s the default.
-# KillWait: from SIGTERM to SIGKILL. MinJobAge: how long Slurm can tell about a job that has ended.
+# KillWait: from SIGTERM to SIGKILL. MinJobAge: how long Slurm remembers a job that has ended.
 CONFIGURATION = """\
 ClusterName=test
 SlurmctldHost={controller.name}({controller.address})
@@ -90,7 +90,7 @@ class Slurm:
         return int(self.run(["sbatch", "--parsable", *arguments], cwd))
 
     def jobs(self, job_id: int) -> list[dict[str, str]]:
-        """What `scontrol show job` tells: JobState, ExitCode, Restarts and more; of an array, one entry per task."""
+        """What `scontrol show job` reports: JobState, ExitCode, Restarts and more; of an array, one entry per task."""
         lines = self.run(["scontrol", "--oneliner", "show", "job", str(job_id)]).splitlines()
         return [dict(re.findall(r"([A-Z][\w/:]*)=(.*?)(?= [A-Z][\w/:]*=| *$)", line)) for line in lines]
 
@@ -130,7 +130,7 @@ def slurm(nodes: Sequence[Host], directory: Path, more: str = "") -> Iterator[Sl
     """A cluster of `nodes`, all idle; at the end its jobs are cancelled and its daemons ended.
 
     Args:
-        directory: for all that the cluster keeps, made here; absolute, and short, as Unix sockets lie in it.
+        directory: folder of all that the cluster keeps, made here; absolute, and short, as Unix sockets lie in it.
         more: lines for slurm.conf, such as a second partition.
 
     Raises:

@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("run", help="run directory, or its metrics.jsonl")
     parser.add_argument("--trainer", type=int, help="one trainer alone")
     options = parser.parse_args(arguments)
-    console = new_console(least_width=TABLE_WIDTH)
+    console = new_console(min_width=TABLE_WIDTH)
     with as_tool():
         for table in batch_tables(options.run, options.trainer):
             console.print(table)
@@ -51,7 +51,7 @@ def batch_tables(source: str, trainer: int | None) -> list[Table]:
     if trainer is not None and trainer not in trainers:
         raise SettingsError(f"--trainer={trainer}: the run has trainers {', '.join(map(str, trainers))}")
     chosen = trainers if trainer is None else [trainer]
-    return [_table(id, [record for record in records if record["trainer"] == id]) for id in chosen]
+    return [_table(one, [record for record in records if record["trainer"] == one]) for one in chosen]
 
 
 def _table(trainer: int, records: Sequence[dict[str, Any]]) -> Table:

@@ -3,35 +3,36 @@
 import argparse
 from collections import Counter
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from rich.table import Table
 
-from adloco_dist.config import Settings, SettingsError, as_tool, require
+from adloco_dist.config import Settings, SettingsError, as_tool
 from adloco_dist.config.compose import compose
-from adloco_dist.data.batch import Batch
-from adloco_dist.data.corpora import Splits, load_corpus
+from adloco_dist.data.batch import TokenBatch
+from adloco_dist.data.corpora import TextSplits, load_corpus
 from adloco_dist.data.encoding import Vocabulary
 from adloco_dist.data.hub import prefer_cache_without_hub
-from adloco_dist.data.streams import RowStreams
-from adloco_dist.data.tokens import Store
-from adloco_dist.decisions.evaluation import perplexity
-from adloco_dist.losses import losses_of
-from adloco_dist.terminal import new_console, one_line, told_wait
+from adloco_dist.data.tokens import TextTable
+from adloco_dist.objective.losses import losses_of
+from adloco_dist.policy.evaluation import perplexity
+from adloco_dist.terminal import new_console, reported_wait
+from adloco_dist.text import one_line
 
 WINDOW_TOKENS = 32
-"""Of the pieces of text that are looked for in both splits."""
+"""Length of the pieces of text that are looked for in both splits."""
 SAMPLE_CHARACTERS = 200
 KNOWN = 1e4
 """Logit of the right answer of a model that knows it."""
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Of the sequences' lengths that are shown."""
+"""Quantiles of the sequences' lengths that are shown."""
 TOLERANCE = 1e-4
 TABLE_WIDTH = 120
 OVERLAP_TOKENS = 20_000_000
-"""Of training, at most, that validation is compared with."""
+"""Maximum number of training tokens that validation is compared with."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -42,8 +43,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--samples", type=int, default=3, help="sequences of each split that are shown (%(default)s)")
     options = parser.parse_intermixed_args(arguments)
     with as_tool():
-        require(options.sequences >= 1, "--sequences", options.sequences, "must be >= 1")
-        require(options.samples >= 0, "--samples", options.samples, "must be >= 0")
+        if options.sequences < 1:
+            raise SettingsError.of("--sequences", options.sequences, "must be >= 1")
+        if options.samples < 0:
+            raise SettingsError.of("--samples", options.samples, "must be >= 0")
         check_data(compose(options.overrides), options.sequences, options.samples)
 
 
@@ -53,9 +56,9 @@ def check_data(settings: Settings, num_sequences: int, num_samples: int) -> None
     Raises:
         SettingsError: the corpus cannot be read, or its losses come out wrong.
     """
-    console = new_console(least_width=TABLE_WIDTH)
+    console = new_console(min_width=TABLE_WIDTH)
     console.soft_wrap = True
-    with told_wait(lambda: "reading the corpus: still at it"):
+    with reported_wait(lambda: "reading the corpus: still at it"):
         prefer_cache_without_hub(settings.data.hub, settings.data.tokenizer)
         splits = load_corpus(settings.data, settings.seed)
     console.print(f"{splits.source}; digest {splits.digest[:16]}; vocabulary of {splits.vocabulary.size:,} tokens")
@@ -63,18 +66,17 @@ def check_data(settings: Settings, num_sequences: int, num_samples: int) -> None
         "train": _of_train(splits, settings, num_sequences),
         "validation": _spread(splits.validation, num_sequences),
     }
-    of_stream = splits.train.take_notes() if isinstance(splits.train, RowStreams) else []
-    for note in [*splits.notes, *of_stream]:
+    for note in [*splits.notes, *splits.train.take_notes()]:
         console.print(one_line(f"note: {note}"))
     console.print(_table(splits, seen, settings))
     if splits.labels:
         console.print(_label_table(splits.labels.names, seen))
     else:
-        most = OVERLAP_TOKENS // settings.data.sequence_length
-        train = seen["train"] if isinstance(splits.train, RowStreams) else _spread(splits.train, most)
+        maximum = OVERLAP_TOKENS // settings.data.sequence_length
+        train = seen["train"] if splits.table is None else _spread(splits.table, maximum)
         share, tokens = overlap(_tokens(train), _tokens(seen["validation"])), train.total_targets
-        told = f"of validation's pieces of {WINDOW_TOKENS} tokens occur in training too ({tokens:,} tokens compared)"
-        console.print(f"{share:.2%} {told}")
+        detail = f"of validation's pieces of {WINDOW_TOKENS} tokens occur in training too ({tokens:,} tokens compared)"
+        console.print(f"{share:.2%} {detail}")
     classes = splits.num_labels or splits.vocabulary.size
     check_losses(seen["validation"], classes)
     console.print(f"perplexity: 1 for a model that knows the answer, {classes:,} for one that guesses: as it must be")
@@ -83,8 +85,8 @@ def check_data(settings: Settings, num_sequences: int, num_samples: int) -> None
             console.print(one_line(f"{name}: {_sample(batch, place, splits)}"))
 
 
-def check_losses(batch: Batch, num_classes: int) -> None:
-    """Losses of two models whose perplexity is known.
+def check_losses(batch: TokenBatch, num_classes: int) -> None:
+    """Compute the losses of two models whose perplexity is known.
 
     Args:
         num_classes: ids of the vocabulary, or labels.
@@ -116,7 +118,7 @@ def overlap(train: npt.NDArray[np.int64], validation: npt.NDArray[np.int64]) -> 
 
 
 def _hashes(tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-    """Of every window, by the place where it begins."""
+    """Return the hash of every window, by the place where it begins."""
     count = len(tokens) - WINDOW_TOKENS + 1
     values = tokens.astype(np.uint64)
     hashes = np.zeros(count, dtype=np.uint64)
@@ -125,24 +127,24 @@ def _hashes(tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
     return hashes
 
 
-def _spread(store: Store, count: int) -> Batch:
+def _spread(table: TextTable, count: int) -> TokenBatch:
     """Sequences spread evenly over a split."""
-    count = min(count, store.num_sequences)
-    return store.batch(np.arange(count) * store.num_sequences // count)
+    count = min(count, table.num_sequences)
+    return table.batch(np.arange(count) * table.num_sequences // count)
 
 
-def _of_train(splits: Splits, settings: Settings, count: int) -> Batch:
-    if not isinstance(splits.train, RowStreams):
-        return _spread(splits.train, count)
-    (shard,) = splits.deal(1, 1, settings.data, settings.seed)
-    return splits.train.batch(shard.ids(0, 1, 0, count))  # pyright: ignore[reportArgumentType]
+def _of_train(splits: TextSplits, settings: Settings, count: int) -> TokenBatch:
+    if splits.table is not None:
+        return _spread(splits.table, count)
+    (cursor,) = splits.train.deal(1, 1, settings.data.shards, settings.seed)
+    return cast(TokenBatch, cursor.batch(0, 1, 0, count))  # of a corpus of text
 
 
-def _lengths(batch: Batch) -> npt.NDArray[np.int64]:
+def _lengths(batch: TokenBatch) -> npt.NDArray[np.int64]:
     return batch.lengths.numpy() if batch.lengths is not None else np.full(len(batch), batch.tokens.shape[1])
 
 
-def _tokens(batch: Batch) -> npt.NDArray[np.int64]:
+def _tokens(batch: TokenBatch) -> npt.NDArray[np.int64]:
     """All tokens that are not padding, in a row; of neighbours that share one, it is there once."""
     rows = batch.tokens.numpy()
     if batch.lengths is None:
@@ -151,20 +153,20 @@ def _tokens(batch: Batch) -> npt.NDArray[np.int64]:
     return np.concatenate([row[:length] for row, length in zip(rows, batch.lengths.tolist(), strict=True)])
 
 
-def _table(splits: Splits, seen: dict[str, Batch], settings: Settings) -> Table:
+def _table(splits: TextSplits, seen: dict[str, TokenBatch], settings: Settings) -> Table:
     table = Table(title="of the sequences that were looked at", box=None, pad_edge=False)
-    columns = ("split", "sequences", "tokens", "looked at", "targets", "lengths, least to most", "padding")
+    columns = ("split", "sequences", "tokens", "looked at", "targets", "lengths, min to max", "padding")
     for title in columns:
         table.add_column(title, justify="right")
-    totals = {"train": None if isinstance(splits.train, RowStreams) else splits.train, "validation": splits.validation}
+    totals = {"train": splits.table, "validation": splits.validation}
     for name, batch in seen.items():
-        store, lengths = totals[name], _lengths(batch)
+        split, lengths = totals[name], _lengths(batch)
         quantiles = " ".join(f"{length:.0f}" for length in np.quantile(lengths, QUANTILES))
         width = settings.data.sequence_length + (batch.labels is None)
         table.add_row(
             name,
-            f"{store.num_sequences:,}" if store else "streamed",
-            f"{store.num_tokens:,}" if store else "streamed",
+            f"{split.num_sequences:,}" if split else "streamed",
+            f"{split.num_tokens:,}" if split else "streamed",
             f"{len(batch):,}",
             f"{batch.total_targets:,}",
             quantiles,
@@ -173,7 +175,7 @@ def _table(splits: Splits, seen: dict[str, Batch], settings: Settings) -> Table:
     return table
 
 
-def _label_table(names: Sequence[str], seen: dict[str, Batch]) -> Table:
+def _label_table(names: Sequence[str], seen: dict[str, TokenBatch]) -> Table:
     table = Table(title="labels", box=None, pad_edge=False)
     for title in ("label", *seen):
         table.add_column(title, justify="right")
@@ -183,7 +185,7 @@ def _label_table(names: Sequence[str], seen: dict[str, Batch]) -> Table:
     return table
 
 
-def _sample(batch: Batch, place: int, splits: Splits) -> str:
+def _sample(batch: TokenBatch, place: int, splits: TextSplits) -> str:
     row = batch.tokens[place, : int(_lengths(batch)[place])].tolist()
     text = " ".join(map(str, row)) if splits.vocabulary.tokenizer is None else _decoded(row, splits.vocabulary)
     label = ""

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import torch
 
-from adloco_dist.config import as_tool, require
-from adloco_dist.decisions.evaluation import in_words
+from adloco_dist.config import SettingsError, as_tool
+from adloco_dist.policy.evaluation import in_words
 from adloco_dist.pool.arithmetic import set_up_arithmetic
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.round.evaluate import Part, evaluate
-from adloco_dist.run.finished import open_finished
-from adloco_dist.terminal import tell, told_wait
+from adloco_dist.terminal import report_line, reported_wait
+from adloco_dist.tools.finished import open_finished
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -21,9 +21,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--sequences", type=int, help="validation sequences (default: the whole split)")
     options = parser.parse_args(arguments)
     with as_tool():
-        with told_wait(lambda: f"evaluating {options.run}: still at it"):
+        with reported_wait(lambda: f"evaluating {options.run}: still at it"):
             line = evaluate_run(options.run, options.sequences)
-        tell(line)
+        report_line(line)
 
 
 def evaluate_run(directory: Path, max_sequences: int | None) -> str:
@@ -32,19 +32,22 @@ def evaluate_run(directory: Path, max_sequences: int | None) -> str:
     Raises:
         SettingsError: no such run, no model, or another corpus than the run's on this machine.
     """
-    require(max_sequences is None or max_sequences >= 1, "--sequences", max_sequences, "must be >= 1")
-    settings, module, splits = open_finished(directory)
+    if max_sequences is not None and max_sequences < 1:
+        raise SettingsError.of("--sequences", max_sequences, "must be >= 1")
+    run = open_finished(directory)
+    settings = run.settings
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     set_up_arithmetic(settings, device)
-    flat_model = FlatModel(module, device, settings.precision)
+    flat_model = FlatModel(run.module, device, settings.precision)
     evaluation = evaluate(
         flat_model,
+        run.objective,
         flat_model.initial_weights(),
-        splits.validation,
+        run.splits.validation,
         max_sequences,
         settings.evaluation.batch,
         Part(0, 1),
     )
-    figures, targets = evaluation.figures(settings.data.is_labelled), evaluation.targets
+    figures, targets = evaluation.figures(), evaluation.targets
     kind = "labels" if settings.data.is_labelled else "tokens"
     return f"validation loss {evaluation.loss:.4f}, {in_words(figures)}, on {targets:,} {kind}"

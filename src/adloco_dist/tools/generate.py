@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from adloco_dist.config import SettingsError, as_tool, require
+from adloco_dist.config import SettingsError, as_tool
 from adloco_dist.run.directory import MODEL_DIRECTORY
-from adloco_dist.run.finished import load_model, readable
 from adloco_dist.run.reading import read_run, settings_of
-from adloco_dist.terminal import show, told_wait
+from adloco_dist.terminal import reported_wait, show
+from adloco_dist.tools.finished import load_model, readable
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     with as_tool():
-        with told_wait(lambda: f"writing {options.tokens} tokens: still at it"):
+        with reported_wait(lambda: f"writing {options.tokens} tokens: still at it"):
             text = continue_text(options.run, options.text, options.tokens, options.temperature, options.seed)
         show(text)
 
@@ -35,16 +35,21 @@ def continue_text(directory: Path, text: str, num_tokens: int, temperature: floa
     Raises:
         SettingsError: no such run, a damaged one, or a model without a tokenizer (trained on token files).
     """
-    require(num_tokens >= 1, "--tokens", num_tokens, "must be >= 1")
+    if num_tokens < 1:
+        raise SettingsError.of("--tokens", num_tokens, "must be >= 1")
     is_usable = temperature == 0 or 1e-3 <= temperature <= 1e3
-    require(is_usable, "--temperature", temperature, "must be 0, or from 0.001 to 1000")
-    require(0 <= seed < 2**64, "--seed", seed, "must be >= 0 and below 2**64")
-    require(bool(text), "text", text, "must not be empty")
+    if not is_usable:
+        raise SettingsError.of("--temperature", temperature, "must be 0, or from 0.001 to 1000")
+    if not 0 <= seed < 2**64:
+        raise SettingsError.of("--seed", seed, "must be >= 0 and below 2**64")
+    if not text:
+        raise SettingsError.of("text", text, "must not be empty")
     is_utf8 = not any("\ud800" <= character <= "\udfff" for character in text)  # as Python takes other bytes
-    require(is_utf8, "text", text, "must be UTF-8")
+    if not is_utf8:
+        raise SettingsError.of("text", text, "must be UTF-8")
     settings = settings_of(directory, read_run(directory))
     if settings.data.is_labelled:
-        raise SettingsError(f"RUN={directory}: its model tells labels and writes no text; name a run of a causal model")
+        raise SettingsError(f"RUN={directory}: its model predicts labels, not text; name a run of a causal model")
     model: Any = load_model(directory, settings)  # Any: transformers' types refuse to bind generate() to a model
     if not (directory / MODEL_DIRECTORY / "tokenizer_config.json").is_file():
         raise SettingsError(f"RUN={directory}: its model has no tokenizer; copy the one of its token files to model/")
@@ -53,9 +58,10 @@ def continue_text(directory: Path, text: str, num_tokens: int, temperature: floa
             directory / MODEL_DIRECTORY, local_files_only=True, trust_remote_code=False
         )
         prompt = tokenizer(text, return_tensors="pt")
-        largest_id = int(prompt["input_ids"].max())
-    rule = f"its tokenizer has the id {largest_id}, its model {model.config.vocab_size} ids; restore both"
-    require(largest_id < model.config.vocab_size, "RUN", directory, rule)
+        max_id = int(prompt["input_ids"].max())
+    rule = f"its tokenizer has the id {max_id}, its model {model.config.vocab_size} ids; restore both"
+    if max_id >= model.config.vocab_size:
+        raise SettingsError.of("RUN", directory, rule)
     torch.manual_seed(seed)
     chosen = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
     with readable(directory, f"what its {MODEL_DIRECTORY}/ says about generation"):

@@ -13,12 +13,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 from rich.table import Table
 
-from adloco_dist.config import require
-from adloco_dist.decisions.records import Record
-from adloco_dist.decisions.statistics import Vector
+from adloco_dist.config import SettingsError
 from adloco_dist.run.directory import existing_part
 from adloco_dist.run.journal import strict_json
-from adloco_dist.terminal import new_console, printable, tell
+from adloco_dist.run.rows import Record
+from adloco_dist.terminal import new_console, report_line
+from adloco_dist.text import printable
+from adloco_dist.tools.deviation import Vector
 
 FIGURES_FILE, PICTURE_FILE = "gradients.json", "gradients.png"
 INCHES, DOTS_PER_INCH = (12.0, 8.0), 100
@@ -35,13 +36,13 @@ def quartiles(values: Vector) -> dict[str, float]:
 def histogram(values: Vector) -> dict[str, list[float]]:
     """How many of the values (>= 0) are in each of NUM_BINS bins, and the NUM_BINS + 1 edges of these.
 
-    The bins reach from the least value to the largest (where all are equal, a little further), and every edge is the
+    The bins reach from the smallest value to the largest (where all are equal, a little further), and every edge is the
     one before times the same factor: some sequences deviate fifty times as far as most. Where a value is 0, the bins
     are of equal width.
     """
-    least, largest = float(values.min()), float(values.max())
-    spaced = np.geomspace if least > 0 else np.linspace
-    edges = spaced(least, max(largest, least * 1.001, 1e-12), NUM_BINS + 1)
+    minimum, largest = float(values.min()), float(values.max())
+    spaced = np.geomspace if minimum > 0 else np.linspace
+    edges = spaced(minimum, max(largest, minimum * 1.001, 1e-12), NUM_BINS + 1)
     return {"counts": np.histogram(values, edges)[0].tolist(), "edges": edges.tolist()}
 
 
@@ -53,7 +54,10 @@ def check_place(directory: Path) -> None:
     """
     existing = existing_part(directory)
     is_place = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
-    require(is_place, "--output", directory, f"{existing} is not a directory that can be written; name another")
+    if not is_place:
+        raise SettingsError.of(
+            "--output", directory, f"{existing} is not a directory that can be written; name another"
+        )
 
 
 def show(result: Record, directory: Path) -> None:
@@ -62,10 +66,10 @@ def show(result: Record, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / FIGURES_FILE).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     draw(result, directory / PICTURE_FILE)
-    console = new_console(least_width=TABLE_WIDTH)
+    console = new_console(min_width=TABLE_WIDTH)
     console.print(_table(result))
-    tell("G: of all these sequences; |g|, |g - G| / |G| and the cosine of g with G: medians over the batches")
-    tell(f"{PICTURE_FILE} and {FIGURES_FILE}: {directory}")
+    report_line("G: of all these sequences; |g|, |g - G| / |G| and the cosine of g with G: medians over the batches")
+    report_line(f"{PICTURE_FILE} and {FIGURES_FILE}: {directory}")
 
 
 def _table(result: Record) -> Table:
@@ -119,7 +123,7 @@ def _shown(value: float | None) -> str:
 
 
 def _trace(row: Record) -> str:
-    """With its standard error, where it is not exact and there is one."""
+    """Show tr(Sigma), with its standard error where it is not exact and there is one."""
     return f"{_shown(row['trace'])} ± {row['trace_error']:,.2g}" if row["trace_error"] else _shown(row["trace"])
 
 

@@ -14,26 +14,25 @@ import torch
 
 from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.config import SettingsError, require
-from adloco_dist.data.corpora import Splits
-from adloco_dist.data.streams import RowStreams
-from adloco_dist.data.tokens import Store
-from adloco_dist.decisions.environment import first_difference
-from adloco_dist.decisions.records import Record
-from adloco_dist.decisions.statistics import Vector, ratio
+from adloco_dist.config import SettingsError
+from adloco_dist.data.corpora import TextSplits
+from adloco_dist.data.tokens import TextTable
+from adloco_dist.noise.statistics import ratio
 from adloco_dist.pool.arithmetic import set_up_arithmetic
 from adloco_dist.pool.flat_model import FlatModel
-from adloco_dist.round.deviation import BatchFigures, FullGradient, Subject, batch_figures, full_gradient
-from adloco_dist.run.finished import open_finished
+from adloco_dist.run.rows import Record
+from adloco_dist.text import first_difference
+from adloco_dist.tools.deviation import BatchFigures, FullGradient, Subject, Vector, batch_figures, full_gradient
+from adloco_dist.tools.finished import open_finished
 from adloco_dist.tools.gradient_plot import check_place, histogram, quartiles, show
 
-MOST_SEQUENCES = 1024
-"""That are looked at unless the user says otherwise."""
+MAX_SEQUENCES = 1024
+"""Maximum number of sequences that are looked at unless the user says otherwise."""
 NUM_VECTORS = 3
-"""That a rank holds: weights, gradient and G."""
+"""Flat vectors that a rank holds: weights, gradient and G."""
 BATCH_SIZES = (1, 4, 16, 64)
-LEAST_BATCHES = 8
-"""For a standard error: deviations of few batches that hold all sequences are nearly equal (of two they are)."""
+MIN_BATCHES = 8
+"""Minimum number of batches for a standard error: few that hold all sequences deviate nearly alike (two, exactly)."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +41,13 @@ class AnalysisOptions:
 
     run: Path
     sequences: int | None = None
-    """N: that many, spread evenly over the split."""
+    """N: number of sequences, spread evenly over the split."""
     batches: tuple[int, ...] | None = None
-    """Sizes B."""
+    """Sizes B of the batches."""
     split: str | None = None
-    """train or validation."""
+    """Name of the split: train or validation."""
     output: Path | None = None
-    pass_size: int | None = None
+    micro_batch_size: int | None = None
 
 
 def analyze_run(runtime: Runtime, options: AnalysisOptions) -> None:
@@ -88,8 +87,8 @@ def _analyze(runtime: Runtime, subject: Subject, options: AnalysisOptions) -> Re
     group = Groups(runtime.backend, settings.cluster.outer_seconds).of(tuple(range(runtime.world_size)))
     full = full_gradient(subject, runtime.control, group)
     if not (math.isfinite(full.squared_norm) and full.squared_norm > 0):
-        told = f"the squared norm of its model's gradient over the {subject.split} split is {full.squared_norm}"
-        raise SettingsError(f"RUN={options.run}: {told}, with which nothing can be compared")
+        detail = f"the squared norm of its model's gradient over the {subject.split} split is {full.squared_norm}"
+        raise SettingsError(f"RUN={options.run}: {detail}, with which nothing can be compared")
     summaries = []
     for size in options.batches or [size for size in BATCH_SIZES if size <= num_sequences]:
         figures = batch_figures(subject, full, size, runtime.control)
@@ -97,7 +96,7 @@ def _analyze(runtime: Runtime, subject: Subject, options: AnalysisOptions) -> Re
     return {
         "run": str(options.run),
         "split": subject.split,
-        "split_sequences": subject.store.num_sequences,
+        "split_sequences": subject.table.num_sequences,
         "sequences": num_sequences,
         "targets": full.targets,
         "num_parameters": subject.flat_model.num_parameters,
@@ -110,7 +109,7 @@ def _analyze(runtime: Runtime, subject: Subject, options: AnalysisOptions) -> Re
 
 
 def traces_of(figures: BatchFigures, num_sequences: int) -> Vector:
-    """tr(Sigma) per sequence as every batch tells it, (J,); their mean is the estimate.
+    """tr(Sigma) per sequence as every batch estimates it, (J,); their mean is the estimate.
 
     Sigma is the covariance of the N sequences' own gradients (divisor N). Batches are drawn from them without
     replacement, so their means spread less than those of independent draws:
@@ -118,7 +117,7 @@ def traces_of(figures: BatchFigures, num_sequences: int) -> Vector:
         E |g_B - G|^2 = tr(Sigma) / B * (N - B) / (N - 1)
 
     (Cochran, Sampling Techniques, 3rd edition, theorem 2.2), which is solved for tr(Sigma). At B = 1 every sequence is
-    its own batch, and the mean is exact; of others it errs by their sampling. At B = N there is nothing to tell: NaN.
+    its own batch, and the mean is exact; of others it errs by their sampling. At B = N nothing can be estimated: NaN.
 
     With padding s_j (g_j - G) is the sum over the batch of s_i (g_i - G), whose own sum over all sequences is 0: what
     is measured is tr(Sigma) = 1/N sum s_i^2 |g_i - G|^2, by s_j^2 |g_j - G|^2 / B, and the formula holds as it stands.
@@ -137,7 +136,7 @@ def summary(figures: BatchFigures, full: FullGradient, num_sequences: int, eta: 
     """
     traces = traces_of(figures, num_sequences)
     trace, num_batches = float(traces.mean()), len(traces)
-    error = float(traces.std(ddof=1)) / math.sqrt(num_batches) if num_batches >= LEAST_BATCHES else math.nan
+    error = float(traces.std(ddof=1)) / math.sqrt(num_batches) if num_batches >= MIN_BATCHES else math.nan
     deviations = np.sqrt(figures.squared_deviations / full.squared_norm)
     values = {"norm": figures.norms, "relative_deviation": deviations, "cosine": figures.cosines}
     return {
@@ -154,33 +153,39 @@ def summary(figures: BatchFigures, full: FullGradient, num_sequences: int, eta: 
 
 
 def _load(options: AnalysisOptions, device: torch.device, sharers: int) -> Subject:
-    """Refuses whatever this rank alone can refuse.
+    """Load what is analysed, and refuse whatever this rank alone can refuse.
 
     Args:
         sharers: ranks of this node.
     """
-    for name, value in (("--sequences", options.sequences), ("--pass", options.pass_size)):
-        require(value is None or value >= 1, name, value, "must be >= 1")
-    settings, module, splits = open_finished(options.run, NUM_VECTORS, sharers)
-    split, store = choose_split(splits, options.split)
-    count = options.sequences or min(store.num_sequences, MOST_SEQUENCES)
-    ids = np.arange(count) * store.num_sequences // count  # spread evenly
-    require(count <= store.num_sequences, "--sequences", count, f"the {split} split has {store.num_sequences}")
+    for name, value in (("--sequences", options.sequences), ("--pass", options.micro_batch_size)):
+        if value is not None and not value >= 1:
+            raise SettingsError.of(name, value, "must be >= 1")
+    run = open_finished(options.run, NUM_VECTORS, sharers)
+    settings = run.settings
+    split, table = choose_split(run.splits, options.split)
+    count = options.sequences or min(table.num_sequences, MAX_SEQUENCES)
+    ids = np.arange(count) * table.num_sequences // count  # spread evenly
+    if count > table.num_sequences:
+        raise SettingsError.of("--sequences", count, f"the {split} split has {table.num_sequences}")
     largest = max(options.batches or (1,))
-    require(largest <= count, "--batches", largest, f"{count} sequences are looked at; take more (--sequences)")
+    if largest > count:
+        raise SettingsError.of("--batches", largest, f"{count} sequences are looked at; take more (--sequences)")
     set_up_arithmetic(settings, device)
-    flat_model = FlatModel(module, device, settings.precision)
-    return Subject(settings, flat_model, split, store, ids, options.pass_size or settings.evaluation.batch)
+    flat_model = FlatModel(run.module, device, settings.precision)
+    micro_batch_size = options.micro_batch_size or settings.evaluation.batch
+    return Subject(settings, flat_model, run.objective, split, table, ids, micro_batch_size)
 
 
-def choose_split(splits: Splits, asked: str | None) -> tuple[str, Store]:
+def choose_split(splits: TextSplits, asked: str | None) -> tuple[str, TextTable]:
     """The split that is looked at, by name and in sequences: the one to train on, unless that is a stream.
 
     Raises:
         SettingsError: it is a stream, and asked for.
     """
-    if not isinstance(splits.train, RowStreams) and asked != "validation":
-        return "train", splits.train
+    if splits.table is not None and asked != "validation":
+        return "train", splits.table
     rule = f"{splits.source} cannot be read in any order; leave it out for the validation split"
-    require(asked != "train", "--split", asked, rule)
+    if asked == "train":
+        raise SettingsError.of("--split", asked, rule)
     return "validation", splits.validation

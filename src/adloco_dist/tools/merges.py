@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adloco_dist.config import SettingsError, as_tool
-from adloco_dist.decisions.evaluation import in_words
-from adloco_dist.decisions.merging import Merge
-from adloco_dist.decisions.records import Record, candidate_name, merge_in_words, set_of_ranks
+from adloco_dist.policy.evaluation import candidate_name, in_words
+from adloco_dist.policy.merging import Merge
 from adloco_dist.run.reading import read_run
 from adloco_dist.run.records import read_records
+from adloco_dist.run.rows import Record, merge_in_words, recorded_merge
 from adloco_dist.terminal import show
+from adloco_dist.text import set_of_ranks
 
 GAP = 3
 END = "end"
@@ -51,15 +52,16 @@ def draw_merges(records: Sequence[Record], final: Mapping[str, str]) -> list[str
         final: what an evaluation at the end of the run came to, in words, by the candidates' names.
     """
     stretches = _stretches(records)
-    ends = {id: final.get(candidate_name(id), "unknown") for id in stretches[-1].end}
+    ends = {trainer: final.get(candidate_name(trainer), "unknown") for trainer in stretches[-1].end}
     columns = _columns(stretches, ends)
     lines = [_line(columns, "", {trainer: f"trainer {trainer}" for trainer in columns})]
     for stretch in stretches:
         if stretch.merges:
             lines += _merge_lines(columns, stretch)
-        lines.append(_line(columns, stretch.name, {id: f"│ {stretch.workers(id)}" for id in stretch.begin}))
-        lines.append(_line(columns, "", {id: f"│ {stretch.batch(id)}" for id in stretch.begin}))
-    lines.append(_line(columns, END, {trainer: f"▼ {told}" for trainer, told in ends.items()}))
+        workers = {trainer: f"│ {stretch.workers(trainer)}" for trainer in stretch.begin}
+        batches = {trainer: f"│ {stretch.batch(trainer)}" for trainer in stretch.begin}
+        lines += [_line(columns, stretch.name, workers), _line(columns, "", batches)]
+    lines.append(_line(columns, END, {trainer: f"▼ {detail}" for trainer, detail in ends.items()}))
     words = [merge_in_words(row) for stretch in stretches for row in stretch.begin.values() if "merge" in row]
     return [*lines, "", *(words or ["no trainers merged"])]
 
@@ -82,16 +84,16 @@ class _Stretch:
 
     @property
     def merges(self) -> list[Merge]:
-        """Those before the first round."""
-        return [Merge.from_message(row["merge"]) for row in self.begin.values() if "merge" in row]
+        """The merges before the first round."""
+        return [recorded_merge(row) for row in self.begin.values() if "merge" in row]
 
     def workers(self, trainer: int) -> str:
-        """Where they are, and how many."""
+        """Return in words where a trainer's workers are, and how many."""
         count = self.begin[trainer]["workers"]
         return f"{set_of_ranks(self.begin[trainer]['ranks'])} {count} worker{'s' if count > 1 else ''}"
 
     def batch(self, trainer: int) -> str:
-        """In the first and in the last round."""
+        """Return in words a trainer's total batch in the first and in the last round."""
         first, last = self.begin[trainer]["total_batch"], self.end[trainer]["total_batch"]
         return f"batch {first}" if first == last else f"batch {first}-{last}"
 
@@ -119,19 +121,20 @@ def _stretch(rounds: Mapping[int, Mapping[int, Record]], begin: int, end: int) -
 
 
 def _columns(stretches: Sequence[_Stretch], ends: Mapping[int, str]) -> dict[int, int]:
-    """Where on a line every trainer's lane is, left to right by id; each is as wide as what stands in it."""
+    """Where on a line every trainer's column begins, left to right by id; each is as wide as what stands in it."""
     columns: dict[int, int] = {}
     column = max(map(len, (END, *(stretch.name for stretch in stretches)))) + GAP
-    for id in sorted({id for stretch in stretches for id in stretch.begin}):
-        columns[id] = column
-        lived = [stretch for stretch in stretches if id in stretch.begin]
-        texts = [ends.get(id, ""), *(text for stretch in lived for text in (stretch.workers(id), stretch.batch(id)))]
+    for trainer in sorted({trainer for stretch in stretches for trainer in stretch.begin}):
+        columns[trainer] = column
+        lived = [stretch for stretch in stretches if trainer in stretch.begin]
+        shown = [text for stretch in lived for text in (stretch.workers(trainer), stretch.batch(trainer))]
+        texts = [ends.get(trainer, ""), *shown]
         column += len("│ ") + max(map(len, texts)) + GAP
     return columns
 
 
 def _line(columns: Mapping[int, int], name: str, texts: Mapping[int, str]) -> str:
-    """`name`, and each text where its trainer's lane is."""
+    """`name`, and each text in its trainer's column."""
     line = name
     for trainer, column in columns.items():
         if trainer in texts:
@@ -142,18 +145,18 @@ def _line(columns: Mapping[int, int], name: str, texts: Mapping[int, str]) -> st
 def _merge_lines(columns: Mapping[int, int], stretch: _Stretch) -> list[str]:
     """The merges before a stretch, one after the other."""
     ended = {trainer for merge in stretch.merges for trainer in merge.ended}
-    lanes = dict.fromkeys({*stretch.begin, *ended}, "│")
-    lines = [_line(columns, "", lanes)]
+    slots = dict.fromkeys({*stretch.begin, *ended}, "│")
+    lines = [_line(columns, "", slots)]
     for merge in stretch.merges:
         shares = {member: f"│ {share:.2f}" if share else "│ left out" for member, share in merge.shares.items()}
-        lines += [_line(columns, "", lanes | shares), _joint(columns, lanes, merge)]
-        lanes = {trainer: lane for trainer, lane in lanes.items() if trainer not in merge.ended}
-        lines.append(_line(columns, "", lanes))
+        lines += [_line(columns, "", slots | shares), _joint(columns, slots, merge)]
+        slots = {trainer: slot for trainer, slot in slots.items() if trainer not in merge.ended}
+        lines.append(_line(columns, "", slots))
     return lines
 
 
 def _joint(columns: Mapping[int, int], living: Collection[int], merge: Merge) -> str:
-    """The line in which lanes end: they turn towards the survivor's, and cross those of others on the way."""
+    """The line in which columns end: they turn towards the survivor's, and cross those of others on the way."""
     first, last = min(merge.shares), max(merge.shares)
     line = ""
     for trainer, column in columns.items():

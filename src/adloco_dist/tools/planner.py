@@ -2,41 +2,47 @@
 
 from collections.abc import Sequence
 
+import torch
 from rich.table import Table
 
-from adloco_dist.config import Algorithm, Settings
-from adloco_dist.decisions.layout import Layout, experiment_layout
-from adloco_dist.models import num_parameters
+from adloco_dist.averaging.group import ring_bytes_sent
+from adloco_dist.config import Settings
+from adloco_dist.objective.protocol import ParameterCount
+from adloco_dist.policy.layout import Layout, experiment_layout
+from adloco_dist.pool.averager import new_averager
 from adloco_dist.pool.capacity import state_vectors
 from adloco_dist.pool.flat_model import vector_dtype
-from adloco_dist.preflight import examine_corpus, examine_model, examine_replay
+from adloco_dist.setup.parts import Parts
+from adloco_dist.setup.preflight import examine_data, examine_replay
 from adloco_dist.terminal import new_console
-from adloco_dist.tools.trial import try_shape
 
 MEGA = 1e6
 TABLE_WIDTH = 120
 
 
-def print_dry_run(settings: Settings, nodes: Sequence[int]) -> None:
-    """Print what every rank would host, hold and send; nothing is built, so the model may be of any size.
+def print_dry_run(settings: Settings, nodes: Sequence[int], parts: Parts) -> None:
+    """Print what every rank would compute, hold and send.
+
+    A model that the settings name is not built, so it may be of any size.
 
     Args:
         nodes: the node of every rank.
+        parts: what would be trained on what.
 
     Raises:
         SettingsError: what training would refuse, but for memory.
     """
     layout = experiment_layout(settings, nodes)
-    splits = examine_corpus(settings, layout)
-    config = examine_model(settings, splits)
+    splits = examine_data(settings, layout, parts)
+    objective = parts.objective(settings, splits)
     examine_replay(settings, layout)
-    parameters = num_parameters(settings.model, config, settings.data.is_labelled)
-    try_shape(settings.model, config, settings.data.is_labelled)
+    objective.check_shape()
+    parameters = objective.num_parameters() or ParameterCount.of(objective.build(torch.device("cpu"), in_bf16=False))
     element_bytes = vector_dtype(settings.precision).itemsize
     vector_bytes = parameters.trained * element_bytes
-    console = new_console(least_width=TABLE_WIDTH)
+    console = new_console(min_width=TABLE_WIDTH)
     console.soft_wrap = True
-    sequences = "not counted" if splits.num_sequences is None else f"{splits.num_sequences:,}"
+    sequences = "not counted" if splits.train.num_sequences is None else f"{splits.train.num_sequences:,}"
     console.print(f"model: {parameters.trained:,} parameters; one flat vector is {vector_bytes / MEGA:,.1f} MB")
     if parameters.frozen:
         size = f"{parameters.frozen * element_bytes / MEGA:,.1f} MB"
@@ -45,7 +51,7 @@ def print_dry_run(settings: Settings, nodes: Sequence[int]) -> None:
         f"data: {splits.source}: {sequences} training and {splits.validation.num_sequences:,} "
         f"validation sequences of {settings.data.sequence_length} tokens"
     )
-    console.print(_trainer_table(settings, layout, nodes, vector_bytes))
+    console.print(_trainer_table(settings, layout, nodes, parameters.trained))
     console.print(_rank_table(settings, layout, nodes, vector_bytes))
     tokens = settings.data.sequence_length * settings.batching.local_batch * settings.algorithm.updates_per_round
     workers = sum(layout.num_workers(trainer) for trainer in layout.trainers)
@@ -54,8 +60,9 @@ def print_dry_run(settings: Settings, nodes: Sequence[int]) -> None:
     )
 
 
-def _trainer_table(settings: Settings, layout: Layout, nodes: Sequence[int], payload_bytes: int) -> Table:
-    is_ddp = settings.algorithm.name is Algorithm.ddp
+def _trainer_table(settings: Settings, layout: Layout, nodes: Sequence[int], num_elements: int) -> Table:
+    dtype = vector_dtype(settings.precision)
+    averager = new_averager(settings.wire, dtype)
     table = Table(title="trainers")
     for title in (
         "trainer",
@@ -68,11 +75,13 @@ def _trainer_table(settings: Settings, layout: Layout, nodes: Sequence[int], pay
         table.add_column(title, justify="right")
     for trainer in layout.trainers:
         ranks = layout.ranks(trainer)
-        times = settings.algorithm.updates_per_round if is_ddp else 1
-        sent = times * 2 * (len(ranks) - 1) / len(ranks) * payload_bytes
+        if settings.algorithm.is_data_parallel:
+            sent = settings.algorithm.updates_per_round * ring_bytes_sent(num_elements * dtype.itemsize, len(ranks))
+        else:
+            sent = averager.bytes_per_rank(num_elements + 1, 1, len(ranks))
         table.add_row(
             str(trainer),
-            " ".join(map(str, layout.hosts[trainer])),
+            " ".join("+".join(map(str, ranks)) for ranks in layout.workers[trainer]),
             str(layout.num_nodes(trainer, nodes)),
             "{" + ",".join(map(str, ranks)) + "}",
             str(layout.num_workers(trainer) * settings.batching.local_batch),
@@ -87,8 +96,8 @@ def _rank_table(settings: Settings, layout: Layout, nodes: Sequence[int], vector
     for title in ("rank", "node", "workers", *kinds, "sum"):
         table.add_column(title, justify="right")
     for rank, node in enumerate(nodes):
-        hosted = {trainer: len(layout.workers_on(rank, trainer)) for trainer in layout.trainers_on(rank)}
-        vectors = state_vectors(settings, len(hosted), sum(hosted.values()))
+        placed = {trainer: len(layout.workers_on(rank, trainer)) for trainer in layout.trainers_on(rank)}
+        vectors = state_vectors(settings, len(placed), sum(placed.values()))
         counts = [*vectors.values(), sum(vectors.values())]
         row = [f"{count * vector_bytes / MEGA:,.1f}" for count in counts]
         table.add_row(str(rank), str(node), str(vectors["weights"]), *row)

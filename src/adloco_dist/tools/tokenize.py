@@ -1,7 +1,7 @@
 """A corpus made into token files once, in parallel: `launch/tokenize_corpus.py OUT key=value ...`.
 
 Every unit of work (a file, or a part of one) becomes files of its own, each written whole or not at all, so that an
-interrupted command goes on where it stopped and the bytes do not depend on how many processes made them.
+interrupted command resumes where it stopped and the bytes do not depend on how many processes made them.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from adloco_dist.cluster.signals import begin_in_pool, signals_held
-from adloco_dist.config import OF_ROWS, Corpus, DataSettings, SettingsError, as_tool, require
+from adloco_dist.config import OF_ROWS, Corpus, DataSettings, SettingsError, as_tool
 from adloco_dist.config.compose import compose
 from adloco_dist.data.corpora import read_text, row_files_of
 from adloco_dist.data.documents import Document, RowFiles
@@ -30,12 +30,13 @@ from adloco_dist.data.encoding import Tokens, load_encoder, train_tokenizer
 from adloco_dist.data.files import expand
 from adloco_dist.data.hub import prefer_cache_without_hub
 from adloco_dist.data.left_out import LeftOut
-from adloco_dist.data.token_files import Manifest, TokenFile, largest_id
-from adloco_dist.terminal import new_console, one_line, show, told_wait
+from adloco_dist.data.token_files import Manifest, TokenFile, max_id
+from adloco_dist.terminal import new_console, reported_wait, show
+from adloco_dist.text import one_line
 
-DOCUMENTS_AT_ONCE = 256
+DOCUMENTS_PER_CALL = 256
 FILES_PER_UNIT = 256
-"""Of text files, each of which is one document."""
+"""Text files of a unit, each of which is one document."""
 PLAN_FILE = "plan.json"
 TOKENIZER = "tokenizer"
 
@@ -47,7 +48,7 @@ class Unit:
     name: str
     files: tuple[str, ...]
     index: int = 0
-    """Of every `stride` rows it takes this one."""
+    """Which one of every `stride` rows the unit takes."""
     stride: int = 1
 
 
@@ -55,7 +56,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point of launch/tokenize_corpus.py."""
     parser = argparse.ArgumentParser(
         description="Tokenize a corpus into token files, from which training starts at once: data=tokens "
-        "'data.train=[OUT/train]' 'data.validation=[OUT/validation]'. The same command goes on after an interruption.",
+        "'data.train=[OUT/train]' 'data.validation=[OUT/validation]'. The same command resumes after an interruption.",
     )
     parser.add_argument("out", type=Path, help="folder to write")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings of data, as for launch/train.py")
@@ -76,52 +77,54 @@ def tokenize_corpus(options: argparse.Namespace) -> str:
     Raises:
         SettingsError: a mistake in the settings or options, or a damaged file.
     """
-    for name, least in (("processes", 1), ("parts", 1), ("shard_tokens", 2), ("tokenizer_documents", 1)):
+    for name, minimum in {"processes": 1, "parts": 1, "shard_tokens": 2, "tokenizer_documents": 1, "files": 1}.items():
         value = getattr(options, name)
-        require(value >= least, f"--{name.replace('_', '-')}", value, f"must be >= {least}")
+        if value is not None and value < minimum:
+            raise SettingsError.of(f"--{name.replace('_', '-')}", value, f"must be >= {minimum}")
     data = compose(options.overrides).data
-    require(data.corpus is not Corpus.tokens, "data.corpus", data.corpus, "is tokenised already; name a corpus of text")
-    require(not data.is_labelled, "data.label_column", data.label_column, "token files hold no labels; leave it out")
+    if data.corpus is Corpus.tokens:
+        raise SettingsError.of("data.corpus", data.corpus, "is tokenised already; name a corpus of text")
+    if data.is_labelled:
+        raise SettingsError.of("data.label_column", data.label_column, "token files hold no labels; leave it out")
     prefer_cache_without_hub(data.hub, data.tokenizer)
-    with told_wait(lambda: "looking at the corpus: still at it"):
+    with reported_wait(lambda: "looking at the corpus: still at it"):
         splits = _splits(data)
-    require(options.files is None or options.files >= 1, "--files", options.files, "must be >= 1")
     splits["train"] = _first(splits["train"], options.files)
     for folder in (options.out / split for split in splits):
         if folder.exists() and not (folder / PLAN_FILE).exists() and any(folder.iterdir()):
             raise SettingsError(f"OUT={folder}: holds other files; name a new folder")
     tokenizer = _tokenizer(options, data, splits["train"])
-    told = []
+    detail = []
     for split, source in splits.items():
         units = _units(source, options.parts)
         if units:
-            told.append(_tokenize_split(options, data, split, source, units, tokenizer))
+            detail.append(_tokenize_split(options, data, split, source, units, tokenizer))
     names = [f"'data.{split}=[{options.out / split}]'" for split in splits if (options.out / split).exists()]
-    return "\n".join([*told, f"train from it: data=tokens {' '.join(names)}"])
+    return "\n".join([*detail, f"train from it: data=tokens {' '.join(names)}"])
 
 
-Source = RowFiles | list[Path]
+ResumePoint = RowFiles | list[Path]
 
 
-def _splits(data: DataSettings) -> dict[str, Source]:
+def _splits(data: DataSettings) -> dict[str, ResumePoint]:
     if data.corpus in OF_ROWS:
         train, validation = row_files_of(data)
         return {"train": train, "validation": validation}
     if data.corpus is Corpus.python_stdlib:
         return {"train": library_sources()}
-    found: dict[str, Source] = {"train": expand("data.train", data.train)}
+    found: dict[str, ResumePoint] = {"train": expand("data.train", data.train)}
     if data.validation:
         found["validation"] = expand("data.validation", data.validation)
     return found
 
 
-def _first(source: Source, num_files: int | None) -> Source:
+def _first(source: ResumePoint, num_files: int | None) -> ResumePoint:
     return replace(source, files=source.files[:num_files]) if isinstance(source, RowFiles) else source[:num_files]
 
 
-def _units(source: Source, parts: int) -> list[Unit]:
+def _units(source: ResumePoint, parts: int) -> list[Unit]:
     if isinstance(source, RowFiles):
-        if source.most is not None:  # counted over all files
+        if source.maximum is not None:  # counted over all files
             return [Unit("00000", source.files)] if source.files else []
         pairs = [(file, part) for file in source.files for part in range(parts)]
         return [Unit(f"{number:05}", (file,), part, parts) for number, (file, part) in enumerate(pairs)]
@@ -129,17 +132,19 @@ def _units(source: Source, parts: int) -> list[Unit]:
     return [Unit(f"{number:05}", tuple(map(str, group))) for number, group in enumerate(groups)]
 
 
-def _tokenizer(options: argparse.Namespace, data: DataSettings, source: Source) -> str | None:
+def _tokenizer(options: argparse.Namespace, data: DataSettings, source: ResumePoint) -> str | None:
     """What `data.tokenizer` is to be: one that is trained now, or was when the command first ran."""
     size, folder = options.train_tokenizer, options.out / TOKENIZER
     if size is None:
         return data.tokenizer
-    require(data.tokenizer is None, "data.tokenizer", data.tokenizer, "and --train-tokenizer: give one of them")
-    require(size >= 300, "--train-tokenizer", size, "must be >= 300: 256 bytes, and what is learnt")
+    if data.tokenizer is not None:
+        raise SettingsError.of("data.tokenizer", data.tokenizer, "and --train-tokenizer: give one of them")
+    if size < 300:
+        raise SettingsError.of("--train-tokenizer", size, "must be >= 300: 256 bytes, and what is learnt")
     if not (folder / "tokenizer.json").exists():
         files = source.files if isinstance(source, RowFiles) else tuple(map(str, source))
         apart = replace(source, left_out=LeftOut()) if isinstance(source, RowFiles) else source
-        documents = _documents(apart, Unit("", files))  # what they leave out is told when they are written
+        documents = _documents(apart, Unit("", files))  # what they leave out is reported when they are written
         texts = (document.text for document in islice(documents, options.tokenizer_documents))
         trained = train_tokenizer(texts, size)
         folder.mkdir(parents=True, exist_ok=True)
@@ -151,23 +156,24 @@ def _tokenizer(options: argparse.Namespace, data: DataSettings, source: Source) 
     return str(folder)
 
 
-def _documents(source: Source, unit: Unit) -> Iterator[Document]:
+def _documents(source: ResumePoint, unit: Unit) -> Iterator[Document]:
     if not isinstance(source, RowFiles):
         for path in unit.files:
             if text := read_text("data.train", Path(path)):
                 yield Document(text)
         return
     taken = (document for file in unit.files for document in source.of_file(file))
-    limited = islice(taken, source.most)
+    limited = islice(taken, source.maximum)
     yield from (document for document in islice(limited, unit.index, None, unit.stride) if document.text)
 
 
 def _tokenize_split(
-    options: argparse.Namespace, data: DataSettings, split: str, source: Source, units: Sequence[Unit],
+    options: argparse.Namespace, data: DataSettings, split: str, source: ResumePoint, units: Sequence[Unit],
     tokenizer: str | None,
 ) -> str:  # fmt: skip
-    """All units of a split, those that are done already excepted; then the manifest."""
-    folder, encoder = options.out / split, load_encoder(_with(data, tokenizer))
+    """Tokenize all units of a split but those that are done already, then write the manifest."""
+    data = replace(data, tokenizer=tokenizer)
+    folder, encoder = options.out / split, load_encoder(data)
     made_of = _made_of(data, units, encoder.digest, options.shard_tokens)
     _begin(folder, made_of)
     done = {unit.name: _finished(folder, unit) for unit in units}
@@ -177,19 +183,16 @@ def _tokenize_split(
     ) as pool:  # fmt: skip
         task = progress.add_task(split, total=len(units), completed=len(units) - len(left), tokens="0")
         with signals_held([signal.SIGINT]):  # processes that still import would show where they were
-            jobs = {
-                pool.submit(tokenize_unit, folder, unit, source, _with(data, tokenizer), options.shard_tokens): unit
-                for unit in left
-            }
-        tokens, told = 0, set()
+            jobs = {pool.submit(tokenize_unit, folder, unit, source, data, options.shard_tokens): unit for unit in left}
+        tokens, detail = 0, set()
         try:
             for job in as_completed(jobs):
                 files, skipped = job.result()
                 done[jobs[job].name] = files
                 tokens += sum(file.num_tokens for file in files)
                 progress.update(task, advance=1, tokens=f"{tokens:,}")
-                notes = [line for line in skipped if line not in told]  # several units may read one file
-                told.update(notes)
+                notes = [line for line in skipped if line not in detail]  # several units may read one file
+                detail.update(notes)
                 for line in [*notes, *([] if progress.console.is_terminal else [f"{split} {jobs[job].name} done"])]:
                     progress.console.print(one_line(line), soft_wrap=True)
         except BaseException:  # what is not begun yet is not begun
@@ -207,7 +210,7 @@ def _tokenize_split(
 
 
 def tokenize_unit(
-    folder: Path, unit: Unit, source: Source, data: DataSettings, shard_tokens: int
+    folder: Path, unit: Unit, source: ResumePoint, data: DataSettings, shard_tokens: int
 ) -> tuple[list[TokenFile], list[str]]:
     """Write a unit's token files, and last a note of them; what was skipped of damaged files, too.
 
@@ -217,7 +220,7 @@ def tokenize_unit(
     encoder, files = load_encoder(data), []
     pending: list[Tokens] = []
     documents = _documents(source, unit)
-    while group := list(islice(documents, DOCUMENTS_AT_ONCE)):
+    while group := list(islice(documents, DOCUMENTS_PER_CALL)):
         pending += encoder.encode([document.text for document in group])
         if sum(map(len, pending)) >= shard_tokens:
             whole = np.concatenate(pending)
@@ -238,7 +241,7 @@ def _write(folder: Path, unit: Unit, number: int, tokens: Tokens) -> TokenFile:
     with draft.open("wb") as file:
         np.save(file, tokens, allow_pickle=False)
     draft.rename(path)
-    return TokenFile(path.name, len(tokens), largest_id(tokens), sha256(tokens.tobytes()).hexdigest())
+    return TokenFile(path.name, len(tokens), max_id(tokens), sha256(tokens.tobytes()).hexdigest())
 
 
 def _note(folder: Path, unit: Unit) -> Path:
@@ -286,10 +289,6 @@ def _identity(file: str) -> str:
     """A file's name and size, wherever it lies."""
     path = Path(file)
     return f"{path.name} {path.stat().st_size}" if path.is_file() else file
-
-
-def _with(data: DataSettings, tokenizer: str | None) -> DataSettings:
-    return DataSettings(**{**vars(data), "tokenizer": tokenizer})
 
 
 def _progress() -> Progress:

@@ -1,0 +1,238 @@
+"""What averages cost on slow links: hosts as network namespaces with shaped links (Linux, root, iproute2).
+
+exposed: the launcher on two hosts, `small`, H 25, batch 4 x 128, and on four with `tiny`; each host's rank has one core
+    of its own (two share one on fewer cores). exposed_* is the share of a round that is not spent in inner updates, the
+    median over rounds of the mean over ranks, the first round left out; tokens_* is tokens per second over those of
+    wire=fp32 on unshaped links. All sides of one link are run in turn.
+averages: `Averager.all_reduce` of 41 MB between two hosts, all formats in turn. bytes_* are what the kernel has counted
+    on the link over what it has counted for fp32, *_over_its_bytes the time over what the link needs for those bytes.
+    overlap_costs is tokens per second of the inner phase of slow_link over that of fp32, at 100 Mbit/s.
+overlap: the same where the link is busy all the time with int4 averages, one after the other.
+unequal: two hosts with `tiny`, one of them at half speed; idle_* is the share of the fast one's time spent waiting.
+codec: encoding and decoding 41 MB as int4 on one core.
+loss: validation loss of `tiny` after equal tokens of real text over that of wire=fp32, three seeds, no links. It takes
+    half an hour: only where it is asked for.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from adloco_dist.averaging.codecs import WholeNumbers, decode_into, encode, num_blocks
+from adloco_dist.testing.hosts import Host, hosts, run_on, why_unavailable
+from common import median_ratio, parse, report, spread
+
+ROOT = Path(__file__).parents[1]
+NUM_ELEMENTS = 10_245_760
+"""Of `small`: 41 MB in fp32."""
+SHARED = (
+    "pool.trainers=1", "merge=none", "batching.request=none", "batching.local_batch=4", "data.sequence_length=128",
+    "algorithm.updates_per_round=25", "budget=rounds", "evaluation=final_only", "evaluation.final_sequences=8",
+    "tracking=none", "cluster.threads_per_rank=1", "checkpoint.every_minutes=null", "run.directory=run",
+)  # fmt: skip
+LINKS = {"100mbit": 100e6, "10mbit": 10e6}
+LOSSES = {
+    "fp32": ["wire=fp32"],
+    "bf16": ["wire=bf16"],
+    "int8": ["wire=int8"],
+    "int4": ["wire=int4"],
+    "int4_feedback": ["wire=int4", "wire.error_feedback=true"],
+    "sparse": ["wire=sparse"],
+    "sparse_no_feedback": ["wire=sparse", "wire.error_feedback=false"],
+    "average": ["outer=average"],
+    "fragments_4": ["wire.fragments=4"],
+    **{f"tau_{tau}": [f"wire.delay_updates={tau}"] for tau in (1, 2, 5, 10)},
+    "tau_5_keep": ["wire.delay_updates=5", "wire.keep_local=0.5"],
+    "streaming": ["wire=slow_link"],
+    "streaming_keep": ["wire=slow_link", "wire.keep_local=0.5"],
+}
+Figures = dict[str, float]
+Rows = list[list[str]]
+
+
+def main() -> None:
+    parser = parse(__doc__ or "")
+    parts = tuple(PARTS)
+    parser.add_argument("--only", choices=parts, action="append", help="leave the others out")
+    options = parser.parse_args()
+    chosen = options.only or [part for part in parts if part != "loss"]
+    if set(chosen) & {"averages", "overlap", "unequal", "exposed"} and (reason := why_unavailable()):
+        sys.exit(f"no hosts on this machine: {reason}")
+    figures: Figures = {}
+    rows: Rows = []
+    for part in parts:
+        if part in chosen:
+            found, more = PARTS[part](options.quick)
+            figures |= found
+            rows += more
+    report("averages on slow links", ("side", "min", "median", "max"), rows, figures, options.json)
+
+
+def codec(quick: bool) -> tuple[Figures, Rows]:
+    torch.set_num_threads(1)
+    whole = WholeNumbers(4)
+    values, total = torch.randn(NUM_ELEMENTS) * 1e-3, torch.empty(NUM_ELEMENTS)
+    message = torch.empty(num_blocks(NUM_ELEMENTS), whole.block_bytes, dtype=torch.uint8)
+    seconds = []
+    for _ in range(6 if quick else 21):
+        start = time.perf_counter()
+        encode(whole, values, message)
+        decode_into(whole, message, total)
+        seconds.append(time.perf_counter() - start)
+    milliseconds = [one * 1e3 for one in seconds[1:]]
+    return {"codec_ms": statistics.median(milliseconds)}, [["codec, ms", *spread(milliseconds)]]
+
+
+def averages(quick: bool) -> tuple[Figures, Rows]:
+    link, rate = "100mbit", LINKS["100mbit"]
+    found = _on_hosts("averages", link, 2 if quick else 6)
+    exact = statistics.median(one["bytes"] for one in found["fp32"])
+    figures: Figures = {}
+    rows: Rows = []
+    for name, times in found.items():
+        sent = statistics.median(one["bytes"] for one in times)
+        over = [one["seconds"] / (one["bytes"] * 8 / rate) for one in times]
+        figures |= {f"bytes_{name}": sent / exact, f"{name}_over_its_bytes": statistics.median(over)}
+        rows.append([f"{name} at {link}, s", *spread([one["seconds"] for one in times])])
+    return figures, rows
+
+
+def overlap(quick: bool) -> tuple[Figures, Rows]:
+    figures: Figures = {}
+    rows: Rows = []
+    for link in LINKS:
+        found = _on_hosts("overlap", link, 3 if quick else 6)
+        figures[f"overlap_costs_busy_{link}"] = median_ratio(found["alone"], found["beside"])
+        rows += [[f"updates {side}, link busy at {link}, s", *spread(found[side])] for side in ("alone", "beside")]
+    return figures, rows
+
+
+def _on_hosts(part: str, link: str, repetitions: int) -> dict[str, Any]:
+    """What rank 0 of bench/wire_rank.py has measured, on two hosts."""
+    script = str(ROOT / "bench" / "wire_rank.py")
+    with hosts(2, link) as made, tempfile.TemporaryDirectory() as folder:
+        arguments = [made[0].address, part, str(NUM_ELEMENTS), str(repetitions)]
+        commands = [(host, [*_on_core(i), sys.executable, script, str(i), *arguments]) for i, host in enumerate(made)]
+        (code, output), *_ = run_on(commands, Path(folder))
+        assert code == 0, output
+        return json.loads(output.splitlines()[-1])
+
+
+def _on_core(rank: int) -> list[str]:
+    cores = sorted(os.sched_getaffinity(0))
+    return ["taskset", "-c", str(cores[rank % len(cores)])]
+
+
+def exposed(quick: bool) -> tuple[Figures, Rows]:
+    rounds, repetitions = (2, 1) if quick else (3, 1)
+    sides = [("fp32", None, 2, "small"), ("fp32", "100mbit", 2, "small"), ("slow_link", "100mbit", 2, "small")]
+    sides += [("fp32", "1gbit", 2, "small"), ("slow_link", "10mbit", 2, "small"), ("slow_link", "10mbit", 4, "tiny")]
+    sides += [] if quick else [("fp32", "10mbit", 2, "small"), ("int4", "10mbit", 2, "small")]
+    records: dict[str, list[dict[str, Any]]] = {}
+    for _ in range(repetitions):
+        for wire, link, num_hosts, model in sides:
+            key = f"{wire}_{link or 'unshaped'}" + (f"_{num_hosts}_hosts" if num_hosts > 2 else "")
+            records.setdefault(key, []).extend(_rounds(link, num_hosts, [f"model={model}", f"wire={wire}"], rounds))
+    figures: Figures = {}
+    rows: Rows = []
+    rates = {key: [_tokens_per_second(record) for record in found] for key, found in records.items()}
+    for key, found in records.items():
+        shares = [1 - statistics.mean(record["utilisation"].values()) for record in found]
+        figures[f"exposed_{key}"] = statistics.median(shares)
+        rows.append([f"{key}: share not in updates", *spread(shares)])
+        if not key.endswith("hosts"):
+            figures[f"tokens_{key}"] = statistics.median(rates[key]) / statistics.median(rates["fp32_unshaped"])
+    inner = {key: [record["seconds"]["inner"] for record in found] for key, found in records.items()}
+    alone, beside = (statistics.median(inner[key]) for key in ("fp32_100mbit", "slow_link_100mbit"))
+    figures["overlap_costs"] = alone / beside
+    return figures, rows
+
+
+def unequal(quick: bool) -> tuple[Figures, Rows]:
+    figures: Figures = {}
+    rows: Rows = []
+    for way in ("updates", "speed"):
+        # A second process on the core of the second host: half of its speed.
+        busy = subprocess.Popen([*_on_core(1), sys.executable, "-c", "while True: pass"])
+        try:
+            overrides = ["model=tiny", f"algorithm.round={way}", "algorithm.updates_per_round=50"]
+            records = _rounds("100mbit", 2, overrides, 3 if quick else 10)
+        finally:
+            busy.kill()
+        idle = [_waiting(record, rank="0") for record in records]
+        figures["idle_unequal" if way == "speed" else "idle_unequal_updates"] = statistics.median(idle)
+        rows.append([f"round={way}: share of the fast rank's time waiting", *spread(idle)])
+    return figures, rows
+
+
+def _waiting(record: dict[str, Any], rank: str) -> float:
+    """Share of a round in which a rank waited for others."""
+    waited = record["waited_seconds"][rank]
+    seconds = record["seconds"]
+    return (waited["control"] + waited["average"]) / (seconds["outer"] + waited["control"] + seconds["inner"])
+
+
+def _tokens_per_second(record: dict[str, Any]) -> float:
+    """A round's tokens over all of its time on the slowest rank."""
+    seconds = record["seconds"]
+    return record["tokens"] / (seconds["inner"] + seconds.get("outer", 0) + seconds["control"])
+
+
+def _rounds(link: str | None, num_hosts: int, overrides: Sequence[str], rounds: int) -> list[dict[str, Any]]:
+    """The records of a run's rounds but the first."""
+    with hosts(num_hosts, link) as made, tempfile.TemporaryDirectory() as folder:
+        endpoint = f"{made[0].name}:29501"
+
+        def command(rank: int, host: Host) -> list[str]:
+            launch = [*_on_core(rank), sys.executable, str(ROOT / "launch" / "train.py"), "--nproc-per-node", "1"]
+            nodes = ["--nnodes", str(num_hosts), "--local-addr", host.address, "--rdzv-endpoint", endpoint]
+            pool = [f"pool.workers_per_trainer={num_hosts}", f"budget.rounds={rounds + 1}"]
+            return [*launch, *nodes, *SHARED, *pool, *overrides]
+
+        ended = run_on([(host, command(rank, host)) for rank, host in enumerate(made)], Path(folder), 900)
+        assert not any(code for code, _ in ended), ended
+        lines = (Path(folder) / made[0].name / "run" / "metrics.jsonl").read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["round"] > 1]
+
+
+def loss(quick: bool) -> tuple[Figures, Rows]:
+    names = ["fp32", "streaming"] if quick else list(LOSSES)
+    found: dict[str, list[float]] = {name: [] for name in names}
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in range(1 if quick else 3):
+            for name in names:
+                run = Path(folder) / f"{name}-{seed}"
+                overrides = [*SHARED[:-1], f"run.directory={run}", f"seed={seed}", "model=tiny", *LOSSES[name]]
+                overrides += ["pool.workers_per_trainer=2", f"budget.rounds={4 if quick else 30}"]
+                overrides += ["evaluation.final_sequences=400", "inner.lr=2e-3"]
+                _train(overrides)
+                candidates = json.loads((run / "run.json").read_text())["result"]["candidates"]
+                found[name].append(candidates[0]["validation_loss"])
+    ratios = {name: [one / other for one, other in zip(found[name], found["fp32"], strict=True)] for name in names}
+    figures = {f"loss_{name}": statistics.mean(values) for name, values in ratios.items()}
+    rows = [[f"{name}: loss", *(f"{value:.4f}" for value in sorted(found[name])[:3])] for name in names]
+    return figures, rows if not quick else [[row[0], row[1], "", ""] for row in rows]
+
+
+def _train(overrides: Sequence[str]) -> None:
+    command = [sys.executable, str(ROOT / "launch" / "train.py"), "--nproc-per-node", "2", *overrides]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+PARTS = {
+    "codec": codec, "averages": averages, "overlap": overlap, "unequal": unequal, "exposed": exposed, "loss": loss,
+}  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

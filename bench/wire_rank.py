@@ -1,0 +1,120 @@
+"""One of the two ranks of bench/wire.py: what averages between them take; rank 0 prints it as JSON."""
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]  (that is its documented place)
+
+from adloco_dist.averaging.averager import Averager, FullPrecision
+from adloco_dist.averaging.background import Background
+from adloco_dist.averaging.codecs import BFloat16, WholeNumbers
+from adloco_dist.averaging.group import Group, group_of
+from adloco_dist.averaging.quantized import Quantized
+from adloco_dist.averaging.sparse import Sparse
+from adloco_dist.config.compose import compose
+from adloco_dist.data.encoding import Vocabulary
+from adloco_dist.objective.language import LanguageObjective
+
+AVERAGERS: dict[str, Averager] = {
+    "fp32": FullPrecision(),
+    "bf16": Quantized(BFloat16()),
+    "int8": Quantized(WholeNumbers(8)),
+    "int4": Quantized(WholeNumbers(4)),
+    "sparse": Sparse(),
+}
+CPU = torch.device("cpu")
+
+
+def averages(group: Group, num_elements: int, repetitions: int) -> dict[str, Any]:
+    """Seconds and bytes of every format, in turn."""
+    payload = torch.randn(num_elements + 1) * 1e-3
+    residual = torch.zeros(num_elements)
+    found: dict[str, Any] = {name: [] for name in AVERAGERS}
+    for number in range(repetitions + 1):
+        for name, averager in AVERAGERS.items():
+            dist.barrier()
+            before, start = _bytes_sent(), time.perf_counter()
+            averager.all_reduce(payload, 1, group, residual if averager.keeps_residual else None)
+            seconds = time.perf_counter() - start
+            dist.barrier()
+            if number:
+                found[name].append({"seconds": seconds, "bytes": _bytes_sent() - before})
+    return found
+
+
+def overlap(group: Group, num_elements: int, repetitions: int) -> dict[str, Any]:
+    """Seconds of five updates of `small`, alone and with averages under way, in turn."""
+    settings = compose(["model=small", "data.sequence_length=128"])
+    module = LanguageObjective.fitted(settings, Vocabulary(4096)).build(CPU, in_bf16=False)
+    optimizer = torch.optim.AdamW(module.parameters(), fused=True)
+    tokens = torch.randint(4096, (4, 128))
+    payload = torch.randn(num_elements + 1) * 1e-3
+
+    def updates() -> None:
+        for _ in range(5):
+            module(input_ids=tokens, labels=tokens).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def beside() -> None:
+        # As many as take longer than the updates; what is left of them is not counted.
+        def average() -> torch.Tensor:
+            for _ in range(count):
+                AVERAGERS["int4"].all_reduce(payload, 1, group, None)
+            return payload
+
+        under_way.append(Background(average, CPU).begin())
+        updates()
+
+    under_way: list[Background] = []
+    alone = [_seconds(updates) for _ in range(2)][1]
+    one = statistics.median(_seconds(lambda: AVERAGERS["int4"].all_reduce(payload, 1, group, None)) for _ in range(3))
+    counts = torch.tensor([round(1.5 * alone / one) + 1])
+    dist.all_reduce(counts, dist.ReduceOp.MAX)
+    count = int(counts)
+    found: dict[str, Any] = {"alone": [], "beside": []}
+    for _ in range(repetitions):
+        dist.barrier()
+        found["alone"].append(_seconds(updates))
+        dist.barrier()
+        found["beside"].append(_seconds(beside))
+        under_way.pop().wait()
+    return found
+
+
+def _seconds(action: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def _bytes_sent() -> int:
+    return int(Path("/sys/class/net/eth0/statistics/tx_bytes").read_text())
+
+
+def main() -> None:
+    rank, master, part, num_elements, repetitions = sys.argv[1:]
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+    torch.set_num_threads(1)
+    torch.manual_seed(int(rank))
+    store = TCPStore(master, 29512, 2, rank == "0", timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", store=store, rank=int(rank), world_size=2)
+    group = group_of(None, CPU, 600)
+    assert group is not None
+    found = {"averages": averages, "overlap": overlap}[part](group, int(num_elements), int(repetitions))
+    if rank == "0":
+        print(json.dumps(found))
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    main()

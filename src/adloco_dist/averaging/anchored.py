@@ -1,0 +1,208 @@
+"""A rank's one worker and its anchor: fragments of their difference averaged, steps taken, and brought back."""
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+
+import torch
+import torch.distributed as dist
+
+from adloco_dist.averaging.averager import Averager
+from adloco_dist.averaging.background import Background
+from adloco_dist.averaging.buffers import AveragedBuffers
+from adloco_dist.averaging.checks import compare_anchors
+from adloco_dist.averaging.fragments import Fragment, packed_part
+from adloco_dist.averaging.group import Group, ring_bytes_sent
+from adloco_dist.averaging.outer import OuterSGD, chunks, clip_scale, outer_step
+from adloco_dist.averaging.parameters import TrainedParameters
+
+log = logging.getLogger("adloco_dist.diloco")
+
+
+@dataclass(frozen=True)
+class OuterStepReport:
+    """What an outer step did."""
+
+    num_finite: int
+    """Workers whose weights were finite and contributed; 0: the anchor stayed."""
+    pseudo_gradient_norm: float
+    """Norm of the mean pseudo-gradient; 0 if the anchor stayed."""
+    bytes_sent: int
+    """Bytes that this rank sent for it."""
+    transfer_seconds: float = 0.0
+    """How long the average took, where updates were taken meanwhile; else 0."""
+    wait_seconds: float = 0.0
+    """Time of that in which this rank waited."""
+
+    def __add__(self, other: "OuterStepReport") -> "OuterStepReport":
+        return OuterStepReport(
+            min(self.num_finite, other.num_finite),
+            (self.pseudo_gradient_norm**2 + other.pseudo_gradient_norm**2) ** 0.5,
+            self.bytes_sent + other.bytes_sent,
+            self.transfer_seconds + other.transfer_seconds,
+            self.wait_seconds + other.wait_seconds,
+        )
+
+
+@dataclass(frozen=True)
+class _UnderWay:
+    fragment: Fragment
+    average: Background | torch.Tensor
+    buffers: torch.Tensor
+    """Values of the buffers that training changes; summed when the average has arrived."""
+    bytes_sent: int
+
+
+class AnchoredWorker:
+    """Takes the outer steps of the rank's worker.
+
+    Attributes:
+        anchor: (num_elements,), equal on all ranks of the group.
+        momentum: as long, zeros at first; None where the outer optimizer has none.
+        residual: what this rank has not sent, fragment after fragment; None: there is no error feedback.
+        steps: outer steps that were taken, of any fragment.
+        is_under_way: whether an average is.
+    """
+
+    def __init__(
+        self, parameters: TrainedParameters, buffers: AveragedBuffers, fragments: list[Fragment], outer: OuterSGD,
+        averager: Averager, group: Group | None,
+    ) -> None:  # fmt: skip
+        self._parameters, self._buffers, self._outer, self._averager = parameters, buffers, outer, averager
+        self._fragments, self._group = fragments, group
+        self.anchor = parameters.vector()
+        self.momentum = torch.zeros_like(self.anchor) if outer.momentum else None
+        self.residual = torch.zeros_like(self.anchor) if averager.keeps_residual else None
+        self.steps = 0
+        self._under_way: _UnderWay | None = None
+
+    @property
+    def is_under_way(self) -> bool:
+        return self._under_way is not None
+
+    def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
+        """What is to be saved, by part and name: these very tensors."""
+        views = self._parameters.layout.views
+        return {
+            "anchor": views(self.anchor),
+            "momentum": {} if self.momentum is None else views(self.momentum),
+            "residual": {} if self.residual is None else {"residual": self.residual},
+            "buffers": dict(self._buffers.values),
+        }
+
+    def start(self, index: int, is_delayed: bool) -> None:
+        """Let a fragment's pseudo-gradient travel; buffers travel with the first fragment. Collective.
+
+        Args:
+            is_delayed: returns while it travels; else it has arrived.
+        """
+        fragment, group = self._fragments[index], self._group
+        if index == 0:
+            self._buffers.find_changing(group)
+        payload, buffers = self._payloads(index)
+        if group is None:
+            self._under_way = _UnderWay(fragment, payload, buffers, 0)
+            return
+
+        def average() -> torch.Tensor:
+            if is_delayed:  # else it is compared when the step has been taken
+                compare_anchors(group, self.steps, self.anchor)
+            if len(buffers):
+                group.all_reduce(buffers)
+            residual = None if self.residual is None else packed_part(self.residual, self._fragments, index)
+            return self._averager.all_reduce(payload, 1, group, residual)
+
+        num_ranks = len(group.ranks)
+        bytes_sent = ring_bytes_sent(buffers.nbytes, num_ranks)
+        bytes_sent += self._averager.bytes_per_rank(len(payload), 1, num_ranks)
+        under_way = Background(average, payload.device).begin() if is_delayed else average()
+        self._under_way = _UnderWay(fragment, under_way, buffers, bytes_sent)
+
+    def complete(self, keep_local: float | None = None) -> OuterStepReport:
+        """Wait for what is under way, and take its outer step.
+
+        Args:
+            keep_local: share of the worker's own weights when the step is brought to it; None: it is not, yet.
+        """
+        assert self._under_way is not None
+        under_way, self._under_way = self._under_way, None
+        average = under_way.average
+        total = average.wait() if isinstance(average, Background) else average
+        num_finite = int(total[-1])
+        norm = self._step(under_way.fragment, total, num_finite, keep_local)
+        if num_finite and under_way.fragment is self._fragments[0]:
+            self._buffers.step(under_way.buffers, num_finite)
+        if keep_local is not None and under_way.fragment is self._fragments[0]:
+            self._buffers.restart()
+        self.steps += 1
+        times = (average.seconds, average.waited_seconds) if isinstance(average, Background) else (0.0, 0.0)
+        return OuterStepReport(num_finite, norm, under_way.bytes_sent, *times)
+
+    def step(self, keep_local: float, indices: Iterable[int] | None = None) -> OuterStepReport:
+        """Take the outer steps of fragments, or of all, and wait for each of them. Collective."""
+        reports = []
+        for index in range(len(self._fragments)) if indices is None else indices:
+            self.start(index, is_delayed=False)
+            reports.append(self.complete(keep_local))
+        if self._group is not None:
+            compare_anchors(self._group, self.steps, self.anchor)
+        return reduce(add, reports)
+
+    @contextmanager
+    def outer_weights(self) -> Iterator[None]:
+        """Have the anchor's weights in the model while the block runs; not those of an average under way."""
+        own = self._parameters.vector()
+        self._parameters.mix_in(self.anchor)
+        try:
+            with self._buffers.outer_values():
+                yield
+        finally:
+            self._parameters.mix_in(own)
+
+    def mix(self, index: int, keep_local: float) -> None:
+        """Bring the outer step of a fragment, which has been taken, to the worker."""
+        self._parameters.mix_in(self.anchor, keep_local, self._fragments[index].tensors)
+        if index == 0:
+            self._buffers.restart()
+
+    def _step(self, fragment: Fragment, total: torch.Tensor, num_finite: int, keep_local: float | None) -> float:
+        """Take the step part by part, and bring each to the worker; the norm of the mean pseudo-gradient."""
+        norms, start = [total.new_zeros(())], 0
+        for where, which in self._parameters.parts(fragment.tensors):
+            anchor, mean = self.anchor[where], total[start : start + where.stop - where.start]
+            start += len(mean)
+            momentum = None if self.momentum is None else self.momentum[where]
+            for chunk in chunks(len(mean), mean.device) if num_finite else ():
+                outer_step(
+                    self._outer, anchor[chunk], None if momentum is None else momentum[chunk], mean[chunk], num_finite
+                )
+                norms.append(torch.linalg.vector_norm(mean[chunk]))
+            if keep_local is not None:
+                self._parameters.mix_in(self.anchor, keep_local, which)
+        return float(torch.linalg.vector_norm(torch.stack(norms)))
+
+    def _payloads(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """What travels: the pseudo-gradient and the number of workers in it, and the values of changing buffers."""
+        fragment = self._fragments[index]
+        payload = self.anchor.new_empty(fragment.num_elements + 1)
+        total = self._parameters.subtract_from(self.anchor, payload, fragment.tensors)
+        if self._outer.clip_norm is not None:
+            norm = float(torch.linalg.vector_norm(payload[:-1]))
+            payload[:-1].mul_(clip_scale(self._outer.clip_norm, norm))
+        payload[-1] = 1
+        buffers = self._buffers.payload(payload.device) if index == 0 else self.anchor[:0]
+        # Weights that are not finite make differences that are not.
+        if not (torch.isfinite(total) and torch.isfinite(buffers.sum())):
+            log.warning(
+                "outer step %d: the weights of rank %d are not finite; it contributes nothing, and restarts from the "
+                "anchor with a fresh optimizer state",
+                self.steps + 1, dist.get_rank(),
+            )  # fmt: skip
+            payload.zero_()
+            buffers.zero_()
+            self._parameters.mix_in(self.anchor, 0.0)
+            self._parameters.reset_optimizers()
+        return payload, buffers

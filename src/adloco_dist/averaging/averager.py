@@ -1,0 +1,69 @@
+"""How sums of pseudo-gradients travel between ranks. A new way is one further file."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from adloco_dist.averaging.group import Group, ring_bytes_sent
+
+
+class Averager(Protocol):
+    """Sums the payloads of a group's ranks; its exact part counts workers, so whoever reads the sum has the mean.
+
+    It keeps nothing between two sums: what compression took away and is owed to the next is the caller's `residual`. A
+    dataclass says by its fields what all ranks must agree on.
+    """
+
+    @property
+    def keeps_residual(self) -> bool:
+        """Whether it needs a residual (error feedback)."""
+        ...
+
+    def all_reduce(
+        self, payload: torch.Tensor, num_exact: int, group: Group, residual: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The sum over the ranks of `group`. Collective; blocks.
+
+        It may run in a thread of its own, and then on a stream of its own, while updates are computed.
+
+        Args:
+            payload: (num_elements,), on the group's device: a sum of pseudo-gradients of this rank's workers, and
+                what has to arrive exactly. It is overwritten.
+            num_exact: elements at the payload's end that are summed as they are.
+            residual: (num_elements - num_exact,), zeros at first; what this rank has not sent of earlier payloads,
+                and afterwards of this one. None where none is kept.
+
+        Returns:
+            The payload's shape and type, in the same bits on every rank: all of them decode what was sent, also their
+            own part of it.
+
+        Raises:
+            RuntimeError: another rank is late, or gone.
+        """
+        ...
+
+    def bytes_per_rank(self, num_elements: int, num_exact: int, num_ranks: int) -> int:
+        """Bytes that each of `num_ranks` ranks sends for one payload."""
+        ...
+
+
+@dataclass(frozen=True)
+class FullPrecision:
+    """Sums payloads as they are, by one all-reduce in their own memory."""
+
+    dtype: torch.dtype = field(default=torch.float32, repr=False)
+    """Type of the payloads' elements."""
+
+    @property
+    def keeps_residual(self) -> bool:
+        return False
+
+    def all_reduce(
+        self, payload: torch.Tensor, num_exact: int, group: Group, residual: torch.Tensor | None
+    ) -> torch.Tensor:
+        group.all_reduce(payload)
+        return payload
+
+    def bytes_per_rank(self, num_elements: int, num_exact: int, num_ranks: int) -> int:
+        return ring_bytes_sent(num_elements * self.dtype.itemsize, num_ranks)

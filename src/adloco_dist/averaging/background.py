@@ -1,0 +1,78 @@
+"""A collective that goes on while updates are computed."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class Background:
+    """A call that is made in a thread of its own, on a GPU in a stream of its own, once it is begun.
+
+    Calls that follow one another are made one after the other, so that all ranks issue their collectives in one order;
+    nobody else may use their groups meanwhile. The thread takes one core's time only while it encodes and decodes:
+    gloo's own thread moves the bytes, and both sleep while they wait for the link.
+
+    Attributes:
+        seconds: how long the call took, once `wait` has returned.
+        waited_seconds: how long `wait` blocked.
+    """
+
+    def __init__(self, call: Callable[[], torch.Tensor], device: torch.device) -> None:
+        self.seconds = self.waited_seconds = 0.0
+        self._call, self._device = call, device
+        self._after: Background | None = None
+        self._result: torch.Tensor | None = None
+        self._error: BaseException | None = None
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        # A daemon: a process that ends for another reason does not wait for ranks that are gone.
+        self._thread = threading.Thread(target=self._run, name="average", daemon=True)
+
+    def begin(self, after: "Background | None" = None) -> "Background":
+        """Begin the call, which may use what the present stream was given before.
+
+        Args:
+            after: the call that is made before this one.
+        """
+        self._after = after
+        if self._stream:
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        self._thread.start()
+        return self
+
+    def wait(self) -> torch.Tensor:
+        """Block until the call, which is begun now if it was not, has returned; the present stream may use its result.
+
+        Raises:
+            Exception: what the call has raised.
+        """
+        start = time.perf_counter()
+        if self._thread.ident is None:
+            self.begin()
+        self._thread.join()
+        self.waited_seconds += time.perf_counter() - start
+        if self._error is not None:
+            raise self._error
+        if self._stream:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        assert self._result is not None
+        return self._result
+
+    def _run(self) -> None:
+        if self._after is not None:
+            self._after._thread.join()
+            self._after = None
+        start = time.perf_counter()
+        torch.set_num_threads(1)  # this thread's own: the others train
+        try:
+            with _on(self._stream):
+                self._result = self._call()
+        except BaseException as error:  # raised by the thread that waits
+            self._error = error
+        self.seconds = time.perf_counter() - start
+
+
+def _on(stream: torch.cuda.Stream | None) -> Any:
+    return torch.cuda.stream(stream)  # of None it does nothing

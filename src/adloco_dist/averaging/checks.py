@@ -1,0 +1,94 @@
+"""What shows that ranks have drifted apart, and the errors that end a run."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+import torch
+
+from adloco_dist.averaging.group import Group
+from adloco_dist.text import first_difference, ranks_by_value
+from adloco_dist.vectors import shape_in_words
+
+CHECKSUM_ROW_WORDS = 64
+RESTART = "restart all ranks, and load the last state_dict"
+
+
+class RanksDisagreeError(RuntimeError):
+    """Ranks that must hold the same anchor hold different ones: training must stop. Its line names them."""
+
+
+class PeerLostError(RuntimeError):
+    """Another rank is gone, or did not come in time. Its line says when, among which ranks, and what to do."""
+
+
+def checksum(tensor: torch.Tensor) -> list[int]:
+    """Two integer checksums over the bits of a dense tensor, taken where it lives.
+
+    The first is the sum of its 64-bit words, the second weighs every word by its row and by its position in the row, so
+    that exchanged words are seen too. No word is widened (a sum that converts is 30 times slower); both wrap modulo
+    2^64.
+    """
+    words = _words(tensor)
+    whole = words[: len(words) // CHECKSUM_ROW_WORDS * CHECKSUM_ROW_WORDS].view(-1, CHECKSUM_ROW_WORDS)
+    rest = words[whole.numel() :]
+    row_sums = torch.cat([whole.sum(1), rest.sum(0, keepdim=True)])
+    position_sums = whole.sum(0)
+    position_sums[: len(rest)] += rest
+    weights = torch.arange(1, max(len(row_sums), CHECKSUM_ROW_WORDS) + 1, device=words.device)
+    weighted_rows = (row_sums * weights[: len(row_sums)]).sum()
+    weighted_positions = (position_sums * weights[:CHECKSUM_ROW_WORDS]).sum()
+    return torch.stack([row_sums.sum(), weighted_rows + weighted_positions * 31]).tolist()
+
+
+def _words(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's bits as 64-bit words; a copy only where they are no whole number of those, or not aligned."""
+    content = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    missing = -content.numel() % 8
+    if missing or content.storage_offset() % 8:
+        content = torch.cat([content, content.new_zeros(missing)])
+    return content.view(torch.int64)
+
+
+def configurations_differ(group: Group, facts: Mapping[str, str]) -> str | None:
+    """What differs between the ranks' facts, in one line, the same on all of them; None: nothing does. Collective.
+
+    The facts themselves travel only where their digests differ.
+    """
+    text = json.dumps(facts, sort_keys=True)
+    digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), signed=True)
+    if len({tuple(row) for row in group.exchange([digest])}) == 1:
+        return None
+    return first_difference([json.loads(one) for one in group.exchange_text(text)], group.ranks)
+
+
+def compare_anchors(group: Group, round_number: int, anchor: torch.Tensor) -> None:
+    """Make sure that all ranks hold the same anchor after the same round. Collective.
+
+    Raises:
+        RanksDisagreeError: they do not.
+    """
+    rows = group.exchange([round_number, *checksum(anchor)])
+    by_round = ranks_by_value((rank, row[0]) for rank, row in zip(group.ranks, rows, strict=True))
+    if len(by_round) > 1:
+        shown = " and ".join(f"round {number} on {ranks}" for number, ranks in by_round.items())
+        raise RanksDisagreeError(f"ranks are in different rounds, {shown}; {RESTART}")
+    by_anchor = ranks_by_value((rank, tuple(row)) for rank, row in zip(group.ranks, rows, strict=True))
+    if len(by_anchor) > 1:
+        shown = " and ".join(by_anchor.values())
+        raise RanksDisagreeError(f"after round {round_number}: the anchor differs between {shown}; {RESTART}")
+
+
+def compare_tensors(part: str, saved: Mapping[str, torch.Tensor], present: Mapping[str, torch.Tensor]) -> None:
+    """Make sure that tensors of a state_dict are those that are to be loaded, by name, shape and type.
+
+    Raises:
+        ValueError: they are not; one line that names the first.
+    """
+    for name in {**present, **saved}:
+        was, is_here = (
+            "missing" if name not in tensors else shape_in_words(tensors[name]) for tensors in (saved, present)
+        )
+        if was != is_here:
+            rule = "load the state of the same model and outer optimizer"
+            raise ValueError(f"state_dict: its {part} of {name} is {was}, but {is_here} here; {rule}")

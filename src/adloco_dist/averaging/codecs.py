@@ -1,0 +1,140 @@
+"""Pseudo-gradients in fewer bits: blocks of whole numbers with one scale each, or bfloat16."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+BLOCK = 128
+"""Elements with one scale: 16 bits for 128 elements are an eighth of a bit for each."""
+CHUNK_BLOCKS = 1024
+"""Blocks that are encoded at one time: what one operation leaves in a cache the next finds there."""
+
+
+class Codec(Protocol):
+    """Encodes blocks of `BLOCK` elements in `block_bytes` bytes each, and decodes them to the same bits everywhere."""
+
+    @property
+    def block_bytes(self) -> int: ...
+
+    def encode(self, blocks: torch.Tensor, message: torch.Tensor) -> None:
+        """Encode values.
+
+        Args:
+            blocks: (num_blocks, BLOCK), floating-point.
+            message: (num_blocks, block_bytes), uint8; it is filled.
+        """
+        ...
+
+    def decode(self, message: torch.Tensor) -> torch.Tensor:
+        """The values in a message, (num_blocks, BLOCK) in fp32.
+
+        Args:
+            message: (num_blocks, block_bytes), uint8.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class BFloat16:
+    """Values rounded to bfloat16: 8 bits of mantissa, the range of fp32."""
+
+    @property
+    def block_bytes(self) -> int:
+        return 2 * BLOCK
+
+    def encode(self, blocks: torch.Tensor, message: torch.Tensor) -> None:
+        message.view(torch.bfloat16).copy_(blocks)
+
+    def decode(self, message: torch.Tensor) -> torch.Tensor:
+        return message.view(torch.bfloat16).float()
+
+
+@dataclass(frozen=True)
+class WholeNumbers:
+    """Values as whole numbers of `bits` bits, from -L to L, times the scale of their block, in bfloat16.
+
+    The scale is the block's largest magnitude over L, rounded up: a value errs by at most half of it, at most the
+    block's largest magnitude times (1 + 2^-7) / 2L (L is 7 for 4 bits, 127 for 8). A block with a value that is not
+    finite decodes to values that are none.
+    """
+
+    bits: int
+
+    def __post_init__(self) -> None:
+        if self.bits not in (4, 8):
+            raise ValueError(f"bits={self.bits}: must be 4 or 8")
+
+    @property
+    def levels(self) -> int:
+        """L, the largest whole number."""
+        return (1 << self.bits - 1) - 1
+
+    @property
+    def block_bytes(self) -> int:
+        return BLOCK * self.bits // 8 + 2
+
+    def encode(self, blocks: torch.Tensor, message: torch.Tensor) -> None:
+        scales = _rounded_up(blocks.abs().amax(1).float() / self.levels)
+        message[:, -2:] = scales.unsqueeze(1).view(torch.uint8)
+        # Zeros have the scale zero.
+        divisors = torch.where(scales == 0, torch.ones_like(scales), scales).to(blocks.dtype)
+        # Offset by L + 1, so that they are never negative.
+        numbers = (blocks / divisors.unsqueeze(1)).round_().add_(self.levels + 1).to(torch.uint8)
+        if self.bits == 4:  # the second half of a block takes the upper bits
+            low, high = numbers.split(BLOCK // 2, dim=1)
+            numbers = low.add_(high.mul_(16))
+        message[:, :-2] = numbers
+
+    def decode(self, message: torch.Tensor) -> torch.Tensor:
+        scales = message[:, -2:].contiguous().view(torch.bfloat16).float()
+        numbers = message[:, :-2]
+        if self.bits == 4:
+            numbers = torch.cat([numbers & 15, numbers >> 4], dim=1)
+        return numbers.float().sub_(self.levels + 1).mul_(scales)
+
+
+def _rounded_up(values: torch.Tensor) -> torch.Tensor:
+    """Non-negative fp32 values as the next bfloat16 that is not smaller; what is not finite stays so."""
+    upper = ((values.view(torch.int32) + 0xFFFF) >> 16).to(torch.int16).view(torch.bfloat16)
+    return torch.where(values.isfinite(), upper, values.to(torch.bfloat16))
+
+
+def num_blocks(num_elements: int) -> int:
+    """Blocks that hold so many elements."""
+    return -(-num_elements // BLOCK)
+
+
+def encode(codec: Codec, values: torch.Tensor, message: torch.Tensor) -> None:
+    """Encode a vector of any length; blocks of the message behind its end become zeros.
+
+    Args:
+        values: (n,).
+        message: (num_blocks, block_bytes), uint8, of at least as many blocks.
+    """
+    for where, blocks in _chunks(values, len(message)):
+        codec.encode(blocks, message[where])
+
+
+def decode_into(codec: Codec, message: torch.Tensor, total: torch.Tensor, is_first: bool = True) -> None:
+    """Decode a message over `total`, or add it to `total`, (n,), of at most as many blocks."""
+    end = num_blocks(len(total))
+    for start in range(0, end, CHUNK_BLOCKS):
+        part = total[start * BLOCK : (start + CHUNK_BLOCKS) * BLOCK]
+        decoded = codec.decode(message[start : min(start + CHUNK_BLOCKS, end)]).view(-1)[: len(part)]
+        if is_first:
+            part.copy_(decoded)
+        else:
+            part.add_(decoded)
+
+
+def _chunks(values: torch.Tensor, total_blocks: int) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Blocks that are encoded together, and where they are in the message; zeros fill it up."""
+    for start in range(0, total_blocks, CHUNK_BLOCKS):
+        where = slice(start, min(start + CHUNK_BLOCKS, total_blocks))
+        part = values[where.start * BLOCK : where.stop * BLOCK]
+        missing = (where.stop - where.start) * BLOCK - len(part)
+        if missing:
+            part = torch.cat([part, part.new_zeros(missing)])
+        yield where, part.view(-1, BLOCK)

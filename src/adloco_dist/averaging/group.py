@@ -1,0 +1,228 @@
+"""Ranks that exchange tensors, with a timeout on every wait."""
+
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from adloco_dist.text import first_line, set_of_ranks
+
+RankSet = tuple[int, ...]
+"""Distinct ranks, ascending."""
+
+
+class GroupError(RuntimeError):
+    """Ranks of a group cannot exchange tensors; one line that names them."""
+
+
+class PendingCollective:
+    """A collective under way: its tensors belong to it until `wait` returns."""
+
+    def __init__(self, work: dist.Work | None, timeout: timedelta) -> None:
+        assert work is not None  # this rank is in the group
+        self._work, self._timeout = work, timeout
+
+    def wait(self) -> None:
+        """Block until it is done; the result may be used on the current stream right away.
+
+        Raises:
+            RuntimeError: the others did not come within the timeout, or one of them is gone.
+        """
+        self._work.wait(self._timeout)
+
+
+class Group:
+    """Ranks that exchange tensors. Collectives return when they are done, and raise on the calling thread.
+
+    torch's own calls return at once with NCCL, and leave a failure to a thread that ends the process. A wait with a
+    timeout, as here, blocks until the GPU is done; the result may be used on the current stream right away.
+
+    Every method is collective over `ranks`, and raises a RuntimeError when the others do not come within the timeout
+    or one of them is gone; no further collective of the group is possible then.
+    """
+
+    def __init__(
+        self, ranks: RankSet, process_group: dist.ProcessGroup, device: torch.device, timeout_seconds: float,
+        connect_seconds: float,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            device: where the tensors that travel are.
+            timeout_seconds: timeout of one collective.
+            connect_seconds: timeout of the first one, in which NCCL connects its ranks.
+        """
+        self.ranks, self.process_group = ranks, process_group
+        self._device = device
+        self._timeout = timedelta(seconds=timeout_seconds)
+        self._connect_seconds = connect_seconds
+        self._is_connected = False
+        self._last_work: dist.Work | None = None
+
+    @property
+    def index(self) -> int:
+        """This rank's place in `ranks`."""
+        return self.ranks.index(dist.get_rank())
+
+    def connect(self) -> None:
+        """Let the ranks connect to each other, unless they have.
+
+        NCCL does so in the first collective of a group, which has no timeout then: where the network lets nothing
+        through, it never returns. So that one is issued by a thread of its own, and given up after `connect_seconds`.
+
+        Raises:
+            GroupError: they cannot.
+        """
+        if self._is_connected:
+            return
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()  # NCCL takes its memory from the driver, not from torch's cache
+        failures: list[Exception] = []
+
+        def first() -> None:
+            try:
+                work = dist.all_reduce(torch.zeros(1, device=self._device), group=self.process_group, async_op=True)
+                PendingCollective(work, timedelta(seconds=self._connect_seconds)).wait()
+            except Exception as error:  # raised by the thread that waits for this one
+                failures.append(error)
+
+        thread = threading.Thread(target=first, name="connect", daemon=True)
+        thread.start()
+        thread.join(self._connect_seconds)
+        if thread.is_alive() or failures:
+            why = first_line(failures[0]) if failures else f"timed out after {self._connect_seconds:g} s"
+            line = f"ranks {set_of_ranks(self.ranks)} cannot exchange tensors ({why})"
+            raise GroupError(line) from (failures[0] if failures else None)
+        self._is_connected = True
+
+    def start_all_reduce(self, tensor: torch.Tensor) -> PendingCollective:
+        """Start to replace the tensor by the sum of all ranks' tensors, in the same bits on each."""
+        self.connect()
+        return self._pending(dist.all_reduce(tensor, group=self.process_group, async_op=True))
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """Replace the tensor by the sum of all ranks' tensors, in the same bits on each."""
+        self.start_all_reduce(tensor).wait()
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        """Replace the tensor by the lowest rank's."""
+        self.connect()
+        self._pending(dist.broadcast(tensor, self.ranks[0], group=self.process_group, async_op=True)).wait()
+
+    def exchange(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Every rank's whole numbers, of 64 bits each, in the order of `ranks`; as many from each rank."""
+        # A sum, which every backend has for every device that it knows.
+        table = torch.zeros(len(self.ranks), len(numbers), dtype=torch.int64, device=self._device)
+        table[self.index] = torch.tensor(numbers)
+        self.all_reduce(table)
+        return table.tolist()
+
+    def exchange_text(self, text: str) -> list[str]:
+        """Every rank's text, in the order of `ranks`."""
+        content = list(text.encode())
+        lengths = [length for (length,) in self.exchange([len(content)])]
+        padding = [0] * (max(lengths) - len(content))
+        rows = self.exchange(content + padding)
+        return [bytes(row[:length]).decode() for row, length in zip(rows, lengths, strict=True)]
+
+    def all_to_all(
+        self, received: torch.Tensor, sent: torch.Tensor, sizes_in: Sequence[int], sizes_out: Sequence[int]
+    ) -> None:
+        """Send every rank its part of `sent`, and fill `received` with the parts from every rank.
+
+        Args:
+            sizes_in: elements from each rank, in the order of `ranks`.
+            sizes_out: elements to each rank.
+        """
+        self.connect()
+        sizes = list(sizes_in), list(sizes_out)
+        work = dist.all_to_all_single(received, sent, *sizes, group=self.process_group, async_op=True)
+        self._pending(work).wait()
+
+    def exchange_parts(self, parts: torch.Tensor) -> torch.Tensor:
+        """Send every rank its row of `parts`, (ranks, ...); the rows for this rank, in the order of `ranks`."""
+        received = torch.empty_like(parts)
+        received[self.index] = parts[self.index]
+        self._exchange(list(parts.unbind()), received)
+        return received
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Every rank's tensor, of the same shape on all of them, as rows in the order of `ranks`."""
+        received = tensor.new_empty(len(self.ranks), *tensor.shape)
+        received[self.index] = tensor
+        self._exchange([tensor] * len(self.ranks), received)
+        return received
+
+    def _exchange(self, sent: Sequence[torch.Tensor], received: torch.Tensor) -> None:
+        """Send every other rank its tensor, and fill its row of `received`.
+
+        Receives are posted before sends: gloo tells the sender that there is room over the same connection, where it
+        would wait behind what this rank sends, and both directions would take turns (docs/lab-notes.md).
+        """
+        self.connect()
+        size, place, group = len(self.ranks), self.index, self.process_group
+        from_places, to_places = ([(place + sign * step) % size for step in range(1, size)] for sign in (-1, 1))
+        operations = [dist.P2POp(dist.irecv, received[i], self.ranks[i], group) for i in from_places]
+        operations += [dist.P2POp(dist.isend, sent[i], self.ranks[i], group) for i in to_places]
+        for pending in [self._pending(work) for work in dist.batch_isend_irecv(operations)]:
+            pending.wait()
+
+    def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Every rank's tensor, in the order of `ranks`, on the lowest of them; an empty list on the others.
+
+        Args:
+            tensor: has the same shape on all ranks.
+        """
+        self.connect()
+        root = self.ranks[0]
+        received = [torch.empty_like(tensor) for _ in self.ranks] if dist.get_rank() == root else []
+        self._pending(dist.gather(tensor, received or None, root, group=self.process_group, async_op=True)).wait()
+        return received
+
+    def broadcast_each(self, parts: Sequence[torch.Tensor]) -> None:
+        """Fill every part with what the rank in the same position of `ranks` has in it; all parts travel at once."""
+        self.connect()
+        works = [
+            self._pending(dist.broadcast(part, source, group=self.process_group, async_op=True))
+            for source, part in zip(self.ranks, parts, strict=True)
+        ]
+        for work in works:
+            work.wait()
+
+    def _pending(self, work: dist.Work | None) -> PendingCollective:
+        # gloo's threads must not be the last to hold it: they would free its tensors while the interpreter ends, and
+        # abort the process (docs/lab-notes.md).
+        self._last_work = work
+        return PendingCollective(work, self._timeout)
+
+
+def group_of(process_group: dist.ProcessGroup | None, device: torch.device, timeout_seconds: float) -> Group | None:
+    """The group of a user's process group; None where its rank is alone.
+
+    Args:
+        process_group: None: the default one.
+        device: where the tensors that will travel are.
+
+    Raises:
+        ValueError: there is no such group, or it cannot exchange tensors of this device; one line.
+    """
+    if process_group is None:
+        if not dist.is_initialized():
+            rule = "torch.distributed has no default process group; call torch.distributed.init_process_group() first"
+            raise ValueError(f"group=None: {rule}")
+        process_group = dist.group.WORLD
+    if not isinstance(process_group, dist.ProcessGroup):
+        raise ValueError("group: this rank is not in it; construct DiLoCo on its ranks alone")
+    ranks = tuple(dist.get_process_group_ranks(process_group))
+    if len(ranks) == 1:
+        return None
+    if device.type not in {known.type for known in process_group._device_types}:
+        rule = f"cannot exchange tensors on {device}; give it a backend for {device.type}"
+        raise ValueError(f"group: its backend {dist.get_backend(process_group)} {rule}")
+    return Group(ranks, process_group, device, timeout_seconds, connect_seconds=timeout_seconds)
+
+
+def ring_bytes_sent(num_bytes: int, num_ranks: int) -> int:
+    """Bytes that each rank sends in a ring all-reduce of `num_bytes`: 2 (n - 1) / n of them."""
+    return 2 * (num_ranks - 1) * num_bytes // num_ranks

@@ -1,0 +1,205 @@
+"""The parameters of anybody's module that its optimizers train."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parameter import is_lazy
+
+from adloco_dist.averaging.checks import checksum
+from adloco_dist.averaging.outer import chunk_elements, mix, pseudo_gradient
+from adloco_dist.text import ranks_in_words
+from adloco_dist.vectors import VectorLayout, shape_in_words
+
+SHARDED = "sharded parameters are not supported yet; use DistributedDataParallel, or no wrapper, within a worker"
+FINAL = "construct DiLoCo when model and optimizers are final"
+
+
+def _wrappers(module: nn.Module) -> Iterator[nn.Module]:
+    """The module, then what DistributedDataParallel and torch.compile have wrapped, from the outside in."""
+    inner: object = module
+    while isinstance(inner, nn.Module):
+        yield inner
+        wraps = isinstance(inner, DistributedDataParallel | DataParallel)
+        inner = inner.module if wraps else getattr(inner, "_orig_mod", None)
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module inside of DistributedDataParallel and torch.compile, which put their own names before its names."""
+    return list(_wrappers(module))[-1]
+
+
+def check_data_parallel(module: nn.Module, ranks: Sequence[int]) -> None:
+    """Make sure that DistributedDataParallel, if the module is wrapped in it, joins no two of these ranks.
+
+    Raises:
+        ValueError: it does, so that those ranks are one worker; one line.
+    """
+    wrappers = [inner for inner in _wrappers(module) if isinstance(inner, DistributedDataParallel)]
+    joined = sorted({rank for ddp in wrappers for rank in dist.get_process_group_ranks(ddp.process_group)} & set(ranks))
+    if len(joined) > 1:
+        rule = f"averages gradients over {ranks_in_words(joined)}, which makes them one worker"
+        remedy = "wrap no model in it, or give group one rank of each worker"
+        raise ValueError(f"model: its DistributedDataParallel {rule}; {remedy}")
+
+
+class TrainedParameters:
+    """The parameters that a module's optimizers hold and train; tied ones once. All others count as frozen.
+
+    Attributes:
+        layout: where flat vectors hold them.
+        dtype: type of flat vectors: fp64 if one of the parameters is of that type, else fp32.
+        device: device of flat vectors: the first parameter's.
+    """
+
+    def __init__(self, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """
+        Raises:
+            ValueError: these parameters cannot be averaged; one line.
+        """
+        self._module, self._optimizers = module, optimizers
+        named, held = self._named(), self._held()
+        if any(type(inner).__name__ == "FullyShardedDataParallel" for inner in module.modules()):
+            raise ValueError(f"model: {SHARDED}")
+        for name, parameter in named.items():
+            if obstacle := _obstacle(parameter):
+                raise ValueError(f"model: its parameter {name} is {obstacle}")
+        if foreign := held - {id(parameter) for parameter in named.values()}:
+            rule = "pass the model that the optimizer was constructed for"
+            raise ValueError(f"optimizer: {len(foreign)} of its parameters are not the model's; {rule}")
+        self._trained = {name: p for name, p in named.items() if id(p) in held and p.requires_grad}
+        self._frozen = {name: p for name, p in named.items() if name not in self._trained}
+        if not self._trained:
+            rule = "pass the optimizer of parameters that require gradients"
+            raise ValueError(f"optimizer: it trains no parameter of the model; {rule}")
+        self._kinds = {name: _kind(parameter) for name, parameter in self._trained.items()}
+        self.layout = VectorLayout.of(self._trained.items())
+        types = {parameter.dtype for parameter in self._trained.values()}
+        self.dtype = torch.float64 if torch.float64 in types else torch.float32
+        self.device = next(iter(self._trained.values())).device
+
+    @property
+    def without_optimizer(self) -> list[str]:
+        """Names of the parameters that require gradients, and that no optimizer holds."""
+        held = self._held()
+        return [name for name, p in self._frozen.items() if p.requires_grad and id(p) not in held]
+
+    def facts(self) -> dict[str, str]:
+        """What the ranks of a group must agree on, by name."""
+        order = hashlib.blake2b("\n".join(self._trained).encode(), digest_size=8).hexdigest()
+        shapes = {f"parameter {name}": shape_in_words(parameter) for name, parameter in self._trained.items()}
+        frozen = {
+            f"frozen parameter {name}": f"{shape_in_words(p)} with checksum {checksum(p)[1]:x}"
+            for name, p in self._frozen.items()
+        }
+        return {**shapes, **frozen, "the order of the parameters": order}
+
+    def check(self) -> None:
+        """Make sure that the optimizers still train the very parameters that they trained at construction.
+
+        Raises:
+            ValueError: they do not; one line.
+        """
+        named, held = self._named(), self._held()
+        for name, parameter in self._trained.items():
+            if named.get(name) is not parameter:
+                raise ValueError(f"model: its parameter {name} has been replaced or removed; {FINAL}")
+            if id(parameter) not in held:
+                raise ValueError(f"optimizer: it does not hold the model's parameter {name} any more; {FINAL}")
+            if (present := _kind(parameter)) != (before := self._kinds[name]):
+                was, is_now = ("{} {} on {}".format(list(shape), *more) for shape, *more in (before, present))
+                raise ValueError(f"model: its parameter {name} was {was}, and is {is_now}; {FINAL}")
+        for name, parameter in self._frozen.items():
+            if parameter.requires_grad and id(parameter) in held:
+                raise ValueError(f"model: its parameter {name} was not trained before, and is now; {FINAL}")
+
+    def vector(self) -> torch.Tensor:
+        """The parameters as a new flat vector."""
+        vector = torch.zeros(self.layout.num_elements, dtype=self.dtype, device=self.device)
+        for parameter, view in self._with_views(vector):
+            view.copy_(parameter)
+        return vector
+
+    def equal(self, anchor: torch.Tensor) -> bool:
+        """Whether the parameters are what a restart from the anchor would make them."""
+        return all(torch.equal(parameter, view.to(parameter)) for parameter, view in self._with_views(anchor))
+
+    def subtract_from(
+        self, anchor: torch.Tensor, packed: torch.Tensor, which: Sequence[int] | None = None
+    ) -> torch.Tensor:  # fmt: skip
+        """Fill `packed` with the pseudo-gradient, x - w, and its gaps with zeros.
+
+        Args:
+            packed: what a flat vector holds for the parameters of the indices in `which`, or for all; may be longer.
+
+        Returns:
+            The sum of its elements, (): finite where the parameters are.
+        """
+        sums, start = [], 0
+        for where, indices in self.parts(which):
+            total = packed[start : start + where.stop - where.start]
+            for gap in self.layout.gaps(total, indices):
+                gap.zero_()
+            for index, (parameter, view) in zip(indices, self._with_views(anchor, indices), strict=True):
+                pseudo_gradient(view, [parameter], self.layout.view(total, index, where.start))
+            sums.append(total.sum())
+            start += len(total)
+        return torch.stack(sums).sum()
+
+    def mix_in(self, anchor: torch.Tensor, keep_local: float = 0.0, which: Sequence[int] | None = None) -> None:
+        """Give the parameters of these indices, or all, the anchor's values, in the memory that they have.
+
+        Args:
+            keep_local: share of their own values that they keep.
+        """
+        for parameter, view in self._with_views(anchor, which):
+            mix([parameter], view, keep_local)
+
+    def parts(self, which: Sequence[int] | None = None) -> Iterator[tuple[slice, Sequence[int]]]:
+        """Runs of parameters that stay in a cache together: where they lie in flat vectors, and their indices."""
+        return self.layout.parts(chunk_elements(self.device), which)
+
+    def reset_optimizers(self) -> None:
+        """Forget the optimizers' state of these parameters, as if no step had been taken."""
+        for optimizer in self._optimizers:
+            for parameter in self._trained.values():
+                optimizer.state.pop(parameter, None)
+
+    def _named(self) -> dict[str, nn.Parameter]:
+        """The module's parameters, by the names that they have where no module inside of it is compiled."""
+        return {name.replace("_orig_mod.", ""): p for name, p in unwrapped(self._module).named_parameters()}
+
+    def _held(self) -> set[int]:
+        """The identities of the parameters that the optimizers hold now."""
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        return {id(parameter) for group in groups for parameter in group["params"]}
+
+    def _with_views(
+        self, vector: torch.Tensor, which: Sequence[int] | None = None
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:  # fmt: skip
+        """The parameters of these indices, or all, detached, each with what a flat vector holds for it."""
+        parameters = list(self._trained.values())
+        for index in range(len(parameters)) if which is None else which:
+            yield parameters[index].detach(), self.layout.view(vector, index)
+
+
+def _obstacle(parameter: nn.Parameter) -> str | None:
+    """What a parameter is that cannot be averaged; None where it can."""
+    if is_lazy(parameter):
+        return "not initialized; run a forward pass first"
+    if hasattr(parameter, "to_local"):  # only a DTensor has it, whose module takes half a second to import
+        return f"a DTensor: {SHARDED}"
+    if parameter.is_meta:
+        return "on the meta device; give it memory and values first"
+    if parameter.layout != torch.strided:
+        return "sparse, which is not supported; use a dense one"
+    if parameter.is_complex():
+        return "complex, which is not supported; use torch.view_as_real"
+    return None
+
+
+def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+    return tensor.shape, tensor.dtype, tensor.device

@@ -1,0 +1,1 @@
+"""What the method is compared with: DistributedDataParallel."""

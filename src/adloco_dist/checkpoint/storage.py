@@ -1,0 +1,214 @@
+"""Which ranks see the same run directory, and files sent between those that do not."""
+
+import http.client
+import http.server
+import logging
+import re
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from adloco_dist.cluster.runtime import Runtime
+
+log = logging.getLogger(__name__)
+TOKEN_HEADER = "X-Adloco-Token"
+SERVED = re.compile(r"/\d{6,}-round-\d+/[\w.-]+")
+"""Paths below the folder that is served: a checkpoint, and a file of it."""
+TIMEOUT_SECONDS = 60.0
+COPY_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class StorageDomains:
+    """The volumes that a folder's path means on a run's ranks, and which ranks share each.
+
+    The lowest rank of each volume serves it to the others, as soon as there are several: plain HTTP between the nodes'
+    interfaces, for those who know the token of this start of the run.
+    """
+
+    rank: int
+    folder: Path
+    of_rank: tuple[int, ...]
+    """The volume of every rank, by its lowest rank."""
+    addresses: dict[int, tuple[str, int]]
+    """Host and port that serve each volume; empty if there is but one."""
+    token: str
+
+    @property
+    def mine(self) -> int:
+        return self.of_rank[self.rank]
+
+    @property
+    def all(self) -> list[int]:
+        """All volumes, ascending."""
+        return sorted(set(self.of_rank))
+
+    @property
+    def buddy(self) -> int | None:
+        """The volume that keeps copies of what this one holds; None where there is no other."""
+        others = self.all
+        return others[(others.index(self.mine) + 1) % len(others)] if len(others) > 1 else None
+
+    def fetch(self, domain: int, path: str) -> bytes:
+        """A file of another volume.
+
+        Raises:
+            OSError: it is not there, or cannot be read.
+        """
+        return self._request(domain, "GET", path, None)
+
+    def send(self, domain: int, path: str, file: Path) -> None:
+        """Copy a file to another volume, whole or not at all.
+
+        Raises:
+            OSError: it cannot be written there, or cannot be reached.
+        """
+        self._request(domain, "PUT", path, file)
+
+    def _request(self, domain: int, method: str, path: str, file: Path | None) -> bytes:
+        host, port = self.addresses[domain]
+        connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_SECONDS)
+        headers = {TOKEN_HEADER: self.token}
+        try:
+            if file is None:
+                connection.request(method, f"/{path}", headers=headers)
+            else:
+                headers["Content-Length"] = str(file.stat().st_size)
+                with file.open("rb") as body:
+                    connection.request(method, f"/{path}", body, headers)
+            response = connection.getresponse()
+            content = response.read()
+        except http.client.HTTPException as error:
+            raise OSError(f"{path} on the node at {host}: {error!r}") from error
+        finally:
+            connection.close()
+        if response.status != http.HTTPStatus.OK:
+            raise OSError(f"{path} on the node at {host}: {response.reason}")
+        return content
+
+
+@contextmanager
+def domains_of(runtime: Runtime, folder: Path, received: Callable[[str], None]) -> Iterator[StorageDomains]:
+    """Find out which ranks share `folder`, and serve it while the block runs where they do not all. Collective.
+
+    Args:
+        folder: a path that means a folder of its own on nodes without shared disks; made where it is not there.
+        received: called, in a thread of its own, with the path of every file that came from another volume.
+    """
+    control = runtime.control
+    token = control.broadcast({"token": secrets.token_hex(16)} if runtime.rank == 0 else None)["token"]
+    of_rank = _find_out(runtime, folder, token)
+    heads = sorted(set(of_rank))
+    server: http.server.ThreadingHTTPServer | None = None
+    address = None
+    if len(heads) > 1 and runtime.rank in heads:
+        server = _Server(folder, token, received, runtime.interface.address if runtime.interface else "127.0.0.1")
+        threading.Thread(target=server.serve_forever, name="files", daemon=True).start()
+        address = server.server_address[:2]
+    replies = control.exchange({"address": address})
+    addresses = {head: (str(host), int(port)) for head in heads for host, port in [replies[head]["address"] or ("", 0)]}
+    yield StorageDomains(runtime.rank, folder, of_rank, addresses if len(heads) > 1 else {}, token)
+    if server:
+        server.shutdown()
+        server.server_close()
+
+
+def _find_out(runtime: Runtime, folder: Path, token: str) -> tuple[int, ...]:
+    """The first rank of every node leaves a file; whoever sees it is on the same volume."""
+    control, nodes = runtime.control, runtime.nodes
+    first = [nodes.index(node) for node in nodes]
+    marks = {head: folder / f".volume-{token}-{head}" for head in set(first)}
+    if runtime.rank in marks:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            marks[runtime.rank].touch()
+        except OSError as error:  # reported when something is to be written
+            log.warning("%s", error)
+    control.exchange({})
+    seen = min((head for head, checkpoint_id in marks.items() if checkpoint_id.exists()), default=first[runtime.rank])
+    of_rank = tuple(reply["seen"] for reply in control.exchange({"seen": seen}))
+    if runtime.rank in marks:
+        with suppress(OSError):  # it could not be made
+            marks[runtime.rank].unlink()
+    return of_rank
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, folder: Path, token: str, received: Callable[[str], None], host: str) -> None:
+        self.folder, self.token, self.received = folder, token, received
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, 0), _Handler)
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    """GET and PUT of the files of checkpoints."""
+
+    protocol_version = "HTTP/1.1"
+    timeout = TIMEOUT_SECONDS
+
+    def do_GET(self) -> None:
+        path = self._allowed()
+        if path is None:
+            return
+        try:
+            file = path.open("rb")
+        except OSError as error:
+            self._answer(http.HTTPStatus.NOT_FOUND, error.strerror)
+            return
+        with file:
+            self.send_response(http.HTTPStatus.OK)
+            self.send_header("Content-Length", str(path.stat().st_size))
+            self.end_headers()
+            while chunk := file.read(COPY_BYTES):
+                self.wfile.write(chunk)
+
+    def do_PUT(self) -> None:
+        path = self._allowed()
+        if path is None:
+            return
+        temporary = path.with_name(f".{path.name}.{threading.get_ident()}")
+        left = int(self.headers["Content-Length"])
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("wb") as file:
+                while left:
+                    chunk = self.rfile.read(min(left, COPY_BYTES))
+                    if not chunk:
+                        raise OSError(0, "the connection broke")
+                    file.write(chunk)
+                    left -= len(chunk)
+            temporary.replace(path)
+            self._server.received(self.path[1:])
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            self.close_connection = True
+            self._answer(http.HTTPStatus.INSUFFICIENT_STORAGE, error.strerror)
+            return
+        self._answer(http.HTTPStatus.OK, None)
+
+    @property
+    def _server(self) -> _Server:
+        return cast(_Server, self.server)
+
+    def _allowed(self) -> Path | None:
+        known = secrets.compare_digest(self.headers.get(TOKEN_HEADER, ""), self._server.token)
+        if known and SERVED.fullmatch(self.path):
+            return self._server.folder / self.path[1:]
+        self.close_connection = True
+        self._answer(http.HTTPStatus.FORBIDDEN, None)
+        return None
+
+    def _answer(self, status: http.HTTPStatus, reason: str | None) -> None:
+        self.send_response(status, reason)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        log.debug(format, *args)

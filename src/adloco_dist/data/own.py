@@ -1,0 +1,207 @@
+"""A user's own data, from what a function of the user returns: items by number, or streams with a state."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, is_dataclass
+from itertools import cycle, islice
+from threading import Lock
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+from adloco_dist.config import SettingsError
+from adloco_dist.data.indexed import IndexedDataset
+from adloco_dist.data.item_batch import Collate, ItemBatch
+from adloco_dist.data.own_streams import METHODS, OwnStreams, encode_state
+from adloco_dist.data.protocols import Dataset, SequenceIds
+from adloco_dist.data.splits import Splits
+from adloco_dist.data.streams import StreamDataset
+from adloco_dist.text import reason
+
+
+class MapDataset(Protocol):
+    """Items by number, from 0 on, as torch's map-style data sets have them."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+@dataclass(frozen=True)
+class ItemTable:
+    """A user's items as sequences by number."""
+
+    items: MapDataset
+    collate: Collate = default_collate
+    _lock: Lock = field(default_factory=Lock)
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.items)
+
+    def batch(self, ids: SequenceIds) -> ItemBatch:
+        with self._lock:  # workers of one rank may read at once, and a user's data set is not made for that
+            return ItemBatch([self.items[int(number)] for number in ids], self.collate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnSplits(Splits):
+    """A user's training and validation data."""
+
+    first_batch: Callable[[int], ItemBatch]
+    """Makes a batch of so many training sequences, from the first one on, to try a model with; the same ones again
+    where there are fewer."""
+
+
+def own_splits(load: Callable[[], Any], collate: Collate = default_collate) -> OwnSplits:
+    """A user's data for training and validation.
+
+    Args:
+        load: returns (train, validation). Training data has a length and items by number, or is a function
+            stream(index, count) that returns an iterable with a state (`own_streams.MakeStream`). Validation data has
+            a length and items. A `digest` attribute, a string, identifies the data; without one, its length and its
+            first and last items do, which then must be the same on all ranks.
+        collate: makes what the loss is given out of a list of items.
+
+    Raises:
+        SettingsError: what is returned is neither, or empty.
+    """
+    name = f"data={getattr(load, '__name__', type(load).__name__)}"
+    with torch.random.fork_rng(devices=[]):
+        return _splits_of(name, load(), collate)
+
+
+def _splits_of(name: str, loaded: Any, collate: Collate) -> OwnSplits:
+    if not isinstance(loaded, tuple | list) or len(loaded) != 2:
+        detail = f"returned a {type(loaded).__name__}"
+        raise SettingsError(f"{name}: {detail}; return two data sets, (train, validation)")
+    train, validation = loaded
+    if missing := _missing_of_items(validation):
+        detail = f"validation is a {type(validation).__name__} without {', '.join(missing)}"
+        raise SettingsError(f"{name}: {detail}; give it a length and items by number")
+    held_out = _digest_of_items(f"{name}: validation", validation, collate)
+    table = ItemTable(validation, collate)
+    if not _missing_of_items(train):
+        digest = _joined(_digest_of_items(f"{name}: train", train, collate), held_out)
+        source, items = f"{len(train):,} items of a {type(train).__name__}", ItemTable(train, collate)
+        return OwnSplits(
+            train=IndexedDataset(items, digest), validation=table, source=source,
+            first_batch=lambda count: items.batch(np.arange(count) % items.num_sequences),
+        )  # fmt: skip
+    if not callable(train):
+        raise SettingsError(f"{name}: {_in_words(train)}")
+    streams = OwnStreams(name, train, collate)
+    dataset: Dataset = StreamDataset(streams, _joined(_digest_of_stream(streams), held_out))
+    return OwnSplits(
+        train=dataset, validation=table, source=f"streams of {getattr(train, '__name__', type(train).__name__)}",
+        first_batch=lambda count: streams.collate(list(islice(cycle(islice(streams.new(0, 1), count)), count))),
+    )  # fmt: skip
+
+
+def _missing_of_items(data: Any) -> list[str]:
+    """What a data set of items by number needs and this one lacks.
+
+    torch's IterableDataset inherits a __getitem__ that is not implemented.
+    """
+    missing = [method for method in ("__len__", "__getitem__") if not hasattr(data, method)]
+    if isinstance(data, torch.utils.data.IterableDataset) and "__getitem__" not in missing:
+        missing.append("__getitem__")
+    return missing
+
+
+def _in_words(train: Any) -> str:
+    """Why training data is of neither kind."""
+    kind, state = type(train).__name__, [method for method in METHODS if not hasattr(train, method)]
+    if not state:
+        rule = "return a function stream(index, count) that makes such an iterable for each worker"
+        return f"train is one {kind} with a state, but every worker reads its own; {rule}"
+    items = ", ".join(_missing_of_items(train))
+    rule = "give it a length and items by number, or return a function stream(index, count) of iterables with a state"
+    return f"train is a {kind} without {items}, and without {', '.join(state)}; {rule}"
+
+
+def _digest_of_items(name: str, data: MapDataset, collate: Collate) -> str:
+    """Identifies the data; tries its first and last items.
+
+    Raises:
+        SettingsError: it is empty, has no item under a number, or `collate` cannot join two items.
+    """
+    if not len(data):
+        raise SettingsError(f"{name} is empty; return data with at least one item")
+    ends = []
+    torch.manual_seed(0)  # items that draw random numbers are equal on all ranks
+    for number in (0, len(data) - 1):
+        try:
+            ends.append(data[number])
+        except Exception as error:  # of whatever kind a user's code raises
+            rule = f"items must have the numbers 0 to {len(data) - 1}"
+            raise SettingsError(f"{name}[{number}] raises {reason(error)}; {rule}") from error
+    _try_collate(name, ends, collate)
+    return _own_digest(data) or _hash([len(data), *ends])
+
+
+def _digest_of_stream(streams: OwnStreams) -> str:
+    """Identifies the data; tries the first sequence of all of it, and a state.
+
+    Raises:
+        SettingsError: there is no sequence, or its state cannot be kept.
+    """
+    name = f"{streams.name}: train"
+    torch.manual_seed(0)  # sequences that draw random numbers are equal on all ranks
+    whole = streams.new(0, 1)
+    first = list(islice(whole, 1))
+    if not first:
+        raise SettingsError(f"{name}: stream(0, 1) is empty; return data with at least one sequence")
+    try:
+        encode_state(whole.state_dict())
+    except ValueError as error:
+        raise SettingsError(f"{name}: state_dict() of stream(0, 1) {error}") from error
+    _try_collate(name, first, streams.collate_items)
+    return _own_digest(streams.make) or _hash(first)
+
+
+def _try_collate(name: str, items: Sequence[Any], collate: Collate) -> None:
+    try:
+        collate(list(items))
+    except Exception as error:  # of whatever kind a user's code raises
+        rule = "give launch a collate=... that makes a batch of a list of items"
+        raise SettingsError(f"{name}: items cannot be collated ({reason(error)}); {rule}") from error
+
+
+def _own_digest(data: Any) -> str | None:
+    digest = getattr(data, "digest", None)
+    return digest if isinstance(digest, str) else None
+
+
+def _joined(*digests: str) -> str:
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def _hash(value: Any) -> str:
+    digest = hashlib.sha256()
+    for part in _parts(value):
+        digest.update(f"{len(part)}:".encode())
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _parts(value: Any) -> list[bytes]:
+    """Bytes of nested containers of tensors, arrays and plain values; of other objects, their types alone."""
+    if isinstance(value, torch.Tensor):
+        array = value.detach().cpu().contiguous()
+        return [f"{array.dtype}{tuple(array.shape)}".encode(), array.flatten().view(torch.uint8).numpy().tobytes()]
+    if isinstance(value, np.ndarray | np.generic) and value.dtype != object:
+        return [f"{value.dtype}{value.shape}".encode(), value.tobytes()]
+    if isinstance(value, bytes):
+        return [value]
+    if isinstance(value, str | int | float | bool | None):
+        return [repr(value).encode(errors="replace")]
+    if is_dataclass(value):
+        return [type(value).__qualname__.encode(), *_parts(vars(value))]
+    if isinstance(value, dict):
+        return [b"dict", *(part for pair in value.items() for part in _parts(list(pair)))]
+    if isinstance(value, list | tuple):
+        return [f"{len(value)} items".encode(), *(part for one in value for part in _parts(one))]
+    return [type(value).__qualname__.encode()]

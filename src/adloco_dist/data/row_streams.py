@@ -1,0 +1,195 @@
+"""Corpora of rows that are read while training, and tokenised ahead in the background.
+
+A stream is a part of the corpus' files, or every n-th row of one file. A position in it is four integers, so that any
+rank can continue where another stopped.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import astuple, dataclass, field, replace
+from itertools import islice
+from threading import Lock
+
+import numpy as np
+
+from adloco_dist.config import Packing, SettingsError
+from adloco_dist.data.batch import TokenBatch
+from adloco_dist.data.documents import Document, RowFiles
+from adloco_dist.data.encoding import Encoder, Tokens
+from adloco_dist.data.labels import Labels
+from adloco_dist.data.order import permutation
+from adloco_dist.data.streams import Stream, StreamError
+from adloco_dist.data.tokens import padded
+
+DOCUMENTS_PER_CALL = 32
+"""The number of documents that the tokenizer is given in one call."""
+BLOCK_SEQUENCES, BLOCKS_AHEAD = 32, 8
+"""Sequences that are tokenised together, and the number of such blocks that are ready before they are asked for."""
+
+
+@dataclass(frozen=True)
+class RowPosition:
+    """Where a sequence of a stream begins."""
+
+    epoch: int = 0
+    file: int = 0
+    """Index of the file in the order of the epoch."""
+    row: int = 0
+    """Number of the row in the file."""
+    token: int = 0
+    """Index of the token in that row's document."""
+
+    @classmethod
+    def of(cls, stream: Stream) -> "RowPosition":
+        """Where the stream's next sequence begins."""
+        return cls(*stream.position) if stream.position is not None else cls()
+
+
+@dataclass(frozen=True)
+class Item:
+    """A sequence of a stream."""
+
+    tokens: Tokens
+    label: int | None
+    next: RowPosition
+    """Where the one after it begins."""
+
+
+@dataclass(frozen=True)
+class RowStreams:
+    """A corpus of rows, read in streams."""
+
+    rows: RowFiles
+    encoder: Encoder
+    labels: Labels | None
+    sequence_length: int
+    packing: Packing
+    seed: int = 0
+    """Seed of the order of the files, which is another one in every epoch."""
+    _lock: Lock = field(default_factory=Lock)
+
+    def check_parts(self, parts: int) -> None:
+        for part in range(parts):
+            files, index, stride = files_of_part(self.rows.files, part, parts)
+            if stride > 1 and not any(row.row % stride == index for row in self.rows.of_file(files[0])):
+                count = sum(1 for _ in self.rows.of_file(files[0]))
+                detail = f"{files[0]} has {count} documents, one for each of {stride} streams is needed"
+                rule = "use fewer trainers or workers, or more files"
+                raise SettingsError(f"{self.rows.setting}: {detail}; {rule}")
+
+    def open(self, stream: Stream) -> "RowReader":
+        return RowReader(self, stream)
+
+    def collate(self, items: Sequence[Item]) -> TokenBatch:
+        tokens = [item.tokens for item in items]
+        if self.labels is not None:
+            return padded(tokens, self.encoder.vocabulary.pad, np.array([item.label for item in items]))
+        batch = padded(tokens, self.encoder.vocabulary.pad)
+        return TokenBatch.packed(batch.tokens) if self.packing is Packing.packed else batch
+
+    def take_notes(self) -> list[str]:
+        with self._lock:
+            return self.rows.take_notes()
+
+    def items(self, stream: Stream) -> Iterator[Item]:
+        """The sequences of a stream from its position on, without end."""
+        documents = self._documents(stream)
+        if self.packing is Packing.packed and self.labels is None:
+            return self._packed(documents, RowPosition.of(stream).token)
+        return self._one_each(documents)
+
+    def _documents(self, stream: Stream) -> Iterator[tuple[RowPosition, Document]]:
+        """The documents of one epoch after the other, each with its position."""
+        files, index, stride = files_of_part(self.rows.files, stream.part, stream.parts)
+        start = RowPosition.of(stream)
+        while True:
+            order = permutation(len(files), self.seed, stream.id, start.epoch)
+            found = False
+            for number in range(start.file, len(files)):
+                first = start.row if number == start.file else 0
+                for document in self.rows.of_file(files[int(order[number])], first):
+                    if document.row % stride == index:
+                        found = True
+                        yield RowPosition(start.epoch, number, document.row), document
+            if not found and start == RowPosition(start.epoch):
+                detail = f"part {stream.part + 1} of {stream.parts} has no document"
+                raise StreamError(f"{self.rows.setting}={','.join(files)}: {detail}")
+            start = RowPosition(start.epoch + 1)
+
+    def _encoded(
+        self, documents: Iterator[tuple[RowPosition, Document]], maximum: int | None
+    ) -> Iterator[tuple[RowPosition, Document, Tokens]]:
+        while True:
+            group = list(islice(documents, DOCUMENTS_PER_CALL))
+            tokens = self.encoder.encode([document.text for _, document in group], maximum)
+            for (position, document), ids in zip(group, tokens, strict=True):
+                yield position, document, ids
+
+    def _packed(self, documents: Iterator[tuple[RowPosition, Document]], token: int) -> Iterator[Item]:
+        """Sequences of equal length; neighbours share one token, so each token is predicted once.
+
+        Args:
+            token: index in the first document at which the first sequence begins.
+        """
+        length, ahead = self.sequence_length, 0
+        pending: deque[tuple[RowPosition, Tokens]] = deque()
+        for position, _, ids in self._encoded(documents, None):
+            pending.append((position, ids))
+            ahead += len(ids)
+            while ahead - token > length:
+                first = pending[0][1]  # a long document is not copied for each of its sequences
+                joined = first if len(first) - token > length else np.concatenate([part for _, part in pending])
+                tokens = joined[token : token + length + 1]
+                token += length
+                while token >= len(pending[0][1]):
+                    token -= len(pending[0][1])
+                    ahead -= len(pending.popleft()[1])
+                yield Item(tokens, None, replace(pending[0][0], token=token))
+
+    def _one_each(self, documents: Iterator[tuple[RowPosition, Document]]) -> Iterator[Item]:
+        minimum = 1 if self.labels is not None else 2
+        width = self.sequence_length + minimum - 1
+        for position, document, ids in self._encoded(documents, width):
+            if len(ids) >= minimum:
+                label = self.labels.number(document, document.place) if self.labels else None
+                yield Item(ids, label, replace(position, row=position.row + 1))
+
+
+def files_of_part(files: tuple[str, ...], part: int, parts: int) -> tuple[tuple[str, ...], int, int]:
+    """Which files one of `parts` reads, and of their rows each `stride`-th from `index` on: (files, index, stride)."""
+    if len(files) >= parts:
+        return files[part::parts], 0, 1
+    file = part % len(files)
+    return (files[file],), part // len(files), len(range(file, parts, len(files)))
+
+
+class RowReader:
+    """Reads one stream; a thread of its own tokenises the next sequences ahead."""
+
+    def __init__(self, corpus: RowStreams, stream: Stream) -> None:
+        self._position = RowPosition.of(stream)
+        self._items = corpus.items(stream)
+        self._background = ThreadPoolExecutor(1, "tokenize")
+        self._ahead: deque[Future[list[Item]]] = deque(self._submit() for _ in range(BLOCKS_AHEAD))
+        self._block: deque[Item] = deque()
+
+    def take(self) -> Item:
+        try:
+            while not self._block:
+                self._block.extend(self._ahead.popleft().result())
+                self._ahead.append(self._submit())
+        except SettingsError as error:  # of this rank alone, in the middle of training
+            raise StreamError(str(error)) from error
+        item = self._block.popleft()
+        self._position = item.next
+        return item
+
+    def position(self) -> list[int]:
+        return list(astuple(self._position))
+
+    def close(self) -> None:
+        self._background.shutdown(cancel_futures=True)
+
+    def _submit(self) -> Future[list[Item]]:
+        return self._background.submit(lambda: list(islice(self._items, BLOCK_SEQUENCES)))

@@ -1,1 +1,0 @@
-"""The policy: pure functions of plain values, testable without a process."""

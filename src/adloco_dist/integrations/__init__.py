@@ -1,0 +1,1 @@
+"""DiLoCo inside of frameworks that own the training loop; each is imported by its own module alone."""

@@ -1,0 +1,111 @@
+"""How ranks end: in agreement, which the driver that started them learns of, or with their agent."""
+
+import logging
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import NoReturn
+
+from adloco_dist.cluster.signals import end_with_parent
+from adloco_dist.config import EXIT_STOPPED, EXIT_USER_ERROR, reported_in_one_line
+from adloco_dist.terminal import protect_streams
+
+OUTCOME = "ADLOCO_OUTCOME"
+"""Environment variable of ranks that a driver has started: a folder, where each of them has a file."""
+REPORT_SECONDS = 10.0
+"""The first rank of a node reports why all ranks end within this, and torchrun's agent ends the others."""
+BEGINNINGS = "ADLOCO_BEGINNINGS"
+"""Environment variable of a driver that has lost the rendezvous and joined it again: how often it has done so."""
+AGENT = "ADLOCO_AGENT"
+"""Environment variable of those ranks as well: the driver's process id."""
+
+
+def end_with_agent() -> None:
+    """Let this rank end with its agent: torchrun killed with -9 leaves no ranks behind.
+
+    Called before anything heavy is imported: until then the agent may end unnoticed.
+    """
+    end_with_parent(int(os.environ.get(AGENT, os.getppid())))
+
+
+@contextmanager
+def ends_reported() -> Iterator[bool]:
+    """Surround all that a command does, on a rank as in the driver; yield whether this process is a rank.
+
+    What one rank finds, all of them raise: on every node the first of its ranks reports it.
+    """
+    protect_streams()
+    is_rank = "TORCHELASTIC_RUN_ID" in os.environ
+    if is_rank:
+        end_with_agent()
+    speaks = os.environ.get("LOCAL_RANK", "0") == "0"
+    with _ends_immediately(speaks) if is_rank else nullcontext(), reported_in_one_line(speaks):
+        yield is_rank
+
+
+@contextmanager
+def _ends_immediately(speaks: bool) -> Iterator[None]:
+    """An end that all ranks agreed on is noted for the driver, and the process ends.
+
+    To torchrun's agent every code but 0 is the failure of one rank: it ends the others, and with itself the store that
+    the agents of other nodes still need. Under torchrun alone there is nobody to note it for, and the code is left, by
+    the rank that speaks before the others: the first to leave one is the end of all.
+
+    The interpreter is not taken down: a thread of gloo's that frees its last work meanwhile asks for the lock of an
+    interpreter that has ended, and aborts the process (torch 2.13; one refusal in sixty).
+    """
+    folder = os.environ.get(OUTCOME)
+    note = Path(folder) / os.environ["LOCAL_RANK"] if folder else None
+    if note:
+        note.write_text("", encoding="utf-8")  # of an earlier start, too
+    code: str | int | None = None
+    try:
+        yield
+    except SystemExit as end:
+        code = end.code
+        if code not in (None, 0, EXIT_USER_ERROR, EXIT_STOPPED):
+            raise
+    if note and code:
+        note.write_text(str(code), encoding="utf-8")
+    elif code and not speaks:
+        signal.sigtimedwait([signal.SIGTERM], REPORT_SECONDS)
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0 if note else int(code or 0))
+
+
+def num_beginnings() -> int:
+    """How often this driver has restarted."""
+    return int(os.environ.get(BEGINNINGS, "0"))
+
+
+def restart() -> NoReturn:
+    """Run this driver's command again in its place, from any thread: stores, timers and threads of the old one go."""
+    os.environ[BEGINNINGS] = str(num_beginnings() + 1)
+    shutil.rmtree(Path(os.environ[OUTCOME]).parent, ignore_errors=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def leave(code: int) -> NoReturn:
+    """End a driver that has had ranks, or waits in a library, from any thread; nothing is left behind.
+
+    The interpreter is not taken down: a thread that comes back from torch's store meanwhile aborts the process.
+    """
+    if folder := os.environ.get(OUTCOME):
+        shutil.rmtree(Path(folder).parent, ignore_errors=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def noted_codes(folder: Path) -> list[int | None]:
+    """Return the exit codes of the ranks that were started on this node; None for one that noted none."""
+    notes = [note.read_text(encoding="utf-8") for note in folder.iterdir()]
+    return [int(note) if note else None for note in notes]

@@ -1,0 +1,109 @@
+"""The built-in objective: models of transformers that predict next tokens, or labels."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from adloco_dist.config import ModelSettings, Settings
+from adloco_dist.data.batch import TokenBatch
+from adloco_dist.data.encoding import Vocabulary
+from adloco_dist.data.tokens import padded
+from adloco_dist.objective.losses import Losses, compiled_losses, fused_losses, losses, losses_of, predict
+from adloco_dist.objective.models import build_model, in_words, model_config, num_parameters
+from adloco_dist.objective.protocol import ParameterCount
+from adloco_dist.objective.shapes import silence_transformers
+from adloco_dist.objective.trial import try_shape
+from adloco_dist.policy.evaluation import ACCURACY, PERPLEXITY, Evaluation
+from adloco_dist.text import first_line
+
+
+class LanguageObjective:
+    """Cross-entropy in nats of a causal model, or of a classifier where the corpus has labels.
+
+    Attributes:
+        config: the shape of the model (`model_config`).
+    """
+
+    def __init__(self, settings: Settings, config: PretrainedConfig, vocabulary: Vocabulary) -> None:
+        silence_transformers()
+        self.config = config
+        self._settings = settings
+        self._vocabulary = vocabulary
+        self._losses: Losses = losses
+        self._losses_in_words = "loss not fused"
+
+    @classmethod
+    def fitted(cls, settings: Settings, vocabulary: Vocabulary, num_labels: int | None = None) -> "LanguageObjective":
+        """Make the objective for the model that the settings name, fitted to a corpus.
+
+        Args:
+            num_labels: classes of a labelled corpus; None: the model is causal.
+
+        Raises:
+            SettingsError: there is no such model, or it does not fit the corpus.
+        """
+        config = model_config(settings.model, vocabulary, settings.data.sequence_length, num_labels)
+        return cls(settings, config, vocabulary)
+
+    def describe(self) -> str:
+        return in_words(self._settings.model)
+
+    def num_parameters(self) -> ParameterCount:
+        return num_parameters(self._settings.model, self.config, self._settings.data.is_labelled)
+
+    def check_shape(self) -> None:
+        try_shape(self._settings.model, self.config, self._settings.data.is_labelled)
+
+    def build(self, device: torch.device, in_bf16: bool) -> PreTrainedModel:
+        """Build the model from a seed or a warm start; from then on the loss is compiled where the settings ask it."""
+        settings = self._settings
+        self._losses, self._losses_in_words = _choose_losses(settings.model, device)
+        return build_model(
+            settings.model, self.config, settings.seed, settings.data.is_labelled, device, in_bf16
+        )  # fmt: skip
+
+    def loss(self, module: nn.Module, batch: TokenBatch) -> tuple[torch.Tensor, int]:
+        return self._losses(module, batch).sum(), batch.total_targets
+
+    def trial_batch(self, num_sequences: int, device: torch.device) -> TokenBatch:
+        """Return sequences of full length, as large as any that training can meet."""
+        length = self._settings.data.sequence_length
+        if self._settings.data.is_labelled:
+            labels = np.zeros(num_sequences, dtype=np.int64)
+            return padded([np.zeros(length, dtype=np.uint16)] * num_sequences, 0, labels).to(device)
+        return TokenBatch.packed(torch.zeros(num_sequences, length + 1, dtype=torch.int64, device=device))
+
+    def evaluate(self, module: nn.Module, batch: TokenBatch) -> Evaluation:
+        logits = predict(module, batch)
+        loss_sum = float(losses_of(logits, batch).sum(dtype=torch.float64))
+        if batch.labels is None:
+            return Evaluation(loss_sum, batch.total_targets, figure=PERPLEXITY)
+        num_correct = int((logits.argmax(-1) == batch.labels).sum())
+        return Evaluation(loss_sum, batch.total_targets, num_correct, figure=ACCURACY)
+
+    def save(self, module: nn.Module, directory: Path) -> None:
+        """Write what transformers load: weights as safetensors, the config, and the tokenizer where it is known."""
+        assert isinstance(module, PreTrainedModel)
+        # save_pretrained removes duplicates of tied tensors by storage; parameters that are views of one flat vector
+        # would look tied, so it gets tensors of their own.
+        module.save_pretrained(directory, state_dict={name: one.clone() for name, one in module.state_dict().items()})
+        if self._vocabulary.tokenizer is not None:
+            self._vocabulary.tokenizer.save_pretrained(directory)
+
+    def implementation(self, module: nn.Module) -> str:
+        attention = getattr(getattr(module, "config", None), "_attn_implementation", "its own")
+        return f"attention {attention}, {self._losses_in_words}"
+
+
+def _choose_losses(model: ModelSettings, device: torch.device) -> tuple[Losses, str]:
+    if model.compile:
+        return compiled_losses(), "loss compiled with the model"
+    if device.type != "cuda" or not model.fuse_loss:
+        return losses, "loss not fused"
+    try:
+        return fused_losses(device), "loss fused"
+    except Exception as error:  # of any kind: without a compiler or Triton training continues, only slower
+        return losses, f"loss not fused, for torch cannot compile here ({first_line(error)})"

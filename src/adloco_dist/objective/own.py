@@ -1,0 +1,104 @@
+"""A user's own model and loss."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from adloco_dist.config import SettingsError
+from adloco_dist.data.item_batch import ItemBatch
+from adloco_dist.objective.protocol import LossError
+from adloco_dist.policy.evaluation import Evaluation
+
+WEIGHTS_FILE = "model.safetensors"
+
+
+class OwnObjective:
+    """An objective made of two functions.
+
+    Args:
+        build: returns the module, with random numbers from torch alone, which is seeded before.
+        loss: takes the module and what was collated; returns the loss summed over all targets, and their number.
+        first_batch: returns that many of the first training items, on the CPU.
+        seed: seed of the initial weights.
+    """
+
+    def __init__(
+        self, build: Callable[[], nn.Module], loss: Callable[[nn.Module, Any], tuple[torch.Tensor, int]],
+        first_batch: Callable[[int], ItemBatch], seed: int,
+    ) -> None:  # fmt: skip
+        self._build, self._loss = build, loss
+        self._first_batch = first_batch
+        self._seed = seed
+
+    def describe(self) -> str:
+        return f"model={_name(self._build)}"
+
+    def num_parameters(self) -> None:
+        """Return nothing: a user's function says what it builds by building it."""
+
+    def check_shape(self) -> None:
+        """Find nothing out: what a function builds shows when it builds it."""
+
+    def build(self, device: torch.device, in_bf16: bool) -> nn.Module:
+        torch.manual_seed(self._seed)
+        module = self._build()
+        if not isinstance(module, nn.Module):
+            raise SettingsError(f"{self.describe()}: returned {_shown(module)}; it must return a torch.nn.Module")
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            rule = "the module that it returned has no parameter that requires a gradient"
+            raise SettingsError(f"{self.describe()}: {rule}; leave some to be trained")
+        return module.to(device)
+
+    def loss(self, module: nn.Module, batch: ItemBatch) -> tuple[torch.Tensor, int]:
+        result = self._loss(module, batch.collated)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise self._error(
+                f"returned {_shown(result)}; it must return (sum, count), the loss summed over the batch's targets "
+                "and their number, for batches of different counts cannot be weighed by a mean"
+            )
+        loss, count = result
+        if not isinstance(loss, torch.Tensor) or loss.ndim:
+            raise self._error(f"returned {_shown(loss)} as the sum; it must be a scalar tensor: sum over all targets")
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise self._error(f"returned {_shown(count)} as the count; it must be an int >= 1, the number of targets")
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            rule = "compute it from the module's parameters, without detach(), item() or no_grad()"
+            raise self._error(f"returned a sum without a gradient; {rule}")
+        return loss, count
+
+    def trial_batch(self, num_sequences: int, device: torch.device) -> ItemBatch:
+        return self._first_batch(num_sequences).to(device)
+
+    def evaluate(self, module: nn.Module, batch: ItemBatch) -> Evaluation:
+        loss, count = self.loss(module, batch)
+        return Evaluation(float(loss), count)
+
+    def save(self, module: nn.Module, directory: Path) -> None:
+        """Write the state dict as safetensors: `build().load_state_dict(load_file(...))` restores the model."""
+        # Views into one vector share its storage, which safetensors refuses.
+        save_file(
+            {name: value.detach().clone() for name, value in module.state_dict().items()}, directory / WEIGHTS_FILE
+        )
+
+    def implementation(self, module: nn.Module) -> str:
+        return f"model {_name(self._build)}, loss {_name(self._loss)}"
+
+    def _error(self, detail: str) -> LossError:
+        return LossError(f"loss={_name(self._loss)}: {detail}")
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", type(function).__qualname__)
+
+
+def _shown(value: object) -> str:
+    """Describe a value that a user's function returned, in a few words."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, tuple | list) else "")

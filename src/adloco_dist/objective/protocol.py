@@ -1,0 +1,92 @@
+"""What a run computes, as everything above sees it: a module, and the sum of its losses over targets."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from adloco_dist.data.protocols import Batch
+from adloco_dist.policy.evaluation import Evaluation
+
+
+@dataclass(frozen=True)
+class ParameterCount:
+    """How many numbers a model's parameters have."""
+
+    trained: int
+    frozen: int
+    """Elements of parameters without requires_grad, which are in no flat vector."""
+
+    @property
+    def total(self) -> int:
+        return self.trained + self.frozen
+
+    @classmethod
+    def of(cls, module: nn.Module) -> "ParameterCount":
+        """Count the parameters of a module."""
+        trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+        return cls(trained, sum(parameter.numel() for parameter in module.parameters()) - trained)
+
+
+class LossError(ValueError):
+    """A loss function did not return what it must; the message is one line for the user."""
+
+
+class Objective(Protocol):
+    """A model and its loss. Batches are those of the data set that the objective was made for."""
+
+    def describe(self) -> str:
+        """Return what names the model: an error message about it begins with this."""
+        ...
+
+    def num_parameters(self) -> ParameterCount | None:
+        """Return the size of the module that `build` builds, without building it; None: it is not known before."""
+        ...
+
+    def check_shape(self) -> None:
+        """Find out, without memory for the module, whether it can be computed, as far as that can be known.
+
+        Raises:
+            SettingsError: it cannot.
+        """
+        ...
+
+    def build(self, device: torch.device, in_bf16: bool) -> nn.Module:
+        """Build the module, with weights that are equal on all ranks.
+
+        Args:
+            device: where it will be computed.
+            in_bf16: whether it will be computed under bf16 autocast.
+
+        Raises:
+            SettingsError: there is no such model, or it cannot be computed.
+        """
+        ...
+
+    def loss(self, module: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+        """Compute the loss summed over the batch's targets, a scalar, and the number of targets.
+
+        Every target of an update weighs the same, whatever the micro-batches it is cut into.
+
+        Raises:
+            LossError: the loss function did not return that.
+        """
+        ...
+
+    def trial_batch(self, num_sequences: int, device: torch.device) -> Batch:
+        """Return a batch to try the module with, as large in memory as any of so many sequences."""
+        ...
+
+    def evaluate(self, module: nn.Module, batch: Any) -> Evaluation:
+        """Return the sums over a batch of what is reported of validation data; called without gradients."""
+        ...
+
+    def save(self, module: nn.Module, directory: Path) -> None:
+        """Write the module, whose parameters may be views into one vector, and what belongs to it."""
+        ...
+
+    def implementation(self, module: nn.Module) -> str:
+        """Return how the module and the loss are computed on this rank, for people."""
+        ...

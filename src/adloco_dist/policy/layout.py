@@ -1,0 +1,204 @@
+"""Which workers run on which ranks: plain integers (design, section 3.7)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from heapq import nsmallest
+
+from adloco_dist.config import Placement, Settings, SettingsError
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The ranks that every worker of every trainer runs on."""
+
+    workers: Mapping[int, tuple[tuple[int, ...], ...]]
+    """The ranks that each worker of a trainer spans, by trainer; today every worker has one."""
+
+    @classmethod
+    def one_rank_per_worker(cls, ranks: Mapping[int, Sequence[int]]) -> "Layout":
+        """The layout in which worker m of trainer i runs on `ranks[i][m]` alone."""
+        return cls({trainer: tuple((rank,) for rank in of_workers) for trainer, of_workers in ranks.items()})
+
+    @property
+    def trainers(self) -> list[int]:
+        """Ids of the living trainers, ascending: the one order in which collectives are issued."""
+        return sorted(self.workers)
+
+    @property
+    def rank_sets(self) -> list[tuple[int, ...]]:
+        """Every trainer's ranks, in the order of the trainers."""
+        return [self.ranks(trainer) for trainer in self.trainers]
+
+    def num_workers(self, trainer: int) -> int:
+        return len(self.workers[trainer])
+
+    def ranks(self, trainer: int) -> tuple[int, ...]:
+        """The distinct ranks of a trainer, ascending."""
+        return tuple(sorted({rank for worker in self.workers[trainer] for rank in worker}))
+
+    def workers_on(self, rank: int, trainer: int) -> list[int]:
+        """The workers of a trainer that run on a rank, or on some of whose ranks it is."""
+        return [number for number, ranks in enumerate(self.workers[trainer]) if rank in ranks]
+
+    def trainers_on(self, rank: int) -> list[int]:
+        return [trainer for trainer in self.trainers if any(rank in ranks for ranks in self.workers[trainer])]
+
+    def num_nodes(self, trainer: int, nodes: Sequence[int]) -> int:
+        return len({nodes[rank] for rank in self.ranks(trainer)})
+
+
+def place(num_trainers: int, workers_per_trainer: int, nodes: Sequence[int], placement: Placement) -> Layout:
+    """Place `num_trainers` x `workers_per_trainer` workers on the ranks.
+
+    Loads differ by at most one; a trainer's workers stand on distinct ranks as long as there are enough, and
+    evenly over all ranks otherwise. Within that, `pack` uses few nodes for a trainer and `spread` many.
+
+    Args:
+        nodes: the node of each rank, one entry per rank.
+    """
+    num_ranks = len(nodes)
+    everywhere, remainder = divmod(workers_per_trainer, num_ranks)
+    ranks_on = {node: [rank for rank, other in enumerate(nodes) if other == node] for node in sorted(set(nodes))}
+    vacancies = _vacancies(num_trainers, remainder, ranks_on, placement)
+    ranks: dict[int, Sequence[int]] = {}
+    for trainer in range(num_trainers):
+        chosen = _choose_ranks(vacancies, num_trainers - trainer, remainder, ranks_on, placement)
+        for rank in chosen:
+            vacancies[rank] -= 1
+        ranks[trainer] = sorted([*range(num_ranks)] * everywhere + chosen)
+    return Layout.one_rank_per_worker(ranks)
+
+
+def _vacancies(num_trainers: int, width: int, ranks_on: Mapping[int, Sequence[int]], placement: Placement) -> list[int]:
+    """How many of the `num_trainers * width` workers each rank takes: all the same, or one more.
+
+    For `pack` the extra workers go to nodes in multiples that fill whole trainers; for `spread` one by one.
+    """
+    num_ranks = sum(map(len, ranks_on.values()))
+    base, extras = divmod(num_trainers * width, num_ranks)
+    vacancies = [base] * num_ranks
+    while extras:
+        for ranks in ranks_on.values():
+            held = sum(vacancies[rank] for rank in ranks)
+            portion = width - held % width if placement is Placement.pack else 1
+            without = [rank for rank in ranks if vacancies[rank] == base]
+            for rank in without[: min(portion, extras)]:
+                vacancies[rank] += 1
+                extras -= 1
+    return vacancies
+
+
+def place_again(layout: Layout, nodes: Sequence[int], placement: Placement) -> Layout:
+    """The same trainers and workers on other ranks, after merges too, when trainers differ in size.
+
+    All workers in one line, trainer by trainer, are dealt to the ranks in turn: loads differ by at most one, and a
+    trainer's workers stand on distinct ranks as long as there are enough, neighbours in the order of the deal.
+
+    Args:
+        nodes: the node of each rank, one entry per rank.
+    """
+    order = list(range(len(nodes)))
+    if placement is Placement.spread:  # the first rank of every node, then the second
+        seat = {rank: nodes[:rank].count(nodes[rank]) for rank in order}
+        order.sort(key=lambda rank: (seat[rank], rank))
+    ranks: dict[int, Sequence[int]] = {}
+    dealt = 0
+    for trainer in layout.trainers:
+        workers = range(dealt, dealt := dealt + layout.num_workers(trainer))
+        ranks[trainer] = [order[worker % len(order)] for worker in workers]
+    return Layout.one_rank_per_worker(ranks)
+
+
+# Where a rank stands, (-vacancies of its node, -its own vacancies, rank): fuller nodes and lower ranks sort first.
+_Seat = tuple[int, int, int]
+
+
+def _choose_ranks(
+    vacancies: Sequence[int],
+    trainers_left: int,
+    width: int,
+    ranks_on: Mapping[int, Sequence[int]],
+    placement: Placement,
+) -> list[int]:
+    """`width` distinct ranks for the next trainer, such that the trainers after it can still be placed.
+
+    They can exactly when no rank has more vacancies than trainers are left (Gale-Ryser), so a rank with as many
+    must be chosen now; the others follow the placement, fuller nodes and lower ranks first.
+    """
+    chosen = [rank for rank, vacant in enumerate(vacancies) if vacant == trainers_left]
+    offers: list[tuple[int, list[_Seat]]] = []  # per node: how many ranks are chosen, and the ones still open
+    for ranks in ranks_on.values():
+        vacant = [vacancies[rank] for rank in ranks]
+        on_node = sum(vacant)
+        candidates = [(-on_node, -vacancies[rank], rank) for rank in ranks if 0 < vacancies[rank] < trainers_left]
+        if candidates:
+            offers.append((vacant.count(trainers_left), sorted(candidates)))
+    choose = _packed if placement is Placement.pack else _spread
+    return chosen + choose(offers, width - len(chosen))
+
+
+def _packed(offers: Sequence[tuple[int, list[_Seat]]], wanted: int) -> list[int]:
+    """`wanted` open ranks: a node is used up before another is begun, and what covers most of the rest goes first."""
+    begun = [candidates for used, candidates in offers if used]
+    untouched = [candidates for used, candidates in offers if not used]
+    chosen: list[int] = []
+
+    def preference(candidates: list[_Seat]) -> tuple[int, _Seat]:
+        return -min(wanted - len(chosen), len(candidates)), candidates[0]
+
+    while len(chosen) < wanted:
+        if not begun:
+            begun.append(min(untouched, key=preference))
+            untouched.remove(begun[0])
+        best = min(begun, key=preference)
+        _, _, rank = best.pop(0)
+        chosen.append(rank)
+        if not best:
+            begun.remove(best)
+    return chosen
+
+
+def _spread(offers: Sequence[tuple[int, list[_Seat]]], wanted: int) -> list[int]:
+    """`wanted` open ranks, each on a node with the fewest chosen: a node's next rank waits for those before it."""
+    turns = [turn for used, candidates in offers for turn in enumerate(candidates, start=used)]
+    return [rank for _, (_, _, rank) in nsmallest(wanted, turns)]
+
+
+def check_ranks(settings: Settings, num_ranks: int, is_all: bool = True) -> None:
+    """Whether ranks and workers fit together.
+
+    Args:
+        is_all: whether these are all ranks; there may be more.
+
+    Raises:
+        SettingsError: they do not.
+    """
+    pool, workers = settings.pool, _workers_per_trainer(settings, num_ranks)
+    if pool.trainers * workers < num_ranks:
+        raise SettingsError(
+            f"pool.trainers={pool.trainers}, pool.workers_per_trainer={workers}: {pool.trainers * workers} "
+            f"workers leave some of {num_ranks} ranks idle; start fewer ranks, or raise either"
+        )
+    if is_all and settings.algorithm.is_data_parallel and workers != num_ranks:
+        raise SettingsError(
+            f"pool.workers_per_trainer={workers}: algorithm=ddp has one worker per rank, and there are {num_ranks} "
+            "ranks; set it to null, or to the number of ranks"
+        )
+
+
+def experiment_layout(settings: Settings, nodes: Sequence[int]) -> Layout:
+    """The layout that a run starts with.
+
+    Args:
+        nodes: the node of each rank, one entry per rank.
+
+    Raises:
+        SettingsError: when the ranks and workers do not fit together.
+    """
+    check_ranks(settings, len(nodes))
+    pool = settings.pool
+    return place(pool.trainers, _workers_per_trainer(settings, len(nodes)), nodes, pool.placement)
+
+
+def _workers_per_trainer(settings: Settings, num_ranks: int) -> int:
+    return settings.pool.workers_per_trainer or max(1, num_ranks // settings.pool.trainers)

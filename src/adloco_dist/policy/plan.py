@@ -1,0 +1,148 @@
+"""What rank 0 decides for a round, as a plain value that every rank receives (design: report and plan)."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from adloco_dist.messages import encode
+from adloco_dist.policy.batch import BatchPlan, BatchReport
+from adloco_dist.policy.checkpoints import CheckpointId
+from adloco_dist.policy.layout import Layout
+from adloco_dist.policy.regrouping import Regrouping
+from adloco_dist.policy.replay import Trajectory
+from adloco_dist.policy.schedule import Progress
+from adloco_dist.policy.views import Network
+
+INTERRUPTED = "interrupted"
+"""Why a run stops that was asked to, before its budget was spent."""
+NONFINITE = "workers were not finite"
+"""Why a run stops that comes to nothing: in too many rounds in a row, workers of a trainer were left out, or the budget
+is spent and no trainer has taken an outer step."""
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """Everything a rank needs to run round `round`; the same on all ranks.
+
+    Whatever came from a clock or from a rank's own state is written in here, so the plans replay the run.
+    """
+
+    round: int
+    stop: str | None
+    """Why training ends before this round; None: it continues."""
+    error: str | None
+    """What went wrong, if the run must not continue; no model is saved then."""
+    pool_tokens: int
+    """Tokens that the whole pool has trained on before this round."""
+    seconds: float
+    """Seconds of rank 0's clock since the first round began."""
+    regrouping: Regrouping | None
+    """What is merged and regrouped before the round."""
+    probed: tuple[int, ...]
+    """The ranks with a trainer that the regrouping changes: they probe again what their devices take."""
+    layout: Layout
+    """The layout after the regrouping."""
+    shard_sequences: Mapping[int, int]
+    """Sequences of the shards after the regrouping, by trainer."""
+    batches: Mapping[int, BatchPlan]
+    """Batches of the round, by trainer."""
+    updates: int
+    """H; fewer in the last round of a budget in tokens, which ends with the update that spends it."""
+    progress: Progress
+    evaluate: bool
+    """Whether anchors are evaluated at the end of this round."""
+    is_concurrent: bool
+    """Whether the instances of a rank compute concurrently."""
+    checkpoint: bool
+    """Whether the state before this round is written."""
+    last_checkpoint: CheckpointId
+    """The newest checkpoint that was planned, this round's included."""
+    nonfinite_rounds: Mapping[int, int]
+    """Rounds in a row, up to the last, in which a worker was left out because it was not finite, by trainer."""
+    outer_steps: int
+    """Outer steps that any trainers have taken before this round: a step needs a worker that is finite."""
+
+    worker_updates: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """Updates of each worker, by trainer, where ranks differ in speed; a trainer that is missing takes `updates`."""
+
+    def updates_of(self, trainer: int, worker: int) -> int:
+        """Updates that a worker takes in the round."""
+        return self.worker_updates[trainer][worker] if trainer in self.worker_updates else self.updates
+
+    def updates_by(self, update: int, trainer: int, worker: int) -> int:
+        """Updates that a worker has taken when those that take `updates` have taken `update` of them."""
+        return update * self.updates_of(trainer, worker) // self.updates
+
+    def sequences(self, trainer: int) -> int:
+        """Sequences that a trainer takes in the round."""
+        workers = range(self.layout.num_workers(trainer))
+        return self.batches[trainer].local_batch * sum(self.updates_of(trainer, worker) for worker in workers)
+
+    @property
+    def round_tokens(self) -> int:
+        """Tokens that the pool trains on in the round."""
+        in_update = sum(self.total_batch(trainer) for trainer in self.layout.trainers)
+        tokens_per_sequence = self.progress.tokens_per_update // in_update
+        return tokens_per_sequence * sum(self.sequences(trainer) for trainer in self.layout.trainers)
+
+    @property
+    def needs_newest_anchors(self) -> bool:
+        """Whether averages under way are waited for before the round: it merges, keeps or evaluates anchors."""
+        return bool(self.stop or self.regrouping or self.checkpoint)
+
+    def digest(self) -> str:
+        """A digest that differs where two ranks act on different plans."""
+        return hashlib.sha256(json.dumps(encode(self), sort_keys=True).encode()).hexdigest()[:16]
+
+    def nonfinite_in_words(self) -> str:
+        """Which trainers had workers that were not finite, and for how long."""
+        detail = [f"trainer {trainer} in {count} rounds in a row" for trainer, count in self.nonfinite_rounds.items()]
+        if not self.outer_steps:
+            detail.append(f"no outer step was taken in {self.round} rounds")
+        return f"workers were not finite: {', '.join(detail)}; lower inner.lr, or look at the data"
+
+    def total_batch(self, trainer: int) -> int:
+        """B_i = M_i b_i, in sequences."""
+        return self.layout.num_workers(trainer) * self.batches[trainer].local_batch
+
+
+@dataclass(frozen=True)
+class PlanInputs:
+    """What is known before the first round. By trainer; a trainer that is missing has no such bound."""
+
+    layout: Layout
+    shard_sequences: Mapping[int, int] = field(default_factory=dict)
+    batch_limits: Mapping[int, int | None] = field(default_factory=dict)
+    trajectory: Trajectory = field(default_factory=Trajectory)
+    """The run that batching.request=replay repeats."""
+    network: Network = field(default_factory=Network)
+    is_concurrent: bool = False
+    """Whether the instances of a rank compute concurrently."""
+
+
+@dataclass(frozen=True)
+class PoolReport:
+    """What rank 0 knows when it decides: every rank's report, reduced to what the decisions need."""
+
+    stop_requested: bool = False
+    seconds: float = 0.0
+    errors: Sequence[str] = ()
+    """One line for each trainer whose ranks do not hold the same anchor, and for ranks that act on another plan."""
+    batches: Mapping[int, BatchReport] = field(default_factory=dict)
+    train_loss: Mapping[int, float] = field(default_factory=dict)
+    """Mean loss of a trainer's workers in the round, in nats per target, by trainer."""
+    validation_loss: Mapping[int, float] = field(default_factory=dict)
+    """Loss of the anchors that were evaluated at the end of the round, in nats per target, by trainer."""
+    not_finite: frozenset[int] = frozenset()
+    """Trainers whose anchor is not finite."""
+    nonfinite: frozenset[int] = frozenset()
+    """Trainers of which a worker was left out of the outer step."""
+    unmoved: frozenset[int] = frozenset()
+    """Trainers that took no outer step, because none of their workers was finite."""
+    capacities: Sequence[int | None] = ()
+    """Sequences that every rank's device takes in one micro-batch; None: any number."""
+    update_seconds: Sequence[float] = ()
+    """Time of one worker's update on every rank; 0: not measured."""
+    is_writing: bool = False
+    """Whether a rank has not finished the last checkpoint."""

@@ -1,0 +1,24 @@
+"""The averager that the settings name."""
+
+import torch
+
+from adloco_dist.averaging.averager import Averager, FullPrecision
+from adloco_dist.averaging.codecs import BFloat16, WholeNumbers
+from adloco_dist.averaging.quantized import Quantized
+from adloco_dist.averaging.sparse import Sparse
+from adloco_dist.config import WireFormat, WireSettings
+
+
+def new_averager(wire: WireSettings, dtype: torch.dtype) -> Averager:
+    """How pseudo-gradients of this type travel."""
+    match wire.format:
+        case WireFormat.fp32:
+            return FullPrecision(dtype)
+        case WireFormat.bf16:
+            return Quantized(BFloat16(), wire.keeps_residual)
+        case WireFormat.int8:
+            return Quantized(WholeNumbers(8), wire.keeps_residual)
+        case WireFormat.int4:
+            return Quantized(WholeNumbers(4), wire.keeps_residual)
+        case WireFormat.sparse:
+            return Sparse(wire.fraction, wire.residual_decay, wire.keeps_residual)

@@ -1,0 +1,119 @@
+"""The gradient of one update, in as many micro-batches as the device needs."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from adloco_dist.data.protocols import Batch
+from adloco_dist.objective.protocol import Objective
+from adloco_dist.policy.switch import micro_batch_size
+from adloco_dist.pool.flat_model import FlatModel
+
+
+class GradientWatcher(Protocol):
+    """Sees a gradient grow."""
+
+    def chunks(self, batch: Batch) -> Sequence[Batch]:
+        """Return the chunks of the batch, cut by sequence index, after each of which it wants to see the gradient."""
+        ...
+
+    def observe(self, chunk: Batch, num_targets: int) -> None:
+        """Look at the flat model's gradient, which now includes `chunk`: the sum of the losses so far over len(batch).
+
+        Args:
+            num_targets: the chunk's number of targets.
+        """
+        ...
+
+
+class GradientAverager(Protocol):
+    """Averages the gradients of every update over ranks, while they are computed."""
+
+    @property
+    def module(self) -> nn.Module:
+        """What computes in place of the flat model's own module."""
+        ...
+
+    def micro_batch(self, is_last: bool) -> AbstractContextManager[object]:
+        """Surround the backward pass of a micro-batch; gradients are averaged in the last one of an update."""
+        ...
+
+    def mean_targets(self, num_targets: int) -> torch.Tensor:
+        """Average the number of targets of an update over the ranks: a scalar on the device. Collective."""
+        ...
+
+
+@dataclass(frozen=True)
+class AccumulatedLoss:
+    """What the batch of an update came to; the gradient is in the flat model."""
+
+    loss_sum: torch.Tensor
+    """Sum of the losses over the batch's targets on this rank, a scalar on the device."""
+    num_targets: int
+    """Number of those targets."""
+    scale: float | torch.Tensor
+    """What makes the accumulated gradient that of the mean loss over all targets, those of other ranks included."""
+
+    @property
+    def mean(self) -> torch.Tensor:
+        """The mean loss on this rank, a scalar on the device."""
+        return self.loss_sum / self.num_targets
+
+
+def accumulate_gradient(
+    flat_model: FlatModel, objective: Objective, batch: Batch, capacity: int | None,
+    watcher: GradientWatcher | None = None, averager: GradientAverager | None = None,
+) -> AccumulatedLoss:  # fmt: skip
+    """Fill the flat model's gradient with that of the loss summed over `batch`, divided by its number of sequences.
+
+    How many targets there are is known only when all losses were computed, so the gradient still has to be multiplied
+    by the returned scale (`scale_and_clip`); every target then has the same weight, whatever the micro-batches.
+
+    Args:
+        batch: the sequences of the update, on the device.
+        capacity: sequences per micro-batch; None: one micro-batch.
+        watcher: its chunks are taken one after the other, each in micro-batches of its own.
+        averager: averages the gradient over ranks; None: it is this rank's own.
+    """
+    flat_model.gradient.zero_()
+    module = averager.module if averager else flat_model.module
+    loss_sum = torch.zeros((), device=flat_model.device, dtype=flat_model.dtype)
+    total_targets = 0
+    chunks = watcher.chunks(batch) if watcher else [batch]
+    for chunk in chunks:
+        chunk_targets = 0
+        parts = chunk.split(micro_batch_size(len(chunk), capacity))
+        for part in parts:
+            is_last = chunk is chunks[-1] and part is parts[-1]
+            with averager.micro_batch(is_last) if averager else nullcontext():
+                with flat_model.autocast():
+                    loss, num_targets = objective.loss(module, part)
+                (loss / len(batch)).backward()
+            loss_sum += loss.detach()
+            chunk_targets += num_targets
+        if watcher:
+            watcher.observe(chunk, chunk_targets)
+        total_targets += chunk_targets
+    mean_targets = averager.mean_targets(total_targets) if averager else total_targets
+    return AccumulatedLoss(loss_sum, total_targets, len(batch) / mean_targets)
+
+
+def scale_and_clip(gradient: torch.Tensor, scale: float | torch.Tensor, clip_norm: float | None) -> None:
+    """Multiply an accumulated gradient by `scale`, and clip its norm then; in place, in one multiplication."""
+    if clip_norm is not None:
+        norm = torch.linalg.vector_norm(gradient) * scale
+        scale = (clip_norm / (norm + 1e-6)).clamp(max=1.0) * scale  # on the device: no synchronisation
+    gradient.mul_(scale)
+
+
+def mean_gradient(
+    flat_model: FlatModel, objective: Objective, batch: Batch, capacity: int | None
+) -> AccumulatedLoss:  # fmt: skip
+    """Do as `accumulate_gradient` does, and scale the gradient to that of the mean loss."""
+    done = accumulate_gradient(flat_model, objective, batch, capacity)
+    scale_and_clip(flat_model.gradient, done.scale, None)
+    return done

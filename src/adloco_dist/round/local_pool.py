@@ -1,0 +1,115 @@
+"""What a rank holds of the pool, which regrouping changes."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from adloco_dist.averaging.schedule import FragmentSchedule
+from adloco_dist.cluster.groups import Groups
+from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.config import MergePolicy, Settings
+from adloco_dist.data.protocols import Cursor
+from adloco_dist.data.splits import Splits
+from adloco_dist.objective.protocol import Objective
+from adloco_dist.policy.batch import max_local_batch
+from adloco_dist.policy.layout import Layout
+from adloco_dist.policy.plan import RoundPlan
+from adloco_dist.policy.switch import min_limit
+from adloco_dist.pool.flat_model import FlatModel
+from adloco_dist.pool.offload import Offload
+from adloco_dist.pool.probe import probe_capacity
+from adloco_dist.pool.slot import ComputeSlot
+from adloco_dist.pool.trainer import Trainer
+from adloco_dist.pool.worker import Worker
+from adloco_dist.round.algorithm import Algorithm
+from adloco_dist.round.estimators.choice import new_estimator
+from adloco_dist.round.estimators.protocol import GradientEstimator
+
+
+@dataclass
+class LocalPool:
+    """What this rank works with."""
+
+    settings: Settings
+    runtime: Runtime
+    splits: Splits
+    objective: Objective
+    algorithm: Algorithm
+    groups: Groups
+    slots: list[ComputeSlot]
+    offload: Offload
+    cursors: dict[int, Cursor]
+    """Cursors of all trainers, wherever these are placed: every rank can take any of them over."""
+    trainers: dict[int, Trainer]
+    """Trainers with a worker on this rank, by id, ascending."""
+    estimators: dict[int, GradientEstimator]
+    """Gradient estimators by trainer; empty where the batch does not follow the gradients."""
+    is_concurrent: bool = False
+    """Whether the instances of a rank have their turns at once; the same on all ranks."""
+
+    @property
+    def flat_model(self) -> FlatModel:
+        """The first slot's flat model: also the scratch and the payload of everything between the inner phases."""
+        return self.slots[0].flat_model
+
+    @property
+    def capacity(self) -> int | None:
+        """Sequences per micro-batch of the slot that takes the fewest; None: any number."""
+        return min_limit(*(slot.flat_model.capacity for slot in self.slots))
+
+    @property
+    def schedule(self) -> FragmentSchedule:
+        """When fragments are averaged in a round."""
+        wire = self.settings.wire
+        return FragmentSchedule(self.settings.algorithm.updates_per_round, wire.fragments, wire.delay_updates)
+
+    @property
+    def workers(self) -> list[Worker]:
+        return [worker for trainer in self.trainers.values() for worker in trainer.workers]
+
+
+def round_ends(pool: LocalPool, plan: RoundPlan) -> dict[int, Any]:
+    """What other ranks must know, at the end of a round, of the data that workers here have read."""
+    ends: dict[int, Any] = {}
+    for trainer_id, trainer in pool.trainers.items():
+        workers = [worker.id for worker in trainer.workers]
+        sequences = plan.updates * plan.batches[trainer_id].local_batch
+        ends |= trainer.cursor.ends(workers, plan.layout.num_workers(trainer_id), sequences)
+    return ends
+
+
+def set_up_estimators(pool: LocalPool) -> None:
+    """Make an estimator for each trainer on this rank, where batches follow the gradients."""
+    if pool.settings.measures_gradients:
+        pool.estimators = {trainer_id: new_estimator(pool.settings) for trainer_id in pool.trainers}
+
+
+def bytes_reserved_for_groups(settings: Settings, groups: Groups, layout: Layout, rank: int) -> int:
+    """GPU memory for the groups that merges may yet bring this rank."""
+    merges = settings.merge.policy is not MergePolicy.none
+    return groups.bytes_to_come(rank, len(layout.trainers)) if merges else 0
+
+
+def probe_in_turn(pool: LocalPool, layout: Layout, takes_part: bool = True) -> bool:
+    """Call `_probe` on ranks that share a GPU one after the other: each looks at its free memory. Collective."""
+    runtime, fits = pool.runtime, True
+    for turn in range(runtime.num_turns):
+        if takes_part and turn == runtime.turn:
+            fits = _probe(pool, layout)
+        if runtime.num_turns > 1:
+            runtime.control.exchange({})
+    return fits
+
+
+def _probe(pool: LocalPool, layout: Layout) -> bool:
+    """Find this rank's capacity; false where not even one sequence fits, which is tried all the same."""
+    if not pool.trainers:
+        return True
+    settings, trainers = pool.settings, list(pool.trainers.values())
+    maximum = max(
+        max_local_batch(settings.batching, layout.num_workers(trainer.id), trainer.cursor.size) for trainer in trainers
+    )
+    reserved_bytes = bytes_reserved_for_groups(settings, pool.groups, layout, pool.runtime.rank)
+    capacity = probe_capacity(pool.slots, trainers, settings, maximum, pool.runtime.ranks_on_device, reserved_bytes)
+    for slot in pool.slots:
+        slot.flat_model.capacity = None if capacity is None else max(1, capacity)
+    return capacity is None or capacity >= 1

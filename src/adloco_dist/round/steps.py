@@ -1,0 +1,215 @@
+"""The steps of a round on one rank; each returns its fragment of the rank's report, by trainer.
+
+Every step goes through the trainers in ascending order: the order of all their collectives.
+"""
+
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from adloco_dist.averaging.background import Background
+from adloco_dist.cluster.failures import about
+from adloco_dist.cluster.signals import StopRequest
+from adloco_dist.policy.layout import Layout
+from adloco_dist.policy.plan import RoundPlan
+from adloco_dist.policy.report import (
+    AnchorReport,
+    EvaluationReport,
+    InnerReport,
+    MeasureReport,
+    OuterReport,
+    RankReport,
+    TrainerReport,
+)
+from adloco_dist.pool.timing import timed
+from adloco_dist.round.coordinate import all_complete, exchange_all, exchange_ends
+from adloco_dist.round.evaluate import evaluate, part_of
+from adloco_dist.round.inner import InnerPhase
+from adloco_dist.round.local_pool import LocalPool, round_ends
+from adloco_dist.round.outer import complete, mix
+
+_Report = TypeVar("_Report", InnerReport, OuterReport)
+
+
+def inner(
+    pool: LocalPool, plan: RoundPlan, stop: StopRequest, until: int, is_first: bool, is_resumed: bool
+) -> dict[int, InnerReport]:
+    """Every worker takes its updates up to the next average, or the next that reaches it; no communication.
+
+    Args:
+        stop: ends the updates before they are complete.
+        until: updates of the round that are taken then.
+        is_first: these are the first updates of this round, or of this start.
+        is_resumed: the workers were in the middle of the round when the run started.
+    """
+    estimators = pool.estimators if is_first else {}
+    if estimators:
+        for slot in pool.slots:
+            slot.sketch.renew(pool.settings.seed, plan.round)
+    phase = InnerPhase(plan, pool.settings, estimators, stop, is_resumed or not is_first)
+    return phase.run(list(pool.trainers.values()), pool.slots, pool.offload, until)
+
+
+def together(earlier: dict[int, _Report], later: dict[int, _Report]) -> dict[int, _Report]:
+    """The reports of steps that followed one another in a round, added up, by trainer."""
+    return {**earlier, **{key: earlier[key] + value if key in earlier else value for key, value in later.items()}}
+
+
+def reached_by_all(pool: LocalPool, plan: RoundPlan, report: RankReport) -> int:
+    """The last of the round's boundaries that the workers of all ranks have reached; 0: none. Collective.
+
+    Args:
+        report: the cost of the exchange is added to it.
+    """
+    boundaries = [update for update in pool.schedule.boundaries(plan.updates) if has_reached(pool, plan, update)]
+    return min(exchange_all(pool.runtime.control, report, max(boundaries, default=0)))
+
+
+def all_there(pool: LocalPool, plan: RoundPlan, until: int, report: RankReport) -> bool:
+    """Whether the workers of all ranks have taken so many updates of the round, or their share of them. Collective.
+
+    Args:
+        report: the cost of the exchange is added to it.
+    """
+    return all_complete(pool.runtime.control, report, has_reached(pool, plan, until))
+
+
+def has_reached(pool: LocalPool, plan: RoundPlan, update: int) -> bool:
+    """Whether this rank's workers have taken so many updates of the round; if not, it was asked to stop."""
+    return all(
+        worker.updates_done >= plan.updates_by(update, trainer.id, worker.id)
+        for trainer in pool.trainers.values()
+        for worker in trainer.workers
+    )
+
+
+def advance_cursors(pool: LocalPool, plan: RoundPlan, report: RankReport) -> None:
+    """Note in the cursors of all trainers what was read in the round. Collective.
+
+    Args:
+        report: the cost of the exchange is added to it.
+    """
+    control = pool.runtime.control
+    has_streams = any(cursor.size is None for cursor in pool.cursors.values())  # the same on all ranks
+    ends = exchange_ends(control, report, round_ends(pool, plan)) if has_streams else {}
+    for trainer_id, cursor in pool.cursors.items():
+        updates, num_workers = plan.updates, plan.layout.num_workers(trainer_id)
+        if trainer_id in plan.worker_updates:
+            updates, num_workers = sum(plan.worker_updates[trainer_id]), 1
+        cursor.advance(updates, num_workers, plan.batches[trainer_id].local_batch, ends)
+
+
+def measure(pool: LocalPool, plan: RoundPlan) -> dict[int, MeasureReport]:
+    """Exchange what estimators have seen of every trainer's first gradients. Collective."""
+    measured: dict[int, MeasureReport] = {}
+    for trainer_id in plan.layout.trainers:
+        group = pool.groups.of(plan.layout.ranks(trainer_id))  # on all ranks, for it may have to be formed
+        if estimator := pool.estimators.get(trainer_id):
+            with about(f"trainer {trainer_id}"), timed(pool.runtime.device) as timing:
+                found = estimator.measure(pool.trainers[trainer_id], plan.layout, group)
+            measured[trainer_id] = MeasureReport(found.statistics, timing.seconds, found.bytes_sent)
+    return measured
+
+
+def average(pool: LocalPool, plan: RoundPlan, fragment: int) -> dict[int, OuterReport]:
+    """Average a fragment of every trainer's pseudo-gradients, or prepare to. Collective."""
+    device, averaged = pool.runtime.device, dict[int, OuterReport]()
+    for trainer_id in plan.layout.trainers:
+        group = pool.groups.of(plan.layout.ranks(trainer_id))  # on all ranks, for it may have to be formed
+        if trainer_id not in pool.trainers:
+            continue
+        trainer = pool.trainers[trainer_id]
+        with about(f"trainer {trainer_id}"), timed(device) as timing:
+            step = pool.algorithm.average(trainer, group, fragment)
+        averaged[trainer_id] = replace(step, seconds=timing.seconds)
+    return averaged
+
+
+def begin_averages(pool: LocalPool) -> None:
+    """Let what `average` has prepared travel, one trainer's after the other's, while updates are computed.
+
+    At the end of a round that is when the next plan has come: on a slow link report and plan would wait behind it.
+    """
+    after: Background | None = None
+    for trainer in pool.trainers.values():
+        if trainer.under_way and isinstance(trainer.under_way.average, Background):
+            after = trainer.under_way.average.begin(after)
+
+
+def mix_in(pool: LocalPool, fragment: int) -> dict[int, OuterReport]:
+    """Bring the outer steps of a fragment to the workers that await them; wait for its averages. No collective."""
+    mixed: dict[int, OuterReport] = {}
+    for trainer_id, trainer in pool.trainers.items():
+        with about(f"trainer {trainer_id}"), timed(pool.runtime.device) as timing:
+            step = mix(trainer, fragment, pool.settings.wire.keep_local)
+        mixed[trainer_id] = replace(step, seconds=timing.seconds)
+    return mixed
+
+
+def complete_all(pool: LocalPool) -> dict[int, OuterReport]:
+    """Wait for all averages under way, and take their outer steps: the anchors are the newest then."""
+    completed: dict[int, OuterReport] = {}
+    for trainer_id, trainer in pool.trainers.items():
+        with about(f"trainer {trainer_id}"), timed(pool.runtime.device) as timing:
+            step = complete(trainer)
+        completed[trainer_id] = replace(step, seconds=timing.seconds)
+    return completed
+
+
+def evaluate_anchors(pool: LocalPool, layout: Layout) -> dict[int, EvaluationReport]:
+    """Evaluate every trainer's anchor on this rank's part of the validation sequences."""
+    limits, reports = pool.settings.evaluation, {}
+    for trainer_id, trainer in pool.trainers.items():
+        part = part_of(pool.runtime.rank, trainer_id, layout)
+        with timed(pool.runtime.device) as timing:
+            sums = evaluate(
+                pool.flat_model,
+                pool.objective,
+                trainer.anchor,
+                pool.splits.validation,
+                limits.sequences,
+                limits.batch,
+                part,
+            )
+        reports[trainer_id] = EvaluationReport(sums, timing.seconds)
+    return reports
+
+
+def opening_report(pool: LocalPool, layout: Layout, is_new: bool) -> RankReport:
+    """Report the anchors before the first round of a start: all ranks must hold the same.
+
+    Args:
+        is_new: the run begins, and the anchors' loss is where its curves start.
+    """
+    is_evaluated = is_new and pool.settings.evaluation.every_rounds is not None
+    evaluations = evaluate_anchors(pool, layout) if is_evaluated else {}
+    trainers = {
+        trainer_id: TrainerReport(
+            len(trainer.workers),
+            anchor=AnchorReport(trainer.checksum()),
+            evaluation=evaluations.get(trainer_id, EvaluationReport()),
+        )
+        for trainer_id, trainer in pool.trainers.items()
+    }
+    return RankReport(pool.runtime.rank, capacity=pool.capacity, trainers=trainers)
+
+
+def trainer_reports(
+    pool: LocalPool,
+    inner_reports: dict[int, InnerReport],
+    measure_reports: dict[int, MeasureReport],
+    outer_reports: dict[int, OuterReport],
+    evaluation_reports: dict[int, EvaluationReport],
+) -> dict[int, TrainerReport]:
+    """The fragments of all steps, put together."""
+    return {
+        trainer_id: TrainerReport(
+            len(trainer.workers),
+            inner_reports[trainer_id],
+            measure_reports.get(trainer_id, MeasureReport()),
+            outer_reports[trainer_id],
+            AnchorReport(trainer.checksum(), trainer.is_finite, trainer.cursor.position),
+            evaluation_reports.get(trainer_id, EvaluationReport()),
+        )
+        for trainer_id, trainer in pool.trainers.items()
+    }

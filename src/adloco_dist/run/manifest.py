@@ -1,0 +1,149 @@
+"""Files of a run that are compared with a manifest: every file's size and digest, written last.
+
+A directory with a manifest that fits its files is whole; anything else is not.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict
+
+from xxhash import xxh3_128
+
+from adloco_dist.messages import decode, encode
+
+MANIFEST_FILE = "manifest.json"
+PLAIN_NAME = re.compile(r"\w[\w.-]*", re.ASCII)
+READ_BYTES = 1 << 22
+
+
+class DamagedError(Exception):
+    """A file of a checkpoint is not what was written: which, and why."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file of a checkpoint, as its manifest knows it."""
+
+    num_bytes: int
+    xxh3: str
+    """xxh3_128, which finds damage at the speed of memory; it is no protection against forgery."""
+
+    def check(self, name: str, content: bytes) -> None:
+        """
+        Raises:
+            DamagedError: `content` is another.
+        """
+        _compare(name, self, Part(len(content), xxh3_128(content).hexdigest()))
+
+
+Manifest = Mapping[str, Part]
+"""Parts by file name."""
+
+
+class _Content(TypedDict):
+    parts: dict[str, Part]
+
+
+def write_whole(path: Path, fill: Callable[[Path], Any]) -> None:
+    """Fill a file beside `path`, see it safe on the disk, and rename it into place.
+
+    Raises:
+        OSError: it cannot be written; there is no file then.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fill(temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        parent = os.open(path.parent, os.O_RDONLY)
+        os.fsync(parent)
+        os.close(parent)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_content(path: Path, content: bytes) -> Part:
+    """Write a part that is not tensors, whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    write_whole(path, lambda temporary: temporary.write_bytes(content))
+    return Part(len(content), xxh3_128(content).hexdigest())
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Make a whole checkpoint of the parts in `folder`.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    write_content(folder / MANIFEST_FILE, encode_manifest(manifest))
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Return a manifest as it is written, with a digest of its own."""
+    content = {"parts": encode(dict(sorted(manifest.items())))}
+    return json.dumps({**content, "digest": _digest(content)}, indent=1).encode()
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """
+    Raises:
+        DamagedError: there is none, or not a byte of it may be believed.
+    """
+    try:
+        raw = (folder / MANIFEST_FILE).read_bytes()
+    except FileNotFoundError:
+        raise DamagedError(f"has no {MANIFEST_FILE}: was not completed") from None
+    except OSError as error:
+        raise DamagedError(f"{MANIFEST_FILE}: {error.strerror}") from error
+    try:
+        manifest = decode(_Content, json.loads(raw))["parts"]
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"{MANIFEST_FILE}: cannot be read") from error
+    if odd := [name for name in manifest if not PLAIN_NAME.fullmatch(name)]:
+        raise DamagedError(f"{MANIFEST_FILE}: names {odd[0]!a}, which no file of a run is called")
+    if encode_manifest(manifest) != raw:
+        raise DamagedError(f"{MANIFEST_FILE}: does not fit its own digest")
+    return manifest
+
+
+def check_part(folder: Path, name: str, part: Part) -> None:
+    """
+    Raises:
+        DamagedError: the file is not what the manifest says, or cannot be read.
+    """
+    try:
+        _compare(name, part, digest_of(folder / name))
+    except OSError as error:
+        raise DamagedError(f"{name}: {error.strerror}") from error
+
+
+def digest_of(path: Path) -> Part:
+    """Return the size and digest of a file as it can be read again."""
+    digest, num_bytes = xxh3_128(), 0
+    with path.open("rb", buffering=0) as file:
+        buffer = bytearray(READ_BYTES)
+        while count := file.readinto(buffer):
+            digest.update(memoryview(buffer)[:count])
+            num_bytes += count
+    return Part(num_bytes, digest.hexdigest())
+
+
+def _compare(name: str, wanted: Part, found: Part) -> None:
+    if found.num_bytes != wanted.num_bytes:
+        raise DamagedError(f"{name}: has {found.num_bytes} bytes instead of {wanted.num_bytes}")
+    if found != wanted:
+        raise DamagedError(f"{name}: does not fit its digest")
+
+
+def _digest(content: Any) -> str:
+    return xxh3_128(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,151 @@
+"""What all ranks agree on before training, and everything that can be refused by then."""
+
+from pathlib import Path
+
+from adloco_dist.checkpoint.state import RunState
+from adloco_dist.cluster.control import ControlPlane
+from adloco_dist.cluster.environment import measure_links, survey
+from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.cluster.survey import Environment, Link, must_agree
+from adloco_dist.config import Backend, Settings, SettingsError, TrackingMode
+from adloco_dist.config.compose import flatten, to_plain
+from adloco_dist.data.splits import Splits
+from adloco_dist.objective.protocol import Objective
+from adloco_dist.policy.layout import Layout, experiment_layout
+from adloco_dist.policy.replay import Trajectory
+from adloco_dist.pool.capacity import available_bytes, state_bytes
+from adloco_dist.run.directory import RunDirectory, existing_part, open_directory
+from adloco_dist.setup.parts import Parts
+from adloco_dist.setup.preflight import examine_data, examine_replay
+from adloco_dist.text import first_difference, values_by_rank
+
+OF_THE_NODE = {"batching.capacity", "cluster.interface", "cluster.memory_bytes", "cluster.threads_per_rank"}
+"""Settings that may differ between nodes: they say how a device does its work, not what the run computes."""
+
+PROBE_BYTES = 1 << 20
+"""Payload that measures a link before training: 0.1 s at 100 Mbit/s."""
+LINK_SECONDS = 120.0
+
+
+def survey_cluster(runtime: Runtime, settings: Settings) -> tuple[list[Environment], list[Link]]:
+    """Every rank's environment, and the links between nodes where they are measured. Collective.
+
+    Raises:
+        SettingsError: on all ranks, when some run other code than others.
+    """
+    environments = survey(runtime, run_disk(settings))
+    _refuse_difference([must_agree(environment) for environment in environments])
+    if not settings.cluster.check_links:
+        return environments, []
+    return environments, measure_links(runtime, Backend.gloo, PROBE_BYTES, LINK_SECONDS)
+
+
+def run_disk(settings: Settings) -> Path:
+    """The folder on whose disk the run directory is, or will be made."""
+    return existing_part(Path(settings.run.directory or settings.run.root))
+
+
+def compare_settings(control: ControlPlane, settings: Settings) -> None:
+    """Check that all ranks run the same experiment.
+
+    Raises:
+        SettingsError: on all ranks, with a setting and the ranks that differ in it.
+    """
+    plain = flatten(to_plain(settings))
+    _refuse_difference(control.exchange({key: value for key, value in plain.items() if key not in OF_THE_NODE}))
+
+
+def _refuse_difference(members: list[dict[str, str]]) -> None:
+    if difference := first_difference(members):
+        raise SettingsError(f"{difference}; start every node with the same command and code")
+
+
+def prepare(
+    settings: Settings, runtime: Runtime, parts: Parts, resumed: RunState | None = None
+) -> tuple[Layout, Splits, Objective, Trajectory]:
+    """Everything that can be refused before a run exists: layout, corpus, the model's shape, batches to replay.
+
+    The batches are known on rank 0 alone, which plans with them.
+
+    Args:
+        resumed: where the run resumes; None: it begins.
+
+    Raises:
+        SettingsError: on all ranks, when one of them finds a mistake.
+    """
+    layout = resumed.plan.layout if resumed else experiment_layout(settings, runtime.nodes)
+    prepared: tuple[Splits, Objective] | None = None
+    trajectory = Trajectory()
+    error: SettingsError | None = None
+    try:
+        splits = parts.splits(settings) if resumed else examine_data(settings, layout, parts)
+        if resumed and splits.digest != resumed.corpus:
+            detail = f"digest {splits.digest[:8]}, {resumed.corpus[:8]} then"
+            rule = f"{splits.source} is not what the run was trained on ({detail})"
+            raise SettingsError(f"{parts.data_name(settings)}: {rule}; give it the same")
+        is_first_of_node = runtime.nodes.index(runtime.nodes[runtime.rank]) == runtime.rank
+        objective = parts.objective(settings, splits, reads_weights=is_first_of_node)
+        check_memory(settings, runtime, layout, objective)
+        prepared = (splits, objective)
+        if runtime.rank == 0:
+            trajectory = examine_replay(settings, None if resumed else layout)
+            if settings.tracking.mode is TrackingMode.online:
+                from adloco_dist.run.tracking import check_login  # half a second
+
+                check_login()
+    except SettingsError as mistake:
+        error = mistake
+    runtime.control.agree(error)
+    assert prepared is not None
+    corpora = runtime.control.exchange({"digest": prepared[0].digest, "source": prepared[0].source})
+    if len({corpus["digest"] for corpus in corpora}) > 1:
+        detail = values_by_rank(enumerate(f"{corpus['source']} {corpus['digest'][:8]}" for corpus in corpora))
+        raise SettingsError(f"{parts.data_name(settings)} differs between ranks: {detail}; give all the same")
+    return layout, *prepared, trajectory
+
+
+def check_memory(settings: Settings, runtime: Runtime, layout: Layout, objective: Objective) -> None:
+    """Check that this rank's share of the pool fits into its memory, before any is built, where its size is known.
+
+    Raises:
+        SettingsError: it does not.
+    """
+    parameters = objective.num_parameters()
+    if parameters is None:
+        return
+    placed = [len(layout.workers_on(runtime.rank, trainer)) for trainer in layout.trainers_on(runtime.rank)]
+    needed = state_bytes(settings, len(placed), sum(placed), parameters.trained, parameters.frozen)
+    given = settings.cluster.memory_bytes if runtime.device.type == "cpu" else None
+    sharers = runtime.nodes.count(runtime.nodes[runtime.rank])
+    memory = available_bytes(runtime.device, sharers) if given is None else given
+    if needed > memory:
+        detail = f"{parameters.total:,} parameters, of which the workers of a rank take {needed / 1e6:,.0f} MB"
+        what = "are available to it" if given is None else "are cluster.memory_bytes"
+        remedy = "use a smaller model, fewer workers per rank, or more memory"
+        raise SettingsError(f"{objective.describe()}: has {detail}, and {memory / 1e6:,.0f} MB {what}; {remedy}")
+
+
+def agree_on_directory(
+    control: ControlPlane, settings: Settings, needed_bytes: int, is_resumed: bool = False
+) -> tuple[Path, RunDirectory | None]:
+    """Rank 0 makes and takes the run directory, all ranks learn its path.
+
+    Args:
+        needed_bytes: what must be free there.
+        is_resumed: the run in it resumes from one of its checkpoints.
+
+    Raises:
+        SettingsError: on all ranks, when rank 0 cannot have it.
+    """
+    error: SettingsError | None = None
+    directory: RunDirectory | None = None
+    if control.rank == 0:
+        try:
+            directory = open_directory(settings.run, needed_bytes, is_resumed)
+        except SettingsError as mistake:
+            error = mistake
+    reply = {"path": str(directory.path) if directory else "", "error": str(error) if error else None}
+    message = control.broadcast(reply if control.rank == 0 else None)
+    if message["error"]:
+        raise SettingsError(message["error"])
+    return Path(message["path"]), directory

@@ -1,0 +1,111 @@
+"""Whether a rank's instances compute one after the other or concurrently: what its device can, what is faster."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.config import Concurrency, Estimator, Settings, SettingsError
+from adloco_dist.policy.layout import Layout
+from adloco_dist.policy.plan import PlanInputs, PoolReport
+from adloco_dist.policy.planning import plan_round
+from adloco_dist.pool.capacity import is_out_of_memory
+from adloco_dist.pool.offload import Offload
+from adloco_dist.pool.slot import ComputeSlot, further_slot
+from adloco_dist.pool.trainer import Trainer
+from adloco_dist.round.inner import InnerPhase
+
+MEASURED_UPDATES = 3
+MEASUREMENTS = 3
+"""Measurements of each way, in turn; the fastest counts."""
+
+
+def find_slots(
+    first: ComputeSlot, offload: Offload, trainers: Sequence[Trainer], layout: Layout, settings: Settings,
+    runtime: Runtime, recorded: bool | None = None,
+) -> tuple[list[ComputeSlot], bool]:  # fmt: skip
+    """The compute slots of this rank, and whether all ranks let their instances compute concurrently.
+
+    Collective. With instances.concurrency=auto both ways are measured with real updates, which are undone.
+
+    Args:
+        recorded: what was measured at the first start, and holds again; None: nothing was.
+
+    Raises:
+        SettingsError: on all ranks, where a device or the model cannot do what is asked.
+    """
+    concurrency = settings.instances.concurrency
+    decided = recorded if concurrency is Concurrency.auto else concurrency is not Concurrency.serial
+    if decided is False:
+        return [first], False
+    obstacle = _obstacle(first, offload, settings)
+    num_workers = sum(len(trainer.workers) for trainer in trainers)
+    concurrent = num_workers if first.flat_model.device.type == "cuda" else min(num_workers, runtime.threads)
+    slots = [first]
+    try:
+        slots += [further_slot(first, settings) for _ in range(0 if obstacle else concurrent - 1)]
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        obstacle = f"there is no memory for the gradients of {concurrent} instances at once; use serial"
+    if decided:
+        detail = SettingsError(f"instances.concurrency={concurrency.name}: {obstacle}") if obstacle else None
+        runtime.control.agree(detail)
+        return slots, True
+    seconds = {"in_turn": 0.0, "at_once": 0.0}
+    if not obstacle:
+        seconds = _measure(slots, trainers, layout, settings)
+    replies = runtime.control.exchange({"obstacle": bool(obstacle), **seconds})
+    slowest = {way: max(reply[way] for reply in replies) for way in seconds}
+    if any(reply["obstacle"] for reply in replies) or slowest["at_once"] >= slowest["in_turn"]:
+        return [first], False
+    return slots, True
+
+
+def _obstacle(slot: ComputeSlot, offload: Offload, settings: Settings) -> str | None:
+    """Why instances cannot compute concurrently here; None if they can."""
+    concurrency, device = settings.instances.concurrency, slot.flat_model.device
+    if settings.algorithm.is_data_parallel:
+        return "algorithm=ddp has one instance per rank; use serial"
+    if offload.resident is not None:
+        return "instances that swap take turns; use serial"
+    estimator = settings.batching.estimator
+    if settings.measures_gradients and estimator is not Estimator.sketch:
+        return f"batching.estimator={estimator.name} sees one instance at a time; use sketch, or serial"
+    if settings.switch.n == "auto":
+        return "switch.n=auto times micro-batches, which must come in turn; use serial"
+    if concurrency is Concurrency.streams and device.type != "cuda":
+        return "a rank computes on a CPU, which has no streams; use threads, serial or auto"
+    if concurrency is Concurrency.threads and device.type != "cpu":
+        return "a rank computes on a GPU; use streams, serial or auto"
+    if device.type == "cpu" and _draws_random_numbers(slot):
+        return "the model draws random numbers, of which a CPU has one source; set its dropout to 0, or use serial"
+    return None
+
+
+def _draws_random_numbers(slot: ComputeSlot) -> bool:
+    batch = slot.objective.trial_batch(1, slot.flat_model.device)
+    before = torch.get_rng_state()
+    with torch.no_grad(), slot.flat_model.autocast():
+        slot.objective.loss(slot.flat_model.module, batch)
+    return not torch.equal(before, torch.get_rng_state())
+
+
+def _measure(
+    slots: Sequence[ComputeSlot], trainers: Sequence[Trainer], layout: Layout, settings: Settings
+) -> dict[str, float]:
+    """Seconds of a few updates of every instance, in turn and at once; leaves trainers as they were."""
+    plan = replace(plan_round(settings, PlanInputs(layout), None, PoolReport()), updates=MEASURED_UPDATES)
+    seconds: dict[str, list[float]] = {"in_turn": [], "at_once": []}
+    for repetition in range(1 + MEASUREMENTS):
+        for way, is_concurrent in (("in_turn", False), ("at_once", True)):
+            phase = InnerPhase(replace(plan, is_concurrent=is_concurrent), settings)
+            results = phase.run(trainers, slots)
+            if repetition:  # the first warms up
+                seconds[way].append(sum(result.seconds for result in results.values()))
+    for trainer in trainers:
+        for worker in trainer.workers:
+            worker.weights.copy_(trainer.anchor)
+            worker.reset_optimizer()
+    return {way: min(taken) for way, taken in seconds.items()}

@@ -1,0 +1,150 @@
+"""Rank 0's records: what it knows when a run begins or resumes, and where it goes."""
+
+import logging
+import os
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import hydra
+import torch
+
+import adloco_dist
+from adloco_dist.checkpoint.resume import ResumePoint
+from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.cluster.survey import Environment, Link, remarks
+from adloco_dist.config import TrackingMode
+from adloco_dist.config.compose import to_plain
+from adloco_dist.messages import encode
+from adloco_dist.policy.plan import PlanInputs
+from adloco_dist.pool.arithmetic import in_words
+from adloco_dist.round.local_pool import LocalPool
+from adloco_dist.run.directory import METRICS_FILE, RunDirectory
+from adloco_dist.run.display import Display
+from adloco_dist.run.journal import Journal, MetricsFile, RunFile, Sink, whole_lines
+from adloco_dist.run.manifest import DamagedError
+from adloco_dist.terminal import new_console, report_line
+
+log = logging.getLogger(__name__)
+MIN_WIDTH = 80
+"""Minimum width of a line in a file, in characters, whatever COLUMNS says."""
+
+
+def print_note(line: str) -> None:
+    """Show the user what belongs to no record, before there is a display."""
+    report_line(f"note: {line}")
+    log.info("%s", line)
+
+
+def open_journal(
+    pool: LocalPool,
+    inputs: PlanInputs,
+    taken: RunDirectory | None,
+    environments: Sequence[Environment],
+    links: Sequence[Link],
+    resume_point: ResumePoint | None,
+) -> tuple[Journal, Callable[[str], None]]:
+    """Rank 0's files, tracking and display, and what shows a line there; a journal without sinks elsewhere.
+
+    Args:
+        taken: the run directory, on rank 0.
+        resume_point: where the run resumes; None: it begins.
+    """
+    if taken is None:
+        return Journal(), log.info
+    settings, runtime = pool.settings, pool.runtime
+    plain = to_plain(settings)
+    facts = _facts(pool, inputs, plain, environments, links)
+    earlier = dict(resume_point.state.journal) if resume_point else {}
+    keep_bytes = earlier.get("metrics_bytes", 0)
+    if resume_point:
+        restore_records(taken.path, resume_point)
+        facts["resumed"] = [*earlier.get("resumed", []), _start(resume_point, runtime)]
+        facts["started"] = earlier.get("started", facts["started"])
+    sinks: list[Sink] = [taken, RunFile(taken.path, facts, earlier or None), MetricsFile(taken.path, keep_bytes)]
+    if settings.tracking.mode is not TrackingMode.disabled:
+        from adloco_dist.run.tracking import WandbSink  # half a second, and files in the temporary folder
+
+        sinks.append(WandbSink(settings.tracking, taken.path, plain, earlier.get("tracking_id")))
+    crowding = pool.groups.crowding(inputs.layout.rank_sets)
+    notes = [f"computes in {facts['arithmetic']}", *remarks(environments), *pool.splits.notes]
+    for line in [*notes, *([crowding] if crowding else [])]:
+        print_note(line)
+    display = Display(
+        new_console(min_width=MIN_WIDTH), settings.budget, resume_point.state.seconds if resume_point else 0.0
+    )
+    return Journal([*sinks, display], display.report_line), display.report_line
+
+
+def restore_records(directory: Path, resume_point: ResumePoint) -> None:
+    """metrics.jsonl as of the checkpoint, for a node that has not got it; what is lost of it is reported.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = directory / METRICS_FILE
+    try:
+        records = resume_point.reader.records()
+    except (DamagedError, OSError) as error:
+        print_note(f"the records in checkpoint {resume_point.reader.name} cannot be read ({error})")
+        records = None
+    if records is not None:
+        path.write_bytes(records)
+    wanted = resume_point.state.journal.get("metrics_bytes", 0)
+    held = whole_lines(path, wanted)
+    if held < wanted:
+        detail = f"{path} has {held} bytes in whole lines of the {wanted} that belong to the checkpoint"
+        print_note(f"{detail}: older records are lost")
+
+
+def _start(resume_point: ResumePoint, runtime: Runtime) -> dict[str, Any]:
+    """Describe a start that resumes the run: from where, when, and on what."""
+    return {
+        "checkpoint": resume_point.reader.name,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "world_size": runtime.world_size,
+        "hosts": runtime.hosts,
+    }
+
+
+def _facts(
+    pool: LocalPool,
+    inputs: PlanInputs,
+    plain: dict[str, Any],
+    environments: Sequence[Environment],
+    links: Sequence[Link],
+) -> dict[str, Any]:
+    settings, runtime = pool.settings, pool.runtime
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {
+            "adloco_dist": adloco_dist.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": version("transformers"),
+            "hydra": hydra.__version__,
+        },
+        "script": Path(sys.argv[0]).name,  # a user's own, perhaps
+        "settings": plain,
+        "layout": encode(inputs.layout),
+        "batch_limits": inputs.batch_limits,
+        "arithmetic": in_words(settings, pool.slots[0]),
+        "instances": {"is_concurrent": inputs.is_concurrent, "resident": pool.offload.resident},
+        "cluster": {
+            "world_size": runtime.world_size,
+            "nodes": runtime.nodes,
+            "hosts": runtime.hosts,
+            "device": str(runtime.device),
+            "backend": runtime.backend.name,
+            "threads_per_rank": runtime.threads,
+            "slurm_job": os.environ.get("SLURM_JOB_ID"),
+            "ranks": [asdict(environment) for environment in environments],
+            "links": [asdict(link) for link in links],
+        },
+        "corpus": pool.splits.facts(),
+    }

@@ -1,0 +1,129 @@
+"""What of a module is state beside its trained parameters, found out before there is a pool (docs/state.md)."""
+
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from adloco_dist.buffers import UnsuitableBufferError, changing_buffers, persistent_buffers
+from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.config import Estimator, Settings, SettingsError
+from adloco_dist.objective.protocol import LossError, Objective
+from adloco_dist.pool.capacity import is_out_of_memory
+from adloco_dist.pool.flat_model import autocast, converted, vector_dtype
+from adloco_dist.text import first_difference, first_line
+
+TRIALS = (2, 1)
+"""Sequences that the model is tried with: one has no variance, which normalisation over a batch refuses."""
+
+
+def examine_module(
+    objective: Objective, module: nn.Module, settings: Settings, runtime: Runtime
+) -> tuple[str, ...]:  # fmt: skip
+    """Move the module to the rank's device and try it out there; the names of the buffers that training changes.
+
+    Collective.
+
+    Raises:
+        SettingsError: on all ranks, where none of its parameters is trained, a changing buffer cannot be averaged, or
+            ranks differ in what is not trained.
+    """
+    error: SettingsError | None = None
+    changing: tuple[str, ...] = ()
+    try:
+        changing = _changing(objective, converted(module, runtime.device, settings.precision), settings, runtime.device)
+    except SettingsError as mistake:
+        error = mistake
+    runtime.control.agree(error)
+    trained = [parameter.detach() for parameter in module.parameters() if parameter.requires_grad]
+    found = {
+        "the model as it was built": _bits(trained),
+        "what the model keeps frozen": _bits(_frozen(module)),
+        "what training changes of the model": list(changing),
+    }
+    if difference := first_difference(runtime.control.exchange(found)):
+        remedy = "start every node with the same command and model, whose random numbers come from torch alone"
+        raise SettingsError(f"{difference}; {remedy}")
+    return changing
+
+
+def _changing(
+    objective: Objective, module: nn.Module, settings: Settings, device: torch.device
+) -> tuple[str, ...]:  # fmt: skip
+    model = objective.describe()
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise SettingsError(f"{model}: all of its parameters are frozen; leave requires_grad of some of them true")
+
+    def forward() -> None:
+        for num_sequences in TRIALS:
+            _try_out(objective, module, num_sequences, settings, device)
+
+    try:
+        changing = changing_buffers(module, vector_dtype(settings.precision), forward)
+    except UnsuitableBufferError as mistake:
+        remedy = "make it a dense, real tensor of one shape, or if it is a cache, register it with persistent=False"
+        raise SettingsError(f"{model}: training changes its buffers, and {mistake}; {remedy}") from mistake
+    if changing and settings.measures_gradients and settings.batching.estimator is Estimator.per_sequence:
+        rule = f"cannot follow the model's buffer {changing[0]}, which training changes; use sketch"
+        raise SettingsError(f"batching.estimator=per_sequence: {rule}")
+    return changing
+
+
+def _try_out(
+    objective: Objective, module: nn.Module, num_sequences: int, settings: Settings, device: torch.device
+) -> None:  # fmt: skip
+    """Compute the loss and the gradients of a few sequences, in training mode.
+
+    Raises:
+        SettingsError: it cannot be done, or the loss is non-finite.
+    """
+    batch = objective.trial_batch(num_sequences, device)
+    try:
+        with torch.enable_grad():
+            with autocast(device, settings.precision):
+                loss, _ = objective.loss(module, batch)
+            loss.backward()
+    except LossError as mistake:
+        raise SettingsError(str(mistake)) from mistake
+    except Exception as error:  # of any kind: the model is the user's
+        if isinstance(error, RuntimeError) and is_out_of_memory(error):
+            return  # the capacity is found later, and says so
+        remedy = "correct the model or its loss"
+        if num_sequences == 1:
+            remedy = "a micro-batch may be one sequence: use LayerNorm or GroupNorm in place of BatchNorm"
+        detail = f"{type(error).__name__}: {first_line(error)}, {_where(error)}"
+        rule = f"a batch of {num_sequences} sequence(s) cannot be computed ({detail})"
+        raise SettingsError(f"{objective.describe()}: {rule}; {remedy}") from error
+    finally:
+        module.zero_grad(set_to_none=True)
+    if not torch.isfinite(loss):
+        rule = f"the loss of the first {num_sequences} sequence(s) is {float(loss)}"
+        raise SettingsError(f"{objective.describe()}: {rule}; it must be finite before training")
+
+
+def _where(error: Exception) -> str:
+    """Return the file and line where an error was raised, outside of torch where there is such a place."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "site-packages" not in frame.filename] or list(frames)
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}"
+
+
+def _frozen(module: nn.Module) -> list[torch.Tensor]:
+    """Return what no checkpoint holds: frozen parameters, and persistent buffers as they begin."""
+    frozen = [parameter.detach() for parameter in module.parameters() if not parameter.requires_grad]
+    return frozen + [tensor for buffer in persistent_buffers(module) if (tensor := buffer.tensor) is not None]
+
+
+def _bits(tensors: Sequence[torch.Tensor]) -> int:
+    """Compute a checksum over the bits of tensors."""
+    checksum = 0
+    for tensor in tensors:
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            continue
+        # A copy, whose memory begins at a whole word.
+        content = tensor.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
+        words = content.view(torch.int64) if content.numel() % 8 == 0 else content
+        checksum = (31 * checksum + int(words.sum())) % 2**64
+    return checksum

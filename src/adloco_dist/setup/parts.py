@@ -1,0 +1,136 @@
+"""What a run trains and on what data: named by its settings, or a user's own functions.
+
+Nothing here imports torch before it is needed: mistakes in settings are reported before.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from adloco_dist.config import Settings, SettingsError
+from adloco_dist.config.compose import compose, parse
+
+if TYPE_CHECKING:
+    from adloco_dist.data.splits import Splits
+    from adloco_dist.objective.protocol import Objective
+
+MEANINGFUL = ("data.shards", "data.sequence_length")
+"""Settings of `data` that say something about a user's own data, too."""
+ONE_TOKEN = "data.sequence_length=1"
+"""Budgets in tokens count a user's sequences, unless the user says how many tokens each of them has."""
+
+
+class Parts(Protocol):
+    """Where a run's model, loss and data come from."""
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The arguments of the interpreter that start another process of the same run, settings excluded."""
+        ...
+
+    def compose(self, overrides: Sequence[str]) -> Settings:
+        """The settings of a run.
+
+        Raises:
+            SettingsError: a mistake in them, or one that has no effect.
+        """
+        ...
+
+    def data_name(self, settings: Settings) -> str:
+        """What names the data: an error message about it begins with this."""
+        ...
+
+    def splits(self, settings: Settings) -> "Splits":
+        """The data for training and validation.
+
+        Raises:
+            SettingsError: it cannot be read.
+        """
+        ...
+
+    def objective(self, settings: Settings, splits: Any, reads_weights: bool = True) -> "Objective":
+        """What is computed.
+
+        Args:
+            splits: what `splits` returned.
+            reads_weights: whether this process looks at the weights of a warm start; one of each node does.
+
+        Raises:
+            SettingsError: there is no such model.
+        """
+        ...
+
+
+class NamedParts:
+    """A corpus and a transformers model that the settings name."""
+
+    command = ("-m", "adloco_dist.launch")
+
+    def compose(self, overrides: Sequence[str]) -> Settings:
+        return compose(overrides)
+
+    def data_name(self, settings: Settings) -> str:
+        return f"data.corpus={settings.data.corpus.name}"
+
+    def splits(self, settings: Settings) -> "Splits":
+        from adloco_dist.data.corpora import load_corpus
+
+        return load_corpus(settings.data, settings.seed)
+
+    def objective(self, settings: Settings, splits: Any, reads_weights: bool = True) -> "Objective":
+        from adloco_dist.objective.language import LanguageObjective
+        from adloco_dist.objective.models import local_model
+        from adloco_dist.run.model import check_model
+
+        if settings.model.warm_start is not None and reads_weights:
+            check_model("model.warm_start", Path(local_model(settings.model.warm_start)))
+        return LanguageObjective.fitted(settings, splits.vocabulary, splits.num_labels)
+
+
+class OwnParts:
+    """The functions of a user's script; the arguments are those of `launch`."""
+
+    def __init__(
+        self,
+        model: Callable[[], Any],
+        data: Callable[[], Any],
+        loss: Callable[[Any, Any], tuple[Any, int]],
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        self._model, self._data, self._loss, self._collate = model, data, loss, collate
+        self._script = Path(sys.argv[0]).resolve()
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        spec = sys.modules["__main__"].__spec__
+        if spec is not None:  # python -m package.module
+            return ("-m", spec.name.removesuffix(".__main__"))
+        return (str(self._script),)
+
+    def compose(self, overrides: Sequence[str]) -> Settings:
+        for name in ("model", "data", "loss", "collate"):
+            part = getattr(self, f"_{name}")
+            if not callable(part) and not (name == "collate" and part is None):
+                raise SettingsError(f"launch({name}={part!r}): must be a function; see docs/guide/own-model.md")
+        for override in parse(overrides):
+            key = override.key_or_group.partition(".")[0]
+            if key in ("model", "data") and override.key_or_group not in MEANINGFUL:
+                rule = f"has no effect, because {self._script.name} brings its own {key}; leave it out"
+                raise SettingsError(f"{override.input_line}: {rule}")
+        return compose([ONE_TOKEN, *overrides])
+
+    def data_name(self, settings: Settings) -> str:
+        return f"data={getattr(self._data, '__name__', type(self._data).__name__)}"
+
+    def splits(self, settings: Settings) -> "Splits":
+        from torch.utils.data import default_collate
+
+        from adloco_dist.data.own import own_splits
+
+        return own_splits(self._data, self._collate or default_collate)
+
+    def objective(self, settings: Settings, splits: Any, reads_weights: bool = True) -> "Objective":
+        from adloco_dist.objective.own import OwnObjective
+
+        return OwnObjective(self._model, self._loss, splits.first_batch, settings.seed)

@@ -1,0 +1,1 @@
+"""Sweeps: every combination of the settings' values is a run of its own."""

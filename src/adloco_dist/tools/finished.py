@@ -1,0 +1,127 @@
+"""The model that a run has left."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+
+from adloco_dist.config import Settings, SettingsError
+from adloco_dist.data.corpora import TextSplits, load_corpus
+from adloco_dist.objective.language import LanguageObjective
+from adloco_dist.objective.models import trial_losses
+from adloco_dist.objective.own import WEIGHTS_FILE
+from adloco_dist.objective.shapes import auto_class, count_parameters, load_weights, stored_shapes
+from adloco_dist.pool.capacity import available_bytes
+from adloco_dist.pool.flat_model import vector_dtype
+from adloco_dist.run.directory import MODEL_DIRECTORY
+from adloco_dist.run.model import check_model
+from adloco_dist.run.reading import read_run, settings_of
+from adloco_dist.text import reason
+
+
+def load_model(directory: Path, settings: Settings, num_vectors: int = 1, sharers: int = 1) -> PreTrainedModel:
+    """The model that the run saved.
+
+    Args:
+        num_vectors: vectors as large as the model that will be held at one time.
+        sharers: processes that do the same on this machine.
+
+    Raises:
+        SettingsError: the run saved none, for it did not end; or it cannot be read, is damaged, or does not fit into
+            memory.
+    """
+    path = directory / MODEL_DIRECTORY
+    if (path / WEIGHTS_FILE).is_file() and not (path / "config.json").is_file():
+        rule = f"its {MODEL_DIRECTORY}/ has no config.json; restore it, or load {WEIGHTS_FILE} into your own model"
+        raise SettingsError(f"RUN={directory}: {rule}")
+    if not (path / "config.json").is_file():
+        raise SettingsError(f"RUN={directory}: has no {MODEL_DIRECTORY}/; the run has not ended, or is no run")
+    check_model("RUN", path)
+    auto = auto_class(settings.data.is_labelled)
+    with readable(directory, f"its {MODEL_DIRECTORY}/"):
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        num_parameters = count_parameters(config, lambda config: auto.from_config(config, dtype=torch.float32)).total
+        num_stored = sum(shape.numel() for shape in stored_shapes(path).values())
+    if 0 < num_stored < num_parameters:  # refused before as many are built
+        detail = f"has {num_stored:,} numbers, its config.json asks for {num_parameters:,} parameters"
+        raise SettingsError(f"RUN={directory}: the model.safetensors in its {MODEL_DIRECTORY}/ {detail}; restore both")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    needed = num_vectors * num_parameters * vector_dtype(settings.precision).itemsize
+    memory = available_bytes(device, sharers)
+    rule = (
+        f"its model takes {needed / 1e6:,.0f} MB here, and {memory / 1e6:,.0f} MB are available; use a larger machine"
+    )
+    if needed > memory:
+        raise SettingsError.of("RUN", directory, rule)
+    with readable(directory, f"its {MODEL_DIRECTORY}/"):
+        module, fit = load_weights(
+            settings.data.is_labelled, str(path), config, local_files_only=True, trust_remote_code=False
+        )
+        if module is not None:
+            with torch.no_grad():
+                trial_losses(module, settings.data.is_labelled)
+    problem = fit.in_words()
+    if problem or module is None:
+        rule = f"the weights in its {MODEL_DIRECTORY}/ do not fit its config.json: {problem}; restore both"
+        raise SettingsError(f"RUN={directory}: {rule}")
+    return module
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """What a run has left, and what it was trained on."""
+
+    settings: Settings
+    objective: LanguageObjective
+    module: PreTrainedModel
+    splits: TextSplits
+
+
+def open_finished(directory: Path, num_vectors: int = 2, sharers: int = 1) -> FinishedRun:
+    """Read a run's settings, the model that it saved, and its corpus.
+
+    Args:
+        num_vectors, sharers: see `load_model`.
+
+    Raises:
+        SettingsError: no such run, no model, or another corpus than the run's on this machine.
+    """
+    facts = read_run(directory)
+    settings = settings_of(directory, facts)
+    module = load_model(directory, settings, num_vectors, sharers)
+    splits = load_corpus(settings.data, settings.seed)
+    if splits.digest != facts["corpus"]["digest"]:
+        detail = f"was trained on {facts['corpus']['source']}; {splits.source} on this machine differ"
+        raise SettingsError(f"RUN={directory}: {detail}")
+    _check_limits(directory, settings, module.config, splits)
+    return FinishedRun(settings, LanguageObjective(settings, module.config, splits.vocabulary), module, splits)
+
+
+@contextmanager
+def readable(directory: Path, what: str) -> Iterator[None]:
+    """Report what goes wrong while transformers read a file of a run, or use it: they have exceptions of many kinds.
+
+    Raises:
+        SettingsError: it cannot be read.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise SettingsError(f"RUN={directory}: {what} cannot be read ({reason(error)}); restore it") from error
+
+
+def _check_limits(directory: Path, settings: Settings, config: PretrainedConfig, splits: TextSplits) -> None:
+    """A config of its own, whose weights fit it, may still be too small for the corpus."""
+    length = settings.data.sequence_length
+    limits = {
+        "vocab_size": (config.vocab_size, splits.vocabulary.size, "ids"),
+        "max_position_embeddings": (getattr(config, "max_position_embeddings", None) or length, length, "tokens"),
+        "num_labels": (config.num_labels, splits.num_labels or 0, "labels"),
+    }
+    for field, (has, needed, unit) in limits.items():
+        rule = f"its model has {field}={has}, its corpus needs {needed} {unit}; restore its {MODEL_DIRECTORY}/"
+        if has < needed:
+            raise SettingsError.of("RUN", directory, rule)

@@ -1,0 +1,98 @@
+"""Workers that take unequal numbers of updates: their mean, their data, and their placement."""
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.config import Settings
+from adloco_dist.data.indexed import IndexedDataset
+from adloco_dist.policy import planning
+from adloco_dist.policy.layout import Layout
+from adloco_dist.round.outer import outer
+from adloco_dist.testing.processes import run_ranks
+from helpers.resuming import train_kept
+from helpers.support import (
+    held_anchors,
+    new_trainer,
+    small_settings,
+    small_splits,
+    small_store,
+    train_small_pool,
+)
+from helpers.tables import CountingTable
+
+UNEQUAL = ("pool.trainers=2", "pool.workers_per_trainer=2", "algorithm.updates_per_round=6", "budget.rounds=4")
+
+
+def fix_speeds() -> None:
+    """In place of measured ones, which a test cannot know: the second worker of each trainer is a third as fast."""
+
+    def counts(settings: Settings, layout: Layout, updates: int, seconds: object) -> dict[int, tuple[int, ...]]:
+        return {trainer: (updates, updates // 3) for trainer in layout.trainers}
+
+    planning.worker_updates = counts
+
+
+def train(runtime: Runtime, *overrides: str) -> dict[str, Any]:
+    fix_speeds()
+    return train_small_pool(runtime, *UNEQUAL, *overrides)
+
+
+@pytest.mark.parametrize("overrides", [(), ("wire.fragments=2", "wire.delay_updates=2")])
+def test_placement_changes_nothing(overrides: tuple[str, ...]) -> None:
+    alone = run_ranks(train, [0], *overrides)
+    expected = held_anchors(alone)
+    for nodes in ([0, 0], [0, 0, 1, 1]):
+        ranks = run_ranks(train, nodes, *overrides)
+        for trainer, anchor in held_anchors(ranks).items():
+            np.testing.assert_allclose(anchor, expected[trainer], rtol=0, atol=1e-9)
+    record = alone[0]["records"][-1]
+    assert record["worker_updates"] == [6, 2]
+    assert record["sequences"] == 2 * (6 + 2)
+
+
+def test_the_mean_is_weighted_by_updates() -> None:
+    trainer = new_trainer(small_settings("outer=average"), 3)
+    before, changes = trainer.anchor.clone(), (1.0, 4.0, 10.0)
+    for worker, change, weight in zip(trainer.workers, changes, (1.0, 0.5, 0.1), strict=True):
+        worker.weights.add_(change)
+        worker.weight = weight
+    outer(trainer, None)
+    mean = (1.0 + 0.5 * 4.0 + 0.1 * 10.0) / 1.6
+    torch.testing.assert_close(trainer.anchor, before + mean, rtol=0, atol=1e-9)
+
+
+def count_sequences(runtime: Runtime) -> dict[str, Any]:
+    fix_speeds()
+    whole = small_store()
+    table = CountingTable(whole.parts, whole.sequence_length)
+    splits = replace(small_splits(), train=IndexedDataset(table))
+    done = train_small_pool(runtime, *UNEQUAL, splits=splits, prepare=lambda rank: table.read.clear())
+    return {**done, "read": table.read}
+
+
+def test_each_sequence_is_read_once_an_epoch() -> None:
+    ranks = run_ranks(count_sequences, [0, 0])
+    seen = Counter(sequence for rank in ranks for sequence in rank["read"])
+    assert sum(seen.values()) == sum(record.get("sequences", 0) for record in ranks[0]["records"]) == 2 * 4 * 16
+    # Shards of 60 are read once, and then four sequences of each a second time.
+    assert Counter(seen.values()) == {1: 112, 2: 8}
+
+
+def train_and_stop(runtime: Runtime, folder: str, looks: int | None) -> dict[str, Any]:
+    fix_speeds()
+    return train_kept(runtime, folder, looks, *UNEQUAL, "wire.fragments=2")
+
+
+def test_stopped_in_the_middle_and_resumed_is_the_same_run(tmp_path: Any) -> None:
+    whole = held_anchors(run_ranks(train_and_stop, [0, 0], str(tmp_path / "whole"), None))
+    for looks in (3, 9, 14):
+        folder = str(tmp_path / str(looks))
+        assert run_ranks(train_and_stop, [0, 0], folder, looks)[0]["stop"] == "interrupted"
+        for trainer, anchor in held_anchors(run_ranks(train_and_stop, [0, 0], folder, None)).items():
+            np.testing.assert_array_equal(anchor, whole[trainer])

@@ -1,0 +1,176 @@
+"""How pseudo-gradients travel, in the launcher: fragments, delays and formats on any placement, through merges."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from adloco_dist.averaging.averager import FullPrecision
+from adloco_dist.averaging.group import Group
+from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.config import SettingsError
+from adloco_dist.round.local_pool import LocalPool
+from adloco_dist.round.outer import complete, mix, outer, start
+from adloco_dist.testing.processes import run_ranks
+from helpers.support import (
+    held_anchors,
+    new_trainer,
+    small_settings,
+    train_small_pool,
+)
+
+WORKERS = ("pool.trainers=2", "pool.workers_per_trainer=4", "algorithm.updates_per_round=6", "budget.rounds=3")
+STREAMED = ("wire.fragments=2", "wire.delay_updates=2", "wire.keep_local=0.25")
+
+
+def run(nodes: list[int], *overrides: str) -> list[dict[str, Any]]:
+    return run_ranks(train_small_pool, nodes, *WORKERS, *overrides)
+
+
+@pytest.mark.parametrize("overrides", [("wire.fragments=3",), STREAMED, (*STREAMED, "instances.concurrency=threads")])
+def test_placement_changes_nothing(overrides: tuple[str, ...]) -> None:
+    alone = held_anchors(run([0], *overrides))
+    for nodes in ([0, 0], [0, 0, 1, 1]):
+        for trainer, anchor in held_anchors(run(nodes, *overrides)).items():
+            np.testing.assert_allclose(anchor, alone[trainer], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(("wire", "tolerance"), [("bf16", 2e-4), ("int8", 5e-4), ("int4", 1e-2)])
+def test_placement_changes_no_more_than_rounding_does(wire: str, tolerance: float) -> None:
+    """Alone nothing travels. In one round a weight moves by about 3e-3; the rounded steps add up over three."""
+    alone = held_anchors(run([0], f"wire={wire}"))
+    for nodes in ([0, 0], [0, 0, 1, 1]):
+        ranks = run(nodes, f"wire={wire}")
+        for trainer, anchor in held_anchors(ranks).items():
+            np.testing.assert_allclose(anchor, alone[trainer], rtol=0, atol=tolerance)
+            assert not np.array_equal(anchor, alone[trainer])
+
+
+@pytest.mark.parametrize("overrides", [STREAMED, ("wire=slow_link", "wire.fragments=2", "wire.delay_updates=1")])
+def test_trainers_learn_and_merge_while_averages_travel(overrides: tuple[str, ...]) -> None:
+    merging = ("merge=worst_with_worst", "merge.every_rounds=2", "batching.request=norm_test", "budget.rounds=9")
+    ranks = run([0, 0, 1], *merging, "inner.lr=1e-2", "evaluation.every_rounds=3", *overrides)
+    records = ranks[0]["records"]
+    assert [record["round"] for record in records if "merge" in record] == [3]
+    last = min(candidate["validation_loss"] for candidate in ranks[0]["result"]["candidates"])
+    assert last < 0.8 * records[0]["validation_loss"]
+    assert all(record["bytes_sent"]["outer"] > 0 for record in records if record["round"] > 0)
+    measured = [record for record in records if record.get("statistics") or record.get("noise_scale")]
+    assert measured, "statistics within each worker"
+
+
+@pytest.mark.parametrize("fragments", [2, 5])
+def test_fragments_averaged_at_one_time_are_the_whole(fragments: int) -> None:
+    """To the last bit: they are sums of the same numbers in the same order."""
+
+    def stepped(count: int) -> list[torch.Tensor]:
+        trainer = new_trainer(
+            small_settings("outer=average", f"wire.fragments={count}", "algorithm.updates_per_round=9"), 3
+        )
+        for number, worker in enumerate(trainer.workers):
+            worker.weights.mul_(1.01 + 0.01 * number)
+        for fragment in range(count):
+            outer(trainer, None, fragment)
+        return [trainer.anchor, *(worker.weights for worker in trainer.workers)]
+
+    for one, other in zip(stepped(1), stepped(fragments), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_step_is_brought_to_the_workers_that_await_it_once() -> None:
+    trainer = new_trainer(small_settings("outer=average", "wire.delay_updates=1", "wire.keep_local=0.5"), 2)
+    for number, worker in enumerate(trainer.workers):
+        worker.weights.add_(1.0 + number)
+    start(trainer, None, 0, is_delayed=True)
+    before = trainer.anchor.clone()
+    one, other = trainer.workers
+    one.weights.add_(1.0)
+    report = complete(trainer)
+    assert report.num_finite == 2
+    torch.testing.assert_close(trainer.anchor, before + 1.5)
+    assert complete(trainer).num_finite is None, "nothing is under way any more"
+    for _ in range(2):
+        mix(trainer, 0, 0.5)
+    torch.testing.assert_close(one.weights, before + (2.0 + 1.5) / 2)
+    torch.testing.assert_close(other.weights, before + (2.0 + 1.5) / 2)
+
+
+def break_averages(rank: LocalPool) -> None:
+    """The rank's averages fail in their thread."""
+    if rank.runtime.rank == 1:
+        for trainer in rank.trainers.values():
+            trainer.averager = Broken()
+
+
+class Broken(FullPrecision):
+    def all_reduce(
+        self, payload: torch.Tensor, num_exact: int, group: Group, residual: torch.Tensor | None
+    ) -> torch.Tensor:
+        raise ArithmeticError("the average broke")
+
+
+def fail_in_the_background(runtime: Runtime) -> str:
+    with pytest.raises(Exception) as raised:
+        train_small_pool(runtime, *WORKERS, *STREAMED, "cluster.outer_seconds=5", prepare=break_averages)
+    return f"{type(raised.value).__name__}: {raised.value}"
+
+
+def test_an_average_that_fails_in_its_thread_fails_the_rank() -> None:
+    alone, broken = run_ranks(fail_in_the_background, [0, 0])
+    assert broken == "ArithmeticError: the average broke"
+    assert "RuntimeError" in alone or "timed out" in alone.lower(), alone
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (("wire.fragments=0",), "wire.fragments=0: must be >= 1"),
+        (
+            ("wire.fragments=4",),
+            "wire.fragments=4: must be <= algorithm.updates_per_round=3: each has its own time in a round",
+        ),
+        (
+            ("wire.delay_updates=3",),
+            "wire.delay_updates=3: must be < the 3 updates between two averages (algorithm.updates_per_round=3, "
+            "wire.fragments=1)",
+        ),
+        (("wire.keep_local=1.0",), "wire.keep_local=1.0: must be in [0, 1)"),
+        (("wire.keep_local=-0.5",), "wire.keep_local=-0.5: must be in [0, 1)"),
+        (("wire.fraction=0",), "wire.fraction=0.0: must be in (0, 1]"),
+        (("wire.residual_decay=2",), "wire.residual_decay=2.0: must be in [0, 1]"),
+        (
+            ("algorithm=ddp", "wire=int4"),
+            "wire.format=int4: algorithm=ddp averages gradients, at every update; use wire=fp32",
+        ),
+        (
+            ("wire=sparse", "outer=nesterov"),
+            "wire.format=sparse: keeps what it has not sent, and an outer momentum would count that twice; set "
+            "outer=average",
+        ),
+        (
+            ("wire.error_feedback=true",),
+            "wire.error_feedback=True: wire.format=fp32 takes nothing away; leave it out, or choose another format",
+        ),
+        (
+            ("wire.delay_updates=1", "batching.request=norm_test", "batching.estimator=workers"),
+            "batching.estimator=workers: needs workers at one point, and wire.fragments or wire.delay_updates keep "
+            "them apart; use sketch",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line(overrides: tuple[str, ...], line: str) -> None:
+    with pytest.raises(SettingsError) as raised:
+        small_settings(*overrides)
+    assert str(raised.value) == line
+
+
+def test_averages_that_travel_need_all_their_groups() -> None:
+    rule = "wire.delay_updates=2: keeps averages of all trainers under way, and a rank may be in 2 groups for that"
+    with pytest.raises(AssertionError, match=f"{rule}, of which 1 may be formed; set cluster.max_communicators=2"):
+        run([0, 0, 0], "pool.workers_per_trainer=2", "wire.delay_updates=2", "cluster.max_communicators=1")
+
+
+def test_more_fragments_than_tensors_are_refused_before_training() -> None:
+    with pytest.raises(AssertionError, match=r"wire.fragments=40: must be <= the \d+ tensors that the model trains"):
+        run_ranks(train_small_pool, [0], *WORKERS, "algorithm.updates_per_round=50", "wire.fragments=40")

@@ -1,0 +1,6 @@
+"""What of a record differs between two runs that are the same."""
+
+CLOCKS = (
+    "seconds", "data_seconds", "waited_seconds", "transfer_seconds", "utilisation", "resources", "bytes_sent", "plan",
+)  # fmt: skip
+"""Times, and what is measured or counted by time; a plan holds the seconds that have passed."""

@@ -1,0 +1,134 @@
+"""The commands as users type them, in processes of their own."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).parents[2]
+SMALL = (
+    "model=nano",
+    "data.sequence_length=32",
+    "algorithm.updates_per_round=4",
+    "batching.local_batch=2",
+    "budget=rounds",
+    "budget.rounds=3",
+    "evaluation.every_rounds=1",
+    "evaluation.sequences=8",
+    "evaluation.final_sequences=8",
+    "tracking=none",
+)
+ONE_RANK = ("--nproc-per-node", "1")
+"""Where a test is not about several ranks: each takes seconds to import what it needs."""
+
+BROKEN_OUTER_STEP = """
+import os
+if os.environ.get("RANK") == "{rank}":
+    import adloco_dist.round.algorithm as algorithm
+    outer, steps = algorithm.outer, []
+    def broken(trainer, group, *rest):
+        steps.append(trainer.id)
+        if steps.count({trainer}) == 2:
+            raise ArithmeticError("the outer step broke")
+        return outer(trainer, group, *rest)
+    algorithm.outer = broken
+"""
+
+
+def break_outer_step(directory: Path, rank: int, trainer: int) -> str:
+    """Let a rank fail in a trainer's second outer step, wherever PYTHONPATH is what this returns."""
+    (directory / "sitecustomize.py").write_text(BROKEN_OUTER_STEP.format(rank=rank, trainer=trainer))
+    return str(directory)
+
+
+def documented(page: str, start: str) -> list[str]:
+    """The words of the one command in a page's code blocks that begins with `start`, as a shell would read them."""
+    blocks = (ROOT / page).read_text(encoding="utf-8").split("```")[1::2]
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    (command,) = [line for line in lines if line.startswith(start)]
+    return shlex.split(command, comments=True)
+
+
+@dataclass(frozen=True)
+class Finished:
+    code: int
+    output: str
+    """Standard output and standard error together."""
+
+
+def environment() -> dict[str, str]:
+    """This process' own, without what a surrounding torchrun or terminal would change."""
+    dropped = ("TORCHELASTIC_RUN_ID", "RANK", "COLUMNS", "WANDB_API_KEY", "OMP_NUM_THREADS")
+    return {name: value for name, value in os.environ.items() if name not in dropped}
+
+
+def train_command(*arguments: str) -> list[str]:
+    return [sys.executable, str(ROOT / "launch" / "train.py"), *arguments]
+
+
+def torchrun_command(*arguments: str, torchrun: tuple[str, ...]) -> list[str]:
+    return [sys.executable, "-m", "torch.distributed.run", *torchrun, str(ROOT / "launch" / "train.py"), *arguments]
+
+
+def run(command: list[str], cwd: Path, timeout_seconds: float = 180) -> Finished:
+    done = subprocess.run(
+        command, cwd=cwd, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        stdin=subprocess.DEVNULL, timeout=timeout_seconds, check=False,
+    )  # fmt: skip
+    return Finished(done.returncode, done.stdout)
+
+
+@contextmanager
+def running(command: list[str], cwd: Path, until: str = "round 2 ") -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """A driver, and what it has printed: up to a line that starts with `until`; killed at the end if it still runs."""
+    process = subprocess.Popen(
+        command, cwd=cwd, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    ranks: list[psutil.Process] = []
+    try:
+        output = ""
+        for line in process.stdout:
+            output += line
+            if line.startswith(until):
+                break
+        assert process.poll() is None, output
+        ranks = psutil.Process(process.pid).children()
+        yield process, output
+    finally:
+        for left in (process, *ranks):
+            if left.poll() is None if isinstance(left, subprocess.Popen) else left.is_running():
+                left.kill()
+        process.communicate()
+
+
+def metrics(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def facts(directory: Path) -> dict[str, Any]:
+    return json.loads((directory / "run.json").read_text())
+
+
+def tool(name: str, *arguments: str) -> list[str]:
+    """The command of another file of launch/."""
+    return [sys.executable, str(ROOT / "launch" / name), *arguments]
+
+
+def errors(output: str) -> list[str]:
+    """The lines that tell a user what went wrong."""
+    return [line for line in output.splitlines() if line.startswith("error: ")]
+
+
+def without_waits(output: str) -> list[str]:
+    """The lines of an output, without those that a busy machine adds: what is slow is reported."""
+    return [line for line in output.splitlines() if not line.endswith((": still at it", "still importing"))]

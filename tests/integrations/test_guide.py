@@ -1,0 +1,39 @@
+"""The code about frameworks in docs/guide/own-loop.md."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers.commands import ROOT, run
+
+
+def blocks(section: str) -> list[str]:
+    """The Python blocks of a section of the guide."""
+    text = (ROOT / "docs" / "guide" / "own-loop.md").read_text(encoding="utf-8")
+    (body,) = re.findall(rf"^## {re.escape(section)}\n(.*?)^## ", text, re.DOTALL | re.MULTILINE)
+    return re.findall(r"```python\n(.*?)```", body, re.DOTALL)
+
+
+@pytest.mark.needs("accelerate")
+def test_the_loop_of_accelerate_runs_on_two_ranks(tmp_path: Path) -> None:
+    path = tmp_path / "my_loop.py"
+    (code,) = blocks("In a loop of accelerate")
+    path.write_text(code, encoding="utf-8")
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = run([sys.executable, *torchrun, str(path)], tmp_path)
+    assert done.code == 0, done.output
+    rounds = [line.partition(":")[0] for line in done.output.splitlines() if line.startswith("round ")]
+    assert rounds == [f"round {number}" for number in range(1, 11)], done.output
+
+
+@pytest.mark.parametrize(
+    ("section", "example"),
+    [("In transformers' `Trainer`", "trainer.py"), ("Adapters of peft", "lora_slow_link.py")],
+)
+def test_excerpts_are_lines_of_the_examples_in_their_order(section: str, example: str) -> None:
+    lines = iter((ROOT / "examples" / example).read_text(encoding="utf-8").splitlines())
+    (code,) = blocks(section)
+    for line in code.splitlines():
+        assert line in lines, line  # which resumes from the line before

@@ -1,0 +1,40 @@
+"""How many groups a rank is in, and what is said and kept free for them."""
+
+import pytest
+
+from adloco_dist.cluster.groups import COMMUNICATOR_BYTES, Groups, num_communicators_to_come
+from adloco_dist.config import Backend
+
+
+@pytest.mark.parametrize(
+    ("num_formed", "num_trainers", "maximum", "to_come"),
+    [
+        (1, 4, 8, 2),  # three trainers after the first merge, and a rank may be in the group of each
+        (0, 4, 8, 3),
+        (1, 2, 8, 0),
+        (1, 1, 8, 0),
+        (4, 4, 8, 0),
+        (2, 100, 8, 6),
+        (2, 100, 2, 0),
+    ],
+)
+def test_groups_that_merges_may_bring(num_formed: int, num_trainers: int, maximum: int, to_come: int) -> None:
+    assert num_communicators_to_come(num_formed, num_trainers, maximum) == to_come
+
+
+def test_memory_is_kept_free_for_them_with_nccl_alone() -> None:
+    assert Groups(Backend.nccl, 60).bytes_to_come(0, num_trainers=3) == 2 * COMMUNICATOR_BYTES
+    assert Groups(Backend.nccl, 60, maximum=1).bytes_to_come(0, num_trainers=3) == COMMUNICATOR_BYTES
+    assert Groups(Backend.gloo, 60, maximum=1).bytes_to_come(0, num_trainers=3) == 0
+
+
+def test_more_groups_than_may_be_formed_at_one_time_are_reported() -> None:
+    sets = [(0, 1), (0, 2), (0, 1, 2), (0, 1), (3,), (0,)]  # rank 0 is in three groups of more than one rank
+    assert Groups(Backend.nccl, 60).crowding(sets) is None
+    assert Groups(Backend.gloo, 60).crowding([(0, rank) for rank in range(1, 20)]) is None
+    assert Groups(Backend.gloo, 60, maximum=3).crowding(sets) is None
+    line = Groups(Backend.nccl, 60, maximum=2).crowding(sets)
+    assert line and line.startswith("a rank is in 3 groups, of which 2 may be formed at one time: ")
+    assert "set cluster.max_communicators=3" in line
+    line = Groups(Backend.nccl, 60).crowding([(0, rank) for rank in range(1, 11)])
+    assert line and line.startswith("a rank is in 10 groups, of which 8 ")

@@ -1,0 +1,190 @@
+"""Settings: what the groups compose to, and one clear line for everything that cannot work."""
+
+from contextlib import nullcontext
+
+import pytest
+
+from adloco_dist.config import (
+    Averages,
+    BatchRequest,
+    GradientNorm,
+    Placement,
+    SettingsError,
+)
+from adloco_dist.config.compose import compose, from_plain, to_plain
+from helpers.commands import ROOT
+
+
+def test_defaults_are_the_demonstration() -> None:
+    settings = compose([])
+    assert (settings.pool.trainers, settings.pool.workers_per_trainer) == (4, 1)
+    assert settings.pool.placement is Placement.pack
+    assert settings.budget.tokens is not None
+    assert settings.budget.rounds is None
+
+
+CHOICES = sorted(f"{file.parent.name}={file.stem}" for file in (ROOT / "conf").glob("*/*.yaml"))
+INCOMPLETE = {
+    **dict.fromkeys(("data=csv", "data=json", "data=parquet", "data=text", "data=tokens"), r"data\.train=\[\]: "),
+    "data=hub": "data.hub=null: ",
+    **dict.fromkeys(("model=causal", "model=pretrained"), "model.architecture=null: "),
+}
+"""Choices that want another setting, with what is said of it."""
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_choice_of_every_group_composes(choice: str) -> None:
+    expected = pytest.raises(SettingsError, match=INCOMPLETE[choice]) if choice in INCOMPLETE else nullcontext()
+    with expected:
+        compose([choice])
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "outer"),
+    [("diloco", (0.7, 0.9, True)), ("adloco", (0.5, 0.0, False)), ("localsgd", (1.0, 0.0, False))],
+)
+def test_an_algorithm_brings_its_outer_optimizer(algorithm: str, outer: tuple[float, float, bool]) -> None:
+    settings = compose([f"algorithm={algorithm}"])
+    assert settings.algorithm.averages is Averages.pseudo_gradients
+    assert (settings.outer.lr, settings.outer.momentum, settings.outer.nesterov) == outer
+
+
+def test_a_named_outer_optimizer_wins_over_the_algorithms_own() -> None:
+    assert compose(["algorithm=localsgd", "outer=nesterov"]).outer.momentum == 0.9
+    assert compose(["outer=nesterov", "algorithm=localsgd"]).outer.momentum == 0.9
+    assert compose(["algorithm=localsgd", "outer.lr=0.3"]).outer.lr == 0.3
+
+
+def test_presets_hold_the_settings_of_their_sources() -> None:
+    paper = compose(["experiment=paper"])
+    assert (paper.pool.trainers, paper.pool.workers_per_trainer) == (4, 1)
+    assert (paper.budget.rounds, paper.algorithm.updates_per_round, paper.inner.lr) == (20, 200, 2e-5)
+    assert (paper.outer.lr, paper.outer.momentum, paper.switch.n) == (0.5, 0.0, 2)
+    merge = paper.merge
+    assert (merge.every_rounds, merge.width, merge.released_workers.name) == (2, 2, "redistribute")
+    batching = paper.batching
+    assert (batching.request, batching.gradient_norm) == (BatchRequest.norm_test, GradientNorm.plugin)
+    assert (batching.eta, batching.local_batch, batching.may_shrink, batching.padding_fraction) == (0.8, 1, False, 0.9)
+    assert (paper.data.sequence_length, paper.model.overrides["hidden_size"]) == (512, 1024)
+    readme = compose(["experiment=readme"])
+    assert readme.algorithm.updates_per_round == 5
+    assert (readme.outer.lr, readme.outer.momentum, readme.outer.nesterov) == (1e-4, 0.0, False)
+    batching = readme.batching
+    assert (batching.eta, batching.local_batch, batching.padding_fraction) == (0.1, 3, 0.85)
+    assert compose(["experiment=paper", "model=tiny", "batching.eta=0.5"]).model.overrides["hidden_size"] == 128
+
+
+def test_settings_survive_json() -> None:
+    settings = compose(["model.overrides.hidden_size=64", "algorithm=ddp", "data=text", "data.train=[a.txt]"])
+    assert from_plain(to_plain(settings)) == settings
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("inner.lrr=0.1", ["inner.lrr=0.1", "no such setting", "inner.lr"]),
+        ("lr=0.1", ["lr=0.1", "inner.lr", "outer.lr"]),
+        ("+inner.foo=1", ["inner.foo", "no such setting"]),
+        ("bogus=1", ["bogus=1", "no such setting"]),
+        ("algoritm=diloco", ["did you mean algorithm"]),
+        ("algorithm=dilco", ["algorithm=dilco", "diloco, localsgd"]),
+        ("algorithm.averages=foo", ["algorithm.averages=foo", "[pseudo_gradients, gradients]"]),
+        ("inner.lr=fast", ["inner.lr=fast", "Float"]),
+        ("inner.lr=1,2", ["inner.lr=1,2", "several values"]),
+        ("batching.local_batch=2.5", ["batching.local_batch=2.5", "Integer"]),
+        ("inner=[1", ["inner=[1"]),
+        ("pool=3", ["pool=3", "section", "pool.trainers"]),
+        ("inner.lr=-1", ["inner.lr=-1", "> 0"]),
+        ("inner.lr=nan", ["inner.lr=nan", "> 0"]),
+        ("inner.beta2=1", ["inner.beta2=1", "[0, 1)"]),
+        ("outer.momentum=0", ["outer.nesterov=True", "outer.momentum > 0"]),
+        ("pool.trainers=0", ["pool.trainers=0", ">= 1"]),
+        ("batching.local_batch=0", ["batching.local_batch=0", ">= 1"]),
+        ("batching.capacity=0", ["batching.capacity=0", ">= 1"]),
+        ("budget.tokens=0", ["budget.tokens=0", "> 0"]),
+        ("budget.rounds=3", ["budget.rounds=3", "budget.tokens", "exactly one"]),
+        ("cluster.outer_seconds=0", ["cluster.outer_seconds=0", "> 0 seconds"]),
+        ("data.train=[x.txt]", ["data.train", "data=text"]),
+        ("data=text", ["data.train"]),
+        ("data.train=a.txt", ["data.train=a.txt", "must be a list"]),
+        ("model=causal", ["model.architecture=null"]),
+        ("model=pretrained", ["model.architecture=null", "warm_start"]),
+        ("~inner", ["~inner", "cannot be removed"]),
+        ("seed=-1", ["seed=-1", ">= 0"]),
+        ("pool.trainers=9000000000", ["pool.trainers=9000000000", "pool.workers_per_trainer=1 must be <= 1048576"]),
+        ("seed=18446744073709551616", ["seed=18446744073709551616", "below 2**64"]),
+        (f"batching.stage_batches=[1,{10**400}]", ["batching.stage_batches=1000", "below 2**64"]),
+        ("batching.eta=0", ["batching.eta=0", "> 0"]),
+        ("batching.theta=-1", ["batching.theta=-1", "> 0"]),
+        ("batching.nu=0", ["batching.nu=0", "> 0"]),
+        ("batching.eta=nan", ["batching.eta=nan", "> 0"]),
+        ("switch.n=0.5", ["switch.n=0.5", ">= 1"]),
+        ("switch.n=often", ["switch.n=often", "auto"]),
+        ("switch.n=nan", ["switch.n=nan", ">= 1"]),
+        ("switch.batch_limit=0", ["switch.batch_limit=0", ">= 1"]),
+        ("batching.growth_limit=1", ["batching.growth_limit=1", "> 1"]),
+        ("batching.ramp_factor=0.9", ["batching.ramp_factor=0.9", "> 1"]),
+        ("batching.max_batch=0", ["batching.max_batch=0", "batching.min_batch=1"]),
+        ("batching.chunks=1", ["batching.chunks=1", ">= 2"]),
+        ("batching.smoothing=1", ["batching.smoothing=1", "[0, 1)"]),
+        ("batching.padding_fraction=1.1", ["batching.padding_fraction=1.1", "(0, 1]"]),
+        ("batching.request=staged", ["batching.stage_fractions=[]", "rise from 0"]),
+        ("batching.request=replay", ["batching.replay=null", "name the run"]),
+        ("batching.replay=runs/x", ["batching.replay=runs/x", "batching.request=replay"]),
+        ("batching.stage_batches=[4]", ["batching.stage_batches=[4]", "batching.request=staged"]),
+        ("batching.estimator=workers", ["batching.estimator=workers", "pool.workers_per_trainer >= 2"]),
+        ("inner.reference_batch=0", ["inner.reference_batch=0", ">= 1"]),
+        ("cluster.memory_bytes=0", ["cluster.memory_bytes=0", ">= 1 byte"]),
+        ("merge.width=1", ["merge.width=1", ">= 2"]),
+        ("merge.min_trainers=5", ["merge.min_trainers=5", "<= pool.trainers=4", "merge=none"]),
+        ("merge.min_trainers=0", ["merge.min_trainers=0", ">= 1"]),
+        ("merge.every_rounds=0", ["merge.every_rounds=0", ">= 1"]),
+        ("merge.simultaneous=0", ["merge.simultaneous=0", ">= 1"]),
+        ("merge=worst", ["merge=worst", "best_with_worst, none, worst_loss_with_best, worst_with_worst"]),
+        ("merge.policy=best", ["merge.policy=best", "[worst_with_worst, best_with_worst, worst_loss_with_best, none]"]),
+        ("merge.released_workers=fire", ["merge.released_workers=fire", "[join, retire, redistribute]"]),
+        ("merge.weights=none", ["merge.weights=none", "[request, uniform]"]),
+        ("data.shards=mine", ["data.shards=mine", "[disjoint, shared]"]),
+        ("final=worst", ["final=worst", "[best, average]"]),
+        ("instances.concurrency=all", ["instances.concurrency=all", "[serial, streams, threads, auto]"]),
+        ("instances.resident=0", ["instances.resident=0", ">= 1"]),
+        ("cluster.max_communicators=0", ["cluster.max_communicators=0", ">= 1"]),
+    ],
+)
+def test_a_mistake_is_reported_in_one_line(override: str, words: list[str]) -> None:
+    with pytest.raises(SettingsError) as caught:
+        compose([override])
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message, message
+
+
+def test_combinations_that_cannot_work() -> None:
+    for overrides, word in (
+        (["algorithm=ddp", "pool.trainers=2"], "pool.trainers=2"),
+        (["cluster.device=cpu", "cluster.backend=nccl"], "cluster.backend=nccl"),
+        (["model.architecture=null"], "model.architecture=null"),
+        (["budget.tokens=null"], "exactly one"),
+        (["batching.min_batch=9", "batching.max_batch=8"], r"max_batch=8.*min_batch=9"),
+        (["algorithm=ddp", "batching.request=norm_test"], r"batching.request=norm_test: algorithm=ddp"),
+        (["batching.request=replay", "batching.replay=x", "budget=seconds"], r"batching.request=replay.*seconds"),
+        (["instances.concurrency=streams", "cluster.device=cpu"], r"concurrency=streams: .*device=cpu"),
+        (["instances.concurrency=threads", "cluster.device=cuda"], r"concurrency=threads: .*device=cuda"),
+        (["instances.concurrency=threads", "algorithm=ddp", "pool.trainers=1"], r"concurrency=threads: algorithm=ddp"),
+        (["instances.concurrency=threads", "instances.resident=1"], r"instances.resident=1: instances that swap"),
+        (["switch.n=auto", "batching.request=ramp"], r"switch.n=auto.*noise"),
+        *(
+            (
+                ["batching.request=staged", f"batching.stage_fractions={fractions}", "batching.stage_batches=[4,8]"],
+                r"stage_fractions=\[.*rise from 0",
+            )
+            for fractions in ("[0.1,0.5]", "[0,0]", "[0.5,0]", "[0,1]", "[0,nan]")
+        ),
+        (
+            ["batching.request=staged", "batching.stage_fractions=[0,0.5]", "batching.stage_batches=[4]"],
+            r"stage_batches=\[4\].*2 fractions",
+        ),
+    ):
+        with pytest.raises(SettingsError, match=word):
+            compose(overrides)

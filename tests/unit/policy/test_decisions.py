@@ -1,0 +1,166 @@
+"""Plans, reports and schedules: pure functions against hand-worked numbers."""
+
+import json
+import math
+
+import pytest
+
+from adloco_dist.config import BudgetSettings, InnerSettings, Schedule, Settings
+from adloco_dist.config.compose import compose
+from adloco_dist.messages import decode, encode
+from adloco_dist.policy.evaluation import PERPLEXITY, Evaluation
+from adloco_dist.policy.layout import Layout
+from adloco_dist.policy.plan import NONFINITE, PlanInputs, PoolReport, RoundPlan
+from adloco_dist.policy.planning import plan_round
+from adloco_dist.policy.report import (
+    AnchorReport,
+    EvaluationReport,
+    InnerReport,
+    OuterReport,
+    RankReport,
+    TrainerReport,
+    pool_report,
+)
+from adloco_dist.policy.schedule import Progress, learning_rate
+from adloco_dist.policy.switch import micro_batch_size
+from adloco_dist.run.rows import round_records
+
+PREMISES = PlanInputs(Layout.one_rank_per_worker({0: (0, 1), 1: (1,)}))
+
+
+def settings(*overrides: str) -> Settings:
+    """3 workers in all, 2 sequences of 10 tokens each, 5 updates a round: 60 tokens per update, 300 per round."""
+    return compose(
+        ["batching.local_batch=2", "batching.request=none", "data.sequence_length=10",
+         "algorithm.updates_per_round=5", "budget.tokens=null", *overrides]
+    )  # fmt: skip
+
+
+def plans(settings: Settings, count: int, seconds: float = 0.0) -> list[RoundPlan]:
+    made: list[RoundPlan] = []
+    for number in range(count):
+        made.append(plan_round(settings, PREMISES, made[-1] if made else None, PoolReport(seconds=seconds * number)))
+    return made
+
+
+def test_a_budget_in_tokens_ends_with_the_update_that_spends_it() -> None:
+    made = plans(settings("budget.tokens=700"), 4)
+    assert [plan.pool_tokens for plan in made] == [0, 300, 600, 720]
+    assert [plan.updates for plan in made[:3]] == [5, 5, 2]
+    assert [plan.stop for plan in made] == [None, None, None, "budget.tokens=700 reached"]
+    assert made[1].progress == Progress(300, 60, 300 / 700, 60 / 700)
+
+
+def test_budgets_in_rounds_and_seconds() -> None:
+    assert [plan.stop is None for plan in plans(settings("budget.rounds=2"), 3)] == [True, True, False]
+    timed = plans(settings("budget.seconds=10"), 4, seconds=4.0)
+    assert [plan.stop for plan in timed] == [None, None, None, "budget.seconds=10.0 reached"]
+    assert timed[1].progress.fraction == pytest.approx(0.4)
+
+
+def test_a_budget_that_is_spent_without_an_outer_step_is_no_end() -> None:
+    def ended(*unmoved: set[int]) -> RoundPlan:
+        plan = plan_round(settings("budget.rounds=3"), PREMISES, None, PoolReport())
+        for trainers in unmoved:
+            report = PoolReport(unmoved=frozenset(trainers), nonfinite=frozenset(trainers))
+            plan = plan_round(settings("budget.rounds=3"), PREMISES, plan, decode(PoolReport, encode(report)))
+        return plan
+
+    nothing = ended({0, 1}, {0, 1}, {0, 1})
+    assert (nothing.stop, nothing.outer_steps, nothing.checkpoint) == (NONFINITE, 0, True)
+    assert (
+        "trainer 0 in 3 rounds in a row, trainer 1 in 3 rounds in a row, no outer step" in nothing.nonfinite_in_words()
+    )
+    once = ended({0, 1}, {0}, {0, 1})
+    assert (once.stop, once.outer_steps) == ("budget.rounds=3 reached", 1)
+
+
+def test_anybody_can_stop_the_run_and_differing_anchors_end_it() -> None:
+    asked = plan_round(settings("budget.rounds=9"), PREMISES, None, PoolReport(stop_requested=True))
+    assert (asked.stop, asked.error) == ("interrupted", None)
+    broken = plan_round(settings("budget.rounds=9"), PREMISES, None, PoolReport(errors=["a", "b"]))
+    assert broken.stop
+    assert broken.error == "a; b"
+
+
+def test_a_plan_survives_its_message() -> None:
+    (plan,) = plans(settings("budget.rounds=2"), 1)
+    assert decode(RoundPlan, json.loads(json.dumps(encode(plan)))) == plan
+    assert [plan.total_batch(trainer) for trainer in (0, 1)] == [4, 2]
+
+
+def test_evaluation_counts_rounds() -> None:
+    made = plans(settings("budget.rounds=99", "evaluation.every_rounds=2"), 5)
+    assert [plan.evaluate for plan in made] == [False, True, False, True, False]
+    assert not any(plan.evaluate for plan in plans(settings("budget.rounds=99", "evaluation.every_rounds=null"), 5))
+
+
+def test_the_ranks_that_differ_are_named() -> None:
+    def report(rank: int, *checksums: tuple[int, list[int]]) -> RankReport:
+        reports = {trainer: TrainerReport(anchor=AnchorReport(sums)) for trainer, sums in checksums}
+        return RankReport(rank, trainers=reports)
+
+    agreed = [report(0, (0, [1, 2])), report(1, (0, [1, 2]), (1, [7, 7]))]
+    assert pool_report(agreed, None, 0.0).errors == []
+    torn = [report(0, (0, [1, 2])), report(1, (0, [1, 3])), report(2, (0, [1, 2]))]
+    assert pool_report(torn, None, 0.0).errors == ["the anchor of trainer 0 differs between ranks {0,2} and rank 1"]
+
+
+def test_shares_of_several_ranks_add_up_to_one_record_per_trainer() -> None:
+    plan, next_plan = plans(settings("budget.rounds=2"), 2)
+
+    def part(loss: float, inner: float, outer: float, evaluated: Evaluation) -> TrainerReport:
+        return TrainerReport(
+            1,
+            InnerReport(loss_sum=loss, seconds=inner),
+            outer=OuterReport(num_finite=2, seconds=outer, bytes_sent={"outer": 100}),
+            anchor=AnchorReport(position=20),
+            evaluation=EvaluationReport(evaluated),
+        )
+
+    first = part(2.0, 1.0, 0.5, Evaluation(30.0, 10, figure=PERPLEXITY))
+    second = part(4.0, 3.0, 0.1, Evaluation(10.0, 10, figure=PERPLEXITY))
+    alone = TrainerReport(1, InnerReport(loss_sum=5.0), outer=OuterReport(num_finite=1))
+    reports = [
+        RankReport(0, control_seconds=0.25, control_bytes_sent=10, trainers={0: first}),
+        RankReport(1, control_seconds=0.75, control_bytes_sent=11, trainers={0: second, 1: alone}),
+    ]
+    trainer0, trainer1 = round_records(settings("budget.rounds=2"), plan, next_plan, reports)
+    assert (trainer0["round"], trainer0["trainer"], trainer0["ranks"], trainer0["workers"]) == (1, 0, [0, 1], 2)
+    assert (trainer0["updates"], trainer0["total_batch"], trainer0["sequences"], trainer0["tokens"]) == (5, 4, 20, 200)
+    assert trainer0["train_loss"] == 3.0
+    assert trainer0["validation_loss"] == 2.0
+    assert trainer0["validation_perplexity"] == pytest.approx(math.exp(2.0))
+    assert trainer0["seconds"] == {"inner": 3.0, "outer": 0.5, "control": 0.75}
+    assert trainer0["bytes_sent"] == {"outer": 200, "control": 15}
+    assert trainer1["bytes_sent"] == {"control": 6}
+    assert "validation_loss" not in trainer1
+
+
+def test_learning_rates() -> None:
+    cosine = InnerSettings(lr=1.0, warmup_tokens=100, final_lr_fraction=0.2, schedule=Schedule.cosine)
+    start = Progress(tokens=0, tokens_per_update=20, fraction=0.0, fraction_per_update=0.0)
+    assert [learning_rate(cosine, start, update) for update in range(6)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1, 1])
+    later = Progress(tokens=1000, tokens_per_update=20, fraction=0.25, fraction_per_update=0.25)
+    assert learning_rate(cosine, later, 1) == pytest.approx(0.2 + 0.8 * 0.5)
+    assert learning_rate(cosine, later, 3) == pytest.approx(0.2)
+    assert learning_rate(cosine, later, 9) == pytest.approx(0.2), "past the budget the rate stays"
+    constant = InnerSettings(lr=1.0, schedule=Schedule.constant)
+    assert learning_rate(constant, later, 3) == 1.0
+
+
+def test_passes_are_as_few_as_capacity_allows_and_equal_but_the_last() -> None:
+    for batch in range(1, 40):
+        assert micro_batch_size(batch, None) == batch
+        for capacity in range(1, 45):
+            size = micro_batch_size(batch, capacity)
+            num_micro_batches = math.ceil(batch / size)
+            assert size <= capacity
+            assert num_micro_batches == math.ceil(batch / capacity)
+            assert 0 < batch - (num_micro_batches - 1) * size <= size
+
+
+def test_exactly_one_budget() -> None:
+    for given in ({}, {"rounds": 1, "tokens": 1}):
+        with pytest.raises(ValueError, match="exactly one"):
+            BudgetSettings(**given)

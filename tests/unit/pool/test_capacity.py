@@ -1,0 +1,113 @@
+"""What a device takes: the search for it, the bytes of a pass, and the probe that leaves trainers as they were."""
+
+import pytest
+import torch
+
+from adloco_dist.config import Settings
+from adloco_dist.pool.capacity import PeakBytes, is_out_of_memory, max_fitting
+from adloco_dist.pool.flat_model import FlatModel
+from adloco_dist.pool.probe import probe_capacity
+from adloco_dist.testing.lone import lone_trainer
+from helpers.support import small_module, small_objective, small_settings, small_store
+
+CPU = torch.device("cpu")
+MANY = 10**9
+
+
+def probed(settings: Settings, maximum: int = MANY, num_workers: int = 2) -> int | None:
+    objective = small_objective(settings)
+    trainer, slot = lone_trainer(settings, objective, small_module(settings), small_store(), range(num_workers))
+    before = trainer.anchor.clone()
+    capacity = probe_capacity([slot], [trainer], settings, maximum, sharers=1)
+    for worker in trainer.workers:
+        assert torch.equal(worker.weights, before)
+        assert not any(vector.any() for vector in worker.vectors()[1:]), "moments"
+    assert not slot.flat_model.gradient.any()
+    return capacity
+
+
+def test_doubling_and_bisection_find_the_largest_that_fits() -> None:
+    for largest in range(40):
+        for maximum in (1, 7, 16, 33):
+            tried: list[int] = []
+
+            def fits(count: int, largest: int = largest, maximum: int = maximum, tried: list[int] = tried) -> bool:
+                assert 1 <= count <= maximum
+                tried.append(count)
+                return count <= largest
+
+            assert max_fitting(fits, maximum) == min(largest, maximum)
+            assert len(tried) <= 2 * maximum.bit_length() + 1
+
+
+def test_peak_bytes_counts_what_is_alive_at_one_time() -> None:
+    weights = torch.ones(1000, dtype=torch.float32)
+    with PeakBytes([weights]) as counter:
+        first = weights * 2
+        second = first + weights
+        del first
+        weights.add_(1)
+        second[:10].mul_(3)
+        third = second * 2
+        del second, third
+        torch.ones(100)
+    assert counter.peak == 8000
+
+
+def test_on_a_cpu_the_memory_budget_decides() -> None:
+    """A doubled budget holds twice as many sequences, once the pool's own vectors are paid for."""
+    settings = small_settings("batching.padding_fraction=1")
+    vector_bytes = FlatModel(small_module(settings), CPU, settings.precision).gradient.nbytes
+    kept = 2 * 3 + 2  # two workers with two moments each, anchor, its momentum
+    state = (kept + 1 + kept) * vector_bytes  # and the gradient, and the copy for a checkpoint
+
+    def capacity(budget: int) -> int | None:
+        return probed(small_settings("batching.padding_fraction=1", f"cluster.memory_bytes={budget}"))
+
+    first, second, third = (capacity(state + extra) for extra in (8_000_000, 16_000_000, 24_000_000))
+    assert first
+    assert second
+    assert third
+    assert first > 10
+    assert abs((third - second) - (second - first)) <= 1
+    half = probed(small_settings("batching.padding_fraction=0.5", f"cluster.memory_bytes={state + 16_000_000}"))
+    assert half
+    assert abs(half - first) <= 1
+
+
+def test_any_batch_that_a_trainer_can_ask_for_needs_no_limit() -> None:
+    assert probed(small_settings(), maximum=10) is None
+    assert probed(small_settings("batching.capacity=3")) == 3
+
+
+def test_no_room_for_one_sequence() -> None:
+    capacity = probed(small_settings("cluster.memory_bytes=1000"))
+    assert capacity is not None
+    assert capacity < 1
+
+
+def test_available_memory_is_the_budget_by_default() -> None:
+    capacity = probed(small_settings())
+    assert capacity is not None
+    assert capacity > 1000
+
+
+def test_a_cpu_that_cannot_allocate_is_out_of_memory() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    assert is_out_of_memory(caught.value)
+    assert is_out_of_memory(torch.OutOfMemoryError())
+    assert not is_out_of_memory(RuntimeError("size mismatch"))
+
+
+@pytest.mark.parametrize(
+    "detail",
+    [
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+        "Triton Error [CUDA]: out of memory",
+        "CUDA driver error: out of memory",
+    ],
+)
+def test_libraries_of_a_gpu_run_out_of_memory_in_words_of_their_own(detail: str) -> None:
+    assert is_out_of_memory(RuntimeError(detail))

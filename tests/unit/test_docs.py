@@ -1,0 +1,95 @@
+"""The documentation: links resolve, settings and commands on the pages exist, and the settings reference is current."""
+
+import re
+import runpy
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from adloco_dist.config import Settings
+from adloco_dist.config.compose import compose, flatten, parse, to_plain
+from helpers.commands import ROOT
+
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "docker").glob("*.md"), *ROOT.glob("examples/*.md")]
+)
+GUIDES = [path for path in PAGES if path.name != "CHANGELOG.md"]
+"""Pages about the present; the changelog names settings of the past."""
+FILE_ENDINGS = (".json", ".jsonl", ".py", ".md")
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def prose(page: Path) -> str:
+    """A page without its code blocks."""
+    return "".join(page.read_text(encoding="utf-8").split("```")[::2])
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """The arguments of every command in a page's code blocks that trains."""
+    blocks = "\n".join(page.read_text(encoding="utf-8").split("```")[1::2])
+    for line in blocks.replace("\\\n", " ").splitlines():
+        if found := re.match(r"(?:python|torchrun) (?:.* )?(?:launch/train|my_script)\.py (.*)", line):
+            yield shlex.split(found[1], comments=True)
+
+
+def anchors(page: Path) -> set[str]:
+    """Of every heading, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_resolve(page: Path) -> None:
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if link.startswith(("https://", "http://")):
+            continue
+        target, _, anchor = link.partition("#")
+        path = (page.parent / target).resolve() if target else page
+        if not path.exists() or (anchor and anchor not in anchors(path)):
+            broken.append(link)
+    assert broken == []
+
+
+def test_the_index_lists_every_page() -> None:
+    index = ROOT / "docs" / "README.md"
+    linked = {(index.parent / link).resolve() for link in re.findall(r"\]\(([^)#\s]+)\)", prose(index))}
+    assert {page for page in PAGES if page.is_relative_to(index.parent)} - linked == {index}
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=name)
+def test_named_settings_exist(page: Path) -> None:
+    settings = set(flatten(to_plain(Settings())))
+    sections = {setting.split(".")[0] for setting in settings if "." in setting}
+    named = {
+        match[1]
+        for match in re.finditer(r"`'?(([a-z]+)\.[a-z_0-9.]+)[=`\[]", prose(page))
+        if match[2] in sections and not match[1].endswith((*FILE_ENDINGS, "..."))
+    }
+    assert named - settings == set()
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=name)
+def test_documented_commands_have_valid_settings(page: Path) -> None:
+    for words in commands(page):
+        overrides = [word for word in words if re.match(r"\+?[a-z_./]+=", word)]
+        if "-m" in words:
+            assert parse(overrides), words
+        else:
+            compose(overrides)
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=name)
+def test_documented_python_is_python(page: Path) -> None:
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        compile(block, name(page), "exec")
+
+
+def test_the_settings_reference_is_current() -> None:
+    generator = runpy.run_path(str(ROOT / "docs" / "generate_settings.py"))
+    assert generator["PAGE"].read_text(encoding="utf-8") == generator["reference"](), "run make docs"
