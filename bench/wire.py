@@ -49,6 +49,8 @@ LOSSES = {
     "sparse": ["wire=sparse"],
     "sparse_no_feedback": ["wire=sparse", "wire.error_feedback=false"],
     "average": ["outer=average"],
+    "radial": ["outer.radial=true"],
+    "radial_average": ["outer=average", "outer.radial=true"],
     "fragments_4": ["wire.fragments=4"],
     **{f"tau_{tau}": [f"wire.delay_updates={tau}"] for tau in (1, 2, 5, 10)},
     "tau_5_keep": ["wire.delay_updates=5", "wire.keep_local=0.5"],
@@ -217,6 +219,7 @@ def loss(quick: bool) -> tuple[Figures, Rows]:
                 _train(overrides)
                 candidates = json.loads((run / "run.json").read_text())["result"]["candidates"]
                 found[name].append(candidates[0]["validation_loss"])
+                print(f"seed {seed}, {name}: {found[name][-1]:.5f}", file=sys.stderr)
     ratios = {name: [one / other for one, other in zip(found[name], found["fp32"], strict=True)] for name in names}
     figures = {f"loss_{name}": statistics.mean(values) for name, values in ratios.items()}
     rows = [[f"{name}: loss", *(f"{value:.4f}" for value in sorted(found[name])[:3])] for name in names]

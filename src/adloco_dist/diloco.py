@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import is_dataclass
+from dataclasses import asdict, is_dataclass
 from types import TracebackType
 from typing import Any
 
@@ -103,6 +103,9 @@ class DiLoCo:
         check_data_parallel(model, self._group.ranks if self._group else [])
         self._timeout_seconds = timeout_seconds
         averager = averager or FullPrecision(self._parameters.dtype)
+        if averager.keeps_residual and outer.radial:
+            rule = "restores lengths, which error feedback would count twice; choose one of them"
+            raise ValueError(f"outer: radial={outer.radial} {rule}")
         fragments = fragments_of(self._parameters.layout, streaming.fragments)
         self._worker = AnchoredWorker(self._parameters, self._buffers, fragments, outer, averager, self._group)
         self.round = self.updates = 0
@@ -233,9 +236,10 @@ class DiLoCo:
         self._awaits = state["awaits"]
 
     def _start_alike(self, group: Group, outer: OuterSGD, averager: Averager) -> None:
-        settings = {"updates_per_round": str(self._schedule.updates_per_round), "outer": str(outer)}
-        facts = settings | self._parameters.facts() | self._buffers.facts()
-        facts |= {"streaming": str(self._streaming), "averager": _described(averager)}
+        facts = {"updates_per_round": str(self._schedule.updates_per_round)}
+        facts |= {f"outer {name}": str(value) for name, value in asdict(outer).items()}
+        facts |= {f"streaming {name}": str(value) for name, value in asdict(self._streaming).items()}
+        facts |= {**self._parameters.facts(), **self._buffers.facts(), "averager": _described(averager)}
         if difference := configurations_differ(group, facts):
             raise ValueError(f"{difference}; start all ranks with the same model and settings")
         if dist.get_rank() == group.ranks[0] and (names := self._parameters.without_optimizer):

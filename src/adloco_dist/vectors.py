@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 ALIGNMENT = 32
 """Elements that every tensor's offset is a multiple of (128 bytes in fp32), so that views suit vector units."""
@@ -77,6 +78,12 @@ class VectorLayout:
         start = self.offsets[which[0]]
         bounds = [(self.offsets[i] + self.shapes[i].numel() - start, self.boundary(i + 1) - start) for i in which]
         return [vector[end:following] for end, following in bounds if end < following]
+
+
+def embeddings_of(module: nn.Module, parameters: Sequence[nn.Parameter]) -> frozenset[int]:
+    """The indices of those parameters that are weights of embeddings."""
+    weights = {id(inner.weight) for inner in module.modules() if isinstance(inner, nn.Embedding | nn.EmbeddingBag)}
+    return frozenset(index for index, parameter in enumerate(parameters) if id(parameter) in weights)
 
 
 def shape_in_words(tensor: torch.Tensor) -> str:

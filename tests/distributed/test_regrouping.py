@@ -56,10 +56,10 @@ def decided(record: dict[str, Any]) -> dict[str, Any]:
     return detail
 
 
-@pytest.mark.parametrize("released_workers", ["join", "retire", "redistribute"])
-def test_a_shrinking_pool_on_any_ranks_is_the_same_run(released_workers: str) -> None:
+@pytest.mark.parametrize("way", [("join",), ("retire",), ("redistribute",), ("join", "merge.radial=true")])
+def test_a_shrinking_pool_on_any_ranks_is_the_same_run(way: tuple[str, ...]) -> None:
     """4 -> 3 -> 2 -> 1 trainers."""
-    overrides = (*SHRINKING, f"merge.released_workers={released_workers}")
+    overrides = (*SHRINKING, f"merge.released_workers={way[0]}", *way[1:])
     alone = run_ranks(train_small_pool, [0], *overrides)
     counts = [sum(record["round"] == round_ for record in alone[0]["records"]) for round_ in range(10)]
     assert counts == [4, 4, 4, 3, 3, 2, 2, 1, 1, 1]

@@ -107,6 +107,7 @@ def test_on_another_number_of_ranks_it_is_the_same_run(
         ("wire.delay_updates=2", "wire.keep_local=0.5", "merge.released_workers=redistribute"),
         ("wire=sparse", "wire.fraction=0.1", "wire.fragments=2"),
         ("inner=muon", "wire=int8"),
+        ("outer.radial=true", "merge.radial=true", "outer.outlier_deviations=0.5", "outer.outlier_rounds=2"),
     ],
 )
 def test_whatever_the_algorithm(tmp_path: Path, overrides: tuple[str, ...]) -> None:

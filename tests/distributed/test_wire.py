@@ -28,7 +28,13 @@ def run(nodes: list[int], *overrides: str) -> list[dict[str, Any]]:
     return run_ranks(train_small_pool, nodes, *WORKERS, *overrides)
 
 
-@pytest.mark.parametrize("overrides", [("wire.fragments=3",), STREAMED, (*STREAMED, "instances.concurrency=threads")])
+RADIAL = ("outer.radial=true", "outer.outlier_deviations=0.5", "outer.outlier_rounds=2")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [("wire.fragments=3",), STREAMED, (*STREAMED, "instances.concurrency=threads"), RADIAL, (*RADIAL, *STREAMED)],
+)
 def test_placement_changes_nothing(overrides: tuple[str, ...]) -> None:
     alone = held_anchors(run([0], *overrides))
     for nodes in ([0, 0], [0, 0, 1, 1]):
@@ -58,6 +64,45 @@ def test_trainers_learn_and_merge_while_averages_travel(overrides: tuple[str, ..
     assert all(record["bytes_sent"]["outer"] > 0 for record in records if record["round"] > 0)
     measured = [record for record in records if record.get("statistics") or record.get("noise_scale")]
     assert measured, "statistics within each worker"
+
+
+def test_radial_means_have_the_mean_length() -> None:
+    """By hand, of two workers on one rank, one of which counts for half."""
+    trainer = new_trainer(small_settings("outer=average", "outer.radial=true", "wire.fragments=3"), 2)
+    trainer.workers[1].weight = 0.5
+    layout, before = trainer.flat_model.parameter_layout, trainer.anchor.clone()
+    changes = [torch.randn(len(before), dtype=before.dtype) for _ in trainer.workers]
+    for change, worker in zip(changes, trainer.workers, strict=True):
+        for gap in layout.gaps(change, range(len(layout.names))):
+            gap.zero_()
+        worker.weights.sub_(change)
+    for fragment in range(3):
+        outer(trainer, None, fragment)
+    found = layout.views(before - trainer.anchor)
+    for index, (name, one, other) in enumerate(zip(found, *(layout.views(c).values() for c in changes), strict=True)):
+        if index in trainer.flat_model.embeddings:
+            expected = (one + other / 2) / 1.5
+        else:
+            direction = one / one.norm() + other / other.norm() / 2
+            expected = direction / direction.norm() * (one.norm() + other.norm() / 2) / 1.5
+        torch.testing.assert_close(found[name], expected, rtol=1e-5, atol=1e-9)
+    assert trainer.flat_model.embeddings == {layout.names.index("transformer.wte.weight"),
+                                             layout.names.index("transformer.wpe.weight")}  # fmt: skip
+
+
+def test_a_worker_that_leaps_is_left_out_and_recorded() -> None:
+    trainer = new_trainer(small_settings("outer=average", "outer.outlier_deviations=3", "outer.outlier_rounds=5"), 2)
+    steps = []
+    for number in range(8):
+        before = trainer.anchor.clone()
+        for worker in trainer.workers:
+            worker.weights[worker.id] += 1.0 + 0.1 * (number % 3) + (100.0 if (number, worker.id) == (6, 1) else 0.0)
+        steps.append(outer(trainer, None))
+        assert all(torch.equal(worker.weights, trainer.anchor) for worker in trainer.workers)
+        if number == 6:
+            assert trainer.anchor[1] == before[1], "of the other worker alone"
+            assert trainer.anchor[0] == before[0] + 1.0
+    assert [step.outliers for step in steps] == [[]] * 6 + [[1], []]
 
 
 @pytest.mark.parametrize("fragments", [2, 5])
@@ -152,6 +197,12 @@ def test_an_average_that_fails_in_its_thread_fails_the_rank() -> None:
             ("wire.error_feedback=true",),
             "wire.error_feedback=True: wire.format=fp32 takes nothing away; leave it out, or choose another format",
         ),
+        (
+            ("wire=int4", "wire.error_feedback=true", "outer.radial=true"),
+            "outer.radial=True: restores lengths, which error feedback would count twice; choose one of them",
+        ),
+        (("outer.outlier_deviations=0",), "outer.outlier_deviations=0.0: must be > 0, or null"),
+        (("outer.outlier_rounds=1",), "outer.outlier_rounds=1: must be >= 2 rounds"),
         (
             ("wire.delay_updates=1", "batching.request=norm_test", "batching.estimator=workers"),
             "batching.estimator=workers: needs workers at one point, and wire.fragments or wire.delay_updates keep "

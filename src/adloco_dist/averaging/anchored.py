@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
+from math import hypot
 from operator import add
 
 import torch
@@ -17,7 +18,9 @@ from adloco_dist.averaging.checks import compare_anchors
 from adloco_dist.averaging.fragments import Fragment, packed_part
 from adloco_dist.averaging.group import Group, ring_bytes_sent
 from adloco_dist.averaging.outer import OuterSGD, chunks, clip_scale, outer_step
+from adloco_dist.averaging.outliers import NormHistory
 from adloco_dist.averaging.parameters import TrainedParameters
+from adloco_dist.averaging.radial import restore_lengths
 
 log = logging.getLogger("adloco_dist.diloco")
 
@@ -62,6 +65,7 @@ class AnchoredWorker:
     Attributes:
         anchor: (num_elements,), equal on all ranks of the group.
         momentum: as long, zeros at first; None where the outer optimizer has none.
+        norms: of the worker's pseudo-gradients, where they decide whether it is left out.
         residual: what this rank has not sent, fragment after fragment; None: there is no error feedback.
         steps: outer steps that were taken, of any fragment.
         is_under_way: whether an average is.
@@ -76,6 +80,7 @@ class AnchoredWorker:
         self.anchor = parameters.vector()
         self.momentum = torch.zeros_like(self.anchor) if outer.momentum else None
         self.residual = torch.zeros_like(self.anchor) if averager.keeps_residual else None
+        self.norms = NormHistory(len(fragments))
         self.steps = 0
         self._under_way: _UnderWay | None = None
 
@@ -90,6 +95,7 @@ class AnchoredWorker:
             "anchor": views(self.anchor),
             "momentum": {} if self.momentum is None else views(self.momentum),
             "residual": {} if self.residual is None else {"residual": self.residual},
+            "norms": {"norms": self.norms.values},
             "buffers": dict(self._buffers.values),
         }
 
@@ -113,11 +119,11 @@ class AnchoredWorker:
             if len(buffers):
                 group.all_reduce(buffers)
             residual = None if self.residual is None else packed_part(self.residual, self._fragments, index)
-            return self._averager.all_reduce(payload, 1, group, residual)
+            return self._averager.all_reduce(payload, num_exact, group, residual)
 
-        num_ranks = len(group.ranks)
+        num_ranks, num_exact = len(group.ranks), len(payload) - fragment.num_elements
         bytes_sent = ring_bytes_sent(buffers.nbytes, num_ranks)
-        bytes_sent += self._averager.bytes_per_rank(len(payload), 1, num_ranks)
+        bytes_sent += self._averager.bytes_per_rank(len(payload), num_exact, num_ranks)
         under_way = Background(average, payload.device).begin() if is_delayed else average()
         self._under_way = _UnderWay(fragment, under_way, buffers, bytes_sent)
 
@@ -132,6 +138,7 @@ class AnchoredWorker:
         average = under_way.average
         total = average.wait() if isinstance(average, Background) else average
         num_finite = int(total[-1])
+        self._restore_lengths(under_way.fragment, total)
         norm = self._step(under_way.fragment, total, num_finite, keep_local)
         if num_finite and under_way.fragment is self._fragments[0]:
             self._buffers.step(under_way.buffers, num_finite)
@@ -184,25 +191,55 @@ class AnchoredWorker:
                 self._parameters.mix_in(self.anchor, keep_local, which)
         return float(torch.linalg.vector_norm(torch.stack(norms)))
 
+    def _radial(self, fragment: Fragment) -> list[int]:
+        """The tensors whose means are radial, by their places in the fragment."""
+        tensors = fragment.tensors if self._outer.radial else ()
+        return [place for place, tensor in enumerate(tensors) if tensor not in self._parameters.embeddings]
+
     def _payloads(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """What travels: the pseudo-gradient and the number of workers in it, and the values of changing buffers."""
+        """What travels: the pseudo-gradient, lengths of its tensors, and the number of workers in it; and the values of
+        changing buffers."""
         fragment = self._fragments[index]
-        payload = self.anchor.new_empty(fragment.num_elements + 1)
+        radial = self._radial(fragment)
+        payload = self.anchor.new_empty(fragment.num_elements + len(radial) + 1)
         total = self._parameters.subtract_from(self.anchor, payload, fragment.tensors)
-        if self._outer.clip_norm is not None:
-            norm = float(torch.linalg.vector_norm(payload[:-1]))
-            payload[:-1].mul_(clip_scale(self._outer.clip_norm, norm))
-        payload[-1] = 1
         buffers = self._buffers.payload(payload.device) if index == 0 else self.anchor[:0]
         # Weights that are not finite make differences that are not.
-        if not (torch.isfinite(total) and torch.isfinite(buffers.sum())):
+        is_finite = bool(torch.isfinite(total) and torch.isfinite(buffers.sum()))
+        if is_finite and self._contributes(fragment, index, radial, payload):
+            payload[-1] = 1
+        else:
+            why = "the norm of its pseudo-gradient is far above those before" if is_finite else "weights are not finite"
             log.warning(
-                "outer step %d: the weights of rank %d are not finite; it contributes nothing, and restarts from the "
-                "anchor with a fresh optimizer state",
-                self.steps + 1, dist.get_rank(),
+                "outer step %d: rank %d is left out, %s; it restarts from the anchor%s",
+                self.steps + 1, dist.get_rank(), why, "" if is_finite else " with a fresh optimizer state",
             )  # fmt: skip
             payload.zero_()
             buffers.zero_()
             self._parameters.mix_in(self.anchor, 0.0)
-            self._parameters.reset_optimizers()
+            if not is_finite:
+                self._parameters.reset_optimizers()
         return payload, buffers
+
+    def _contributes(self, fragment: Fragment, index: int, radial: list[int], payload: torch.Tensor) -> bool:
+        """Whether the worker's pseudo-gradient is averaged; it is clipped and made radial then, as settings want it."""
+        outer = self._outer
+        if not outer.reads_norms:
+            return True
+        parts = [part for (part,) in fragment.parts(packed=payload, by_tensor=True)]
+        norms = torch.stack([torch.linalg.vector_norm(part) for part in parts]).tolist()
+        norm = hypot(*norms)
+        deviations, rounds = outer.outlier_deviations, outer.outlier_rounds
+        if deviations is not None and self.norms.is_outlier(index, norm, deviations, rounds):
+            return False
+        scale = clip_scale(outer.clip_norm, norm)
+        for place, part in enumerate(parts):
+            length = norms[place]
+            part.mul_(scale if place not in radial else 1 / length if length else 0.0)
+        payload[fragment.num_elements : -1] = torch.tensor([scale * norms[place] for place in radial])
+        return True
+
+    def _restore_lengths(self, fragment: Fragment, total: torch.Tensor) -> None:
+        if radial := self._radial(fragment):
+            sums = [part for (part,) in fragment.parts(packed=total, by_tensor=True)]
+            restore_lengths([sums[place] for place in radial], total[fragment.num_elements : -1].tolist())

@@ -16,15 +16,19 @@ class Fragment:
     """Their indices in the layout of flat vectors, ascending."""
     slices: tuple[slice, ...]
     """Where they lie in a flat vector, ascending; neighbours are one slice."""
+    tensor_slices: tuple[slice, ...]
+    """Where each of them lies in a flat vector."""
 
     @property
     def num_elements(self) -> int:
         return sum(one.stop - one.start for one in self.slices)
 
-    def parts(self, *vectors: torch.Tensor, packed: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    def parts(
+        self, *vectors: torch.Tensor, packed: torch.Tensor, by_tensor: bool = False
+    ) -> Iterator[tuple[torch.Tensor, ...]]:  # fmt: skip
         """The fragment in flat vectors and in `packed`, which has its slices one after the other; slice by slice."""
         start = 0
-        for one in self.slices:
+        for one in self.tensor_slices if by_tensor else self.slices:
             size = one.stop - one.start
             yield *(vector[one] for vector in vectors), packed[start : start + size]
             start += size
@@ -60,9 +64,8 @@ def fragments_of(layout: VectorLayout, count: int) -> list[Fragment]:
 
 def _fragment(layout: VectorLayout, tensors: Sequence[int]) -> Fragment:
     slices: list[slice] = []
-    for index in tensors:
-        start, stop = layout.boundary(index), layout.boundary(index + 1)
-        if slices and slices[-1].stop == start:
-            start = slices.pop().start
-        slices.append(slice(start, stop))
-    return Fragment(tuple(tensors), tuple(slices))
+    each = tuple(slice(layout.boundary(index), layout.boundary(index + 1)) for index in tensors)
+    for one in each:
+        is_next = slices and slices[-1].stop == one.start
+        slices.append(slice(slices.pop().start, one.stop) if is_next else one)
+    return Fragment(tuple(tensors), tuple(slices), each)

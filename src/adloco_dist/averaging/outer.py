@@ -33,6 +33,14 @@ class OuterSGD:
     nesterov: bool = True
     clip_norm: float | None = None
     """Maximum norm of a worker's pseudo-gradient, of each fragment; a larger one is scaled down to it. None: any."""
+    radial: bool = False
+    """Whether the mean of a tensor has the mean of the workers' norms (`averaging.radial`); embeddings have a plain
+    mean."""
+    outlier_deviations: float | None = None
+    """A worker is left out of an average if the norm of its pseudo-gradient is above the mean of its earlier ones by
+    more than so many standard deviations (`averaging.outliers`). None: whatever its norm."""
+    outlier_rounds: int = 20
+    """Norms of a worker that must have been seen before it may be left out."""
 
     def __post_init__(self) -> None:
         if not (self.lr > 0 and isfinite(self.lr)):
@@ -41,8 +49,17 @@ class OuterSGD:
             raise ValueError(f"momentum={self.momentum}: must be in [0, 1)")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ValueError(f"clip_norm={self.clip_norm}: must be > 0, or None")
+        if self.outlier_deviations is not None and not self.outlier_deviations > 0:
+            raise ValueError(f"outlier_deviations={self.outlier_deviations}: must be > 0, or None")
+        if self.outlier_rounds < 2:
+            raise ValueError(f"outlier_rounds={self.outlier_rounds}: must be >= 2")
         if self.nesterov and self.momentum == 0:
             raise ValueError(f"nesterov={self.nesterov}: needs momentum > 0; set nesterov=False")
+
+    @property
+    def reads_norms(self) -> bool:
+        """Whether the norms of workers' pseudo-gradients matter."""
+        return self.radial or self.clip_norm is not None or self.outlier_deviations is not None
 
     def step(self, anchor: torch.Tensor, momentum: torch.Tensor | None, gradient: torch.Tensor) -> None:
         """Take the step of torch.optim.SGD (dampening 0) in place, in operations that round alike on every device.

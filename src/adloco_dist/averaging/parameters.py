@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from adloco_dist.averaging.checks import checksum
 from adloco_dist.averaging.outer import chunk_elements, mix, pseudo_gradient
 from adloco_dist.text import ranks_in_words
-from adloco_dist.vectors import VectorLayout, shape_in_words
+from adloco_dist.vectors import VectorLayout, embeddings_of, shape_in_words
 
 SHARDED = "sharded parameters are not supported yet; use DistributedDataParallel, or no wrapper, within a worker"
 FINAL = "construct DiLoCo when model and optimizers are final"
@@ -51,6 +51,7 @@ class TrainedParameters:
 
     Attributes:
         layout: where flat vectors hold them.
+        embeddings: indices of embeddings among them.
         dtype: type of flat vectors: fp64 if one of the parameters is of that type, else fp32.
         device: device of flat vectors: the first parameter's.
     """
@@ -78,6 +79,7 @@ class TrainedParameters:
         self._kinds = {name: _kind(parameter) for name, parameter in self._trained.items()}
         self.layout = VectorLayout.of(self._trained.items())
         types = {parameter.dtype for parameter in self._trained.values()}
+        self.embeddings = embeddings_of(module, list(self._trained.values()))
         self.dtype = torch.float64 if torch.float64 in types else torch.float32
         self.device = next(iter(self._trained.values())).device
 

@@ -55,7 +55,8 @@ class DataParallel:
             worker.weights.copy_(trainer.anchor)
             worker.reset_optimizer()
         bytes_sent = {"outer": buffer_bytes, "gradients": num_updates * gradient_bytes}
-        return OuterReport(int(is_finite), [] if contributes else [worker.id], norm, bytes_sent=bytes_sent)
+        nonfinite = [] if contributes else [worker.id]
+        return OuterReport(int(is_finite), nonfinite, pseudo_gradient_norm=norm, bytes_sent=bytes_sent)
 
 
 class DataParallelAverager:

@@ -24,6 +24,9 @@ class MergeSettings:
     """Minimum number of trainers that are left."""
     weights: MergeWeights = MergeWeights.request
     """What a trainer's anchor and outer momentum count for in the average: its bounded request, or all the same."""
+    radial: bool = False
+    """Whether the average of the anchors is taken of directions and of norms, as with outer.radial; that of momenta is
+    a plain one."""
     released_workers: ReleasedWorkers = ReleasedWorkers.join
     """Workers of a trainer that ended. join: they work for the survivor, where they are. retire: they end and free
     their memory. redistribute: all workers are dealt again in proportion to requests, at least one each."""

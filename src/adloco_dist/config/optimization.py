@@ -102,6 +102,15 @@ class OuterSettings:
     """Whether the outer SGD takes Nesterov momentum, which needs momentum > 0."""
     clip_norm: float | None = None
     """Maximum norm of each worker's pseudo-gradient, of every fragment, > 0; null: no clipping."""
+    radial: bool = False
+    """Whether the mean of every tensor but embeddings has the direction of the mean of unit vectors and the mean of the
+    workers' norms (Decoupled DiLoCo, 2604.21428): a plain mean of pseudo-gradients that differ is shorter."""
+    outlier_deviations: float | None = None
+    """Standard deviations by which the norm of a worker's pseudo-gradient may be above the mean of its earlier ones,
+    > 0; a larger one is left out of the average, and the worker restarts from the anchor (EDiT, 2412.07210, has 3).
+    null: none is left out."""
+    outlier_rounds: int = 20
+    """Rounds of a worker, >= 2, after which it may be left out."""
     nonfinite_rounds: int = 10
     """Rounds in a row in which workers of a trainer may be left out as non-finite before the run stops."""
 
@@ -112,6 +121,10 @@ class OuterSettings:
             raise SettingsError.of("outer.momentum", self.momentum, "must be in [0, 1)")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise SettingsError.of("outer.clip_norm", self.clip_norm, "must be > 0, or null")
+        if self.outlier_deviations is not None and not self.outlier_deviations > 0:
+            raise SettingsError.of("outer.outlier_deviations", self.outlier_deviations, "must be > 0, or null")
+        if self.outlier_rounds < 2:
+            raise SettingsError.of("outer.outlier_rounds", self.outlier_rounds, "must be >= 2 rounds")
         usable = not self.nesterov or self.momentum > 0
         if self.nonfinite_rounds < 1:
             raise SettingsError.of("outer.nonfinite_rounds", self.nonfinite_rounds, "must be >= 1")

@@ -121,6 +121,9 @@ class Settings:
         if wire.format is WireFormat.sparse and self.outer.momentum:
             rule = "keeps what it has not sent, and an outer momentum would count that twice; set outer=average"
             raise SettingsError.of("wire.format", wire.format, rule)
+        if wire.keeps_residual and self.outer.radial:
+            rule = "restores lengths, which error feedback would count twice; choose one of them"
+            raise SettingsError.of("outer.radial", self.outer.radial, rule)
         if wire.is_streaming and self.measures_gradients and self.batching.estimator is not Estimator.sketch:
             rule = "needs workers at one point, and wire.fragments or wire.delay_updates keep them apart; use sketch"
             raise SettingsError.of("batching.estimator", self.batching.estimator, rule)

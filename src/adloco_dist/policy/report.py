@@ -57,6 +57,8 @@ class OuterReport(Struct, frozen=True, omit_defaults=True):
     completed in the round."""
     nonfinite: list[int] = []
     """Workers on this rank that were left out because they were not finite."""
+    outliers: list[int] = []
+    """Workers on this rank that were left out because of the norm of their pseudo-gradients."""
     pseudo_gradient_norm: float = 0.0
     seconds: float = 0.0
     """Time in which no updates were computed for them, `wait_seconds` included."""
@@ -73,6 +75,7 @@ class OuterReport(Struct, frozen=True, omit_defaults=True):
         return OuterReport(
             min(counts, default=None),
             sorted({*self.nonfinite, *other.nonfinite}),
+            sorted({*self.outliers, *other.outliers}),
             (self.pseudo_gradient_norm**2 + other.pseudo_gradient_norm**2) ** 0.5,
             self.seconds + other.seconds,
             self.transfer_seconds + other.transfer_seconds,

@@ -5,7 +5,7 @@ pointed at. Gradients and activations therefore exist once per module, whatever 
 that treats parameters alike (optimizers, clipping, averaging, checksums) sees one tensor instead of hundreds.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -13,7 +13,7 @@ from torch import nn
 
 from adloco_dist.buffers import Buffer, Watched, persistent_buffers
 from adloco_dist.config import Precision
-from adloco_dist.vectors import VectorLayout
+from adloco_dist.vectors import VectorLayout, embeddings_of
 
 
 def vector_dtype(precision: Precision) -> torch.dtype:
@@ -55,10 +55,12 @@ class FlatModel:
 
     Attributes:
         parameter_layout: where flat vectors hold the trained parameters.
+        embeddings: indices of the trained embeddings in that layout.
         hidden_matrices: where they hold matrices between embeddings and output, and their shapes; ascending.
         changing: names of the buffers that training changes.
         num_parameters: trained and frozen.
-        payload: num_elements + 1 elements; the last is a count that travels with an averaged vector.
+        room: what travels of an averaged vector: num_elements + 1 elements, and one for each trained tensor.
+        payload: the first num_elements + 1 of it; the last is a count.
         gradient: `payload` without that count. Free outside the inner phase: the outer step keeps the
             pseudo-gradient in it, an evaluation the weights that are to be evaluated.
         weights: the vector that the module points at.
@@ -83,7 +85,8 @@ class FlatModel:
         trained.sort(key=lambda item: item[1].ndim < 2)  # stable: order is kept
         self._parameters = [parameter for _, parameter in trained]
         self.parameter_layout = VectorLayout.of(trained)
-        self.hidden_matrices = _hidden_matrices(self.module, trained, self.parameter_layout)
+        self.embeddings = embeddings_of(module, self._parameters)
+        self.hidden_matrices = _hidden_matrices(module, trained, self.parameter_layout, self.embeddings)
         self.decay_boundary = self.parameter_layout.boundary(sum(p.ndim >= 2 for p in self._parameters))
         self.buffer_boundary = self.parameter_layout.num_elements
         buffers = persistent_buffers(module)
@@ -94,11 +97,19 @@ class FlatModel:
         self._constants = Watched([buffer for buffer in buffers if buffer.name not in changing])
         self.num_elements = self.buffer_boundary + self._buffer_layout.num_elements
         self.num_parameters = sum(parameter.numel() for parameter in module.parameters())
-        self.payload = torch.zeros(self.num_elements + 1, dtype=self.dtype, device=device)
+        self.room = torch.zeros(self.num_elements + 1 + len(trained), dtype=self.dtype, device=device)
+        self.payload = self.room[: self.num_elements + 1]
         self.gradient = self.payload[:-1]
         self.weights = self.gradient  # until it is pointed at something
         for parameter, view in self._parameter_views(self.gradient):
             parameter.grad = view
+
+    @property
+    def radial_slices(self) -> list[slice]:
+        """Where flat vectors hold the trained tensors that are no embeddings."""
+        layout = self.parameter_layout
+        indices = [index for index in range(len(layout.names)) if index not in self.embeddings]
+        return [slice(layout.boundary(index), layout.boundary(index + 1)) for index in indices]
 
     def initial_weights(self) -> torch.Tensor:
         """The module's present parameters and changing buffers as a new flat vector, to which it then points."""
@@ -170,16 +181,15 @@ class FlatModel:
 
 
 def _hidden_matrices(
-    module: nn.Module, trained: Sequence[tuple[str, nn.Parameter]], layout: VectorLayout
+    module: nn.Module, trained: Sequence[tuple[str, nn.Parameter]], layout: VectorLayout, embeddings: Collection[int]
 ) -> list[tuple[slice, tuple[int, ...]]]:  # fmt: skip
     """The matrices that Muon updates: all but embeddings, and the output layer of a model of transformers."""
-    others = {id(inner.weight) for inner in module.modules() if isinstance(inner, nn.Embedding)}
     output = getattr(module, "get_output_embeddings", lambda: None)()
-    others |= {id(output.weight)} if isinstance(output, nn.Linear) else set()
+    others = {id(output.weight)} if isinstance(output, nn.Linear) else set()
     return [
         (slice(offset, offset + parameter.numel()), tuple(parameter.shape))
-        for (_, parameter), offset in zip(trained, layout.offsets, strict=True)
-        if parameter.ndim == 2 and id(parameter) not in others
+        for index, ((_, parameter), offset) in enumerate(zip(trained, layout.offsets, strict=True))
+        if parameter.ndim == 2 and index not in embeddings and id(parameter) not in others
     ]
 
 

@@ -47,16 +47,18 @@ class Trainer:
         self.workers = workers
         self.cursor = cursor
         self.flat_model = flat_model
+        outer = settings.outer
         self.outer = OuterSGD(
-            settings.outer.lr, settings.outer.momentum, settings.outer.nesterov, settings.outer.clip_norm
-        )
+            outer.lr, outer.momentum, outer.nesterov, outer.clip_norm, outer.radial, outer.outlier_deviations,
+            outer.outlier_rounds,
+        )  # fmt: skip
         self.averager = new_averager(settings.wire, initial_weights.dtype)
         self.fragments = fragments_of(flat_model.parameter_layout, settings.wire.fragments)
         self.residual = torch.zeros_like(initial_weights) if self.averager.keeps_residual else None
         self.under_way: UnderWay | None = None
         delayed = max(fragment.num_elements for fragment in self.fragments) if settings.wire.delay_updates else 0
-        num_exact = flat_model.num_elements - flat_model.buffer_boundary + 1
-        self._payload = initial_weights.new_empty(delayed + num_exact) if delayed else flat_model.payload
+        num_exact = len(flat_model.room) - flat_model.buffer_boundary
+        self._room = initial_weights.new_empty(delayed + num_exact) if delayed else flat_model.room
         on_cpu = settings.pool.outer_state is OuterState.cpu
         self.anchor = new_outer_vector(initial_weights, on_cpu)
         self.momentum = new_outer_vector(torch.zeros_like(initial_weights), on_cpu) if self.outer.momentum else None
@@ -82,11 +84,18 @@ class Trainer:
     def payload(self, fragment: int) -> torch.Tensor:
         """Where what travels of a fragment is put: its elements, what must arrive exactly, and at last a count.
 
-        The buffers that training changes travel with the first fragment. Where updates are computed meanwhile it has
-        memory of its own, else that of the flat model's gradient.
+        What must arrive exactly are the buffers that training changes, with the first fragment, and the lengths of
+        tensors whose means are radial. Where updates are computed meanwhile it has memory of its own, else that of the
+        flat model's gradient.
         """
-        num_buffers = self.flat_model.num_elements - self.flat_model.buffer_boundary
-        return self._payload[: self.fragments[fragment].num_elements + (num_buffers if fragment == 0 else 0) + 1]
+        num_buffers = self.flat_model.num_elements - self.flat_model.buffer_boundary if fragment == 0 else 0
+        num_exact = num_buffers + len(self.radial(fragment)) + 1
+        return self._room[: self.fragments[fragment].num_elements + num_exact]
+
+    def radial(self, fragment: int) -> list[int]:
+        """The tensors of a fragment whose means are radial, by their places in it."""
+        tensors = self.fragments[fragment].tensors if self.outer.radial else ()
+        return [place for place, index in enumerate(tensors) if index not in self.flat_model.embeddings]
 
     def residual_of(self, fragment: int) -> torch.Tensor | None:
         """What this rank has not sent of a fragment."""

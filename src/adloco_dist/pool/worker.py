@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from adloco_dist.averaging.outliers import NormHistory
 from adloco_dist.config import InnerOptimizer, InnerSettings
 from adloco_dist.pool.flat_model import FlatModel
 
@@ -19,11 +20,15 @@ class Worker:
     the worker's own backward pass. Moments exist from the start: what an instance takes of a device never grows.
     """
 
-    def __init__(self, worker_id: int, weights: torch.Tensor, flat_model: FlatModel, inner: InnerSettings) -> None:
+    def __init__(
+        self, worker_id: int, weights: torch.Tensor, flat_model: FlatModel, inner: InnerSettings,
+        num_fragments: int = 1,
+    ) -> None:  # fmt: skip
         """
         Args:
             weights: (num_elements,); the worker keeps this very tensor.
             flat_model: says where weight decay ends, and the device on which steps are taken; nothing else.
+            num_fragments: parts of the model that are averaged at different times.
         """
         self.id = worker_id
         self.weights = weights
@@ -33,6 +38,8 @@ class Worker:
         """The fragment whose outer step it has not received yet."""
         self.weight = 1.0
         """What it counts for in averages: its updates in a round, relative to the fastest worker's."""
+        self.norms = NormHistory(num_fragments)
+        """Of its pseudo-gradients, where they decide whether it is left out of an average."""
         self.num_targets = 0
         """Tokens or labels that those updates predicted; padding is not counted."""
         self.loss_sum = torch.zeros((), dtype=weights.dtype, device=flat_model.device)
@@ -42,6 +49,11 @@ class Worker:
             for optimizer, leaf, where, shape in _new_optimizers(weights, flat_model, inner)
         ]
         self._optimizers = list({id(part.optimizer): part.optimizer for part in self._parts}.values())
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether its weights and losses are: gradients that are not finite leave weights that are not."""
+        return bool(torch.isfinite(self.weights.sum()) and torch.isfinite(self.loss_sum))
 
     def attach(self, flat_model: FlatModel) -> None:
         """Point a module at this worker's weights, and the optimizers at the gradients which that module fills."""
@@ -72,6 +84,7 @@ class Worker:
             for number, part in enumerate(self._parts)
             for name, value in part.state.items()
         }
+        state["norms"] = self.norms.values.view(-1)
         if with_weights:
             state |= {"weights": self.weights, "loss_sum": self.loss_sum}
             state["updates_done"] = torch.tensor(self.updates_done)

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from adloco_dist.averaging.group import Group
+from adloco_dist.averaging.radial import exact_norms, restore_lengths
 from adloco_dist.cluster.groups import Groups
 from adloco_dist.policy.regrouping import Transfer
 from adloco_dist.pool.flat_model import FlatModel
@@ -80,7 +81,7 @@ def _sum_into(total: torch.Tensor, pieces: Mapping[int, torch.Tensor], shares: M
 
 def merge(
     before: Mapping[int, Trainer], after: Mapping[int, Trainer], transfers: Sequence[Transfer], groups: Groups,
-    flat_model: FlatModel, in_bf16: bool = False,
+    flat_model: FlatModel, in_bf16: bool = False, radial: bool = False,
 ) -> dict[int, int]:  # fmt: skip
     """Give every trainer that merged, or came to other ranks, its anchor and outer momentum (AdLoCo, DO_MERGE).
 
@@ -90,6 +91,7 @@ def merge(
         before: this rank's trainers as they were.
         after: its trainers as they are to be; a trainer in both is the same object.
         flat_model: its gradient is scratch.
+        radial: averages of anchors are taken of directions and of norms; the anchors before are scratch then.
         in_bf16: averages over several trainers travel so; where a trainer only comes to other ranks, it stays as it
             is. Buffers may hold whole numbers, so a model that has some travels as it is, too.
 
@@ -111,8 +113,30 @@ def merge(
             # NCCL sends nothing that lives in CPU memory.
             total = result if result.device == flat_model.device else flat_model.gradient
             is_rounded = in_bf16 and len(transfer.shares) > 1 and flat_model.buffer_boundary == flat_model.num_elements
+            lengths: list[float] = []
+            if radial and place == 0 and len(transfer.shares) > 1:
+                lengths = _to_directions(vectors, transfer, flat_model, group)
             sent = combine(vectors, transfer, total, group, is_rounded)
+            restore_lengths([total[one] for one in flat_model.radial_slices] if lengths else [], lengths)
             if result is not total:
                 result.copy_(total)
             bytes_sent[transfer.trainer] = bytes_sent.get(transfer.trainer, 0) + sent
     return bytes_sent
+
+
+def _to_directions(
+    anchors: Mapping[int, torch.Tensor], transfer: Transfer, flat_model: FlatModel, group: Group | None
+) -> list[float]:
+    """Make the tensors of this rank's anchors unit vectors; return the weighted mean of all members' norms."""
+    mean = torch.zeros(len(flat_model.radial_slices), dtype=torch.float64)
+    for member, anchor in anchors.items():
+        tensors = [anchor[one] for one in flat_model.radial_slices]
+        norms = exact_norms(tensors)
+        for tensor, norm in zip(tensors, norms, strict=True):
+            tensor.mul_(1 / norm if norm else 0.0)
+        if dist.get_rank() == min(transfer.holders[member]):
+            mean += torch.tensor(norms, dtype=torch.float64) * transfer.shares[member]
+    mean = mean.to(flat_model.device)
+    if group is not None:
+        group.all_reduce(mean)
+    return mean.tolist()

@@ -9,14 +9,17 @@ parameters: the anchor's become the mean of the workers'.
 `mix` brings it to the workers. Between the first and the last there may be updates.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import hypot
 
 import torch
+from msgspec.structs import replace
 
 from adloco_dist.averaging.background import Background
 from adloco_dist.averaging.group import Group
-from adloco_dist.averaging.outer import chunks, clip_scale, outer_step, pseudo_gradient
+from adloco_dist.averaging.outer import OuterSGD, chunks, clip_scale, outer_step, pseudo_gradient
 from adloco_dist.averaging.outer import mix as mix_weights
+from adloco_dist.averaging.radial import restore_lengths
 from adloco_dist.policy.report import OuterReport
 from adloco_dist.pool.timing import wait_for
 from adloco_dist.pool.trainer import Trainer, UnderWay
@@ -41,24 +44,25 @@ def start(trainer: Trainer, group: Group | None, fragment: int, is_delayed: bool
     Args:
         is_delayed: whether updates may be computed while they travel, which is still to be begun; else they arrive.
     """
-    # Loss and gradients that are not finite leave weights that are not, and so do differences.
-    finite = [
-        bool(torch.isfinite(worker.weights.sum()) and torch.isfinite(worker.loss_sum)) for worker in trainer.workers
-    ]
-    for worker, is_finite in zip(trainer.workers, finite, strict=True):
-        worker.awaits = fragment
-        if not is_finite:
-            worker.weights.copy_(trainer.anchor)
-            worker.reset_optimizer()
     payload = trainer.payload(fragment)
-    contributors = [worker for worker, is_finite in zip(trainer.workers, finite, strict=True) if is_finite]
-    _sum_differences(trainer, fragment, contributors, payload)
+    nonfinite = [worker for worker in trainer.workers if not worker.is_finite]
+    finite = [worker for worker in trainer.workers if worker not in nonfinite]
+    norms = {worker: _norms(trainer, fragment, worker, payload) for worker in finite if trainer.outer.reads_norms}
+    outliers = [worker for worker in norms if _is_outlier(trainer.outer, fragment, worker, norms[worker])]
+    contributors = [worker for worker in finite if worker not in outliers]
+    for worker in trainer.workers:
+        worker.awaits = fragment
+    for worker in nonfinite + outliers:
+        worker.weights.copy_(trainer.anchor)
+    for worker in nonfinite:
+        worker.reset_optimizer()
+    _sum_differences(trainer, fragment, contributors, norms, payload)
     payload[-1] = sum(worker.weight for worker in contributors)
     num_exact = len(payload) - trainer.fragments[fragment].num_elements
-    nonfinite = [worker.id for worker, is_finite in zip(trainer.workers, finite, strict=True) if not is_finite]
+    left_out = OuterReport(nonfinite=[worker.id for worker in nonfinite], outliers=[worker.id for worker in outliers])
     if group is None:
         trainer.under_way = UnderWay(fragment, payload)
-        return OuterReport(nonfinite=nonfinite, bytes_sent={"outer": 0})
+        return replace(left_out, bytes_sent={"outer": 0})
     averager, residual = trainer.averager, trainer.residual_of(fragment)
     if is_delayed:
         average = Background(
@@ -68,7 +72,7 @@ def start(trainer: Trainer, group: Group | None, fragment: int, is_delayed: bool
     else:
         trainer.under_way = UnderWay(fragment, averager.all_reduce(payload, num_exact, group, residual))
     num_bytes = averager.bytes_per_rank(len(payload), num_exact, len(group.ranks))
-    return OuterReport(nonfinite=nonfinite, bytes_sent={"outer": num_bytes})
+    return replace(left_out, bytes_sent={"outer": num_bytes})
 
 
 def complete(trainer: Trainer, keep_local: float | None = None) -> OuterReport:
@@ -84,6 +88,11 @@ def complete(trainer: Trainer, keep_local: float | None = None) -> OuterReport:
     total = average.wait() if isinstance(average, Background) else average
     seconds = (average.seconds, average.waited_seconds) if isinstance(average, Background) else (0.0, 0.0)
     fragment, num_finite = trainer.fragments[under_way.fragment], float(total[-1])
+    radial = trainer.radial(under_way.fragment)
+    if radial:
+        lengths = total[-1 - len(radial) : -1].tolist()
+        sums = [mean for (mean,) in fragment.parts(packed=total, by_tensor=True)]
+        restore_lengths([sums[place] for place in radial], lengths)
     state = [trainer.anchor] if trainer.momentum is None else [trainer.anchor, trainer.momentum]
     weights = [] if keep_local is None else [worker.weights for worker in trainer.workers]
     for *slices, mean in fragment.parts(*state, *weights, packed=total):
@@ -94,11 +103,12 @@ def complete(trainer: Trainer, keep_local: float | None = None) -> OuterReport:
             mix_weights(rest, stepped, keep_local or 0.0)
     boundary = trainer.flat_model.buffer_boundary
     if num_finite and under_way.fragment == 0:
-        trainer.anchor[boundary:].copy_(total[fragment.num_elements : -1].mul_(1 / num_finite))
+        buffers = total[fragment.num_elements : len(total) - len(radial) - 1]
+        trainer.anchor[boundary:].copy_(buffers.mul_(1 / num_finite))
     if keep_local is not None:
         _end_mix(trainer, under_way.fragment, keep_local)
     norm = float(torch.linalg.vector_norm(total[: fragment.num_elements])) if num_finite else 0.0
-    return OuterReport(num_finite, [], norm, transfer_seconds=seconds[0], wait_seconds=seconds[1])
+    return OuterReport(num_finite, pseudo_gradient_norm=norm, transfer_seconds=seconds[0], wait_seconds=seconds[1])
 
 
 def mix(trainer: Trainer, fragment: int, keep_local: float) -> OuterReport:
@@ -126,35 +136,54 @@ def _end_mix(trainer: Trainer, fragment: int, keep_local: float) -> None:
         worker.awaits = NOTHING
 
 
-def _sum_differences(trainer: Trainer, fragment: int, contributors: Sequence[Worker], payload: torch.Tensor) -> None:
-    """Fill the payload with the weighted sum of x - w_m over this rank's finite workers; of buffers, of w_m."""
-    device, boundary = payload.device, trainer.flat_model.buffer_boundary
+def _sum_differences(
+    trainer: Trainer, fragment: int, contributors: Sequence[Worker], norms: Mapping[Worker, Sequence[float]],
+    payload: torch.Tensor,
+) -> None:  # fmt: skip
+    """Fill the payload with the weighted sum of x - w_m over this rank's contributors; of buffers, of w_m.
+
+    Args:
+        norms: of every tensor's difference, by contributor; nothing where they do not matter.
+    """
+    device, boundary, part = payload.device, trainer.flat_model.buffer_boundary, trainer.fragments[fragment]
+    radial = trainer.radial(fragment)
+    lengths = [0.0] * len(radial)
+    scales: list[list[float]] = []
+    for worker in contributors:
+        scale = worker.weight * (clip_scale(trainer.outer.clip_norm, hypot(*norms[worker])) if norms else 1.0)
+        scales.append([scale] * len(part.tensors))
+        for number, place in enumerate(radial):
+            length = norms[worker][place]
+            lengths[number] += scale * length
+            scales[-1][place] = worker.weight / length if length else 0.0
     vectors = [worker.weights for worker in contributors]
-    scales = [worker.weight for worker in contributors]
-    if trainer.outer.clip_norm is not None:
-        clipped = _clip_scales(trainer, fragment, vectors, payload)
-        scales = [scale * weight for scale, weight in zip(clipped, scales, strict=True)]
-    if all(scale == 1.0 for scale in scales):
-        scales = []
-    for anchor, *weights, total in trainer.fragments[fragment].parts(trainer.anchor, *vectors, packed=payload):
-        for part in chunks(len(total), device):
-            pseudo_gradient(anchor[part], [one[part] for one in weights], total[part], scales)
+    parts = part.parts(trainer.anchor, *vectors, packed=payload, by_tensor=bool(radial))
+    for place, (anchor, *weights, total) in enumerate(parts):
+        by_worker = [each[place] for each in scales]
+        by_worker = [] if all(scale == 1.0 for scale in by_worker) else by_worker
+        for chunk in chunks(len(total), device):
+            pseudo_gradient(anchor[chunk], [one[chunk] for one in weights], total[chunk], by_worker)
     if fragment == 0:
-        buffers = payload[trainer.fragments[0].num_elements : -1].zero_()
+        buffers = payload[part.num_elements : len(payload) - len(radial) - 1].zero_()
         for worker in contributors:
             buffers.add_(worker.weights[boundary:].to(device), alpha=worker.weight)
+    payload[len(payload) - len(radial) - 1 : -1] = torch.tensor(lengths)
 
 
-def _clip_scales(
-    trainer: Trainer, fragment: int, contributors: Sequence[torch.Tensor], payload: torch.Tensor
-) -> list[float]:
-    """What each worker's pseudo-gradient is multiplied by; the payload is scratch."""
-    scales = []
-    for worker in contributors:
-        norms = []
-        for anchor, weights, scratch in trainer.fragments[fragment].parts(trainer.anchor, worker, packed=payload):
-            for part in chunks(len(scratch), payload.device):
-                pseudo_gradient(anchor[part], [weights[part]], scratch[part])
-                norms.append(torch.linalg.vector_norm(scratch[part]))
-        scales.append(clip_scale(trainer.outer.clip_norm, float(torch.linalg.vector_norm(torch.stack(norms)))))
-    return scales
+def _norms(trainer: Trainer, fragment: int, worker: Worker, scratch: torch.Tensor) -> list[float]:
+    """The norm of every tensor of a worker's difference from the anchor, in the order of the fragment's tensors."""
+    norms = []
+    parts = trainer.fragments[fragment].parts(trainer.anchor, worker.weights, packed=scratch, by_tensor=True)
+    for anchor, weights, part in parts:
+        by_chunk = []
+        for chunk in chunks(len(part), scratch.device):
+            pseudo_gradient(anchor[chunk], [weights[chunk]], part[chunk])
+            by_chunk.append(torch.linalg.vector_norm(part[chunk]))
+        norms.append(torch.linalg.vector_norm(torch.stack(by_chunk)))
+    return torch.stack(norms).tolist()
+
+
+def _is_outlier(outer: OuterSGD, fragment: int, worker: Worker, norms: Sequence[float]) -> bool:
+    if outer.outlier_deviations is None:
+        return False
+    return worker.norms.is_outlier(fragment, hypot(*norms), outer.outlier_deviations, outer.outlier_rounds)

@@ -56,7 +56,9 @@ def _bring_together(pool: LocalPool, before: Layout, plan: RoundPlan, regrouping
     owed = {trainer.workers[0]: trainer.residual for trainer in old.values()}
     steps = transfers(before, plan.layout, regrouping)
     is_compressed = pool.settings.wire.format is not WireFormat.fp32
-    bytes_sent = merge(old, pool.trainers, steps, pool.groups, pool.flat_model, is_compressed)
+    bytes_sent = merge(
+        old, pool.trainers, steps, pool.groups, pool.flat_model, is_compressed, pool.settings.merge.radial
+    )
     for trainer_id, trainer in pool.trainers.items():
         trainer.cursor = pool.cursors[trainer_id]
         if trainer_id not in regrouping.origins:

@@ -74,6 +74,7 @@ def _record(
             "total_batch": plan.total_batch(trainer),
             **_batch(plan.batches[trainer], shares),
             "train_loss": train_loss(shares),
+            "outlier_workers": sorted(worker for share in reports for worker in share.outer.outliers),
             "finite_workers": sum(share.num_workers - len(share.outer.nonfinite) for share in reports),
             "nonfinite_workers": sorted(worker for share in reports for worker in share.outer.nonfinite),
             "pseudo_gradient_norm": reports[0].outer.pseudo_gradient_norm,

@@ -81,7 +81,10 @@ def set_up_pool(
     trainers = {
         trainer_id: Trainer(
             trainer_id,
-            [Worker(w, initial_weights.to(born_on, copy=True), flat_model, settings.inner) for w in workers],
+            [
+                Worker(w, initial_weights.to(born_on, copy=True), flat_model, settings.inner, settings.wire.fragments)
+                for w in workers
+            ],
             initial_weights, flat_model, cursors[trainer_id], settings,
         )
         for trainer_id, workers in placed.items()
