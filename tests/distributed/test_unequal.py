@@ -32,7 +32,7 @@ UNEQUAL = ("pool.trainers=2", "pool.workers_per_trainer=2", "algorithm.updates_p
 def fix_speeds() -> None:
     """In place of measured ones, which a test cannot know: the second worker of each trainer is a third as fast."""
 
-    def counts(settings: Settings, layout: Layout, updates: int, seconds: object) -> dict[int, tuple[int, ...]]:
+    def counts(settings: Settings, layout: Layout, updates: int, *speeds: object) -> dict[int, tuple[int, ...]]:
         return {trainer: (updates, updates // 3) for trainer in layout.trainers}
 
     planning.worker_updates = counts
@@ -65,6 +65,18 @@ def test_the_mean_is_weighted_by_updates() -> None:
     outer(trainer, None)
     mean = (1.0 + 0.5 * 4.0 + 0.1 * 10.0) / 1.6
     torch.testing.assert_close(trainer.anchor, before + mean, rtol=0, atol=1e-9)
+
+
+def test_rounds_follow_the_clock() -> None:
+    """How many updates fit into the time nobody knows before; all that are taken are counted."""
+    by_clock = ("algorithm.round=seconds", "algorithm.round_seconds=0.05", "algorithm.updates_per_round=40")
+    ranks = run_ranks(train_small_pool, [0, 0], *UNEQUAL[:2], *by_clock, "budget.rounds=5")
+    records = [record for record in ranks[0]["records"] if record["round"]]
+    assert {record["updates"] for record in records if record["round"] == 1} == {5}
+    assert all(1 <= max(record["worker_updates"]) <= record["updates"] <= 40 for record in records)
+    for record in records:
+        assert record["sequences"] == record["local_batch"] * sum(record["worker_updates"])
+    assert records[-1]["pool_tokens"] == sum(record["tokens"] for record in records)
 
 
 def count_sequences(runtime: Runtime) -> dict[str, Any]:

@@ -48,6 +48,7 @@ class RoundLength(Enum):
 
     updates = "updates"
     speed = "speed"
+    seconds = "seconds"
 
 
 class InnerOptimizer(Enum):

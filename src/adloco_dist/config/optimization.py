@@ -15,15 +15,25 @@ class AlgorithmSettings:
     """pseudo_gradients: once a round, between the workers of a trainer. gradients: at every update, with
     DistributedDataParallel, one worker per rank (algorithm=ddp)."""
     updates_per_round: int = 25
-    """H: inner updates that every worker takes between two outer steps; with round=speed, the fastest."""
+    """H: inner updates that every worker takes between two outer steps; with round=speed, the fastest;
+    with round=seconds, the most that any takes."""
     round: RoundLength = RoundLength.updates
     """updates: every worker takes as many. speed: workers on a rank that was slower in the last round take fewer, so
-    that ranks do not wait for each other, and weigh less in the average."""
+    that ranks do not wait for each other, and weigh less in the average. seconds: as with speed, and as many as were
+    measured to fit into `round_seconds`."""
+    round_seconds: float | None = None
+    """Time that the inner updates of a round are to take with round=seconds, > 0; the first one takes 5 updates."""
 
     def __post_init__(self) -> None:
         updates = self.updates_per_round
         if updates < 1:
             raise SettingsError.of("algorithm.updates_per_round", updates, "must be >= 1")
+        seconds = self.round_seconds
+        if seconds is not None and not 0 < seconds < inf:
+            raise SettingsError.of("algorithm.round_seconds", seconds, "must be > 0, or null")
+        if (seconds is not None) != (self.round is RoundLength.seconds):
+            rule = "goes with algorithm.round=seconds; set both, or leave both out"
+            raise SettingsError.of("algorithm.round_seconds", "null" if seconds is None else seconds, rule)
 
     @property
     def is_data_parallel(self) -> bool:

@@ -121,6 +121,9 @@ class Settings:
         if wire.format is WireFormat.sparse and self.outer.momentum:
             rule = "keeps what it has not sent, and an outer momentum would count that twice; set outer=average"
             raise SettingsError.of("wire.format", wire.format, rule)
+        if wire.is_streaming and self.algorithm.round is RoundLength.seconds:
+            rule = "varies the updates of a round, in which wire.fragments and wire.delay_updates have fixed times"
+            raise SettingsError.of("algorithm.round", "seconds", f"{rule}; use speed, or whole averages")
         if wire.keeps_residual and self.outer.radial:
             rule = "restores lengths, which error feedback would count twice; choose one of them"
             raise SettingsError.of("outer.radial", self.outer.radial, rule)

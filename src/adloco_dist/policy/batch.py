@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from adloco_dist.config import BatchingSettings, BatchRequest, Settings, SwitchMode, Unmeasured
+from adloco_dist.config import MEASURED_REQUESTS, BatchingSettings, BatchRequest, Settings, SwitchMode, Unmeasured
 from adloco_dist.noise.requests import Request
 from adloco_dist.noise.statistics import GradientStatistics, Smoothed
 from adloco_dist.policy.request import bound_change, bound_size, staged_request, variance_test_request
@@ -58,6 +58,8 @@ class BatchInputs:
     shard_sequences: int | None = None
     """Sequences in its shard; None: not bounded by it."""
     batch_limit: int | None = None
+    effective_workers: float | None = None
+    """Equal workers that would average as much noise away as these; None: they are equal."""
 
 
 @dataclass(frozen=True)
@@ -172,8 +174,9 @@ def max_local_batch(batching: BatchingSettings, num_workers: int, shard_sequence
 
 
 def _local(batching: BatchingSettings, inputs: BatchInputs, total: float) -> int:
-    """b = ceil(B / M), within `max_local_batch`."""
-    local_batch = max(1, math.ceil(min(total, MAX_SEQUENCES) / inputs.num_workers))
+    """b = ceil(B / M), within `max_local_batch`; of what a variance test asks of unequal workers, ceil(B sum p^2)."""
+    num_workers = inputs.effective_workers if batching.request in MEASURED_REQUESTS else None
+    local_batch = max(1, math.ceil(min(total, MAX_SEQUENCES) / (num_workers or inputs.num_workers)))
     return min(local_batch, max_local_batch(batching, inputs.num_workers, inputs.shard_sequences))
 
 

@@ -63,17 +63,25 @@ def spent_fraction(settings: Settings, position: Position) -> float:
     return position.seconds / budget.seconds
 
 
-def fraction_per_update(settings: Settings, tokens_per_update: int) -> float:
-    """The share of the budget that one update spends; 0 for a budget in seconds, since no clock is read in a round."""
+def fraction_per_update(settings: Settings, tokens_per_update: int, updates: int) -> float:
+    """The share of the budget that one update spends; 0 for a budget in seconds, since no clock is read in a round.
+
+    Args:
+        updates: of the round.
+    """
     budget = settings.budget
     if budget.rounds is not None:
-        return 1 / (budget.rounds * settings.algorithm.updates_per_round)
+        return 1 / (budget.rounds * updates)
     return tokens_per_update / budget.tokens if budget.tokens is not None else 0.0
 
 
-def num_updates(settings: Settings, position: Position, tokens_per_update: int) -> int:
-    """H of the round: fewer in the last round of a budget in tokens, which a grown batch would overshoot otherwise."""
-    updates, budget = settings.algorithm.updates_per_round, settings.budget.tokens
+def num_updates(settings: Settings, position: Position, tokens_per_update: int, updates: int) -> int:
+    """H of the round: fewer in the last round of a budget in tokens, which a grown batch would overshoot otherwise.
+
+    Args:
+        updates: of other rounds.
+    """
+    budget = settings.budget.tokens
     if budget is None or position.tokens >= budget:
         return updates
     return min(updates, -(-(budget - position.tokens) // tokens_per_update))

@@ -17,7 +17,7 @@ from adloco_dist.policy.budget import (
 from adloco_dist.policy.checkpoints import CheckpointId, is_due
 from adloco_dist.policy.layout import Layout
 from adloco_dist.policy.merging import Merge, choose_merges
-from adloco_dist.policy.pace import worker_updates
+from adloco_dist.policy.pace import effective_workers, max_updates, worker_updates
 from adloco_dist.policy.plan import INTERRUPTED, NONFINITE, PlanInputs, PoolReport, RoundPlan
 from adloco_dist.policy.regrouping import Regrouping, assign_workers
 from adloco_dist.policy.replay import Trajectory
@@ -34,9 +34,13 @@ class _Pool:
     shard_sequences: Mapping[int, int]
     batch_limits: Mapping[int, int | None]
 
-    def inputs(self, trainer: int) -> BatchInputs:
+    def inputs(self, trainer: int, paces: Mapping[int, Sequence[int]] = {}) -> BatchInputs:
+        """What bounds a trainer's batch, and divides it among workers that take unequal numbers of updates."""
         return BatchInputs(
-            self.layout.num_workers(trainer), self.shard_sequences.get(trainer), self.batch_limits.get(trainer)
+            self.layout.num_workers(trainer),
+            self.shard_sequences.get(trainer),
+            self.batch_limits.get(trainer),
+            effective_workers(paces[trainer]) if trainer in paces else None,
         )
 
 
@@ -56,8 +60,10 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, r
         pool = _pool_after(settings, pool, regrouping, report.capacities)
         targets = {trainer: targets[trainer] for trainer in pool.layout.trainers}  # a survivor keeps its own
 
+    speeds = report.update_seconds
+    paces = worker_updates(settings, pool.layout, settings.algorithm.updates_per_round, speeds, {})
     batches = {
-        trainer: take(settings, pool.inputs(trainer), targets[trainer], last.batches[trainer] if last else None,
+        trainer: take(settings, pool.inputs(trainer, paces), targets[trainer], last.batches[trainer] if last else None,
                       report.batches.get(trainer, BatchReport()))
         for trainer in pool.layout.trainers
     }  # fmt: skip
@@ -66,7 +72,11 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, r
     )
     tokens_per_update = sequences_per_update * settings.data.sequence_length
 
-    updates = num_updates(settings, position, tokens_per_update)
+    growth = {
+        trainer: batch.local_batch / last.batches[trainer].local_batch for trainer, batch in batches.items() if last
+    }
+    most = max_updates(settings, pool.layout, speeds, growth)
+    updates = num_updates(settings, position, tokens_per_update, most)
     checkpoint = _checkpoint(settings, last, position, stop, report)
     every = settings.evaluation.every_rounds
     return RoundPlan(
@@ -81,9 +91,9 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, r
         shard_sequences=pool.shard_sequences,
         batches=batches,
         updates=updates,
-        worker_updates=worker_updates(settings, pool.layout, updates, report.update_seconds),
+        worker_updates=worker_updates(settings, pool.layout, updates, speeds, growth),
         progress=Progress(
-            position.tokens, tokens_per_update, fraction, fraction_per_update(settings, tokens_per_update)
+            position.tokens, tokens_per_update, fraction, fraction_per_update(settings, tokens_per_update, most)
         ),
         evaluate=every is not None and (position.rounds + 1) % every == 0,
         is_concurrent=inputs.is_concurrent,

@@ -69,7 +69,7 @@ def set_up_pool(
             rule = f"its shards are not of this pool ({type(error).__name__}: {error}); move it away, or begin a run"
             raise SettingsError(f"run.directory={settings.run.directory}: its newest checkpoint: {rule}") from error
     has_streams = any(cursor.size is None for cursor in cursors.values())
-    if settings.algorithm.round is RoundLength.speed and has_streams:
+    if settings.algorithm.round is not RoundLength.updates and has_streams:
         rule = "needs data that are read by number, and these are a stream; use updates"
         raise SettingsError.of("algorithm.round", settings.algorithm.round, rule)
     me = runtime.rank
