@@ -47,11 +47,37 @@ def test_the_check_shows_hosts_and_measures_their_link(tmp_path: Path) -> None:
         assert row[3:5] == ["eth0", host.address]
         assert abs(float(row[-1])) < 100, "they share one clock"
     (link,) = [line.split() for line in shown.splitlines() if line.lstrip().startswith("0 - 1")]
-    megabytes_per_second = float(link[-1])
+    latency, megabytes_per_second, *averages = map(float, link[3:])
+    fp32, *_, sparse = averages
+    assert fp32 == pytest.approx(400 / megabytes_per_second, rel=0.02), "of 100M parameters"
+    assert sparse < 0.01 * fp32
     # An all-reduce of two ranks sends as many bytes each way as its payload has; 100 Mbit/s are 12.5 MB/s.
     assert 6 < megabytes_per_second < 13.5
-    assert 0 < float(link[-2]) < 100
+    assert 0 < latency < 100
     assert "no differences that matter" in shown
+
+
+def test_a_dry_run_on_the_nodes_predicts_what_their_link_costs(tmp_path: Path) -> None:
+    with hosts(2, rate="10mbit") as nodes:
+        rendezvous = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{nodes[0].name}:29511"]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", *rendezvous]
+        planned = [
+            str(ROOT / "launch" / "train.py"),
+            "--dry-run",
+            *SMALL,
+            "pool.trainers=1",
+            "pool.workers_per_trainer=2",
+        ]
+        done = run_on([(host, [*torchrun, "--local-addr", host.address, *planned]) for host in nodes], tmp_path)
+    assert [code for code, _ in done] == [0, 0], "\n".join(output for _, output in done)
+    shown = "".join(output for _, output in done)
+    rows = [line.split() for line in shown[shown.index("predicted from the measured links") :].splitlines()]
+    first, second = (next(row[3::2] for row in rows if row[:2] == ["│", str(rank)]) for rank in (0, 1))
+    assert first == second
+    seconds, *shares = first[:5]
+    assert float(seconds) == pytest.approx(0.47 * 8 / 10, rel=0.4), "117,120 parameters in fp32"
+    assert [int(share.rstrip("%")) for share in shares] == sorted(int(share.rstrip("%")) for share in shares)
+    assert list(tmp_path.glob("*/runs")) == []
 
 
 def test_an_interface_that_one_host_does_not_have(tmp_path: Path) -> None:

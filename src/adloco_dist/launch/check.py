@@ -14,6 +14,8 @@ from adloco_dist.launch.nodes import add_torchrun_options, check_num_ranks, rend
 from adloco_dist.terminal import new_console, report_line, reported_wait
 from adloco_dist.text import first_difference
 
+PARAMETERS = 100_000_000
+"""Of a model for which every link's time is shown."""
 TABLE_WIDTH = 150
 """Characters of a table's line where the terminal has fewer, or is none."""
 
@@ -90,12 +92,19 @@ def show(environments: Sequence[Environment], links: Sequence[Link], backend: st
         )  # fmt: skip
     console.print(table)
     if links:
-        table = Table(box=None, pad_edge=False, title=f"all-reduce between every two nodes ({backend})")
-        for title in ("nodes", "latency ms", "MB/s"):
+        from adloco_dist.pool.averager import averagers
+
+        formats = averagers()
+        title = f"all-reduce between every two nodes ({backend}), and what an average of 100M parameters takes there"
+        table = Table(box=None, pad_edge=False, title=title)
+        for title in ("nodes", "latency ms", "MB/s", *(f"{name} s" for name in formats)):
             table.add_column(title, justify="right")
         for link in links:
             latency, rate = link.latency_seconds * 1e3, link.bytes_per_second / 1e6
-            table.add_row(" - ".join(map(str, link.nodes)), f"{latency:.2f}", f"{rate:,.1f}")
+            averages = [
+                f"{one.bytes_per_rank(PARAMETERS, 1, 2) / link.bytes_per_second:.3g}" for one in formats.values()
+            ]
+            table.add_row(" - ".join(map(str, link.nodes)), f"{latency:.2f}", f"{rate:,.1f}", *averages)
         console.print(table)
     for line in remarks(environments) or ["no differences that matter"]:
         report_line(line)

@@ -105,8 +105,10 @@ def _run(place: Place, store: Store, overrides: Sequence[str], dry_run: bool, pa
         compare_settings(control, settings)
         check_restarts_of_rank(settings)
         if dry_run:
+            runtime.heartbeat.enter("measuring links")
+            _, links = survey_cluster(runtime, settings)
             if runtime.rank == 0:
-                print_dry_run(settings, runtime.nodes, parts)
+                print_dry_run(settings, runtime.nodes, parts, links)
             return
         report_line = print_note if runtime.rank == 0 else log.info
         if has_ended(control, settings):

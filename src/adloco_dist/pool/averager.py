@@ -9,6 +9,11 @@ from adloco_dist.averaging.sparse import Sparse
 from adloco_dist.config import WireFormat, WireSettings
 
 
+def averagers() -> dict[str, Averager]:
+    """Every format with its own settings as they stand, by name."""
+    return {one.name: new_averager(WireSettings(one), torch.float32) for one in WireFormat}
+
+
 def new_averager(wire: WireSettings, dtype: torch.dtype) -> Averager:
     """How pseudo-gradients of this type travel."""
     match wire.format:

@@ -1,14 +1,17 @@
 """What a run will do, before it does: layout, memory, bytes and tokens (`--dry-run`)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from rich.table import Table
 
 from adloco_dist.averaging.group import ring_bytes_sent
+from adloco_dist.cluster.survey import Link
 from adloco_dist.config import Settings
 from adloco_dist.objective.protocol import ParameterCount
+from adloco_dist.policy.forecast import RoundForecast
 from adloco_dist.policy.layout import Layout, experiment_layout
+from adloco_dist.policy.views import Network
 from adloco_dist.pool.averager import new_averager
 from adloco_dist.pool.capacity import state_vectors
 from adloco_dist.pool.flat_model import vector_dtype
@@ -20,7 +23,12 @@ MEGA = 1e6
 TABLE_WIDTH = 120
 
 
-def print_dry_run(settings: Settings, nodes: Sequence[int], parts: Parts) -> None:
+UPDATE_SECONDS = (0.01, 0.1, 1.0, 10.0)
+"""For which utilisation is predicted."""
+GOOD_UTILISATION = 0.95
+
+
+def print_dry_run(settings: Settings, nodes: Sequence[int], parts: Parts, links: Sequence[Link] = ()) -> None:
     """Print what every rank would compute, hold and send.
 
     A model that the settings name is not built, so it may be of any size.
@@ -28,6 +36,7 @@ def print_dry_run(settings: Settings, nodes: Sequence[int], parts: Parts) -> Non
     Args:
         nodes: the node of every rank.
         parts: what would be trained on what.
+        links: between nodes, as far as they were measured.
 
     Raises:
         SettingsError: what training would refuse, but for memory.
@@ -53,6 +62,12 @@ def print_dry_run(settings: Settings, nodes: Sequence[int], parts: Parts) -> Non
     )
     console.print(_trainer_table(settings, layout, nodes, parameters.trained))
     console.print(_rank_table(settings, layout, nodes, vector_bytes))
+    network = Network(nodes, {link.nodes: link.bytes_per_second for link in links})
+    forecasts = _forecasts(settings, layout, network, parameters.trained)
+    if forecasts:
+        console.print(_utilisation_table(forecasts))
+    elif len(set(nodes)) > 1 and not links:
+        console.print("links: not measured; on the nodes, under torchrun, they are, and utilisation is predicted")
     tokens = settings.data.sequence_length * settings.batching.local_batch * settings.algorithm.updates_per_round
     workers = sum(layout.num_workers(trainer) for trainer in layout.trainers)
     console.print(
@@ -61,8 +76,6 @@ def print_dry_run(settings: Settings, nodes: Sequence[int], parts: Parts) -> Non
 
 
 def _trainer_table(settings: Settings, layout: Layout, nodes: Sequence[int], num_elements: int) -> Table:
-    dtype = vector_dtype(settings.precision)
-    averager = new_averager(settings.wire, dtype)
     table = Table(title="trainers")
     for title in (
         "trainer",
@@ -75,18 +88,55 @@ def _trainer_table(settings: Settings, layout: Layout, nodes: Sequence[int], num
         table.add_column(title, justify="right")
     for trainer in layout.trainers:
         ranks = layout.ranks(trainer)
-        if settings.algorithm.is_data_parallel:
-            sent = settings.algorithm.updates_per_round * ring_bytes_sent(num_elements * dtype.itemsize, len(ranks))
-        else:
-            sent = averager.bytes_per_rank(num_elements + 1, 1, len(ranks))
         table.add_row(
             str(trainer),
             " ".join("+".join(map(str, ranks)) for ranks in layout.workers[trainer]),
             str(layout.num_nodes(trainer, nodes)),
             "{" + ",".join(map(str, ranks)) + "}",
             str(layout.num_workers(trainer) * settings.batching.local_batch),
-            f"{sent / MEGA:,.2f}",
+            f"{_bytes_sent(settings, num_elements, len(ranks)) / MEGA:,.2f}",
         )
+    return table
+
+
+def _bytes_sent(settings: Settings, num_elements: int, num_ranks: int) -> int:
+    """What each rank of a trainer sends in a round."""
+    dtype = vector_dtype(settings.precision)
+    if settings.algorithm.is_data_parallel:
+        return settings.algorithm.updates_per_round * ring_bytes_sent(num_elements * dtype.itemsize, num_ranks)
+    return new_averager(settings.wire, dtype).bytes_per_rank(num_elements + 1, 1, num_ranks)
+
+
+def _forecasts(
+    settings: Settings, layout: Layout, network: Network, num_elements: int
+) -> dict[int, RoundForecast]:  # fmt: skip
+    """What to expect of the rounds of ranks whose trainers share a measured link, by rank."""
+    forecasts = {}
+    for rank in range(len(network.nodes)):
+        links = {trainer: network.slowest_link(layout.ranks(trainer)) for trainer in layout.trainers_on(rank)}
+        seconds = sum(
+            _bytes_sent(settings, num_elements, len(layout.ranks(trainer))) / rate
+            for trainer, rate in links.items()
+            if rate
+        )
+        workers = sum(len(layout.workers_on(rank, trainer)) for trainer in layout.trainers_on(rank))
+        if seconds:
+            wire, updates = settings.wire, settings.algorithm.updates_per_round
+            forecasts[rank] = RoundForecast(updates * workers, wire.delay_updates * workers, seconds, wire.fragments)
+    return forecasts
+
+
+def _utilisation_table(forecasts: Mapping[int, RoundForecast]) -> Table:
+    table = Table(title="share of a round in updates, predicted from the measured links, by the time of an update")
+    table.add_column("rank", justify="right")
+    table.add_column("seconds on its link", justify="right")
+    for seconds in UPDATE_SECONDS:
+        table.add_column(f"{seconds:g} s", justify="right")
+    table.add_column(f"{GOOD_UTILISATION:.0%} from", justify="right")
+    for rank, forecast in forecasts.items():
+        shares = [f"{forecast.utilisation(seconds):.0%}" for seconds in UPDATE_SECONDS]
+        enough = f"{forecast.update_seconds(GOOD_UTILISATION):.3g} s"
+        table.add_row(str(rank), f"{forecast.transfer_seconds:.3g}", *shares, enough)
     return table
 
 
