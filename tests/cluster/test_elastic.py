@@ -46,15 +46,15 @@ def wait_until(holds: Callable[[], bool], detail: Callable[[], str]) -> None:
 class Job:
     """The driver on each of two hosts, in a folder of its own, and what all of them have printed."""
 
-    def __init__(self, nodes: Sequence[Host], folder: Path) -> None:
-        self.nodes = nodes
+    def __init__(self, nodes: Sequence[Host], folder: Path, *more_settings: str) -> None:
+        self.nodes, self.settings = nodes, (*SETTINGS, *more_settings)
         self.outputs = {host: folder / host.name / "output" for host in nodes}
         self.drivers: dict[Host, subprocess.Popen[str]] = {}
 
     def start(self, host: Host) -> None:
         self.outputs[host].parent.mkdir(exist_ok=True)
         with self.outputs[host].open("a") as output:
-            line = [*command(self.nodes[0], host), *SETTINGS]
+            line = [*command(self.nodes[0], host), *self.settings]
             self.drivers[host] = host.start(line, output, cwd=self.outputs[host].parent)
 
     def everything(self) -> str:
@@ -80,7 +80,8 @@ class Job:
 
 def test_a_lost_host_costs_a_checkpoint_interval_and_is_taken_back(tmp_path: Path) -> None:
     with hosts(2) as (first, second):
-        job = Job((first, second), tmp_path)
+        travelling = ("wire=slow_link", "wire.fragments=2", "wire.delay_updates=2")
+        job = Job((first, second), tmp_path, *travelling)
         for host in job.nodes:
             job.start(host)
         job.wait_for_rounds(3)

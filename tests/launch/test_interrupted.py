@@ -65,6 +65,20 @@ def test_killed_at_any_moment_it_ends_with_the_same_weights(
     }
 
 
+def test_killed_while_averages_travel_it_ends_with_the_same_weights(tmp_path: Path) -> None:
+    travelling = ("wire=slow_link", "wire.fragments=2", "wire.delay_updates=3")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole.mkdir()
+    killed.mkdir()
+    assert run(train_command(*SETTINGS, *travelling), whole).code == 0
+    kill(killed, "1", "round 6 ", *travelling)
+    again = run(train_command(*SETTINGS, *travelling), killed)
+    assert again.code == 0, again.output
+    assert "note: resumes from run/checkpoints/" in again.output
+    assert digest(killed) == digest(whole)
+    assert rows(killed) == rows(whole)
+
+
 def test_a_lost_rank_is_started_again(undisturbed: Path, tmp_path: Path) -> None:
     code, output = kill(tmp_path, "1", "round 3 ", "--max-restarts", "2")
     assert code == 0, output
