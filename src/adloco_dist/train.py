@@ -27,6 +27,7 @@ from adloco_dist.round.steps import (
     evaluate_anchors,
     has_reached,
     inner,
+    inner_to_average,
     measure,
     mix_in,
     opening_report,
@@ -125,16 +126,21 @@ def run_round(
     inner_reports: InnerReports = {}
     outer_reports, measure_reports = completed, dict[int, MeasureReport]()
     for update in schedule.boundaries(plan.updates):
+        is_end, started = update == plan.updates, schedule.started(update)
         heartbeat.enter(f"{where}: inner phase")
-        inner_reports = together(inner_reports, inner(pool, plan, stop, update, not inner_reports, is_resumed))
+        is_first, all_come = not inner_reports, True
+        if started and not is_end and update > reached:
+            done, all_come = inner_to_average(pool, plan, report, stop, update, is_first, is_resumed)
+        else:
+            done = inner(pool, plan, stop, update, is_first, is_resumed)
+        inner_reports = together(inner_reports, done)
         heartbeat.enter(f"{where}: outer step")
         for fragment in schedule.mixed(update) if has_reached(pool, plan, update) else ():
             outer_reports = together(outer_reports, mix_in(pool, fragment))
-        is_end = update == plan.updates
-        averaged = (*schedule.started(update), 0) if is_end else schedule.started(update)
+        averaged = (*started, 0) if is_end else started
         if not averaged or update <= reached:
             continue
-        if not all_there(pool, plan, update, report):
+        if not all_come or (is_end and not all_there(pool, plan, update, report)()):
             return False
         if is_end:
             measure_reports = measure(pool, plan)

@@ -3,6 +3,7 @@
 import json
 import time
 import zlib
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -25,6 +26,7 @@ class ControlPlane:
         self._group = group
         self.rank = dist.get_rank(group)
         self.world_size = dist.get_world_size(group)
+        self._work: dist.Work | None = None
         self.bytes_sent = 0
         """Payload bytes that this rank has sent to others so far."""
 
@@ -68,12 +70,19 @@ class ControlPlane:
         messages = self.gather(message)
         return self.broadcast({"all": messages} if self.rank == 0 else None)["all"]
 
-    def all(self, flag: bool) -> bool:
-        """Whether every rank's flag is true, on every rank."""
+    def start_all(self, flag: bool) -> Callable[[], bool]:
+        """Ask whether every rank's flag is true; what is returned blocks until all have asked, and has the answer."""
         answer = torch.tensor(int(flag))
-        dist.all_reduce(answer, dist.ReduceOp.MIN, group=self._group)
+        # Kept as long as the group: gloo's threads must not be the last to hold it (docs/lab-notes.md).
+        self._work = work = dist.all_reduce(answer, dist.ReduceOp.MIN, group=self._group, async_op=True)
         self.bytes_sent += 2 * (self.world_size - 1) * answer.nbytes // self.world_size
-        return bool(answer)
+
+        def wait() -> bool:
+            assert work is not None
+            work.wait()
+            return bool(answer)
+
+        return wait
 
     def clock_offset_seconds(self) -> float:
         """How far this rank's clock is ahead of rank 0's.

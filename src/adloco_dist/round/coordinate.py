@@ -74,16 +74,23 @@ def coordinate(
     return plan, next_report
 
 
-def all_complete(control: ControlPlane, report: RankReport, is_complete: bool) -> bool:
-    """Whether all ranks have finished the inner phase, before any enters a collective of the outer step.
+def ask_all(control: ControlPlane, report: RankReport, is_coming: bool) -> Callable[[], bool]:
+    """Ask whether all ranks are coming, before any enters a collective of the outer step.
 
     Args:
-        report: the cost of the exchange is added to it.
+        report: the cost of the exchange is added to it, of waiting when the answer is asked for.
     """
-    start, sent = time.perf_counter(), control.bytes_sent
-    answer = control.all(is_complete)
-    _add_cost(report, control, start, sent)
-    return answer
+    sent = control.bytes_sent
+    answered = control.start_all(is_coming)
+    report.control_bytes_sent += control.bytes_sent - sent
+
+    def wait() -> bool:
+        start = time.perf_counter()
+        answer = answered()
+        report.control_seconds += time.perf_counter() - start
+        return answer
+
+    return wait
 
 
 def exchange_all(control: ControlPlane, report: RankReport, value: Any) -> list[Any]:

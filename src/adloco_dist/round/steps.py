@@ -3,6 +3,7 @@
 Every step goes through the trainers in ascending order: the order of all their collectives.
 """
 
+from collections.abc import Callable
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -22,7 +23,7 @@ from adloco_dist.policy.report import (
     TrainerReport,
 )
 from adloco_dist.pool.timing import timed
-from adloco_dist.round.coordinate import all_complete, exchange_all, exchange_ends
+from adloco_dist.round.coordinate import ask_all, exchange_all, exchange_ends
 from adloco_dist.round.evaluate import evaluate, part_of
 from adloco_dist.round.inner import InnerPhase
 from adloco_dist.round.local_pool import LocalPool, round_ends
@@ -50,6 +51,23 @@ def inner(
     return phase.run(list(pool.trainers.values()), pool.slots, pool.offload, until)
 
 
+def inner_to_average(
+    pool: LocalPool, plan: RoundPlan, report: RankReport, stop: StopRequest, until: int, is_first: bool,
+    is_resumed: bool,
+) -> tuple[dict[int, InnerReport], bool]:  # fmt: skip
+    """As `inner`, up to an average in the middle of a round; and whether all ranks come to it. Collective.
+
+    Ranks tell each other before the last update, which they take in any case then: by its end they have heard, and
+    nobody waits who is less than an update ahead.
+    """
+    told_at = max(until - 1, 1)
+    done = inner(pool, plan, stop, told_at, is_first, is_resumed)
+    all_come = all_there(pool, plan, told_at, report)
+    if has_reached(pool, plan, told_at):
+        done = together(done, inner(pool, plan, StopRequest(), until, False, is_resumed))
+    return done, all_come()
+
+
 def together(earlier: dict[int, _Report], later: dict[int, _Report]) -> dict[int, _Report]:
     """The reports of steps that followed one another in a round, added up, by trainer."""
     return {**earlier, **{key: earlier[key] + value if key in earlier else value for key, value in later.items()}}
@@ -65,13 +83,16 @@ def reached_by_all(pool: LocalPool, plan: RoundPlan, report: RankReport) -> int:
     return min(exchange_all(pool.runtime.control, report, max(boundaries, default=0)))
 
 
-def all_there(pool: LocalPool, plan: RoundPlan, until: int, report: RankReport) -> bool:
-    """Whether the workers of all ranks have taken so many updates of the round, or their share of them. Collective.
+def all_there(pool: LocalPool, plan: RoundPlan, until: int, report: RankReport) -> Callable[[], bool]:
+    """Ask whether the workers of all ranks have taken so many updates of the round, or their share of them. Collective.
 
     Args:
         report: the cost of the exchange is added to it.
+
+    Returns:
+        What waits for the others, and has the answer.
     """
-    return all_complete(pool.runtime.control, report, has_reached(pool, plan, until))
+    return ask_all(pool.runtime.control, report, has_reached(pool, plan, until))
 
 
 def has_reached(pool: LocalPool, plan: RoundPlan, update: int) -> bool:
