@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from adloco_dist.averaging.background import Background
 from adloco_dist.averaging.codecs import BFloat16, WholeNumbers
 from adloco_dist.averaging.group import Group, group_of
 from adloco_dist.averaging.quantized import Quantized
+from adloco_dist.averaging.schedule import FragmentSchedule
 from adloco_dist.averaging.sparse import Sparse
 from adloco_dist.config.compose import compose
 from adloco_dist.data.encoding import Vocabulary
@@ -51,19 +53,43 @@ def averages(group: Group, num_elements: int, repetitions: int) -> dict[str, Any
     return found
 
 
+def scheduled(group: Group, num_elements: int, repetitions: int) -> dict[str, Any]:
+    """Seconds of the updates of a round of `small`, without averages and with those of wire=slow_link, in turn.
+
+    Time in which a rank waits for an average is not counted: it is what exposed_* measures.
+    """
+    update, schedule = _new_update(), FragmentSchedule(25, fragments=4, delay_updates=5)
+    payload = torch.randn(num_elements // schedule.fragments + 1) * 1e-3
+
+    def take_round(averages: bool) -> float:
+        dist.barrier()
+        seconds, under_way = 0.0, None
+        for number in range(1, schedule.updates_per_round + 1):
+            seconds += _seconds(update)
+            if averages and under_way and schedule.mixed(number):
+                under_way.wait()
+                under_way = None
+            if averages and (schedule.started(number) or number == 1):  # the last round's first fragment
+                call = partial(AVERAGERS["int4"].all_reduce, payload, 1, group, None)
+                under_way = Background(call, CPU).begin()
+        return seconds
+
+    take_round(averages=True)
+    found: dict[str, Any] = {"alone": [], "beside": []}
+    for _ in range(repetitions):
+        found["alone"].append(take_round(averages=False))
+        found["beside"].append(take_round(averages=True))
+    return found
+
+
 def overlap(group: Group, num_elements: int, repetitions: int) -> dict[str, Any]:
     """Seconds of five updates of `small`, alone and with averages under way, in turn."""
-    settings = compose(["model=small", "data.sequence_length=128"])
-    module = LanguageObjective.fitted(settings, Vocabulary(4096)).build(CPU, in_bf16=False)
-    optimizer = torch.optim.AdamW(module.parameters(), fused=True)
-    tokens = torch.randint(4096, (4, 128))
+    update = _new_update()
     payload = torch.randn(num_elements + 1) * 1e-3
 
     def updates() -> None:
         for _ in range(5):
-            module(input_ids=tokens, labels=tokens).loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            update()
 
     def beside() -> None:
         # As many as take longer than the updates; what is left of them is not counted.
@@ -91,6 +117,21 @@ def overlap(group: Group, num_elements: int, repetitions: int) -> dict[str, Any]
     return found
 
 
+def _new_update() -> Callable[[], None]:
+    """An update of `small` on 4 sequences of 128 tokens."""
+    settings = compose(["model=small", "data.sequence_length=128"])
+    module = LanguageObjective.fitted(settings, Vocabulary(4096)).build(CPU, in_bf16=False)
+    optimizer = torch.optim.AdamW(module.parameters(), fused=True)
+    tokens = torch.randint(4096, (4, 128))
+
+    def update() -> None:
+        module(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return update
+
+
 def _seconds(action: Callable[[], object]) -> float:
     start = time.perf_counter()
     action()
@@ -110,7 +151,9 @@ def main() -> None:
     dist.init_process_group("gloo", store=store, rank=int(rank), world_size=2)
     group = group_of(None, CPU, 600)
     assert group is not None
-    found = {"averages": averages, "overlap": overlap}[part](group, int(num_elements), int(repetitions))
+    found = {"averages": averages, "overlap": overlap, "scheduled": scheduled}[part](
+        group, int(num_elements), int(repetitions)
+    )
     if rank == "0":
         print(json.dumps(found))
     dist.barrier()
