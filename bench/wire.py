@@ -6,6 +6,8 @@ exposed: the launcher on two hosts, `small`, H 25, batch 4 x 128, and on four wi
     wire=fp32 on unshaped links. All sides of one link are run in turn.
 averages: `Averager.all_reduce` of 41 MB between two hosts, all formats in turn. bytes_* are what the kernel has counted
     on the link over what it has counted for fp32, *_over_its_bytes the time over what the link needs for those bytes.
+nodes: int4 averages of 41 MB at 100 Mbit/s between two hosts of two ranks each, inside of hosts first over among all:
+    inside_first_seconds, and inside_first_bytes of a host.
 overlap: overlap_costs is tokens per second of a round's updates of `small` with the averages of slow_link under way at
     100 Mbit/s, over that without any, rounds of both in turn; *_busy_* the same where the link is busy all the time
     with int4 averages, one after the other.
@@ -17,6 +19,7 @@ loss: validation loss of `tiny` after equal tokens of real text over that of wir
 
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -68,7 +71,7 @@ def main() -> None:
     parser.add_argument("--only", choices=parts, action="append", help="leave the others out")
     options = parser.parse_args()
     chosen = options.only or [part for part in parts if part != "loss"]
-    if set(chosen) & {"averages", "overlap", "unequal", "exposed"} and (reason := why_unavailable()):
+    if set(chosen) & {"averages", "nodes", "overlap", "unequal", "exposed"} and (reason := why_unavailable()):
         sys.exit(f"no hosts on this machine: {reason}")
     figures: Figures = {}
     rows: Rows = []
@@ -109,6 +112,16 @@ def averages(quick: bool) -> tuple[Figures, Rows]:
     return figures, rows
 
 
+def nodes(quick: bool) -> tuple[Figures, Rows]:
+    found = _on_hosts("nodes", "100mbit", 2 if quick else 6, ranks_per_host=2)
+    ratios = {
+        unit: median_ratio(*([one[unit] for one in found[side]] for side in ("inside_first", "flat")))
+        for unit in ("seconds", "bytes")
+    }
+    figures = {f"inside_first_{unit}": ratio for unit, ratio in ratios.items()}
+    return figures, [[f"int4 {side}, s", *spread([one["seconds"] for one in times])] for side, times in found.items()]
+
+
 def overlap(quick: bool) -> tuple[Figures, Rows]:
     figures: Figures = {}
     rows: Rows = []
@@ -124,12 +137,18 @@ def overlap(quick: bool) -> tuple[Figures, Rows]:
     return figures, rows
 
 
-def _on_hosts(part: str, link: str, repetitions: int) -> dict[str, Any]:
+def _on_hosts(part: str, link: str, repetitions: int, ranks_per_host: int = 1) -> dict[str, Any]:
     """What rank 0 of bench/wire_rank.py has measured, on two hosts."""
     script = str(ROOT / "bench" / "wire_rank.py")
     with hosts(2, link) as made, tempfile.TemporaryDirectory() as folder:
-        arguments = [made[0].address, part, str(NUM_ELEMENTS), str(repetitions)]
-        commands = [(host, [*_on_core(i), sys.executable, script, str(i), *arguments]) for i, host in enumerate(made)]
+        arguments = [str(2 * ranks_per_host), made[0].address, part, str(NUM_ELEMENTS), str(repetitions)]
+
+        def on_host(place: int) -> list[str]:
+            ranks = range(place * ranks_per_host, (place + 1) * ranks_per_host)
+            each = [[*_on_core(rank), sys.executable, script, str(rank), *arguments] for rank in ranks]
+            return ["sh", "-c", f"{' & '.join(map(shlex.join, each))}; wait"]
+
+        commands = [(host, on_host(place)) for place, host in enumerate(made)]
         (code, output), *_ = run_on(commands, Path(folder))
         assert code == 0, output
         return json.loads(output.splitlines()[-1])
@@ -236,7 +255,8 @@ def _train(overrides: Sequence[str]) -> None:
 
 
 PARTS = {
-    "codec": codec, "averages": averages, "overlap": overlap, "unequal": unequal, "exposed": exposed, "loss": loss,
+    "codec": codec, "averages": averages, "nodes": nodes, "overlap": overlap, "unequal": unequal,
+    "exposed": exposed, "loss": loss,
 }  # fmt: skip
 
 

@@ -1,11 +1,11 @@
-"""One of the two ranks of bench/wire.py: what averages between them take; rank 0 prints it as JSON."""
+"""A rank of bench/wire.py on one of two hosts: what averages between them take; rank 0 prints it as JSON."""
 
 import json
 import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from adloco_dist.averaging.averager import Averager, FullPrecision
 from adloco_dist.averaging.background import Background
 from adloco_dist.averaging.codecs import BFloat16, WholeNumbers
 from adloco_dist.averaging.group import Group, group_of
+from adloco_dist.averaging.inside_first import InsideFirst
 from adloco_dist.averaging.quantized import Quantized
 from adloco_dist.averaging.schedule import FragmentSchedule
 from adloco_dist.averaging.sparse import Sparse
@@ -38,11 +39,16 @@ CPU = torch.device("cpu")
 
 def averages(group: Group, num_elements: int, repetitions: int) -> dict[str, Any]:
     """Seconds and bytes of every format, in turn."""
-    payload = torch.randn(num_elements + 1) * 1e-3
-    residual = torch.zeros(num_elements)
-    found: dict[str, Any] = {name: [] for name in AVERAGERS}
+    return _in_turn(AVERAGERS, torch.randn(num_elements + 1) * 1e-3, group, repetitions)
+
+
+def _in_turn(
+    averagers: Mapping[str, Averager], payload: torch.Tensor, group: Group, repetitions: int
+) -> dict[str, Any]:  # fmt: skip
+    residual = torch.zeros(len(payload) - 1)
+    found: dict[str, Any] = {name: [] for name in averagers}
     for number in range(repetitions + 1):
-        for name, averager in AVERAGERS.items():
+        for name, averager in averagers.items():
             dist.barrier()
             before, start = _bytes_sent(), time.perf_counter()
             averager.all_reduce(payload, 1, group, residual if averager.keeps_residual else None)
@@ -51,6 +57,14 @@ def averages(group: Group, num_elements: int, repetitions: int) -> dict[str, Any
             if number:
                 found[name].append({"seconds": seconds, "bytes": _bytes_sent() - before})
     return found
+
+
+def nodes(group: Group, num_elements: int, repetitions: int) -> dict[str, Any]:
+    """Seconds and bytes of int4 among all ranks, and inside of hosts first, in turn; half of the ranks on each."""
+    payload = torch.randn(num_elements + 1) * 1e-3
+    flat = Quantized(WholeNumbers(4))
+    halves = tuple(2 * rank // len(group.ranks) for rank in group.ranks)
+    return _in_turn({"flat": flat, "inside_first": InsideFirst(flat, halves)}, payload, group, repetitions)
 
 
 def scheduled(group: Group, num_elements: int, repetitions: int) -> dict[str, Any]:
@@ -143,17 +157,16 @@ def _bytes_sent() -> int:
 
 
 def main() -> None:
-    rank, master, part, num_elements, repetitions = sys.argv[1:]
+    rank, num_ranks, master, part, num_elements, repetitions = sys.argv[1:]
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
     torch.set_num_threads(1)
     torch.manual_seed(int(rank))
-    store = TCPStore(master, 29512, 2, rank == "0", timeout=timedelta(seconds=60))
-    dist.init_process_group("gloo", store=store, rank=int(rank), world_size=2)
+    store = TCPStore(master, 29512, int(num_ranks), rank == "0", timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", store=store, rank=int(rank), world_size=int(num_ranks))
     group = group_of(None, CPU, 600)
     assert group is not None
-    found = {"averages": averages, "overlap": overlap, "scheduled": scheduled}[part](
-        group, int(num_elements), int(repetitions)
-    )
+    parts = {"averages": averages, "nodes": nodes, "overlap": overlap, "scheduled": scheduled}
+    found = parts[part](group, int(num_elements), int(repetitions))
     if rank == "0":
         print(json.dumps(found))
     dist.barrier()

@@ -9,18 +9,19 @@ import torch.distributed as dist
 from adloco_dist.averaging.averager import Averager, FullPrecision
 from adloco_dist.averaging.codecs import BFloat16, WholeNumbers
 from adloco_dist.averaging.group import group_of
+from adloco_dist.averaging.inside_first import InsideFirst
 from adloco_dist.averaging.quantized import Quantized
 from adloco_dist.averaging.sparse import Sparse
 from adloco_dist.cluster.runtime import Runtime
 from helpers.plain import on_ranks
 
-AVERAGERS: dict[str, Averager] = {
-    "fp32": FullPrecision(),
+IN_FEW_BITS: dict[str, Quantized | Sparse] = {
     "bf16": Quantized(BFloat16()),
     "int8": Quantized(WholeNumbers(8)),
     "int4": Quantized(WholeNumbers(4)),
     "sparse": Sparse(0.1, keeps_residual=False),
 }
+AVERAGERS: dict[str, Averager] = {"fp32": FullPrecision(), **IN_FEW_BITS}
 ERRORS = {"fp32": 1e-6, "bf16": 2**-7, "int8": 0.01, "int4": 0.2, "sparse": 1.0}
 """Of the sum, over the largest of its elements: both roundings of every rank's part."""
 
@@ -68,6 +69,39 @@ def feed_back(runtime: Runtime, name: str) -> dict[str, Any]:
     return {"sums": sums, "sent": sent, "kept": kept}
 
 
+def sum_inside_first(runtime: Runtime, name: str, nodes: tuple[int, ...], length: int) -> dict[str, Any]:
+    group = group_of(None, torch.device("cpu"), 60)
+    assert group is not None
+    averager = InsideFirst(IN_FEW_BITS[name], nodes)
+    mine = payload(runtime.rank, length)
+    residual = torch.zeros(length) if name == "sparse" else None
+    return {"total": averager.all_reduce(mine, 2, group, residual).clone(), "residual": residual}
+
+
+@pytest.mark.parametrize("nodes", [(0, 0, 1, 1), (0, 1, 1), (0, 1, 0, 1, 0), (0, 0, 1, 2, 2)])
+@pytest.mark.parametrize("name", ["bf16", "int4", "sparse"])
+def test_sums_inside_of_nodes_first_are_near_the_sum_in_the_same_bits(name: str, nodes: tuple[int, ...]) -> None:
+    length, count = 1001, len(nodes)
+    ranks = on_ranks(sum_inside_first, count, name, nodes, length)
+    exact = torch.stack([payload(rank, length) for rank in range(count)]).sum(0)
+    for rank in ranks:
+        assert torch.equal(rank["total"], ranks[0]["total"])
+        torch.testing.assert_close(rank["total"][-2:], exact[-2:])
+    if name == "sparse":  # what was sent and what is kept, of all ranks, is what there was
+        kept = torch.stack([rank["residual"] for rank in ranks]).sum(0)
+        torch.testing.assert_close(ranks[0]["total"][:-2] + kept, exact[:-2], rtol=0, atol=1e-4)
+    else:
+        torch.testing.assert_close(ranks[0]["total"], exact, rtol=0, atol=ERRORS[name] * float(exact.abs().max()))
+
+
+def test_several_ranks_of_a_node_send_no_more_to_others_than_one_would() -> None:
+    flat = IN_FEW_BITS["int4"]
+    inside = InsideFirst(flat, (0,) * 8 + (1,) * 8)
+    alone = flat.bytes_per_rank(8_000_001, 1, (0, 8))
+    between = inside.bytes_per_rank(8_000_001, 1, range(16)) - 4 * 1_000_000 * (7 + 7)
+    assert 8 * between == pytest.approx(alone, rel=0.01), "each of eight ranks sends an eighth"
+
+
 @pytest.mark.parametrize(("name", "tolerance"), [("sparse", 1e-4), ("int8", 0.3), ("int4", 5.0)])
 def test_what_was_sent_and_what_is_kept_is_what_there_was(name: str, tolerance: float) -> None:
     """Sparse sums are sent as they are; whole numbers are rounded a second time, in the sum, which nobody keeps."""
@@ -80,10 +114,10 @@ def test_what_was_sent_and_what_is_kept_is_what_there_was(name: str, tolerance: 
     ("name", "share"), [("bf16", 0.5), ("int8", 0.26), ("int4", 0.135), ("sparse", 0.08)]
 )  # fmt: skip
 def test_bytes_are_what_the_format_takes(name: str, share: float) -> None:
-    exact = AVERAGERS["fp32"].bytes_per_rank(1_000_001, 1, 2)
+    exact = AVERAGERS["fp32"].bytes_per_rank(1_000_001, 1, (0, 1))
     assert exact == 4_000_004
-    assert AVERAGERS[name].bytes_per_rank(1_000_001, 1, 2) <= share * exact + 1000
-    assert Sparse().bytes_per_rank(1_000_001, 1, 2) <= 0.02 * exact
+    assert AVERAGERS[name].bytes_per_rank(1_000_001, 1, (0, 1)) <= share * exact + 1000
+    assert Sparse().bytes_per_rank(1_000_001, 1, (0, 1)) <= 0.02 * exact
 
 
 def test_settings_are_what_ranks_compare() -> None:

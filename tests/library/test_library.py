@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -91,8 +91,8 @@ class HalfPrecision:
         payload[:-num_exact] = torch.stack(codes).float().sum(0)
         return payload
 
-    def bytes_per_rank(self, num_elements: int, num_exact: int, num_ranks: int) -> int:
-        return 2 * num_elements * (num_ranks - 1)
+    def bytes_per_rank(self, num_elements: int, num_exact: int, ranks: Sequence[int]) -> int:
+        return 2 * num_elements * (len(ranks) - 1)
 
 
 def train_compressed(runtime: Runtime, is_compressed: bool) -> dict[str, Any]:

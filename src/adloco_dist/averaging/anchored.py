@@ -123,7 +123,7 @@ class AnchoredWorker:
 
         num_ranks, num_exact = len(group.ranks), len(payload) - fragment.num_elements
         bytes_sent = ring_bytes_sent(buffers.nbytes, num_ranks)
-        bytes_sent += self._averager.bytes_per_rank(len(payload), num_exact, num_ranks)
+        bytes_sent += self._averager.bytes_per_rank(len(payload), num_exact, group.ranks)
         under_way = Background(average, payload.device).begin() if is_delayed else average()
         self._under_way = _UnderWay(fragment, under_way, buffers, bytes_sent)
 

@@ -1,5 +1,6 @@
 """How sums of pseudo-gradients travel between ranks. A new way is one further file."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -23,14 +24,14 @@ class Averager(Protocol):
     def all_reduce(
         self, payload: torch.Tensor, num_exact: int, group: Group, residual: torch.Tensor | None
     ) -> torch.Tensor:
-        """The sum over the ranks of `group`. Collective; blocks.
+        """The sum over the ranks of `group`, which bring payloads of one length. Collective; blocks.
 
         It may run in a thread of its own, and then on a stream of its own, while updates are computed.
 
         Args:
             payload: (num_elements,), on the group's device: a sum of pseudo-gradients of this rank's workers, and
                 what has to arrive exactly. It is overwritten.
-            num_exact: elements at the payload's end that are summed as they are.
+            num_exact: elements at the payload's end that are summed as they are; may be 0.
             residual: (num_elements - num_exact,), zeros at first; what this rank has not sent of earlier payloads,
                 and afterwards of this one. None where none is kept.
 
@@ -43,8 +44,8 @@ class Averager(Protocol):
         """
         ...
 
-    def bytes_per_rank(self, num_elements: int, num_exact: int, num_ranks: int) -> int:
-        """Bytes that each of `num_ranks` ranks sends for one payload."""
+    def bytes_per_rank(self, num_elements: int, num_exact: int, ranks: Sequence[int]) -> int:
+        """Bytes that each of these ranks sends for one payload; the most of them, where some send less."""
         ...
 
 
@@ -65,5 +66,5 @@ class FullPrecision:
         group.all_reduce(payload)
         return payload
 
-    def bytes_per_rank(self, num_elements: int, num_exact: int, num_ranks: int) -> int:
-        return ring_bytes_sent(num_elements * self.dtype.itemsize, num_ranks)
+    def bytes_per_rank(self, num_elements: int, num_exact: int, ranks: Sequence[int]) -> int:
+        return ring_bytes_sent(num_elements * self.dtype.itemsize, len(ranks))

@@ -155,18 +155,37 @@ class Group:
         return received
 
     def _exchange(self, sent: Sequence[torch.Tensor], received: torch.Tensor) -> None:
-        """Send every other rank its tensor, and fill its row of `received`.
+        """Send every other rank its tensor, and fill its row of `received`."""
+        size, place = len(self.ranks), self.index
+        from_places, to_places = ([(place + sign * step) % size for step in range(1, size)] for sign in (-1, 1))
+        self.send_and_receive(
+            [(self.ranks[i], sent[i]) for i in to_places], [(self.ranks[i], received[i]) for i in from_places]
+        )
+
+    def send_and_receive(
+        self, sent: Sequence[tuple[int, torch.Tensor]], received: Sequence[tuple[int, torch.Tensor]]
+    ) -> None:
+        """Send tensors to ranks of the group, and fill others with what ranks of it send; not collective.
 
         Receives are posted before sends: gloo tells the sender that there is room over the same connection, where it
         would wait behind what this rank sends, and both directions would take turns (docs/lab-notes.md).
         """
         self.connect()
-        size, place, group = len(self.ranks), self.index, self.process_group
-        from_places, to_places = ([(place + sign * step) % size for step in range(1, size)] for sign in (-1, 1))
-        operations = [dist.P2POp(dist.irecv, received[i], self.ranks[i], group) for i in from_places]
-        operations += [dist.P2POp(dist.isend, sent[i], self.ranks[i], group) for i in to_places]
+        operations = [dist.P2POp(dist.irecv, tensor, rank, self.process_group) for rank, tensor in received]
+        operations += [dist.P2POp(dist.isend, tensor, rank, self.process_group) for rank, tensor in sent]
+        if not operations:
+            return
         for pending in [self._pending(work) for work in dist.batch_isend_irecv(operations)]:
             pending.wait()
+
+    def among(self, ranks: RankSet) -> "Group":
+        """Some ranks of the group, who send to and receive from each other alone; collectives stay the whole group's.
+
+        This group has connected them.
+        """
+        some = Group(ranks, self.process_group, self._device, self._timeout.total_seconds(), self._connect_seconds)
+        some._is_connected = True
+        return some
 
     def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Every rank's tensor, in the order of `ranks`, on the lowest of them; an empty list on the others.

@@ -4,6 +4,7 @@ Quantise, all-to-all, sum, quantise, all-gather: the recipe of torchft's fp8 all
 Whole numbers of 8 or 4 bits need no error feedback (Streaming DiLoCo, 2501.18512, trains 4B parameters with 4 bits).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,7 +28,7 @@ class Quantized:
         self, payload: torch.Tensor, num_exact: int, group: Group, residual: torch.Tensor | None
     ) -> torch.Tensor:
         values, exact = payload.split([len(payload) - num_exact, num_exact])
-        pending = group.start_all_reduce(exact)
+        pending = group.start_all_reduce(exact) if num_exact else None
         slices = values.split(_slice_blocks(len(values), len(group.ranks)) * BLOCK)
         received = group.exchange_parts(self._encoded(values, len(group.ranks), residual))
         mine = group.index
@@ -37,10 +38,12 @@ class Quantized:
         encode(self.codec, total, received[0])
         for message, part in zip(group.all_gather(received[0]), slices, strict=False):
             decode_into(self.codec, message, part)
-        pending.wait()
+        if pending:
+            pending.wait()
         return payload
 
-    def bytes_per_rank(self, num_elements: int, num_exact: int, num_ranks: int) -> int:
+    def bytes_per_rank(self, num_elements: int, num_exact: int, ranks: Sequence[int]) -> int:
+        num_ranks = len(ranks)
         message = _slice_blocks(num_elements - num_exact, num_ranks) * self.codec.block_bytes
         return 2 * (num_ranks - 1) * message + ring_bytes_sent(4 * num_exact, num_ranks)
 

@@ -4,6 +4,7 @@ Of every chunk of 4,096 elements the largest travel: 12 bits for the place of ea
 that is 0.23 bits for each element of the vector. What has not been sent stays in the residual, which decays.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 
@@ -52,18 +53,21 @@ class Sparse:
         self, payload: torch.Tensor, num_exact: int, group: Group, residual: torch.Tensor | None
     ) -> torch.Tensor:
         values, exact = payload.split([len(payload) - num_exact, num_exact])
-        pending = group.start_all_reduce(exact)
+        pending = group.start_all_reduce(exact) if num_exact else None
+        present = values
         if residual is not None:
             values = residual.mul_(self.decay).add_(values)
         message = self.encode(values)
         received = group.all_gather(message)
         if residual is not None:
             residual.sub_(self._sum(message.unsqueeze(0), residual))
-        payload[:-num_exact] = self._sum(received, payload[:-num_exact])
-        pending.wait()
+        present.copy_(self._sum(received, present))
+        if pending:
+            pending.wait()
         return payload
 
-    def bytes_per_rank(self, num_elements: int, num_exact: int, num_ranks: int) -> int:
+    def bytes_per_rank(self, num_elements: int, num_exact: int, ranks: Sequence[int]) -> int:
+        num_ranks = len(ranks)
         num_chunks = -(-(num_elements - num_exact) // CHUNK)
         return (num_ranks - 1) * num_chunks * self.chunk_bytes + ring_bytes_sent(4 * num_exact, num_ranks)
 

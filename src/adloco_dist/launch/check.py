@@ -102,7 +102,7 @@ def show(environments: Sequence[Environment], links: Sequence[Link], backend: st
         for link in links:
             latency, rate = link.latency_seconds * 1e3, link.bytes_per_second / 1e6
             averages = [
-                f"{one.bytes_per_rank(PARAMETERS, 1, 2) / link.bytes_per_second:.3g}" for one in formats.values()
+                f"{one.bytes_per_rank(PARAMETERS, 1, (0, 1)) / link.bytes_per_second:.3g}" for one in formats.values()
             ]
             table.add_row(" - ".join(map(str, link.nodes)), f"{latency:.2f}", f"{rate:,.1f}", *averages)
         console.print(table)

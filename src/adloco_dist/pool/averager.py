@@ -1,9 +1,12 @@
 """The averager that the settings name."""
 
+from collections.abc import Sequence
+
 import torch
 
 from adloco_dist.averaging.averager import Averager, FullPrecision
 from adloco_dist.averaging.codecs import BFloat16, WholeNumbers
+from adloco_dist.averaging.inside_first import InsideFirst
 from adloco_dist.averaging.quantized import Quantized
 from adloco_dist.averaging.sparse import Sparse
 from adloco_dist.config import WireFormat, WireSettings
@@ -11,11 +14,22 @@ from adloco_dist.config import WireFormat, WireSettings
 
 def averagers() -> dict[str, Averager]:
     """Every format with its own settings as they stand, by name."""
-    return {one.name: new_averager(WireSettings(one), torch.float32) for one in WireFormat}
+    return {one.name: _by_format(WireSettings(one), torch.float32) for one in WireFormat}
 
 
-def new_averager(wire: WireSettings, dtype: torch.dtype) -> Averager:
-    """How pseudo-gradients of this type travel."""
+def new_averager(wire: WireSettings, dtype: torch.dtype, nodes: Sequence[int]) -> Averager:
+    """How pseudo-gradients of this type travel; as they are inside of a node, before they travel to others in few bits.
+
+    Args:
+        nodes: the node of every rank.
+    """
+    averager = _by_format(wire, dtype)
+    if isinstance(averager, FullPrecision) or len(set(nodes)) == len(nodes):
+        return averager
+    return InsideFirst(averager, tuple(nodes))
+
+
+def _by_format(wire: WireSettings, dtype: torch.dtype) -> FullPrecision | Quantized | Sparse:
     match wire.format:
         case WireFormat.fp32:
             return FullPrecision(dtype)

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import torch
 
+from adloco_dist.averaging.averager import Averager
 from adloco_dist.averaging.background import Background
 from adloco_dist.averaging.checks import checksum
 from adloco_dist.averaging.fragments import fragments_of, packed_part
 from adloco_dist.averaging.outer import OuterSGD
 from adloco_dist.config import OuterState, Settings
 from adloco_dist.data.protocols import Cursor
-from adloco_dist.pool.averager import new_averager
 from adloco_dist.pool.flat_model import FlatModel, new_outer_vector
 from adloco_dist.pool.worker import Worker
 
@@ -41,7 +41,7 @@ class Trainer:
 
     def __init__(
         self, trainer_id: int, workers: list[Worker], initial_weights: torch.Tensor, flat_model: FlatModel,
-        cursor: Cursor, settings: Settings,
+        cursor: Cursor, settings: Settings, averager: Averager,
     ) -> None:  # fmt: skip
         self.id = trainer_id
         self.workers = workers
@@ -52,7 +52,7 @@ class Trainer:
             outer.lr, outer.momentum, outer.nesterov, outer.clip_norm, outer.radial, outer.outlier_deviations,
             outer.outlier_rounds,
         )  # fmt: skip
-        self.averager = new_averager(settings.wire, initial_weights.dtype)
+        self.averager = averager
         self.fragments = fragments_of(flat_model.parameter_layout, settings.wire.fragments)
         self.residual = torch.zeros_like(initial_weights) if self.averager.keeps_residual else None
         self.under_way: UnderWay | None = None

@@ -71,7 +71,7 @@ def start(trainer: Trainer, group: Group | None, fragment: int, is_delayed: bool
         trainer.under_way = UnderWay(fragment, average)
     else:
         trainer.under_way = UnderWay(fragment, averager.all_reduce(payload, num_exact, group, residual))
-    num_bytes = averager.bytes_per_rank(len(payload), num_exact, len(group.ranks))
+    num_bytes = averager.bytes_per_rank(len(payload), num_exact, group.ranks)
     return replace(left_out, bytes_sent={"outer": num_bytes})
 
 

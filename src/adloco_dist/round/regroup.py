@@ -10,6 +10,7 @@ from adloco_dist.policy.layout import Layout
 from adloco_dist.policy.plan import RoundPlan
 from adloco_dist.policy.regrouping import Regrouping, transfers
 from adloco_dist.policy.report import MergeReport
+from adloco_dist.pool.averager import new_averager
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.pool.worker import Worker
 from adloco_dist.round.local_pool import LocalPool, probe_in_turn, set_up_estimators
@@ -47,7 +48,15 @@ def _bring_together(pool: LocalPool, before: Layout, plan: RoundPlan, regrouping
     broken = {trainer_id for trainer_id, trainer in old.items() if not trainer.is_finite}
     pool.trainers = {
         trainer_id: old.get(trainer_id)
-        or Trainer(trainer_id, [], pool.flat_model.gradient, pool.flat_model, pool.cursors[trainer_id], pool.settings)
+        or Trainer(
+            trainer_id,
+            [],
+            pool.flat_model.gradient,
+            pool.flat_model,
+            pool.cursors[trainer_id],
+            pool.settings,
+            new_averager(pool.settings.wire, pool.flat_model.dtype, pool.runtime.nodes),
+        )
         for trainer_id in plan.layout.trainers_on(me)
     }
     # What a worker has learned since it last met the others: nothing, unless fragments meet at different times.

@@ -18,6 +18,7 @@ from adloco_dist.policy.plan import PlanInputs
 from adloco_dist.policy.replay import Trajectory
 from adloco_dist.policy.switch import min_limit
 from adloco_dist.policy.views import Network
+from adloco_dist.pool.averager import new_averager
 from adloco_dist.pool.offload import Offload
 from adloco_dist.pool.probe import count_resident
 from adloco_dist.pool.slot import new_slot
@@ -86,6 +87,7 @@ def set_up_pool(
                 for w in workers
             ],
             initial_weights, flat_model, cursors[trainer_id], settings,
+            new_averager(settings.wire, initial_weights.dtype, runtime.nodes),
         )
         for trainer_id, workers in placed.items()
     }  # fmt: skip

@@ -16,6 +16,7 @@ from adloco_dist.data.order import permutation
 from adloco_dist.data.protocols import SequenceTable
 from adloco_dist.data.shards import Shard
 from adloco_dist.objective.protocol import Objective
+from adloco_dist.pool.averager import new_averager
 from adloco_dist.pool.slot import ComputeSlot, new_slot
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.pool.worker import Worker
@@ -38,8 +39,9 @@ def lone_trainer(
     instances = [
         Worker(worker, weights.clone(), flat_model, settings.inner, settings.wire.fragments) for worker in workers
     ]
+    averager = new_averager(settings.wire, weights.dtype, (0,))
     shard = Shard(permutation(table.num_sequences, settings.seed), settings.seed, trainer_id)
-    return Trainer(trainer_id, instances, weights, flat_model, ShardCursor(table, shard), settings), slot
+    return Trainer(trainer_id, instances, weights, flat_model, ShardCursor(table, shard), settings, averager), slot
 
 
 @contextmanager

@@ -94,17 +94,23 @@ def _trainer_table(settings: Settings, layout: Layout, nodes: Sequence[int], num
             str(layout.num_nodes(trainer, nodes)),
             "{" + ",".join(map(str, ranks)) + "}",
             str(layout.num_workers(trainer) * settings.batching.local_batch),
-            f"{_bytes_sent(settings, num_elements, len(ranks)) / MEGA:,.2f}",
+            f"{_bytes_sent(settings, num_elements, ranks, nodes) / MEGA:,.2f}",
         )
     return table
 
 
-def _bytes_sent(settings: Settings, num_elements: int, num_ranks: int) -> int:
-    """What each rank of a trainer sends in a round."""
+def _bytes_sent(settings: Settings, num_elements: int, ranks: Sequence[int], nodes: Sequence[int]) -> int:
+    """What each of a trainer's ranks sends in a round."""
     dtype = vector_dtype(settings.precision)
     if settings.algorithm.is_data_parallel:
-        return settings.algorithm.updates_per_round * ring_bytes_sent(num_elements * dtype.itemsize, num_ranks)
-    return new_averager(settings.wire, dtype).bytes_per_rank(num_elements + 1, 1, num_ranks)
+        return settings.algorithm.updates_per_round * ring_bytes_sent(num_elements * dtype.itemsize, len(ranks))
+    return new_averager(settings.wire, dtype, nodes).bytes_per_rank(num_elements + 1, 1, ranks)
+
+
+def _bytes_over_link(settings: Settings, num_elements: int, ranks: Sequence[int], nodes: Sequence[int]) -> int:
+    """What the fullest of a trainer's nodes sends to others in a round: sums are taken inside of nodes first."""
+    first = {nodes[rank]: rank for rank in reversed(ranks)}
+    return _bytes_sent(settings, num_elements, sorted(first.values()), nodes)
 
 
 def _forecasts(
@@ -115,7 +121,7 @@ def _forecasts(
     for rank in range(len(network.nodes)):
         links = {trainer: network.slowest_link(layout.ranks(trainer)) for trainer in layout.trainers_on(rank)}
         seconds = sum(
-            _bytes_sent(settings, num_elements, len(layout.ranks(trainer))) / rate
+            _bytes_over_link(settings, num_elements, layout.ranks(trainer), network.nodes) / rate
             for trainer, rate in links.items()
             if rate
         )
