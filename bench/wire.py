@@ -13,8 +13,8 @@ overlap: overlap_costs is tokens per second of a round's updates of `small` with
     with int4 averages, one after the other.
 unequal: two hosts with `tiny`, one of them at half speed; idle_* is the share of the fast one's time spent waiting.
 codec: encoding and decoding 41 MB as int4 on one core.
-loss: validation loss of `tiny` after equal tokens of real text over that of wire=fp32, three seeds, no links. It takes
-    half an hour: only where it is asked for.
+loss, loss_average: validation loss of `tiny` after equal tokens of real text over that of wire=fp32, three seeds, no
+    links, with the default outer optimizer and with outer=average. They take an hour: only where they are asked for.
 """
 
 import json
@@ -70,7 +70,7 @@ def main() -> None:
     parts = tuple(PARTS)
     parser.add_argument("--only", choices=parts, action="append", help="leave the others out")
     options = parser.parse_args()
-    chosen = options.only or [part for part in parts if part != "loss"]
+    chosen = options.only or [part for part in parts if not part.startswith("loss")]
     if set(chosen) & {"averages", "nodes", "overlap", "unequal", "exposed"} and (reason := why_unavailable()):
         sys.exit(f"no hosts on this machine: {reason}")
     figures: Figures = {}
@@ -229,13 +229,21 @@ def _rounds(link: str | None, num_hosts: int, overrides: Sequence[str], rounds: 
 
 
 def loss(quick: bool) -> tuple[Figures, Rows]:
-    names = ["fp32", "streaming"] if quick else list(LOSSES)
+    return _losses("loss", ["fp32", "streaming"] if quick else list(LOSSES), quick)
+
+
+def loss_average(quick: bool) -> tuple[Figures, Rows]:
+    names = ["fp32", "int8", "int4", "tau_5", "tau_10", "tau_5_keep", "streaming", "radial"]
+    return _losses("loss_average", names[:2] if quick else names, quick, "outer=average")
+
+
+def _losses(figure: str, names: Sequence[str], quick: bool, *outer: str) -> tuple[Figures, Rows]:
     found: dict[str, list[float]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(1 if quick else 3):
             for name in names:
                 run = Path(folder) / f"{name}-{seed}"
-                overrides = [*SHARED[:-1], f"run.directory={run}", f"seed={seed}", "model=tiny", *LOSSES[name]]
+                overrides = [*SHARED[:-1], f"run.directory={run}", f"seed={seed}", "model=tiny", *outer, *LOSSES[name]]
                 overrides += ["pool.workers_per_trainer=2", f"budget.rounds={4 if quick else 30}"]
                 overrides += ["evaluation.final_sequences=400", "inner.lr=2e-3"]
                 _train(overrides)
@@ -243,8 +251,8 @@ def loss(quick: bool) -> tuple[Figures, Rows]:
                 found[name].append(candidates[0]["validation_loss"])
                 print(f"seed {seed}, {name}: {found[name][-1]:.5f}", file=sys.stderr)
     ratios = {name: [one / other for one, other in zip(found[name], found["fp32"], strict=True)] for name in names}
-    figures = {f"loss_{name}": statistics.mean(values) for name, values in ratios.items()}
-    rows = [[f"{name}: loss", *(f"{value:.4f}" for value in sorted(found[name])[:3])] for name in names]
+    figures = {f"{figure}_{name}": statistics.mean(values) for name, values in ratios.items()}
+    rows = [[f"{figure} {name}", *(f"{value:.4f}" for value in sorted(found[name])[:3])] for name in names]
     return figures, rows if not quick else [[row[0], row[1], "", ""] for row in rows]
 
 
@@ -256,7 +264,7 @@ def _train(overrides: Sequence[str]) -> None:
 
 PARTS = {
     "codec": codec, "averages": averages, "nodes": nodes, "overlap": overlap, "unequal": unequal,
-    "exposed": exposed, "loss": loss,
+    "exposed": exposed, "loss": loss, "loss_average": loss_average,
 }  # fmt: skip
 
 
