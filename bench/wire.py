@@ -11,6 +11,9 @@ nodes: int4 averages of 41 MB at 100 Mbit/s between two hosts of two ranks each,
 overlap: overlap_costs is tokens per second of a round's updates of `small` with the averages of slow_link under way at
     100 Mbit/s, over that without any, rounds of both in turn; *_busy_* the same where the link is busy all the time
     with int4 averages, one after the other.
+peers: tokens per second of own loops with our DiLoCo (fp32; as slow_link), torchft's DiLoCo and streaming DiLoCo (five
+    fragments, four updates of delay, one bucket), and DistributedDataParallel, at 100 Mbit/s, over the same without
+    averages.
 unequal: two hosts with `tiny`, one of them at half speed; idle_* is the share of the fast one's time spent waiting.
 codec: encoding and decoding 41 MB as int4 on one core.
 loss, loss_average: validation loss of `tiny` after equal tokens of real text over that of wire=fp32, three seeds, no
@@ -71,7 +74,7 @@ def main() -> None:
     parser.add_argument("--only", choices=parts, action="append", help="leave the others out")
     options = parser.parse_args()
     chosen = options.only or [part for part in parts if not part.startswith("loss")]
-    if set(chosen) & {"averages", "nodes", "overlap", "unequal", "exposed"} and (reason := why_unavailable()):
+    if set(chosen) & {"averages", "nodes", "overlap", "peers", "unequal", "exposed"} and (reason := why_unavailable()):
         sys.exit(f"no hosts on this machine: {reason}")
     figures: Figures = {}
     rows: Rows = []
@@ -181,6 +184,21 @@ def exposed(quick: bool) -> tuple[Figures, Rows]:
     return figures, rows
 
 
+def peers(quick: bool) -> tuple[Figures, Rows]:
+    script = str(ROOT / "bench" / "wire_peers.py")
+    with hosts(2, "100mbit") as made, tempfile.TemporaryDirectory() as folder:
+        commands = [
+            (host, [*_on_core(i), sys.executable, script, str(i), host.address, made[0].address, "1" if quick else "2"])
+            for i, host in enumerate(made)
+        ]
+        (code, output), *_ = run_on(commands, Path(folder), 1800)
+        assert code == 0, output
+    found: dict[str, list[float]] = json.loads(output.splitlines()[-1])
+    base = statistics.median(found["alone"])
+    figures = {f"peer_tokens_{name}": base / statistics.median(times) for name, times in found.items()}
+    return figures, [[f"{name} at 100mbit, s of a round", *spread(times)] for name, times in found.items()]
+
+
 def unequal(quick: bool) -> tuple[Figures, Rows]:
     figures: Figures = {}
     rows: Rows = []
@@ -263,7 +281,7 @@ def _train(overrides: Sequence[str]) -> None:
 
 
 PARTS = {
-    "codec": codec, "averages": averages, "nodes": nodes, "overlap": overlap, "unequal": unequal,
+    "codec": codec, "averages": averages, "nodes": nodes, "overlap": overlap, "peers": peers, "unequal": unequal,
     "exposed": exposed, "loss": loss, "loss_average": loss_average,
 }  # fmt: skip
 

@@ -41,22 +41,24 @@ class InsideFirst:
         values, exact = payload.split([len(payload) - num_exact, num_exact])
         pending = group.start_all_reduce(exact)
         bounds = [len(values) * number // num_parts for number in range(num_parts + 1)]
-        parts = [slice(*pair) for pair in pairwise(bounds)]
-        others, place = [rank for rank in mine if rank != dist.get_rank()], mine.index(dist.get_rank())
-        holders = [(rank, values[part]) for rank, part in zip(mine, parts, strict=False) if rank in others]
-        if place < num_parts:
-            part = values[parts[place]]
-            arrived = [torch.empty_like(part) for _ in others]
-            group.send_and_receive(holders, list(zip(others, arrived, strict=True)))
-            for other in arrived:
-                part.add_(other)
+        slices = [slice(*pair) for pair in pairwise(bounds)]
+        parts = {rank: values[one] for rank, one in zip(mine, slices, strict=False)}  # by the rank that sums it
+        place, me = mine.index(dist.get_rank()), dist.get_rank()
+        own = parts.get(me)
+        arrived = torch.empty_like(own) if own is not None else values[:0]
+        for step in range(1, len(mine)):  # one after the other, so that there is room for one
+            receiver, sender = mine[(place + step) % len(mine)], mine[place - step]
+            sent = [(receiver, parts[receiver])] if receiver in parts else []
+            group.send_and_receive(sent, [(sender, arrived)] if own is not None else [])
+            if own is not None:
+                own.add_(arrived)
+        if own is not None:
             column = group.among(tuple(sorted(ranks[place] for ranks in members)))
-            rest = None if residual is None else residual[parts[place]]
-            part.copy_(self.between.all_reduce(part, 0, column, rest))
-            group.send_and_receive([(rank, part) for rank in others], holders)
-        else:
-            group.send_and_receive(holders, [])
-            group.send_and_receive([], holders)
+            own.copy_(self.between.all_reduce(own, 0, column, None if residual is None else residual[slices[place]]))
+        group.send_and_receive(
+            [(rank, own) for rank in mine if rank != me and own is not None],
+            [(rank, part) for rank, part in parts.items() if rank != me],
+        )
         pending.wait()
         return payload
 
