@@ -132,7 +132,7 @@ def overlap(quick: bool) -> tuple[Figures, Rows]:
         found = _on_hosts("overlap", link, 3 if quick else 6)
         figures[f"overlap_costs_busy_{link}"] = median_ratio(found["alone"], found["beside"])
         rows += [[f"updates {side}, link busy at {link}, s", *spread(found[side])] for side in ("alone", "beside")]
-    found = _on_hosts("scheduled", "100mbit", 2 if quick else 8)
+    found = _on_hosts("scheduled", "100mbit", 2 if quick else 6)
     figures["overlap_costs"] = median_ratio(found["alone"], found["beside"])
     rows += [
         [f"a round's updates {side}, slow_link at 100mbit, s", *spread(found[side])] for side in ("alone", "beside")
@@ -152,7 +152,7 @@ def _on_hosts(part: str, link: str, repetitions: int, ranks_per_host: int = 1) -
             return ["sh", "-c", f"{' & '.join(map(shlex.join, each))}; wait"]
 
         commands = [(host, on_host(place)) for place, host in enumerate(made)]
-        (code, output), *_ = run_on(commands, Path(folder))
+        (code, output), *_ = run_on(commands, Path(folder), 900)
         assert code == 0, output
         return json.loads(output.splitlines()[-1])
 
