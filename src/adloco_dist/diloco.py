@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from adloco_dist.averaging.anchored import AnchoredWorker, OuterStepReport
-from adloco_dist.averaging.averager import Averager, FullPrecision
+from adloco_dist.averaging.averager import Averager, FullPrecision, described
 from adloco_dist.averaging.buffers import AveragedBuffers
 from adloco_dist.averaging.checks import (
     RESTART,
@@ -239,7 +239,7 @@ class DiLoCo:
         facts = {"updates_per_round": str(self._schedule.updates_per_round)}
         facts |= {f"outer {name}": str(value) for name, value in asdict(outer).items()}
         facts |= {f"streaming {name}": str(value) for name, value in asdict(self._streaming).items()}
-        facts |= {**self._parameters.facts(), **self._buffers.facts(), "averager": _described(averager)}
+        facts |= {**self._parameters.facts(), **self._buffers.facts(), "averager": described(averager)}
         if difference := configurations_differ(group, facts):
             raise ValueError(f"{difference}; start all ranks with the same model and settings")
         if dist.get_rank() == group.ranks[0] and (names := self._parameters.without_optimizer):
@@ -295,8 +295,3 @@ class DiLoCo:
                 f"{where}: another of the {ranks_in_words(self._group.ranks)} is gone, or late by more than "
                 f"timeout_seconds={self._timeout_seconds:g} ({first_line(error)}); {RESTART}"
             ) from error
-
-
-def _described(averager: Averager) -> str:
-    """What ranks compare of an averager: its class, and its fields where it is a dataclass."""
-    return str(averager) if is_dataclass(averager) else type(averager).__qualname__

@@ -1,7 +1,7 @@
 """How sums of pseudo-gradients travel between ranks. A new way is one further file."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Protocol
 
 import torch
@@ -68,3 +68,8 @@ class FullPrecision:
 
     def bytes_per_rank(self, num_elements: int, num_exact: int, ranks: Sequence[int]) -> int:
         return ring_bytes_sent(num_elements * self.dtype.itemsize, len(ranks))
+
+
+def described(averager: Averager) -> str:
+    """What ranks compare of an averager: its class, and its fields where it is a dataclass."""
+    return str(averager) if is_dataclass(averager) else type(averager).__qualname__
