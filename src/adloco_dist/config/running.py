@@ -71,7 +71,8 @@ class ClusterSettings:
     check_links: bool = True
     """Measure latency and bandwidth of every pair of nodes before training, one pair after the other."""
     threads_per_rank: int | None = None
-    """CPU threads of a rank; null: the node's cores divided by its ranks."""
+    """CPU threads of a rank; null: the node's cores divided by its ranks. Where other programs compute on the same
+    cores, leave them theirs: threads spin while they wait for each other, and one that has no core stops all."""
     memory_bytes: int | None = None
     """Memory of a rank on a CPU for the pool and its micro-batches, may differ between nodes; null: what is available
     when the run starts, divided by the node's ranks."""
