@@ -163,7 +163,7 @@ def _on_core(rank: int) -> list[str]:
 
 
 def exposed(quick: bool) -> tuple[Figures, Rows]:
-    rounds, repetitions = (2, 1) if quick else (3, 1)
+    rounds, repetitions = (2, 1) if quick else (3, 2)
     sides = [("fp32", None, 2, "small"), ("fp32", "100mbit", 2, "small"), ("slow_link", "100mbit", 2, "small")]
     sides += [("fp32", "1gbit", 2, "small"), ("slow_link", "10mbit", 2, "small"), ("slow_link", "10mbit", 4, "tiny")]
     sides += [] if quick else [("fp32", "10mbit", 2, "small"), ("int4", "10mbit", 2, "small")]
