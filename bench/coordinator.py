@@ -113,11 +113,10 @@ def simulated_statistics(batch: int, rng: random.Random) -> GradientStatistics:
     return GradientStatistics(
         trace=trace,
         squared_norm=squared_norm,
-        mean_squared_norm=squared_norm + trace / batch,
+        sequences=batch,
         ip_variance=ip_variance,
-        ip_squared_norm=squared_norm,
         ip_error=trace * squared_norm / 4096,
-        orthogonal_variance=max(0.0, trace - ip_variance / squared_norm),
+        ip_corrected=True,
     )
 
 

@@ -148,7 +148,7 @@ def main() -> None:
         figures |= found
         columns = ["repetition", "trace: error", "its error bar", "noise scale: error", "its error bar"]
         chunks = f"{NUM_CHUNKS} chunks of {CHUNK_SEQUENCES} sequences"
-        report(f"nano at its initial weights, 40 measurements of {chunks}, smoothing 0.9", columns, rows, found, None)
+        report(f"nano at its initial weights, 40 measurements of {chunks}, span 0.2", columns, rows, found, None)
     if options.json:
         save(figures, options.json)
 

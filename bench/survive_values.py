@@ -50,7 +50,7 @@ FREE: Mapping[str, st.SearchStrategy[Any]] = {
     "batching.nu": st.floats(0.5, 10.0),
     "batching.gradient_norm": st.sampled_from(["unbiased", "plugin"]),
     "batching.chunks": st.integers(2, 8),
-    "batching.smoothing": st.floats(0, 0.95),
+    "batching.span": st.floats(0, 1),
     "batching.min_batch": st.integers(1, 4),
     "batching.max_batch": st.sampled_from(["null", 4, 7, 64]),
     "batching.growth_limit": st.floats(1.1, 4.0),

@@ -56,7 +56,7 @@ class NoiseScale:
         model: nn.Module,
         group: dist.ProcessGroup | None = None,
         every_updates: int = 20,
-        smoothing: float = 0.9,
+        span: float = 0.15,
     ) -> None:
         """
         Args:
@@ -64,15 +64,15 @@ class NoiseScale:
             group: the ranks that average their gradients; None: all, or this one alone where torch.distributed is not
                 initialised.
             every_updates: one update in so many is measured, beginning with the first.
-            smoothing: decay per measurement of the running averages, in [0, 1).
+            span: share of the measurements so far that averages span, at least three, in [0, 1]; 0: the last one alone.
 
         Raises:
             ValueError: one of the arguments is unsuitable, or the model's parameters are.
         """
         if every_updates < 1:
             raise ValueError(f"every_updates={every_updates}: must be >= 1; 1 measures every update")
-        if not 0 <= smoothing < 1:
-            raise ValueError(f"smoothing={smoothing}: must be in [0, 1); 0 keeps the last measurement only")
+        if not 0 <= span <= 1:
+            raise ValueError(f"span={span}: must be in [0, 1]; 0 keeps the last measurement only")
         self._rank, self._num_ranks = 0, 1
         if dist.is_initialized():
             self._rank, self._num_ranks = dist.get_rank(group), dist.get_world_size(group)
@@ -80,7 +80,7 @@ class NoiseScale:
             raise ValueError(f"group={group}: this rank is not in it; pass the group that averages its gradients")
         self._group, self._every_updates = group, every_updates
         self._probe = new_probe(model, self._rank)
-        self._running = RunningEstimate(smoothing)
+        self._running = RunningEstimate(span)
         self._updates = 0
         self._sketches: list[torch.Tensor] = []
         self._sizes: list[int] = []

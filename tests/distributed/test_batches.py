@@ -33,10 +33,13 @@ from helpers.support import (
 )
 
 ADAPTIVE = (
-    "batching.request=norm_test", "batching.eta=0.7", "batching.smoothing=0.5", "inner.lr=5e-3", "budget.rounds=6",
+    "batching.request=norm_test", "batching.eta=0.7", "batching.span=0.3", "inner.lr=5e-3", "budget.rounds=6",
     "switch.batch_limit=5",
 )  # fmt: skip
 BATCH_COLUMNS = ("round", "trainer", "total_batch", "mode", "bound", "cursor", "tokens", "pool_tokens")
+
+
+DERIVED = ("mean_squared_norm", "ip_squared_norm")
 
 
 def batches(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -157,7 +160,8 @@ def measured(runtime: Runtime, estimator: str, batch: int) -> dict[str, Any]:
     plan = plan_round(settings, PlanInputs(layout), None, PoolReport())
     InnerPhase(plan, settings, rank.estimators).run([trainer], rank.slots)
     done = rank.estimators[0].measure(trainer, layout, rank.groups.of(layout.ranks(0)))
-    statistics = None if done.statistics is None else vars(done.statistics)
+    found = done.statistics
+    statistics = found and {**vars(found), **{name: getattr(found, name) for name in DERIVED}}
     return {"statistics": statistics, "bytes": done.bytes_sent, "vector_bytes": rank.flat_model.gradient.nbytes}
 
 

@@ -23,7 +23,7 @@ from adloco_dist.data.tokens import TextTable, TokenTable
 from adloco_dist.objective.language import LanguageObjective
 from adloco_dist.objective.losses import losses
 from adloco_dist.objective.protocol import Objective
-from adloco_dist.policy.batch import BatchInputs, BatchPlan, BatchReport, first_target, next_target, take
+from adloco_dist.policy.batch import BatchInputs, BatchPlan, BatchReport, Spent, first_target, next_target, take
 from adloco_dist.policy.layout import experiment_layout
 from adloco_dist.policy.replay import Trajectory
 from adloco_dist.pool.trainer import Trainer
@@ -61,10 +61,10 @@ def first_batch(settings: Settings, inputs: BatchInputs, replayed: int | None = 
 
 
 def next_batch(
-    settings: Settings, inputs: BatchInputs, last: BatchPlan, report: BatchReport, fraction: float,
+    settings: Settings, inputs: BatchInputs, last: BatchPlan, report: BatchReport, spent: Spent,
     replayed: int | None = None,
 ) -> BatchPlan:  # fmt: skip
-    target = next_target(settings, inputs, last, report, replayed, fraction)
+    target = next_target(settings, inputs, last, report, replayed, spent)
     return take(settings, inputs, target, last, report)
 
 

@@ -61,7 +61,7 @@ def test_trace_and_squared_norm_are_unbiased(num_chunks: int, size: int) -> None
     trace, squared_norm = truths()
     model = new_model()
     torch.manual_seed(2)
-    noise = NoiseScale(model, every_updates=1, smoothing=0.0)
+    noise = NoiseScale(model, every_updates=1, span=0.0)
     found = [take_update(model, noise, draw(num_chunks, size)) for _ in range(800)]
     draws = torch.tensor([[one.trace, one.squared_norm] for one in found if one is not None])
     error = draws.std(0) / math.sqrt(len(draws))
@@ -177,8 +177,8 @@ def test_two_chunks_have_an_error_from_the_second_measurement_on() -> None:
     assert first is not None and second is not None
     assert first.trace_error == first.noise_scale_error == math.inf
     assert 0 < second.trace_error < math.inf
-    # Each of the two is taken to err by half of their squared difference, of which 0.9 and 1 have these shares.
-    shares = 0.9 / 1.9, 1 / 1.9
+    # Each of the two is taken to err by half of their squared difference, and counts as half.
+    shares = 0.5, 0.5
     apart = abs(second.trace - first.trace) / shares[1]
     assert second.trace_error == pytest.approx(math.sqrt((shares[0] ** 2 + shares[1] ** 2) / 2) * apart)
 
@@ -254,7 +254,7 @@ def test_bad_arguments_are_refused_in_one_line() -> None:
         (lambda: NoiseScale(frozen), "model=Sequential: none of its parameters requires a gradient"),
         (lambda: NoiseScale(two_devices), "model=ModuleList: its parameters are on cpu, meta; keep them on one device"),
         (lambda: NoiseScale(model, every_updates=0), "every_updates=0: must be >= 1"),
-        (lambda: NoiseScale(model, smoothing=1.0), "smoothing=1.0: must be in [0, 1)"),
+        (lambda: NoiseScale(model, span=1.5), "span=1.5: must be in [0, 1]"),
         (lambda: NoiseScale(model).observe(0), "num_sequences=0: must be >= 1"),
         (lambda: NoiseScale(model).observe(3), "observe(num_sequences=3): no gradient reached the model's parameters"),
         (lambda: NoiseScale(model).update(loss_scale=0.0), "loss_scale=0.0: must be > 0"),

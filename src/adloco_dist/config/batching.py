@@ -39,14 +39,17 @@ class BatchingSettings:
     chunks: int = 4
     """Maximum number of pieces, >= 2, into which a worker's first batch of a round is cut for the sketch; each holds
     two sequences or more."""
-    smoothing: float = 0.9
-    """Decay per round of the running averages of the statistics, in [0, 1)."""
-    min_batch: int = 1
-    """Minimum total batch of a trainer."""
+    span: float = 0.15
+    """Share of the tokens so far that running averages of the statistics span, at least three rounds, in [0, 1]; 0: the
+    last round alone."""
+    min_batch: int | None = None
+    """Minimum total batch of a trainer; null: of what a test asks for, `local_batch` for each worker, else 1."""
     max_batch: int | None = None
     """Maximum total batch of a trainer; null: one epoch of its shard, which bounds it in any case."""
     growth_limit: float = 2.0
     """Maximum factor by which a test may raise the total batch in one round."""
+    shrink_limit: float = 2.0
+    """Maximum factor by which a test may lower the total batch in one round."""
     may_shrink: bool = True
     """Whether a test may lower the batch."""
     unmeasured: Unmeasured = Unmeasured.keep
@@ -68,22 +71,22 @@ class BatchingSettings:
     def __post_init__(self) -> None:
         if self.chunks < 2:
             raise SettingsError.of("batching.chunks", self.chunks, "must be >= 2: pieces are compared with each other")
-        at_least_one = ("local_batch", "min_batch")
-        for name in at_least_one:
-            if getattr(self, name) < 1:
-                raise SettingsError.of(f"batching.{name}", getattr(self, name), "must be >= 1")
+        if self.local_batch < 1:
+            raise SettingsError.of("batching.local_batch", self.local_batch, "must be >= 1")
+        if self.min_batch is not None and self.min_batch < 1:
+            raise SettingsError.of("batching.min_batch", self.min_batch, "must be >= 1, or null")
         capacity = self.capacity
         if capacity is not None and capacity < 1:
             raise SettingsError.of("batching.capacity", capacity, "must be >= 1 sequence, or null")
         for name in ("eta", "theta", "nu"):
             if not 0 < getattr(self, name) < inf:
                 raise SettingsError.of(f"batching.{name}", getattr(self, name), "must be > 0")
-        if not 0 <= self.smoothing < 1:
-            raise SettingsError.of("batching.smoothing", self.smoothing, "must be in [0, 1)")
-        for name in ("growth_limit", "ramp_factor"):
+        if not 0 <= self.span <= 1:
+            raise SettingsError.of("batching.span", self.span, "must be in [0, 1]")
+        for name in ("growth_limit", "shrink_limit", "ramp_factor"):
             if not 1 < getattr(self, name) < inf:
                 raise SettingsError.of(f"batching.{name}", getattr(self, name), "must be > 1")
-        minimum, largest = self.min_batch, self.max_batch
+        minimum, largest = self.min_batch or 1, self.max_batch
         if largest is not None and largest < minimum:
             raise SettingsError.of("batching.max_batch", largest, f"must be >= batching.min_batch={minimum}")
         fraction = self.padding_fraction

@@ -64,15 +64,13 @@ def statistics_from_moments(
     ip_squared_norm = mean_squared_norm if correction is None else squared_norm
     ip_error = max(0.0, trace * ip_squared_norm / sketch_size) if sketch_size else 0.0
     ip_variance = float(sizes @ (products - mean_squared_norm).square()) / freedom - (correction or 0.0) - ip_error
-    along = ip_variance / ip_squared_norm if ip_squared_norm > 0 else 0.0
     return GradientStatistics(
         trace=trace,
         squared_norm=squared_norm,
-        mean_squared_norm=mean_squared_norm,
+        sequences=total,
         ip_variance=ip_variance,
-        ip_squared_norm=ip_squared_norm,
         ip_error=ip_error,
-        orthogonal_variance=max(0.0, trace - along),
+        ip_corrected=correction is not None,
     )
 
 

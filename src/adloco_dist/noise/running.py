@@ -70,12 +70,12 @@ class NoiseEstimate:
 class RunningEstimate:
     """Averages each statistic by itself over measurements, and knows the covariance of trace and squared norm."""
 
-    def __init__(self, smoothing: float) -> None:
+    def __init__(self, span: float) -> None:
         """
         Args:
-            smoothing: decay per measurement, in [0, 1).
+            span: share of the measurements so far that the averages span, in [0, 1]; 0: the last one alone.
         """
-        self._smoothing = smoothing
+        self._span = span
         self._smoothed = Smoothed()
         self._num_measurements = 0
         self._covariance: torch.Tensor | None = None
@@ -93,14 +93,14 @@ class RunningEstimate:
         measured = statistics_from_gram(gram, sizes, sketch_size=BUCKETS)
         if not measured.is_finite:
             return None
-        self._smoothed = self._smoothed.after(measured, self._smoothing)
         self._num_measurements += 1
+        self._smoothed = self._smoothed.after(measured, 1, self._num_measurements, self._span)
         pair = torch.tensor([measured.trace, measured.squared_norm], dtype=torch.float64)
         covariance = self._covariance_of(pair, gram, sizes)
         if covariance is not None:
             # The first measurement of two chunks says nothing about its error, the second says it about both.
             before = covariance if self._covariance is None else self._covariance
-            share = (1 - self._smoothing) / self._smoothed.weight
+            share = 1 / self._smoothed.tokens
             self._covariance = share**2 * covariance + (1 - share) ** 2 * before
         self._last = pair
         return self._estimate(len(sizes), int(sizes.sum()))
@@ -110,7 +110,7 @@ class RunningEstimate:
         statistics = self._smoothed.statistics
         return {
             "statistics": None if statistics is None else asdict(statistics),
-            "weight": self._smoothed.weight,
+            "spanned": self._smoothed.tokens,
             "num_measurements": self._num_measurements,
             "covariance": None if self._covariance is None else self._covariance.tolist(),
             "last": None if self._last is None else self._last.tolist(),
@@ -118,7 +118,7 @@ class RunningEstimate:
 
     def load(self, state: dict[str, Any]) -> None:
         statistics = state["statistics"] and GradientStatistics(**state["statistics"])
-        self._smoothed = Smoothed(statistics, state["weight"])
+        self._smoothed = Smoothed(statistics, state["spanned"])
         self._num_measurements = state["num_measurements"]
         self._covariance, self._last = (
             None if state[name] is None else torch.tensor(state[name], dtype=torch.float64)

@@ -2,7 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, replace
+
+OUTLIER_FACTOR = 3.0
+"""Multiple of the averaged trace that one measurement counts as at most: a few odd sequences can have a hundred times
+the gradients of others."""
+MIN_MEASUREMENTS = 3
+"""Measurements that an average spans at least, once there are so many."""
 
 
 @dataclass(frozen=True)
@@ -13,16 +19,14 @@ class GradientStatistics:
     """tr(Sigma): the trace of the covariance of one sequence's gradient, unbiased."""
     squared_norm: float
     """|G|^2 of the true gradient, unbiased: may be negative where noise dominates."""
-    mean_squared_norm: float
-    """|gbar|^2 of the measured mean gradient, its noise included."""
+    sequences: float
+    """S: the sequences that were measured, the last time."""
     ip_variance: float
     """V_ip: variance of the inner product of one sequence's gradient with the gradient."""
-    ip_squared_norm: float
-    """The squared norm that belongs to V_ip: |G|^2 where gbar's noise was taken out of V_ip, else |gbar|^2."""
     ip_error: float
     """What inner products of sketches had added to V_ip, already taken out of it; 0 for exact gradients."""
-    orthogonal_variance: float
-    """V_orth: the part of tr(Sigma) across the gradient."""
+    ip_corrected: bool
+    """Whether the noise of the measured mean gradient was taken out of V_ip."""
 
     @property
     def is_finite(self) -> bool:
@@ -31,8 +35,24 @@ class GradientStatistics:
     @classmethod
     def mean_of(cls, several: Sequence["GradientStatistics"]) -> "GradientStatistics":
         """The mean of statistics that were taken at different points, each of them unbiased."""
-        means = {field.name: sum(getattr(one, field.name) for one in several) / len(several) for field in fields(cls)}
-        return cls(**means)
+        means = {name: sum(getattr(one, name) for one in several) / len(several) for name in _NUMBERS}
+        return cls(**means, ip_corrected=all(one.ip_corrected for one in several))
+
+    @property
+    def mean_squared_norm(self) -> float:
+        """E |gbar|^2 of the mean gradient of S sequences, its noise included; of one measurement, what was measured."""
+        return self.squared_norm + self.trace / self.sequences
+
+    @property
+    def ip_squared_norm(self) -> float:
+        """The squared norm that belongs to V_ip: with gbar's noise where that was left in V_ip."""
+        return self.squared_norm if self.ip_corrected else self.mean_squared_norm
+
+    @property
+    def orthogonal_variance(self) -> float:
+        """V_orth: the part of tr(Sigma) across the gradient."""
+        along = self.ip_variance / self.ip_squared_norm if self.ip_squared_norm > 0 else 0.0
+        return max(0.0, self.trace - along)
 
     @property
     def noise_scale(self) -> float:
@@ -44,26 +64,77 @@ class GradientStatistics:
         """Whether V_ip is at least half of what was measured of it; the rest was the sketch's error."""
         return self.ip_error <= self.ip_variance
 
+    def as_measured(self) -> "GradientStatistics":
+        """The same with the measured mean's own noise in |G|^2, as the plug-in formulas of the tests have it."""
+        return replace(self, squared_norm=self.mean_squared_norm, sequences=math.inf)
+
+    def scaled(self, factor: float) -> "GradientStatistics":
+        """The statistics of gradients whose squared norms are `factor` times as large."""
+        return replace(
+            self,
+            trace=factor * self.trace,
+            squared_norm=factor * self.squared_norm,
+            ip_variance=factor**2 * self.ip_variance,
+            ip_error=factor**2 * self.ip_error,
+        )
+
+
+_NUMBERS = ("trace", "squared_norm", "sequences", "ip_variance", "ip_error")
+
 
 @dataclass(frozen=True)
 class Smoothed:
-    """Running averages of the statistics, each by itself; ratios are taken of these."""
+    """Running averages of the statistics, each by itself; ratios are taken of these.
+
+    An average spans a share of the tokens that were trained on so far: statistics change by powers of these, so that
+    it lags behind by the same factor early and late, and averages noise away better, the longer the training.
+    """
 
     statistics: GradientStatistics | None = None
-    weight: float = 0.0
-    """Sum of the weights given so far: 1 - decay^measurements, by which the averages are already divided."""
+    tokens: float = 0.0
+    """What the averages stand on: the tokens that were trained on while they were measured."""
 
-    def after(self, new: GradientStatistics, decay: float) -> "Smoothed":
-        """The bias-corrected exponential average that includes `new`, whose share in it is (1 - decay) / weight."""
-        if self.statistics is None:
-            return Smoothed(new, 1 - decay)
-        weight = decay * self.weight + 1 - decay
-        old_share = decay * self.weight / weight
-        values = {
-            field.name: old_share * getattr(self.statistics, field.name) + (1 - old_share) * getattr(new, field.name)
-            for field in fields(new)
+    def after(self, new: GradientStatistics, tokens: float, trained: float, span: float) -> "Smoothed":
+        """The averages that include one more measurement.
+
+        Args:
+            tokens: trained on since the last one.
+            trained: trained on so far, `tokens` included.
+            span: share of `trained` that the averages span, at least MIN_MEASUREMENTS like this one; 0: no averaging.
+        """
+        if self.statistics is None or not span:
+            return Smoothed(new, tokens)
+        kept = min(self.tokens, max(span * trained, MIN_MEASUREMENTS * tokens) - tokens)
+        if new.trace > (largest := OUTLIER_FACTOR * self.statistics.trace) > 0:
+            new = new.scaled(largest / new.trace)
+        old_share = max(0.0, kept) / (max(0.0, kept) + tokens)
+        means = {
+            name: old_share * getattr(self.statistics, name) + (1 - old_share) * getattr(new, name) for name in _NUMBERS
         }
-        return Smoothed(GradientStatistics(**values), weight)
+        means["sequences"] = new.sequences
+        if not (new.ip_corrected and self.statistics.ip_corrected):
+            # With gbar's noise in it, V_ip depends on the batch it was measured with.
+            means["ip_variance"], means["ip_error"] = new.ip_variance, new.ip_error
+        return Smoothed(GradientStatistics(**means, ip_corrected=new.ip_corrected), max(0.0, kept) + tokens)
+
+    @classmethod
+    def of_merged(cls, members: Sequence[tuple[float, "Smoothed"]]) -> "Smoothed":
+        """What a merge leaves of its members' averages: their mean, which counts half as much as theirs did.
+
+        The statistics at the average of the members' weights are not those at any of them, but far closer to these
+        than one measurement is.
+
+        Args:
+            members: each with its share in the merge.
+        """
+        measured = [(share, one.statistics, one.tokens) for share, one in members if one.statistics and share > 0]
+        if not measured:
+            return cls()
+        total = sum(share for share, _, _ in measured)
+        means = {name: sum(share * getattr(one, name) for share, one, _ in measured) / total for name in _NUMBERS}
+        corrected = all(one.ip_corrected for _, one, _ in measured)
+        tokens = sum(share * tokens for share, _, tokens in measured) / total
+        return cls(GradientStatistics(**means, ip_corrected=corrected), tokens / 2)
 
 
 def num_chunks(batch: int, max_chunks: int) -> int:

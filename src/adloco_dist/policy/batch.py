@@ -63,6 +63,18 @@ class BatchInputs:
 
 
 @dataclass(frozen=True)
+class Spent:
+    """How far the run has come when batches are planned."""
+
+    fraction: float
+    """Share of the budget that is spent."""
+    tokens: int = 0
+    """Tokens that the whole pool has trained on."""
+    round_tokens: int = 0
+    """Those of the last round."""
+
+
+@dataclass(frozen=True)
 class BatchTarget:
     """The total batch of a trainer's next round, before it is divided among workers."""
 
@@ -84,19 +96,18 @@ def first_target(settings: Settings, inputs: BatchInputs, replayed: int | None =
         request = staged_request(batching, 0.0)
     elif replayed is not None:
         request = float(replayed)
-    bounded, bound = bound_size(batching, request, inputs.shard_sequences)
+    bounded, bound = bound_size(batching, request, inputs.num_workers, inputs.shard_sequences)
     return BatchTarget(Request(request), bounded, bound, Smoothed())
 
 
 def next_target(
     settings: Settings, inputs: BatchInputs, last: BatchPlan, report: BatchReport, replayed: int | None,
-    fraction: float,
+    spent: Spent,
 ) -> BatchTarget:  # fmt: skip
     """What the next round is to take, from the last batch and what was measured in it.
 
     Args:
         replayed: as in `first_target`.
-        fraction: share of the budget that is spent.
     """
     batching, smoothed, change_bound = settings.batching, last.smoothed, None
     match batching.request:
@@ -105,20 +116,20 @@ def next_target(
         case BatchRequest.ramp:
             request = Request(batching.ramp_factor * last.bounded)
         case BatchRequest.staged:
-            request = Request(staged_request(batching, fraction))
+            request = Request(staged_request(batching, spent.fraction))
         case BatchRequest.replay:
             # The plan that stops the run stands one round after the last that was recorded.
             request = Request(last.bounded if replayed is None else float(replayed))
         case _:
-            request, smoothed = _tested(settings, last, report)
+            request, smoothed = _tested(settings, last, report, spent)
     wanted = request.sequences
     if settings.measures_gradients:
         wanted, change_bound = bound_change(batching, wanted, last.bounded)
-    bounded, size_bound = bound_size(batching, wanted, inputs.shard_sequences)
+    bounded, size_bound = bound_size(batching, wanted, inputs.num_workers, inputs.shard_sequences)
     return BatchTarget(request, bounded, size_bound or change_bound, smoothed)
 
 
-def _tested(settings: Settings, last: BatchPlan, report: BatchReport) -> tuple[Request, Smoothed]:
+def _tested(settings: Settings, last: BatchPlan, report: BatchReport, spent: Spent) -> tuple[Request, Smoothed]:
     """The variance test's request, on averages that include this round; the last batch where nothing is known."""
     batching, measured, smoothed = settings.batching, report.statistics, last.smoothed
     if measured is None:
@@ -127,7 +138,7 @@ def _tested(settings: Settings, last: BatchPlan, report: BatchReport) -> tuple[R
         return Request(last.bounded, "nothing to measure with one gradient: the batch stays"), smoothed
     if not measured.is_finite:
         return Request(last.bounded, "statistics are not finite: the batch stays"), smoothed
-    smoothed = smoothed.after(measured, batching.smoothing)
+    smoothed = smoothed.after(measured, spent.round_tokens, spent.tokens, batching.span)
     assert smoothed.statistics is not None
     return variance_test_request(batching, smoothed.statistics), smoothed
 
@@ -136,7 +147,10 @@ def take(
     settings: Settings, inputs: BatchInputs, target: BatchTarget, last: BatchPlan | None, report: BatchReport
 ) -> BatchPlan:
     """Divide the total batch among the workers and let switch mode decide how it is taken."""
-    wanted = _local(settings.batching, inputs, target.bounded)
+    # Once more, for the workers and the shard that a merge has left it.
+    bounded, bound = bound_size(settings.batching, target.bounded, inputs.num_workers, inputs.shard_sequences)
+    bound = bound or target.bound
+    wanted = _local(settings.batching, inputs, bounded)
     mode = settings.switch.mode
     if mode is SwitchMode.threshold and not settings.measures_gradients:
         mode = SwitchMode.accumulate  # a batch that was given, not estimated, is taken as it is
@@ -146,12 +160,12 @@ def take(
         n = PAPER_N if automatic is None else automatic
     switched = switch(wanted, inputs.batch_limit, mode, n)
     note = target.request.note
-    if target.bound == "shard":
-        note = f"the batch is capped at {target.bounded:.0f} sequences, one epoch of the trainer's shard"
+    if bound == "shard":
+        note = f"the batch is capped at {bounded:.0f} sequences, one epoch of the trainer's shard"
     return BatchPlan(
         request=target.request.sequences,
-        bounded=target.bounded,
-        bound=target.bound,
+        bounded=bounded,
+        bound=bound,
         local_batch=switched.batch,
         mode=switched.mode,
         batch_limit=inputs.batch_limit,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from adloco_dist.config import BatchRequest, Settings, Shards
 from adloco_dist.noise.statistics import Smoothed
-from adloco_dist.policy.batch import BatchInputs, BatchReport, BatchTarget, first_target, next_target, take
+from adloco_dist.policy.batch import BatchInputs, BatchReport, BatchTarget, Spent, first_target, next_target, take
 from adloco_dist.policy.budget import (
     Position,
     fraction_per_update,
@@ -51,14 +51,14 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, r
     stop = stop_reason(settings, position, report)
 
     pool = _pool_before_merges(settings, inputs, last, report)
-    targets = _batch_targets(settings, inputs.trajectory, pool, position, fraction, last, report)
+    targets = _batch_targets(settings, inputs.trajectory, pool, position, last, report)
 
     regrouping = None
     if last and stop in (None, INTERRUPTED):  # a run that is asked to stop has the plan with which it resumes
         regrouping = _regrouping(settings, inputs, pool, position, targets, last, report)
     if regrouping:
         pool = _pool_after(settings, pool, regrouping, report.capacities)
-        targets = {trainer: targets[trainer] for trainer in pool.layout.trainers}  # a survivor keeps its own
+        targets = _targets_after(regrouping, targets)
 
     speeds = report.update_seconds
     paces = worker_updates(settings, pool.layout, settings.algorithm.updates_per_round, speeds, {})
@@ -118,22 +118,31 @@ def _pool_before_merges(settings: Settings, inputs: PlanInputs, last: RoundPlan 
 
 
 def _batch_targets(
-    settings: Settings, trajectory: Trajectory, pool: _Pool, position: Position, fraction: float,
-    last: RoundPlan | None, report: PoolReport,
+    settings: Settings, trajectory: Trajectory, pool: _Pool, position: Position, last: RoundPlan | None,
+    report: PoolReport,
 ) -> dict[int, BatchTarget]:  # fmt: skip
     """Every trainer's total batch of the round, merges aside."""
+    spent = Spent(spent_fraction(settings, position), position.tokens, last.round_tokens if last else 0)
     targets = {}
     for trainer in pool.layout.trainers:
         replayed = trajectory.total_batch(trainer, position.rounds)
         if last is None:
             targets[trainer] = first_target(settings, pool.inputs(trainer), replayed)
             continue
-        batch = last.batches[trainer]
-        if last.regrouping and any(merge.survivor == trainer for merge in last.regrouping.merges):
-            batch = replace(batch, smoothed=Smoothed())  # its anchor is another: averages restart
-        measured = report.batches.get(trainer, BatchReport())
-        targets[trainer] = next_target(settings, pool.inputs(trainer), batch, measured, replayed, fraction)
+        batch, measured = last.batches[trainer], report.batches.get(trainer, BatchReport())
+        targets[trainer] = next_target(settings, pool.inputs(trainer), batch, measured, replayed, spent)
     return targets
+
+
+def _targets_after(regrouping: Regrouping, targets: Mapping[int, BatchTarget]) -> dict[int, BatchTarget]:
+    """Survivors keep their own request, and go on with what was measured of all members."""
+    after = dict(targets)
+    for merge in regrouping.merges:
+        members = [(share, targets[member].smoothed) for member, share in merge.shares.items()]
+        after[merge.survivor] = replace(targets[merge.survivor], smoothed=Smoothed.of_merged(members))
+        for member in merge.ended:
+            del after[member]
+    return after
 
 
 def _views(

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from adloco_dist.config import BatchingSettings, BatchRequest, GradientNorm
+from adloco_dist.config import MEASURED_REQUESTS, BatchingSettings, BatchRequest, GradientNorm
 from adloco_dist.noise.requests import Request, augmented_inner_product_test, inner_product_test, norm_test
 from adloco_dist.noise.statistics import GradientStatistics
 
@@ -13,7 +13,7 @@ def variance_test_request(batching: BatchingSettings, measured: GradientStatisti
     Where inner products were not resolved, the norm test takes the place of a test that needs them.
     """
     if batching.gradient_norm is GradientNorm.plugin:
-        measured = replace(measured, squared_norm=measured.mean_squared_norm)
+        measured = measured.as_measured()
     by_norm = norm_test(measured, batching.eta)
     match batching.request:
         case BatchRequest.norm_test:
@@ -40,7 +40,7 @@ MIN_MEASURABLE = 2.0
 
 
 def bound_change(batching: BatchingSettings, request: float, last: float) -> tuple[float, str | None]:
-    """What a test may change in one round: at most `growth_limit` upwards, downwards only if it may shrink.
+    """What a test may change in one round: `growth_limit` bounds growth, and `shrink_limit` what may shrink.
 
     It never shrinks a batch to where nothing can be measured: nothing would let it grow again.
 
@@ -50,25 +50,33 @@ def bound_change(batching: BatchingSettings, request: float, last: float) -> tup
     Returns:
         The total batch, and the setting that changed it, or `measurable`.
     """
+    bound = None
     if request > batching.growth_limit * last:
         return batching.growth_limit * last, "growth_limit"
     if request < last and not batching.may_shrink:
         return last, "may_shrink"
+    if request < last / batching.shrink_limit:
+        request, bound = last / batching.shrink_limit, "shrink_limit"
     if request < MIN_MEASURABLE <= last:
         return MIN_MEASURABLE, "measurable"
-    return request, None
+    return request, bound
 
 
-def bound_size(batching: BatchingSettings, request: float, shard_sequences: int | None) -> tuple[float, str | None]:
+def bound_size(
+    batching: BatchingSettings, request: float, num_workers: int, shard_sequences: int | None
+) -> tuple[float, str | None]:
     """Bound a request from below and above, whatever asks for it.
 
     Args:
         shard_sequences: sequences of one epoch of the trainer's shard, of which an update takes none twice; None:
             not bounded by a shard.
     """
-    size, bound = request, None
-    if size < batching.min_batch:
-        size, bound = float(batching.min_batch), "min_batch"
+    size, bound, least = request, None, batching.min_batch
+    if least is None:
+        # An update's fixed costs make smaller batches dear, and rates that follow the batch make their updates small.
+        least = num_workers * batching.local_batch if batching.request in MEASURED_REQUESTS else 1
+    if size < least:
+        size, bound = float(least), "min_batch"
     if batching.max_batch is not None and size > batching.max_batch:
         size, bound = float(batching.max_batch), "max_batch"
     if shard_sequences is not None and size > shard_sequences:

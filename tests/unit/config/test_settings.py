@@ -67,8 +67,14 @@ def test_presets_hold_the_settings_of_their_sources() -> None:
     assert (batching.eta, batching.local_batch, batching.may_shrink, batching.padding_fraction) == (0.8, 1, False, 0.9)
     assert (paper.data.sequence_length, paper.model.overrides["hidden_size"]) == (512, 1024)
     readme = compose(["experiment=readme"])
-    assert readme.algorithm.updates_per_round == 5
-    assert (readme.outer.lr, readme.outer.momentum, readme.outer.nesterov) == (1e-4, 0.0, False)
+    assert (readme.algorithm.updates_per_round, readme.inner.lr) == (5, 1e-5)
+    assert (readme.outer.lr, readme.outer.momentum, readme.outer.nesterov) == (1.0, 0.0, False), "weights are averaged"
+    for preset in (paper, readme):  # a fine-tuning, with torch's defaults for AdamW
+        assert (preset.model.warm_start, preset.model.reset_output) == ("keeeeenw/MicroLlama", True)
+        inner = preset.inner
+        assert (inner.beta2, inner.weight_decay, inner.clip_norm) == (0.999, 0.01, None)
+        assert (inner.schedule.name, inner.batch_scaling.name, inner.reset_each_round) == ("constant", "none", True)
+        assert preset.batching.span == 0, "the formula has the last measurement alone"
     batching = readme.batching
     assert (batching.eta, batching.local_batch, batching.padding_fraction) == (0.1, 3, 0.85)
     assert compose(["experiment=paper", "model=tiny", "batching.eta=0.5"]).model.overrides["hidden_size"] == 128
@@ -126,7 +132,7 @@ def test_settings_survive_json() -> None:
         ("batching.ramp_factor=0.9", ["batching.ramp_factor=0.9", "> 1"]),
         ("batching.max_batch=0", ["batching.max_batch=0", "batching.min_batch=1"]),
         ("batching.chunks=1", ["batching.chunks=1", ">= 2"]),
-        ("batching.smoothing=1", ["batching.smoothing=1", "[0, 1)"]),
+        ("batching.span=1.5", ["batching.span=1.5", "[0, 1]"]),
         ("batching.padding_fraction=1.1", ["batching.padding_fraction=1.1", "(0, 1]"]),
         ("batching.request=staged", ["batching.stage_fractions=[]", "rise from 0"]),
         ("batching.request=replay", ["batching.replay=null", "name the run"]),

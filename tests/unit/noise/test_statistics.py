@@ -83,6 +83,7 @@ def test_by_hand() -> None:
     assert measured.squared_norm == pytest.approx(11.25 - trace / 4)
     ip_variance = 1 * (4.5 - 11.25) ** 2 + 3 * (13.5 - 11.25) ** 2
     assert measured.ip_variance == pytest.approx(ip_variance), "two chunks are too few to take gbar's noise out"
+    assert not measured.ip_corrected
     assert measured.ip_squared_norm == measured.mean_squared_norm
     assert measured.ip_error == 0
     assert measured.orthogonal_variance == pytest.approx(max(0.0, trace - ip_variance / 11.25))
@@ -138,21 +139,88 @@ def test_leaving_out_one_chunk_is_measuring_without_it() -> None:
     torch.testing.assert_close(jackknife_covariance(chunks @ chunks.T, sizes), expected)
 
 
-def test_smoothing_is_a_bias_corrected_average_of_each_number() -> None:
-    def made(value: float) -> GradientStatistics:
-        return GradientStatistics(value, 2 * value, 3 * value, 4 * value, 5 * value, 6 * value, 7 * value)
+def made(
+    trace: float, squared_norm: float = 1.0, sequences: float = 8.0, ip_corrected: bool = True
+) -> GradientStatistics:
+    """Statistics whose inner-product variance is twice the trace."""
+    return GradientStatistics(trace, squared_norm, sequences, 2 * trace, 0.0, ip_corrected)
 
+
+def averaged(several: list[GradientStatistics], span: float, tokens: int = 100) -> GradientStatistics:
+    """After one round of `tokens` for each."""
     smoothed = Smoothed()
-    for value in (10.0, 20.0, 40.0):
-        smoothed = smoothed.after(made(value), 0.9)
-    expected = (0.81 * 10 + 0.9 * 20 + 40) / (0.81 + 0.9 + 1)
+    for round_, one in enumerate(several, start=1):
+        smoothed = smoothed.after(one, tokens, round_ * tokens, span)
     assert smoothed.statistics is not None
-    assert smoothed.statistics.trace == pytest.approx(expected)
-    assert smoothed.statistics.orthogonal_variance == pytest.approx(7 * expected)
-    assert smoothed.weight == pytest.approx(1 - 0.9**3)
-    assert Smoothed().after(made(3.0), 0.9).statistics == made(3.0), "the first value counts in full"
-    forgetful = Smoothed().after(made(1.0), 0.0).after(made(5.0), 0.0)
-    assert forgetful.statistics == made(5.0)
+    return smoothed.statistics
+
+
+def test_an_average_spans_a_share_of_the_tokens_so_far() -> None:
+    assert averaged([made(10.0), made(20.0), made(30.0)], 0.2).trace == pytest.approx(20), "three rounds at least"
+    # The fourth replaces a third of it, and so on.
+    assert averaged([made(10.0), made(20.0), made(30.0), made(50.0)], 0.2).trace == pytest.approx((20 * 2 + 50) / 3)
+    assert averaged([made(10.0)] * 99 + [made(20.0)], 0.2).trace == pytest.approx(10 + 10 / 20), (
+        "a twentieth of 20 rounds"
+    )
+    assert averaged([made(1.0), made(5.0)], 0.0) == made(5.0)
+    assert averaged([made(1.0), made(2.0)], 1.0, tokens=7).ip_variance == pytest.approx(3)
+
+
+@pytest.mark.parametrize("num_rounds", [24, 60])
+def test_an_average_follows_a_signal_that_falls_two_hundredfold(num_rounds: int) -> None:
+    """|G|^2 from 28 to 0.14; decay 0.9 a round asked for 0.13 of the right batch in 24 rounds, 0.31 in 60."""
+    norms = [28 * (0.14 / 28) ** (round_ / (num_rounds - 1)) for round_ in range(num_rounds)]
+    shares = [
+        averaged([made(50.0, norm) for norm in norms[: count + 1]], 0.15).noise_scale / (50.0 / norms[count])
+        for count in range(num_rounds)
+    ]
+    assert min(shares) > 0.4
+    assert float(np.median(shares)) > 0.5
+    assert max(shares) <= 1
+
+
+def test_an_odd_measurement_counts_as_three_times_the_average_at_most() -> None:
+    odd = averaged([made(10.0, 2.0)] * 10 + [made(1000.0, 200.0)], 0.2)
+    assert odd.trace == pytest.approx((2 * 10 + 30) / 3)
+    assert odd.squared_norm == pytest.approx((2 * 2 + 6) / 3), "what was odd about it were its gradients' lengths"
+    assert odd.noise_scale == pytest.approx(5)
+
+
+def test_averages_hold_nothing_of_the_batches_they_were_measured_with() -> None:
+    """|gbar|^2, and V_ip with gbar's noise in it, depend on the batch: an average has those of the last one."""
+    small, large = made(40.0, 1.0, sequences=4), made(40.0, 1.0, sequences=400)
+    for measured, expected in (([large, small], 11.0), ([small, large], 1.1)):
+        assert averaged(measured, 0.5).mean_squared_norm == pytest.approx(expected)
+    left_in = [made(10.0, ip_corrected=False), made(30.0, ip_corrected=False)]
+    assert averaged(left_in, 0.5).trace == pytest.approx(20)
+    assert averaged(left_in, 0.5).ip_variance == 60, "the last one's"
+
+
+def test_the_part_across_the_gradient_is_formed_of_averages() -> None:
+    """tr(Sigma) 50, V_ip / |G|^2 = 5: the mean of ratios of single rounds' noisy numbers is another."""
+    rng = np.random.default_rng(0)
+    rounds = [
+        GradientStatistics(50.0, 1.0 + noise, 8.0, 5.0 + other, 0.0, True)
+        for noise, other in rng.normal(0, 0.8, (400, 2))
+    ]
+    assert averaged(rounds, 1.0).orthogonal_variance == pytest.approx(45, abs=0.5)
+    assert abs(np.mean([one.orthogonal_variance for one in rounds]) - 45) > 2, "as it was formed before"
+
+
+def test_a_merge_carries_its_members_averages_on_at_half_their_weight() -> None:
+    members = []
+    for trace in (10.0, 20.0):
+        smoothed = Smoothed()
+        for round_ in range(1, 41):
+            smoothed = smoothed.after(made(trace), 100, round_ * 100, 0.2)
+        members.append(smoothed)
+    merged = Smoothed.of_merged([(0.25, members[0]), (0.75, members[1])])
+    assert merged.statistics is not None
+    assert merged.statistics.trace == pytest.approx(17.5)
+    next_one = merged.after(made(27.5), 200, 4200, 0.2).statistics
+    assert next_one is not None
+    assert next_one.trace == pytest.approx(17.5 + 10 * 200 / 600), "they stand on 400 tokens, half of 800"
+    assert Smoothed.of_merged([(1.0, Smoothed()), (0.0, members[0])]) == Smoothed(), "nothing measured, nothing kept"
 
 
 def test_chunks_hold_two_sequences_or_more_where_that_leaves_two() -> None:

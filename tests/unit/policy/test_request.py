@@ -13,14 +13,13 @@ from adloco_dist.config.compose import compose
 from adloco_dist.noise import requests
 from adloco_dist.noise.estimation import statistics_from_gram
 from adloco_dist.noise.statistics import GradientStatistics
-from adloco_dist.policy.batch import BatchInputs, BatchPlan, BatchReport
+from adloco_dist.policy.batch import BatchInputs, BatchPlan, BatchReport, Spent
 from adloco_dist.policy.request import variance_test_request
 from helpers.support import first_batch, next_batch, sequence_gradients
 
 MEASURED = GradientStatistics(
-    trace=12.0, squared_norm=0.5, mean_squared_norm=2.0, ip_variance=3.0, ip_squared_norm=0.25, ip_error=0.0,
-    orthogonal_variance=8.0,
-)  # fmt: skip
+    trace=12.0, squared_norm=0.5, sequences=8.0, ip_variance=3.0, ip_error=0.0, ip_corrected=True
+)
 
 
 def settings(*overrides: str) -> Settings:
@@ -38,8 +37,8 @@ def rounds(
     recorded = iter(replayed or [None] * (1 + len(reports)))
     plans = [first_batch(settings, inputs, next(recorded))]
     for round_, statistics in enumerate(reports, start=1):
-        fraction = round_ / (len(reports) + 1)
-        plans.append(next_batch(settings, inputs, plans[-1], BatchReport(statistics), fraction, next(recorded)))
+        spent = Spent(round_ / (len(reports) + 1), tokens=100 * round_, round_tokens=100)
+        plans.append(next_batch(settings, inputs, plans[-1], BatchReport(statistics), spent, next(recorded)))
     return plans
 
 
@@ -52,14 +51,14 @@ def totals(plans: list[BatchPlan]) -> list[float]:
     [
         (["batching.eta=0.5"], 12 / (0.25 * 0.5)),
         (["batching.eta=0.5", "batching.gradient_norm=plugin"], 12 / (0.25 * 2.0)),
-        (["batching.request=inner_product_test", "batching.theta=0.5"], 3 / (0.25 * 0.25**2)),
+        (["batching.request=inner_product_test", "batching.theta=0.5"], 3 / (0.25 * 0.5**2)),
         (
             ["batching.request=augmented_inner_product_test", "batching.theta=0.5", "batching.nu=2"],
-            max(3 / (0.25 * 0.25**2), 8 / (4 * 0.5)),
+            max(3 / (0.25 * 0.5**2), 6 / (4 * 0.5)),
         ),
         (
             ["batching.request=augmented_inner_product_test", "batching.theta=100", "batching.nu=0.1"],
-            8 / (0.01 * 0.5),
+            6 / (0.01 * 0.5),
         ),
     ],
 )
@@ -80,7 +79,7 @@ def test_inner_products_below_the_sketchs_error_leave_it_to_the_norm_test() -> N
     resolved = dataclasses.replace(MEASURED, ip_variance=1.5, ip_error=1.0)
     inner_product_test = settings("batching.request=inner_product_test", "batching.theta=1")
     asked = variance_test_request(inner_product_test.batching, resolved)
-    assert asked.sequences == pytest.approx(1.5 / 0.25**2)
+    assert asked.sequences == pytest.approx(1.5 / 0.5**2)
 
 
 def test_bollapragadas_tests_on_exact_gradients() -> None:
@@ -110,7 +109,7 @@ def test_bollapragadas_tests_on_exact_gradients() -> None:
 
 
 def test_noise_only_asks_for_infinity_and_grows_by_the_bound() -> None:
-    noise = dataclasses.replace(MEASURED, squared_norm=-0.1, ip_squared_norm=-0.1)
+    noise = dataclasses.replace(MEASURED, squared_norm=-0.1)
     for request in ("norm_test", "inner_product_test", "augmented_inner_product_test"):
         plans = rounds(settings(f"batching.request={request}", "batching.growth_limit=3"), [noise, noise])
         assert totals(plans) == [8, 24, 72]
@@ -122,7 +121,7 @@ def test_noise_only_asks_for_infinity_and_grows_by_the_bound() -> None:
 
 
 def test_growth_is_limited_and_counted_from_the_last_bounded_request() -> None:
-    plans = rounds(settings("batching.growth_limit=1.5", "batching.eta=1", "batching.smoothing=0"), [MEASURED] * 4)
+    plans = rounds(settings("batching.growth_limit=1.5", "batching.eta=1", "batching.span=0"), [MEASURED] * 4)
     assert totals(plans) == [8, 12, 18, 24, 24]
     assert [plan.bound for plan in plans] == [None, "growth_limit", "growth_limit", None, None]
     assert [plan.local_batch for plan in plans] == [4, 6, 9, 12, 12]
@@ -132,9 +131,9 @@ def test_a_wrong_upward_step_is_taken_back_unless_batches_may_not_shrink() -> No
     """One noisy round doubles the batch; the next measurements are as calm as before."""
     calm = dataclasses.replace(MEASURED, trace=4.0)
     noisy = dataclasses.replace(MEASURED, trace=400.0)
-    shrinking = rounds(settings("batching.eta=1", "batching.smoothing=0"), [calm, noisy, calm])
+    shrinking = rounds(settings("batching.eta=1", "batching.span=0"), [calm, noisy, calm])
     assert totals(shrinking) == [8, 8, 16, 8]
-    ratchet = rounds(settings("batching.eta=1", "batching.smoothing=0", "batching.may_shrink=false"),
+    ratchet = rounds(settings("batching.eta=1", "batching.span=0", "batching.may_shrink=false"),
                      [calm, noisy, calm])  # fmt: skip
     assert totals(ratchet) == [8, 8, 16, 16]
     assert ratchet[-1].bound == "may_shrink"
@@ -143,7 +142,7 @@ def test_a_wrong_upward_step_is_taken_back_unless_batches_may_not_shrink() -> No
 
 def test_least_and_largest_batches() -> None:
     small, large = dataclasses.replace(MEASURED, trace=0.1), dataclasses.replace(MEASURED, trace=1e6)
-    bounds = ("batching.min_batch=6", "batching.max_batch=9", "batching.smoothing=0")
+    bounds = ("batching.min_batch=6", "batching.max_batch=9", "batching.span=0")
     plans = rounds(settings(*bounds), [small, large, large])
     assert totals(plans) == [8, 6, 9, 9]
     assert [plan.bound for plan in plans] == [None, "min_batch", "max_batch", "max_batch"]
@@ -154,7 +153,7 @@ def test_a_test_never_shrinks_a_batch_to_where_it_could_not_measure() -> None:
     """One worker with one sequence would keep that batch for ever."""
     small = dataclasses.replace(MEASURED, trace=0.1)
     one_worker = BatchInputs(num_workers=1)
-    plans = rounds(settings("batching.smoothing=0"), [small, small, MEASURED], one_worker)
+    plans = rounds(settings("batching.span=0"), [small, small, MEASURED], one_worker)
     assert totals(plans) == [4, 2, 2, 4]
     assert [plan.bound for plan in plans] == [None, "measurable", "measurable", "growth_limit"]
 
@@ -176,7 +175,7 @@ def test_a_shard_smaller_than_the_batch_caps_it_with_a_warning() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_statistics_that_are_not_finite_never_change_a_batch(value: float) -> None:
     broken = dataclasses.replace(MEASURED, ip_variance=value)
-    plans = rounds(settings("batching.eta=1", "batching.smoothing=0.5"), [MEASURED, broken, MEASURED])
+    plans = rounds(settings("batching.eta=1", "batching.span=0.2"), [MEASURED, broken, MEASURED])
     assert totals(plans) == [8, 16, 16, 24]
     assert plans[2].note is not None
     assert "not finite" in plans[2].note

@@ -13,7 +13,7 @@ from adloco_dist.data.encoding import Vocabulary
 from adloco_dist.data.order import permutation
 from adloco_dist.noise.statistics import GradientStatistics
 from adloco_dist.objective.language import LanguageObjective
-from adloco_dist.policy.batch import BatchInputs, BatchPlan, BatchReport
+from adloco_dist.policy.batch import BatchInputs, BatchPlan, BatchReport, Spent
 from adloco_dist.policy.switch import automatic_n, micro_batch_size, min_limit, switch
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.gradient import mean_gradient
@@ -132,15 +132,15 @@ def test_automatic_n_accumulates_exactly_where_progress_per_second_rises() -> No
 
 def test_automatic_n_is_planned_from_what_was_measured() -> None:
     """8 sequences wanted above a limit of 2, noise scale 32: accumulating pays from 1/4 of 16 passes on."""
-    settings: Settings = compose(["batching.local_batch=8", "switch.n=auto", "batching.eta=2", "batching.smoothing=0"])
-    statistics = GradientStatistics(32.0, 1.0, 2.0, 1.0, 1.0, 0.0, 30.0)
+    settings: Settings = compose(["batching.local_batch=8", "switch.n=auto", "batching.eta=2", "batching.span=0"])
+    statistics = GradientStatistics(32.0, 1.0, 2.0, 1.0, 0.0, True)
     inputs = BatchInputs(num_workers=1, batch_limit=2)
 
     def planned(compute_seconds_per_sequence: float, seconds_per_update: float) -> BatchPlan:
         first = first_batch(settings, inputs)
         assert (first.switch_n, first.mode, first.local_batch) == (2.0, "accumulated", 8)
         report = BatchReport(statistics, compute_seconds_per_sequence, seconds_per_update)
-        return next_batch(settings, inputs, first, report, 0.1)
+        return next_batch(settings, inputs, first, report, Spent(0.1, 100, 100))
 
     # A pass of 2 takes 2 s and everything else 0.5 s: x = 4 against phi t_fixed / t_pass = 16 * 0.25 = 4.
     assert planned(1.0, 8.5).mode == "accumulated"
