@@ -255,7 +255,9 @@ def evaluated(runtime: Runtime, num_sequences: int, allowed_bytes: int | None) -
     trainer, slot = lone_trainer(settings, objective, small_module(settings), table)
     if allowed_bytes is not None:
         limit_memory(allowed_bytes)
-    return asdict(evaluate(slot.flat_model, objective, trainer.anchor, table, None, num_sequences, Part(0, 1)))
+    return asdict(
+        evaluate(slot.flat_model, objective, trainer.anchor, table, range(num_sequences), num_sequences, Part(0, 1))
+    )
 
 
 def test_an_evaluation_that_runs_out_of_memory_goes_on_in_smaller_passes() -> None:

@@ -1,7 +1,6 @@
 """One rank of a run: agree with the others on settings, corpus and layout, train, write what lasts."""
 
 import logging
-import math
 import os
 import platform
 import signal
@@ -198,8 +197,9 @@ def _end(outcome: Outcome, journal: Journal, directory: Path, checkpoint: str | 
         resumes = "the same command with run.directory and run.unfinished=resume resumes it"
         kept = f"checkpoint: {checkpoint}; {resumes}" if checkpoint else "no checkpoint, for nothing new was trained"
         return [*detail, kept]
-    best = min(result["candidates"], key=lambda candidate: (math.isnan(loss := candidate["validation_loss"]), loss))
-    detail = [f"ended: {outcome.stop}; best {in_words(best)}", where]
+    saved = [candidate for candidate in result["candidates"] if candidate["name"] == result["saved"]]
+    figure = in_words((saved or result["candidates"])[0])
+    detail = [f"ended: {outcome.stop}; {figure}", where]
     if outcome.weights is not None:
         detail.append(f"model: {save_model(directory, pool.flat_model, outcome.weights, pool.objective)}")
     journal.close({"stop": outcome.stop, **result})

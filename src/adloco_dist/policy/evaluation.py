@@ -1,11 +1,44 @@
 """What an evaluation comes to."""
 
 import math
-from collections.abc import Mapping
+import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+from adloco_dist.config import EvaluationSettings
+
 PERPLEXITY, ACCURACY = "perplexity", "accuracy"
+
+
+@dataclass(frozen=True)
+class Subsets:
+    """Which validation sequences what is evaluated on, by their places in the split."""
+
+    curve: Sequence[int]
+    """Anchors while training: the first of `final`, so that what a curve ends with is comparable with the result."""
+    final: Sequence[int]
+    """The result at the end."""
+    choice: Sequence[int]
+    """What is saved is chosen on these: the best of several on `final` would look better there than it is."""
+
+
+def subsets(num_sequences: int, settings: EvaluationSettings) -> Subsets:
+    """Divide a split: `choice` takes as many as a curve, at most half, and nothing of what is reported."""
+    order = in_order(num_sequences)
+    reported = order[: num_sequences - min(settings.sequences, num_sequences // 2)]
+    return Subsets(
+        reported[: settings.sequences],
+        reported[: settings.final_sequences],
+        order[len(reported) :] or reported,
+    )
+
+
+@cache
+def in_order(num_sequences: int) -> list[int]:
+    """The order in which sequences of a split are taken where not all are: the same in every run."""
+    return random.Random(0).sample(range(num_sequences), num_sequences)
 
 
 @dataclass(frozen=True)

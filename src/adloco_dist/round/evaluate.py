@@ -1,5 +1,6 @@
 """Validation loss of given weights, on one rank's part of the validation split."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,19 +29,18 @@ def part_of(rank: int, trainer: int, layout: Layout) -> Part:
 
 
 def evaluate(
-    flat_model: FlatModel, objective: Objective, weights: torch.Tensor, table: SequenceTable,
-    max_sequences: int | None, batch: int, part: Part,
+    flat_model: FlatModel, objective: Objective, weights: torch.Tensor, table: SequenceTable, chosen: Sequence[int],
+    batch: int, part: Part,
 ) -> Evaluation:  # fmt: skip
-    """Evaluate `weights` on this rank's part of at most `max_sequences` sequences, spread evenly over the split.
+    """Evaluate `weights` on this rank's part of some sequences of the split.
 
     Args:
+        chosen: their places (policy/evaluation.py).
         batch: sequences of a forward pass; fewer where the device takes fewer, or has no memory left.
     """
-    num_sequences = min(table.num_sequences, max_sequences or table.num_sequences)
-    chosen = np.arange(num_sequences) * table.num_sequences // num_sequences
     sums = Evaluation()
     with flat_model.borrowed(weights) as module:
-        mine, start = chosen[part.index :: part.count], 0
+        mine, start = np.array(chosen[part.index :: part.count]), 0
         size = min(batch, flat_model.capacity or batch)
         while start < len(mine):
             sequences = table.batch(mine[start : start + size]).to(flat_model.device)

@@ -1,7 +1,7 @@
 """The end of a run: every trainer's anchor and their average evaluated, what is to be saved brought to rank 0."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,7 +13,7 @@ from adloco_dist.cluster.groups import Groups
 from adloco_dist.config import EvaluationSettings, Final
 from adloco_dist.data.protocols import SequenceTable
 from adloco_dist.objective.protocol import Objective
-from adloco_dist.policy.evaluation import Evaluation, candidate_name
+from adloco_dist.policy.evaluation import Evaluation, candidate_name, subsets
 from adloco_dist.policy.layout import Layout
 from adloco_dist.policy.regrouping import transfer
 from adloco_dist.pool.flat_model import FlatModel
@@ -37,7 +37,8 @@ def finish(
 ) -> tuple[dict[str, Any], torch.Tensor | None]:
     """Evaluate all candidates and choose the trainer with the smallest validation loss, or the average of all.
 
-    Trainers that are not finite are in no average, and never chosen.
+    Trainers that are not finite are in no average, and never chosen. The choice is made on other sequences than those
+    that the result is reported of.
 
     Args:
         trainers: this rank's, by id.
@@ -46,25 +47,30 @@ def finish(
         The result (the same on all ranks), and on rank 0 the weights that were chosen: none of trainers that are all
         not finite.
     """
-    batch = evaluation.batch
-    num_sequences = min(validation.num_sequences, evaluation.final_sequences or validation.num_sequences)
-    sums: dict[str, Evaluation] = {}
-    for trainer in trainers.values():
-        part = part_of(control.rank, trainer.id, layout)
-        sums[candidate_name(trainer.id)] = evaluate(
-            flat_model, objective, trainer.anchor, validation, num_sequences, batch, part
-        )
-    evaluated = _exchange(control, sums)
+    batch, chosen = evaluation.batch, subsets(validation.num_sequences, evaluation)
+
+    def losses(sequences: Sequence[int]) -> dict[str, Evaluation]:
+        """Every trainer's, by name. Collective."""
+        sums: dict[str, Evaluation] = {}
+        for trainer in trainers.values():
+            part = part_of(control.rank, trainer.id, layout)
+            sums[candidate_name(trainer.id)] = evaluate(
+                flat_model, objective, trainer.anchor, validation, sequences, batch, part
+            )
+        return _exchange(control, sums)
+
+    evaluated = losses(chosen.final)
     finite = [trainer_id for trainer_id in layout.trainers if math.isfinite(evaluated[candidate_name(trainer_id)].loss)]
+    compared = losses(chosen.choice) if len(finite) > 1 else evaluated
+    best = min(finite, key=lambda trainer_id: (compared[candidate_name(trainer_id)].loss, trainer_id), default=None)
     averaged = len(layout.trainers) > 1 and len(finite) > 0
     if averaged:
         shares = dict.fromkeys(finite, 1 / len(finite))
         everywhere = tuple(range(control.world_size))
         average = _bring(shares, everywhere, trainers, layout, flat_model, groups)
         part = Part(control.rank, control.world_size)
-        sums = {AVERAGE: evaluate(flat_model, objective, average, validation, num_sequences, batch, part)}
+        sums = {AVERAGE: evaluate(flat_model, objective, average, validation, chosen.final, batch, part)}
         evaluated |= _exchange(control, sums)
-    best = min(finite, key=lambda trainer_id: (evaluated[candidate_name(trainer_id)].loss, trainer_id), default=None)
     saves_average = final is Final.average and averaged and math.isfinite(evaluated[AVERAGE].loss)
     saved = AVERAGE if saves_average else None if best is None else candidate_name(best)
     result = {

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from adloco_dist.averaging.background import Background
 from adloco_dist.cluster.failures import about
 from adloco_dist.cluster.signals import StopRequest
+from adloco_dist.policy.evaluation import subsets
 from adloco_dist.policy.layout import Layout
 from adloco_dist.policy.plan import RoundPlan
 from adloco_dist.policy.report import (
@@ -179,7 +180,8 @@ def complete_all(pool: LocalPool) -> dict[int, OuterReport]:
 
 def evaluate_anchors(pool: LocalPool, layout: Layout) -> dict[int, EvaluationReport]:
     """Evaluate every trainer's anchor on this rank's part of the validation sequences."""
-    limits, reports = pool.settings.evaluation, {}
+    validation, reports = pool.splits.validation, {}
+    chosen = subsets(validation.num_sequences, pool.settings.evaluation).curve
     for trainer_id, trainer in pool.trainers.items():
         part = part_of(pool.runtime.rank, trainer_id, layout)
         with timed(pool.runtime.device) as timing:
@@ -187,9 +189,9 @@ def evaluate_anchors(pool: LocalPool, layout: Layout) -> dict[int, EvaluationRep
                 pool.flat_model,
                 pool.objective,
                 trainer.anchor,
-                pool.splits.validation,
-                limits.sequences,
-                limits.batch,
+                validation,
+                chosen,
+                pool.settings.evaluation.batch,
                 part,
             )
         reports[trainer_id] = EvaluationReport(sums, timing.seconds)

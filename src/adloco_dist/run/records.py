@@ -45,7 +45,7 @@ class Row(TypedDict):
     request: NotRequired[float | None]
     bound: NotRequired[str | None]
     noise_scale: NotRequired[float | None]
-    smoothed: NotRequired[dict[str, float | None] | None]
+    smoothed: NotRequired[dict[str, float | bool | None] | None]
     notes: NotRequired[list[str]]
     origins: NotRequired[list[tuple[int, int]]]
     merge: NotRequired[MergeRow]

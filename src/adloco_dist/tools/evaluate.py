@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from adloco_dist.config import SettingsError, as_tool
-from adloco_dist.policy.evaluation import in_words
+from adloco_dist.policy.evaluation import in_order, in_words
 from adloco_dist.pool.arithmetic import set_up_arithmetic
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.round.evaluate import Part, evaluate
@@ -44,7 +44,7 @@ def evaluate_run(directory: Path, max_sequences: int | None) -> str:
         run.objective,
         flat_model.initial_weights(),
         run.splits.validation,
-        max_sequences,
+        in_order(run.splits.validation.num_sequences)[:max_sequences],
         settings.evaluation.batch,
         Part(0, 1),
     )

@@ -129,7 +129,7 @@ def test_a_classifier_of_any_architecture_reads_no_padding(architecture: str) ->
     batch = store.batch(np.arange(3))
     alone = torch.cat([predict(model.module, store.batch(np.array([place]))) for place in range(3)])
     torch.testing.assert_close(predict(model.module.eval(), batch), alone, rtol=0, atol=1e-6)
-    evaluation = evaluate(model, objective, weights, store, None, 2, Part(0, 1))
+    evaluation = evaluate(model, objective, weights, store, range(3), 2, Part(0, 1))
     assert evaluation.targets == 3
     assert evaluation.correct == int((alone.argmax(1) == torch.tensor(labels)).sum())
 
