@@ -40,7 +40,7 @@ FREE: Mapping[str, st.SearchStrategy[Any]] = {
     "inner.weight_decay": st.floats(0, 0.2),
     "inner.clip_norm": st.sampled_from(["null", 0.1, 1.0]),
     "inner.schedule": st.sampled_from(["constant", "cosine"]),
-    "inner.warmup_tokens": st.integers(0, 500),
+    "inner.warmup_fraction": st.floats(0, 0.9),
     "inner.final_lr_fraction": st.floats(0, 1),
     "inner.batch_scaling": st.sampled_from(["none", "sqrt", "linear"]),
     "inner.reference_batch": st.sampled_from(["null", 1, 4]),

@@ -121,7 +121,7 @@ def run_round(
     Returns:
         Whether the round is complete. If not, ranks were asked to stop: the workers are in the middle of it.
     """
-    heartbeat, where, schedule = pool.runtime.heartbeat, f"round {plan.round + 1}", pool.schedule
+    heartbeat, where, schedule = pool.runtime.heartbeat, f"round {plan.round + 1}", pool.schedule(plan)
     reached = reached_by_all(pool, plan, report) if is_resumed else 0  # what was averaged up to there has been
     inner_reports: InnerReports = {}
     outer_reports, measure_reports = completed, dict[int, MeasureReport]()

@@ -8,7 +8,7 @@ import pytest
 from adloco_dist.testing.processes import run_ranks
 from helpers.support import held_anchors, train_small_pool
 
-EIGHT_WORKERS = ("pool.trainers=4", "pool.workers_per_trainer=2", "algorithm=diloco", "inner.warmup_tokens=500")
+EIGHT_WORKERS = ("pool.trainers=4", "pool.workers_per_trainer=2", "algorithm=diloco", "inner.warmup_fraction=0.3")
 ROUNDS = "budget.rounds=6"
 
 

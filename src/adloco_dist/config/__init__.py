@@ -66,6 +66,7 @@ from adloco_dist.config.running import (
 from adloco_dist.config.settings import (
     Settings,
 )
+from adloco_dist.config.simulation import SimulationSettings
 from adloco_dist.config.wire import WireSettings
 
 __all__ = [
@@ -113,6 +114,7 @@ __all__ = [
     "Settings",
     "SettingsError",
     "Shards",
+    "SimulationSettings",
     "SwitchMode",
     "SwitchSettings",
     "TrackingMode",

@@ -49,6 +49,12 @@ class RoundLength(Enum):
     updates = "updates"
     speed = "speed"
     seconds = "seconds"
+    link = "link"
+
+    @property
+    def is_unequal(self) -> bool:
+        """Whether ranks that differ in speed take different numbers of updates."""
+        return self in (RoundLength.speed, RoundLength.seconds)
 
 
 class InnerOptimizer(Enum):

@@ -16,18 +16,33 @@ class AlgorithmSettings:
     DistributedDataParallel, one worker per rank (algorithm=ddp)."""
     updates_per_round: int = 25
     """H: inner updates that every worker takes between two outer steps; with round=speed, the fastest;
-    with round=seconds, the most that any takes."""
+    with round=seconds, the most that any takes; with round=link, in the first round."""
     round: RoundLength = RoundLength.updates
     """updates: every worker takes as many. speed: workers on a rank that was slower in the last round take fewer, so
     that ranks do not wait for each other, and weigh less in the average. seconds: as with speed, and as many as were
-    measured to fit into `round_seconds`."""
+    measured to fit into `round_seconds`. link: every worker takes as many, and all together as few as the measured
+    costs of a round allow (`exposed_share`)."""
     round_seconds: float | None = None
     """Time that the inner updates of a round are to take with round=seconds, > 0; the first one takes 5 updates."""
+    exposed_share: float = 0.2
+    """Share of a round, in (0, 1), that averages and all else but updates may take with round=link: with longer rounds
+    they take less, and workers drift further apart."""
+    min_updates: int = 10
+    """Minimum of H with round=link; wire.fragments and wire.delay_updates need their times, too."""
+    max_updates: int = 400
+    """Maximum of H with round=link."""
 
     def __post_init__(self) -> None:
         updates = self.updates_per_round
         if updates < 1:
             raise SettingsError.of("algorithm.updates_per_round", updates, "must be >= 1")
+        if not 0 < self.exposed_share < 1:
+            raise SettingsError.of("algorithm.exposed_share", self.exposed_share, "must be in (0, 1)")
+        if self.min_updates < 1:
+            raise SettingsError.of("algorithm.min_updates", self.min_updates, "must be >= 1")
+        if self.max_updates < self.min_updates:
+            rule = f"must be >= algorithm.min_updates={self.min_updates}"
+            raise SettingsError.of("algorithm.max_updates", self.max_updates, rule)
         seconds = self.round_seconds
         if seconds is not None and not 0 < seconds < inf:
             raise SettingsError.of("algorithm.round_seconds", seconds, "must be > 0, or null")
@@ -64,8 +79,8 @@ class InnerSettings:
     """Maximum norm of a gradient, > 0; null: no clipping."""
     schedule: Schedule = Schedule.cosine
     """Course of the rate apart from the warm-up: constant at `lr`, or cosine decay while the budget is spent."""
-    warmup_tokens: int = 0
-    """Tokens of the whole pool over which the rate rises linearly to `lr`."""
+    warmup_fraction: float = 0.05
+    """Share of the budget, in [0, 1), over which the rate rises linearly to `lr`, from a tenth of it."""
     final_lr_fraction: float = 0.1
     """Share of `lr` that the cosine schedule ends at, in [0, 1]."""
     batch_scaling: RateScaling = RateScaling.sqrt
@@ -90,8 +105,8 @@ class InnerSettings:
             raise SettingsError.of("inner.weight_decay", self.weight_decay, "must be >= 0")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise SettingsError.of("inner.clip_norm", self.clip_norm, "must be > 0, or null")
-        if self.warmup_tokens < 0:
-            raise SettingsError.of("inner.warmup_tokens", self.warmup_tokens, "must be >= 0 tokens")
+        if not 0 <= self.warmup_fraction < 1:
+            raise SettingsError.of("inner.warmup_fraction", self.warmup_fraction, "must be in [0, 1), of the budget")
         fraction = self.final_lr_fraction
         if not 0 <= fraction <= 1:
             raise SettingsError.of("inner.final_lr_fraction", fraction, "must be in [0, 1]")

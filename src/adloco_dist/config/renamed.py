@@ -3,6 +3,7 @@
 from adloco_dist.config.errors import SettingsError
 
 RENAMED = {
+    "inner.warmup_tokens": "inner.warmup_fraction",
     "batching.smoothing": "batching.span",
     "batching.least_batch": "batching.min_batch",
     "batching.largest_batch": "batching.max_batch",

@@ -33,6 +33,7 @@ from adloco_dist.config.running import (
     RunSettings,
     TrackingSettings,
 )
+from adloco_dist.config.simulation import SimulationSettings
 from adloco_dist.config.wire import WireSettings
 
 
@@ -68,6 +69,7 @@ class Settings:
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     instances: InstanceSettings = field(default_factory=InstanceSettings)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
+    simulation: SimulationSettings = field(default_factory=SimulationSettings)
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
     run: RunSettings = field(default_factory=RunSettings)
 

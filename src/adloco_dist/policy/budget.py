@@ -63,16 +63,25 @@ def spent_fraction(settings: Settings, position: Position) -> float:
     return position.seconds / budget.seconds
 
 
-def fraction_per_update(settings: Settings, tokens_per_update: int, updates: int) -> float:
-    """The share of the budget that one update spends; 0 for a budget in seconds, since no clock is read in a round.
+def seconds_per_update(last: RoundPlan | None, position: Position) -> float:
+    """What an update of the last round took on rank 0's clock, averages and all; 0: there was none."""
+    return max(0.0, position.seconds - last.seconds) / last.updates if last else 0.0
+
+
+def fraction_per_update(settings: Settings, tokens_per_update: int, updates: int, update_seconds: float) -> float:
+    """The share of the budget that one update spends.
 
     Args:
         updates: of the round.
+        update_seconds: what an update of the last round took of a budget in seconds, averages and all; 0: not known.
     """
     budget = settings.budget
     if budget.rounds is not None:
         return 1 / (budget.rounds * updates)
-    return tokens_per_update / budget.tokens if budget.tokens is not None else 0.0
+    if budget.tokens is not None:
+        return tokens_per_update / budget.tokens
+    assert budget.seconds is not None
+    return update_seconds / budget.seconds
 
 
 def num_updates(settings: Settings, position: Position, tokens_per_update: int, updates: int) -> int:

@@ -18,10 +18,13 @@ class RoundForecast:
 
     def utilisation(self, update_seconds: float) -> float:
         """Share of the round that is spent in updates of that length; latencies and outer steps are not counted."""
-        each = self.transfer_seconds / self.fragments
-        exposed = self.fragments * max(0.0, each - self.delay_updates * update_seconds)
         computing = self.updates * update_seconds
-        return computing / (computing + exposed)
+        return computing / (computing + self.exposed_seconds(update_seconds))
+
+    def exposed_seconds(self, update_seconds: float) -> float:
+        """Time of a round that workers wait for averages, with updates of that length."""
+        each = self.transfer_seconds / self.fragments
+        return self.fragments * max(0.0, each - self.delay_updates * update_seconds)
 
     def update_seconds(self, utilisation: float) -> float:
         """How long an update must take for that share, in (0, 1): shorter ones wait for averages."""

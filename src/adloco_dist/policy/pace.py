@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from adloco_dist.config import RoundLength, Settings
+from adloco_dist.config import Settings
 from adloco_dist.policy.layout import Layout
 
 SAME = 0.95
@@ -36,7 +36,7 @@ def worker_updates(
     Args:
         update_seconds, growth: as in `max_updates`.
     """
-    if settings.algorithm.round is RoundLength.updates or not update_seconds:
+    if not settings.algorithm.round.is_unequal or not update_seconds:
         return {}
     seconds = _turns(layout, update_seconds, growth)
     fastest = min((one for one in seconds.values() if one > 0), default=0.0)

@@ -9,6 +9,7 @@ from adloco_dist.messages import encode
 from adloco_dist.policy.batch import BatchPlan, BatchReport
 from adloco_dist.policy.checkpoints import CheckpointId
 from adloco_dist.policy.layout import Layout
+from adloco_dist.policy.link import RoundCost
 from adloco_dist.policy.regrouping import Regrouping
 from adloco_dist.policy.replay import Trajectory
 from adloco_dist.policy.schedule import Progress
@@ -47,6 +48,8 @@ class RoundPlan:
     """Sequences of the shards after the regrouping, by trainer."""
     batches: Mapping[int, BatchPlan]
     """Batches of the round, by trainer."""
+    updates_per_round: int
+    """H, over which the averages of a round are spread."""
     updates: int
     """H; fewer in the last round of a budget in tokens, which ends with the update that spends it."""
     progress: Progress
@@ -63,6 +66,8 @@ class RoundPlan:
     outer_steps: int
     """Outer steps that any trainers have taken before this round: a step needs a worker that is finite."""
 
+    costs: tuple[RoundCost, ...] = ()
+    """What the last rounds cost beside their updates, with algorithm.round=link."""
     worker_updates: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Updates of each worker, by trainer, where ranks differ in speed; a trainer that is missing takes `updates`."""
 
@@ -144,5 +149,7 @@ class PoolReport:
     """Sequences that every rank's device takes in one micro-batch; None: any number."""
     update_seconds: Sequence[float] = ()
     """Time of one worker's update on every rank; 0: not measured."""
+    cost: RoundCost | None = None
+    """What the round cost beside its updates; None: it was not measured as a whole."""
     is_writing: bool = False
     """Whether a rank has not finished the last checkpoint."""

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from adloco_dist.config import BatchRequest, Settings, Shards
+from adloco_dist.config import BatchRequest, RoundLength, Settings, Shards
 from adloco_dist.noise.statistics import Smoothed
 from adloco_dist.policy.batch import BatchInputs, BatchReport, BatchTarget, Spent, first_target, next_target, take
 from adloco_dist.policy.budget import (
@@ -11,11 +11,13 @@ from adloco_dist.policy.budget import (
     fraction_per_update,
     num_updates,
     position_after,
+    seconds_per_update,
     spent_fraction,
     stop_reason,
 )
 from adloco_dist.policy.checkpoints import CheckpointId, is_due
 from adloco_dist.policy.layout import Layout
+from adloco_dist.policy.link import RoundCost, first_updates, remembered, updates_for_link
 from adloco_dist.policy.merging import Merge, choose_merges
 from adloco_dist.policy.pace import effective_workers, max_updates, worker_updates
 from adloco_dist.policy.plan import INTERRUPTED, NONFINITE, PlanInputs, PoolReport, RoundPlan
@@ -75,7 +77,11 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, r
     growth = {
         trainer: batch.local_batch / last.batches[trainer].local_batch for trainer, batch in batches.items() if last
     }
-    most = max_updates(settings, pool.layout, speeds, growth)
+    costs = _costs(settings, last, report)
+    if settings.algorithm.round is RoundLength.link:
+        most = updates_for_link(settings, costs, last.updates_per_round) if last else first_updates(settings)
+    else:
+        most = max_updates(settings, pool.layout, speeds, growth)
     updates = num_updates(settings, position, tokens_per_update, most)
     checkpoint = _checkpoint(settings, last, position, stop, report)
     every = settings.evaluation.every_rounds
@@ -90,10 +96,14 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, r
         layout=pool.layout,
         shard_sequences=pool.shard_sequences,
         batches=batches,
+        updates_per_round=most,
         updates=updates,
+        costs=costs,
         worker_updates=worker_updates(settings, pool.layout, updates, speeds, growth),
         progress=Progress(
-            position.tokens, tokens_per_update, fraction, fraction_per_update(settings, tokens_per_update, most)
+            tokens_per_update,
+            fraction,
+            fraction_per_update(settings, tokens_per_update, most, seconds_per_update(last, position)),
         ),
         evaluate=every is not None and (position.rounds + 1) % every == 0,
         is_concurrent=inputs.is_concurrent,
@@ -104,6 +114,13 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, r
         },
         outer_steps=position.outer_steps,
     )
+
+
+def _costs(settings: Settings, last: RoundPlan | None, report: PoolReport) -> tuple[RoundCost, ...]:
+    """What rounds have cost since ranks were regrouped last."""
+    if last is None or settings.algorithm.round is not RoundLength.link:
+        return ()
+    return remembered(() if last.regrouping else last.costs, report.cost)
 
 
 def _pool_before_merges(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, report: PoolReport) -> _Pool:

@@ -7,6 +7,7 @@ from msgspec import Struct, field
 from adloco_dist.noise.statistics import GradientStatistics
 from adloco_dist.policy.batch import BatchReport
 from adloco_dist.policy.evaluation import Evaluation
+from adloco_dist.policy.link import RoundCost
 from adloco_dist.policy.plan import PoolReport, RoundPlan
 from adloco_dist.text import ranks_by_value
 
@@ -214,7 +215,26 @@ def pool_report(reports: Sequence[RankReport], last: RoundPlan | None, seconds: 
         unmoved=frozenset(shares) - _trainers_with(shares, lambda part: len(part.outer.nonfinite) < part.num_workers),
         capacities=[report.capacity for report in reports],
         update_seconds=[report.update_seconds for report in reports],
+        cost=_round_cost(reports, last) if last else None,
         is_writing=any(report.is_writing for report in reports),
+    )
+
+
+def _round_cost(reports: Sequence[RankReport], last: RoundPlan) -> RoundCost | None:
+    """The cost of a round that all ranks took as a whole, on the rank that waited least."""
+    computing = [report for report in reports if report.trainers]
+    if not all(report.update_seconds for report in computing):
+        return None
+
+    def spent(report: RankReport, *steps: str) -> float:
+        return sum(getattr(share, step).seconds for share in report.trainers.values() for step in steps)
+
+    return RoundCost(
+        update_seconds=max(spent(report, "inner") for report in computing) / last.updates,
+        exposed_seconds=min(report.control_seconds + spent(report, "measure", "outer") for report in computing),
+        transfer_seconds=min(
+            sum(share.outer.transfer_seconds for share in report.trainers.values()) for report in computing
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""The inner learning rate as a function of progress, counted in tokens of the whole pool."""
+"""The inner learning rate as a function of the share of the budget that is spent."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,6 @@ class Progress:
     `fraction` is the share of the budget that is spent, in [0, 1].
     """
 
-    tokens: int
     tokens_per_update: int
     fraction: float
     fraction_per_update: float
@@ -22,11 +21,11 @@ class Progress:
 def learning_rate(inner: InnerSettings, progress: Progress, update: int) -> float:
     """The rate of update `update` (0-based) of the round: linear warm-up, then constant or cosine decay.
 
-    Warm-up counts the tokens that the update completes, so the first rate is not zero; the decay starts where
-    the warm-up ends only in so far as both factors multiply, as is usual for a short warm-up.
+    Both factors multiply, as is usual for a short warm-up. It begins at a tenth: of a budget in seconds nobody knows
+    in the first round what an update will spend.
     """
-    tokens_done = progress.tokens + (update + 1) * progress.tokens_per_update
-    warmup = min(1.0, tokens_done / inner.warmup_tokens) if inner.warmup_tokens else 1.0
+    done = progress.fraction + (update + 1) * progress.fraction_per_update
+    warmup = min(1.0, max(0.1, done / inner.warmup_fraction)) if inner.warmup_fraction else 1.0
     if inner.schedule is Schedule.constant:
         return inner.lr * warmup
     fraction = min(1.0, progress.fraction + update * progress.fraction_per_update)

@@ -11,6 +11,7 @@ from adloco_dist.messages import decode, encode
 from adloco_dist.policy.plan import PlanInputs, PoolReport, RoundPlan
 from adloco_dist.policy.planning import plan_round
 from adloco_dist.policy.report import RankReport, pool_report
+from adloco_dist.policy.simulation import round_seconds, simulated
 
 
 class Coordinator:
@@ -32,12 +33,12 @@ class Coordinator:
         self.reports: Sequence[RankReport] = ()
         self.pool_report = PoolReport()
         self._settings, self._inputs, self._saved = settings, inputs, saved
-        self._start = time.monotonic() - seconds
+        self._start, self._simulated_seconds = time.monotonic() - seconds, seconds
 
     @property
     def seconds(self) -> float:
-        """Seconds on this rank's clock since the first round began, earlier starts included."""
-        return time.monotonic() - self._start
+        """Seconds on this rank's clock since the first round began, earlier starts included; or simulated ones."""
+        return self._simulated_seconds if self._settings.simulation.is_on else time.monotonic() - self._start
 
     def plan_next(
         self, control: ControlPlane, report: RankReport, last: RoundPlan | None
@@ -49,6 +50,9 @@ class Coordinator:
         return coordinate(control, report, lambda reports: self._decide(reports, last))
 
     def _decide(self, reports: Sequence[RankReport], last: RoundPlan | None) -> RoundPlan:
+        if self._settings.simulation.is_on and last:
+            reports = simulated(self._settings, last, reports)
+            self._simulated_seconds = last.seconds + round_seconds(reports)
         self.reports, self.pool_report = reports, pool_report(reports, last, self.seconds)
         if self._saved:  # the last round's, but for what a new start changes
             now = {name: getattr(self.pool_report, name) for name in ("errors", "stop_requested", "capacities")}

@@ -56,11 +56,9 @@ class LocalPool:
         """Sequences per micro-batch of the slot that takes the fewest; None: any number."""
         return min_limit(*(slot.flat_model.capacity for slot in self.slots))
 
-    @property
-    def schedule(self) -> FragmentSchedule:
+    def schedule(self, plan: RoundPlan) -> FragmentSchedule:
         """When fragments are averaged in a round."""
-        wire = self.settings.wire
-        return FragmentSchedule(self.settings.algorithm.updates_per_round, wire.fragments, wire.delay_updates)
+        return FragmentSchedule(plan.updates_per_round, self.settings.wire.fragments, self.settings.wire.delay_updates)
 
     @property
     def workers(self) -> list[Worker]:

@@ -80,7 +80,7 @@ def reached_by_all(pool: LocalPool, plan: RoundPlan, report: RankReport) -> int:
     Args:
         report: the cost of the exchange is added to it.
     """
-    boundaries = [update for update in pool.schedule.boundaries(plan.updates) if has_reached(pool, plan, update)]
+    boundaries = [update for update in pool.schedule(plan).boundaries(plan.updates) if has_reached(pool, plan, update)]
     return min(exchange_all(pool.runtime.control, report, max(boundaries, default=0)))
 
 

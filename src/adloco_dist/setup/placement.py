@@ -10,7 +10,7 @@ from adloco_dist.baselines.ddp import DataParallel
 from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.cluster.survey import Link
-from adloco_dist.config import Backend, MergePolicy, RoundLength, Settings, SettingsError
+from adloco_dist.config import Backend, MergePolicy, Settings, SettingsError
 from adloco_dist.data.splits import Splits
 from adloco_dist.objective.protocol import Objective
 from adloco_dist.policy.layout import Layout
@@ -70,7 +70,7 @@ def set_up_pool(
             rule = f"its shards are not of this pool ({type(error).__name__}: {error}); move it away, or begin a run"
             raise SettingsError(f"run.directory={settings.run.directory}: its newest checkpoint: {rule}") from error
     has_streams = any(cursor.size is None for cursor in cursors.values())
-    if settings.algorithm.round is not RoundLength.updates and has_streams:
+    if settings.algorithm.round.is_unequal and has_streams:
         rule = "needs data that are read by number, and these are a stream; use updates"
         raise SettingsError.of("algorithm.round", settings.algorithm.round, rule)
     me = runtime.rank

@@ -1,5 +1,6 @@
 """Plans, reports and schedules: pure functions against hand-worked numbers."""
 
+import dataclasses
 import json
 import math
 
@@ -48,7 +49,7 @@ def test_a_budget_in_tokens_ends_with_the_update_that_spends_it() -> None:
     assert [plan.pool_tokens for plan in made] == [0, 300, 600, 720]
     assert [plan.updates for plan in made[:3]] == [5, 5, 2]
     assert [plan.stop for plan in made] == [None, None, None, "budget.tokens=700 reached"]
-    assert made[1].progress == Progress(300, 60, 300 / 700, 60 / 700)
+    assert made[1].progress == Progress(60, 300 / 700, 60 / 700)
 
 
 def test_budgets_in_rounds_and_seconds() -> None:
@@ -138,14 +139,17 @@ def test_shares_of_several_ranks_add_up_to_one_record_per_trainer() -> None:
 
 
 def test_learning_rates() -> None:
-    cosine = InnerSettings(lr=1.0, warmup_tokens=100, final_lr_fraction=0.2, schedule=Schedule.cosine)
-    start = Progress(tokens=0, tokens_per_update=20, fraction=0.0, fraction_per_update=0.0)
-    assert [learning_rate(cosine, start, update) for update in range(6)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1, 1])
-    later = Progress(tokens=1000, tokens_per_update=20, fraction=0.25, fraction_per_update=0.25)
+    cosine = InnerSettings(lr=1.0, warmup_fraction=0.1, final_lr_fraction=0.2, schedule=Schedule.cosine)
+    start = Progress(tokens_per_update=20, fraction=0.0, fraction_per_update=1e-9)
+    assert learning_rate(cosine, start, 0) == pytest.approx(0.1), "from a tenth"
+    rising = Progress(tokens_per_update=20, fraction=0.02, fraction_per_update=0.02)
+    flat = dataclasses.replace(cosine, schedule=Schedule.constant)
+    assert [learning_rate(flat, rising, update) for update in range(5)] == pytest.approx([0.4, 0.6, 0.8, 1, 1])
+    later = Progress(tokens_per_update=20, fraction=0.25, fraction_per_update=0.25)
     assert learning_rate(cosine, later, 1) == pytest.approx(0.2 + 0.8 * 0.5)
     assert learning_rate(cosine, later, 3) == pytest.approx(0.2)
     assert learning_rate(cosine, later, 9) == pytest.approx(0.2), "past the budget the rate stays"
-    constant = InnerSettings(lr=1.0, schedule=Schedule.constant)
+    constant = InnerSettings(lr=1.0, warmup_fraction=0.0, schedule=Schedule.constant)
     assert learning_rate(constant, later, 3) == 1.0
 
 

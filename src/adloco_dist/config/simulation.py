@@ -1,0 +1,34 @@
+"""A run on a simulated clock: what it would take on other machines and links, decided by the same code."""
+
+from dataclasses import dataclass
+from math import inf
+
+from adloco_dist.config.errors import SettingsError
+
+
+@dataclass
+class SimulationSettings:
+    """Seconds that are counted instead of measured, where `update_seconds` is set; every rank stands for a host."""
+
+    update_seconds: float | None = None
+    """Time of an update of one worker apart from its sequences, > 0; null: the real clock is read."""
+    sequence_seconds: float = 0.0
+    """Time of each sequence of an update."""
+    bytes_per_second: float = inf
+    """Rate of every host's link, in either direction, > 0."""
+    latency_seconds: float = 0.0005
+    """Time of a message from one host to another, apart from its bytes."""
+
+    @property
+    def is_on(self) -> bool:
+        return self.update_seconds is not None
+
+    def __post_init__(self) -> None:
+        update = self.update_seconds
+        if update is not None and not 0 < update < inf:
+            raise SettingsError.of("simulation.update_seconds", update, "must be > 0, or null for the real clock")
+        for name in ("sequence_seconds", "latency_seconds"):
+            if not 0 <= getattr(self, name) < inf:
+                raise SettingsError.of(f"simulation.{name}", getattr(self, name), "must be >= 0 seconds")
+        if not self.bytes_per_second > 0:
+            raise SettingsError.of("simulation.bytes_per_second", self.bytes_per_second, "must be > 0")

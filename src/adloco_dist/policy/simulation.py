@@ -1,0 +1,79 @@
+"""A simulated clock: the seconds of a round from what was counted in it, in place of those that were measured."""
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from adloco_dist.config import Settings, SimulationSettings
+from adloco_dist.policy.forecast import RoundForecast
+from adloco_dist.policy.plan import RoundPlan
+from adloco_dist.policy.report import EvaluationReport, RankReport, TrainerReport
+
+HIDDEN_GRADIENTS = 2 / 3
+"""Share of an update in which DistributedDataParallel's averages may travel: the backward pass."""
+
+
+def simulated(settings: Settings, plan: RoundPlan, reports: Sequence[RankReport]) -> list[RankReport]:
+    """The reports of a round as if every rank were a host of its own; evaluations take no time.
+
+    Ranks wait for the slowest in report and plan.
+    """
+    timed = [_without_waiting(settings, plan, report) for report in reports]
+    spent = [_seconds(report) for report in timed]
+    latency = 2 * settings.simulation.latency_seconds  # of the report, and of the plan
+    return [
+        replace(report, control_seconds=latency + max(spent) - seconds)
+        for report, seconds in zip(timed, spent, strict=True)
+    ]
+
+
+def round_seconds(reports: Sequence[RankReport]) -> float:
+    """The time of a round whose reports are simulated."""
+    return max(report.control_seconds + _seconds(report) for report in reports)
+
+
+def _seconds(report: RankReport) -> float:
+    return sum(sum(share.seconds.values()) for share in report.trainers.values()) + report.merge.seconds
+
+
+def _without_waiting(settings: Settings, plan: RoundPlan, report: RankReport) -> RankReport:
+    simulation = settings.simulation
+    updates = [_inner_seconds(simulation, plan, report.rank, trainer) for trainer in report.trainers]
+    turn = sum(updates) / plan.updates
+    trainers = {
+        trainer: _trainer_report(settings, plan, share, seconds, turn)
+        for (trainer, share), seconds in zip(report.trainers.items(), updates, strict=True)
+    }
+    workers = sum(share.num_workers for share in report.trainers.values())
+    merge = replace(report.merge, seconds=sum(report.merge.bytes_sent.values()) / simulation.bytes_per_second)
+    update_seconds = turn / workers if workers else 0.0
+    return replace(report, trainers=trainers, merge=merge, update_seconds=update_seconds)
+
+
+def _inner_seconds(simulation: SimulationSettings, plan: RoundPlan, rank: int, trainer: int) -> float:
+    each = (simulation.update_seconds or 0.0) + plan.batches[trainer].local_batch * simulation.sequence_seconds
+    return each * sum(plan.updates_of(trainer, worker) for worker in plan.layout.workers_on(rank, trainer))
+
+
+def _trainer_report(
+    settings: Settings, plan: RoundPlan, share: TrainerReport, inner_seconds: float, turn: float
+) -> TrainerReport:
+    """
+    Args:
+        turn: one update of all of the rank's workers, which are computed while an average travels.
+    """
+    simulation, wire = settings.simulation, settings.wire
+    sent = share.outer.bytes_sent
+    steps = wire.fragments * simulation.latency_seconds if sent.get("outer") else 0.0
+    transfer = steps + sent.get("outer", 0) / simulation.bytes_per_second
+    exposed = RoundForecast(plan.updates, wire.delay_updates, transfer, wire.fragments).exposed_seconds(turn)
+    gradients = sent.get("gradients", 0) / simulation.bytes_per_second
+    exposed += max(0.0, gradients - HIDDEN_GRADIENTS * inner_seconds)
+    measured = share.measure.bytes_sent / simulation.bytes_per_second
+    return replace(
+        share,
+        inner=replace(share.inner, seconds=inner_seconds),
+        measure=replace(share.measure, seconds=measured + simulation.latency_seconds if share.measure.seconds else 0.0),
+        outer=replace(share.outer, seconds=exposed, transfer_seconds=transfer if wire.delay_updates else 0.0),
+        evaluation=EvaluationReport(share.evaluation.sums),
+    )
