@@ -113,10 +113,11 @@ class Settings:
         if self.algorithm.is_data_parallel and not wire.is_plain:
             rule = "algorithm=ddp averages gradients, at every update; use wire=fp32"
             raise SettingsError.of("wire.format", wire.format, rule)
-        if wire.fragments > updates:
+        is_fixed = self.algorithm.round is not RoundLength.link  # which leaves fragments and delays their times
+        if is_fixed and wire.fragments > updates:
             rule = f"must be <= algorithm.updates_per_round={updates}: each has its own time in a round"
             raise SettingsError.of("wire.fragments", wire.fragments, rule)
-        if wire.delay_updates >= updates // wire.fragments:
+        if is_fixed and wire.delay_updates >= updates // wire.fragments:
             distance = f"the {updates // wire.fragments} updates between two averages"
             rule = f"must be < {distance} (algorithm.updates_per_round={updates}, wire.fragments={wire.fragments})"
             raise SettingsError.of("wire.delay_updates", wire.delay_updates, rule)

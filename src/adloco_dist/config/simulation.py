@@ -14,8 +14,8 @@ class SimulationSettings:
     """Time of an update of one worker apart from its sequences, > 0; null: the real clock is read."""
     sequence_seconds: float = 0.0
     """Time of each sequence of an update."""
-    bytes_per_second: float = inf
-    """Rate of every host's link, in either direction, > 0."""
+    bytes_per_second: float | None = None
+    """Rate of every host's link, in either direction, > 0; null: bytes take no time."""
     latency_seconds: float = 0.0005
     """Time of a message from one host to another, apart from its bytes."""
 
@@ -30,5 +30,10 @@ class SimulationSettings:
         for name in ("sequence_seconds", "latency_seconds"):
             if not 0 <= getattr(self, name) < inf:
                 raise SettingsError.of(f"simulation.{name}", getattr(self, name), "must be >= 0 seconds")
-        if not self.bytes_per_second > 0:
-            raise SettingsError.of("simulation.bytes_per_second", self.bytes_per_second, "must be > 0")
+        rate = self.bytes_per_second
+        if rate is not None and not rate > 0:
+            raise SettingsError.of("simulation.bytes_per_second", rate, "must be > 0, or null")
+
+    def transfer_seconds(self, num_bytes: int) -> float:
+        """What these bytes take on a host's link, without latency."""
+        return num_bytes / self.bytes_per_second if self.bytes_per_second else 0.0

@@ -45,7 +45,7 @@ def _without_waiting(settings: Settings, plan: RoundPlan, report: RankReport) ->
         for (trainer, share), seconds in zip(report.trainers.items(), updates, strict=True)
     }
     workers = sum(share.num_workers for share in report.trainers.values())
-    merge = replace(report.merge, seconds=sum(report.merge.bytes_sent.values()) / simulation.bytes_per_second)
+    merge = replace(report.merge, seconds=simulation.transfer_seconds(sum(report.merge.bytes_sent.values())))
     update_seconds = turn / workers if workers else 0.0
     return replace(report, trainers=trainers, merge=merge, update_seconds=update_seconds)
 
@@ -65,11 +65,11 @@ def _trainer_report(
     simulation, wire = settings.simulation, settings.wire
     sent = share.outer.bytes_sent
     steps = wire.fragments * simulation.latency_seconds if sent.get("outer") else 0.0
-    transfer = steps + sent.get("outer", 0) / simulation.bytes_per_second
+    transfer = steps + simulation.transfer_seconds(sent.get("outer", 0))
     exposed = RoundForecast(plan.updates, wire.delay_updates, transfer, wire.fragments).exposed_seconds(turn)
-    gradients = sent.get("gradients", 0) / simulation.bytes_per_second
+    gradients = simulation.transfer_seconds(sent.get("gradients", 0))
     exposed += max(0.0, gradients - HIDDEN_GRADIENTS * inner_seconds)
-    measured = share.measure.bytes_sent / simulation.bytes_per_second
+    measured = simulation.transfer_seconds(share.measure.bytes_sent)
     return replace(
         share,
         inner=replace(share.inner, seconds=inner_seconds),

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -153,9 +154,36 @@ def test_a_test_never_shrinks_a_batch_to_where_it_could_not_measure() -> None:
     """One worker with one sequence would keep that batch for ever."""
     small = dataclasses.replace(MEASURED, trace=0.1)
     one_worker = BatchInputs(num_workers=1)
-    plans = rounds(settings("batching.span=0"), [small, small, MEASURED], one_worker)
+    plans = rounds(settings("batching.span=0", "batching.min_batch=1"), [small, small, MEASURED], one_worker)
     assert totals(plans) == [4, 2, 2, 4]
-    assert [plan.bound for plan in plans] == [None, "measurable", "measurable", "growth_limit"]
+    assert [plan.bound for plan in plans] == [None, "shrink_limit", "measurable", "growth_limit"]
+
+
+def test_batches_shrink_by_a_bound_and_not_below_the_first() -> None:
+    """One odd measurement took 64 sequences to 2; below the first batch, updates cost more than they are worth."""
+    small = dataclasses.replace(MEASURED, trace=0.1)
+    large = dataclasses.replace(MEASURED, trace=1e6)
+    plans = rounds(settings("batching.span=0", "batching.shrink_limit=4"), [large, large, large, small, small, small])
+    assert totals(plans) == [8, 16, 32, 64, 16, 8, 8]
+    assert [plan.bound for plan in plans[4:]] == ["shrink_limit", "min_batch", "min_batch"]
+    assert [plan.local_batch for plan in plans[4:]] == [8, 4, 4], "as many sequences for each worker as at first"
+    open_loop = settings("batching.request=staged", "batching.stage_fractions=[0]", "batching.stage_batches=[2]")
+    assert totals(rounds(open_loop, [None])) == [2, 2], "what was asked for by hand is taken"
+
+
+def test_the_papers_formula_grows_by_its_noise_alone() -> None:
+    """Noise scale 1000: while noise dominates, |gbar|^2 is tr(Sigma) / S, and the request S / eta^2, in every round."""
+    papers = compose(["experiment=paper", "batching.growth_limit=10"])
+    plan = first_batch(papers, BatchInputs(num_workers=1))
+    batches = [plan.local_batch]
+    for round_ in range(1, 16):
+        measured = GradientStatistics(1000.0, 1.0, float(max(2, plan.local_batch)), 0.0, 0.0, ip_corrected=False)
+        spent = Spent(round_ / 16, 1000 * round_, 1000)
+        plan = next_batch(papers, BatchInputs(num_workers=1), plan, BatchReport(measured), spent)
+        batches.append(plan.local_batch)
+    growth = [later / earlier for earlier, later in pairwise(batches[5:10])]
+    assert all(1.4 < one < 1.7 for one in growth), "1.56; averaged over rounds it was 1.04"
+    assert batches[-1] > 300
 
 
 def test_a_shard_smaller_than_the_batch_caps_it_with_a_warning() -> None:

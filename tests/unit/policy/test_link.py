@@ -1,0 +1,106 @@
+"""H from the link: where it settles, how fast, within which bounds, and that plans carry it."""
+
+import dataclasses
+from itertools import pairwise
+
+import pytest
+
+from adloco_dist.config import Settings
+from adloco_dist.messages import decode, encode
+from adloco_dist.policy.layout import Layout
+from adloco_dist.policy.link import RoundCost, first_updates, remembered, updates_for_link
+from adloco_dist.policy.plan import PlanInputs, PoolReport, RoundPlan
+from adloco_dist.policy.planning import plan_round
+from adloco_dist.policy.regrouping import Regrouping
+from helpers.support import small_settings
+
+UPDATE_SECONDS = 0.04
+BY_LINK = ("algorithm.round=link", "pool.trainers=1", "pool.workers_per_trainer=2", "budget.rounds=1000")
+PAIR = Layout.one_rank_per_worker({0: (0, 1)})
+
+
+def cost(settings: Settings, updates: int, blocking: float, transfer: float, noise: float = 1.0) -> RoundCost:
+    """Of a round on a link that needs `transfer` seconds for what is hidden, and `blocking` for what is not."""
+    hidden = min(updates, settings.wire.delay_updates * settings.wire.fragments) * UPDATE_SECONDS
+    return RoundCost(UPDATE_SECONDS, noise * (blocking + max(0.0, transfer - hidden)), noise * transfer)
+
+
+def settled(settings: Settings, blocking: float, transfer: float = 0.0, rounds: int = 40) -> list[int]:
+    """H of every round, with costs that are up to a third off, in turns."""
+    updates, costs, taken = first_updates(settings), (), []
+    for round_ in range(rounds):
+        taken.append(updates)
+        costs = remembered(costs, cost(settings, updates, blocking, transfer, (1.0, 0.7, 1.3, 0.9, 1.1)[round_ % 5]))
+        updates = updates_for_link(settings, costs, updates)
+    return taken
+
+
+@pytest.mark.parametrize("seconds", [0.15, 0.26, 0.9, 2.6])
+def test_what_workers_wait_for_comes_to_the_share_that_is_asked_for(seconds: float) -> None:
+    taken = settled(small_settings(*BY_LINK), seconds)
+    assert seconds / (seconds + taken[-1] * UPDATE_SECONDS) == pytest.approx(0.2, abs=0.04)
+    assert len(set(taken[10:])) == 1, "it stays there, though measured costs vary"
+    assert max(max(one, other) / min(one, other) for one, other in pairwise(taken)) <= 2
+
+
+def test_what_is_hidden_keeps_the_link_busy_and_no_longer() -> None:
+    settings = small_settings(*BY_LINK, "wire.delay_updates=25")
+    taken = settled(settings, 0.001, 1.0)
+    assert taken[-1] == pytest.approx(1.0 / 0.9 / UPDATE_SECONDS, rel=0.25)
+    assert len(set(taken[10:])) == 1
+
+
+def test_bounds_hold_whatever_was_measured() -> None:
+    settings = small_settings(*BY_LINK, "algorithm.min_updates=7", "algorithm.max_updates=60")
+    assert settled(settings, 1e-6)[-1] == 7
+    assert settled(settings, 1e6)[-1] == 60
+    spread = small_settings(*BY_LINK, "wire.fragments=4", "wire.delay_updates=5")
+    assert min(settled(spread, 1e-6)) == 24, "every fragment has its delay"
+    assert updates_for_link(settings, (), 33) == 33, "nothing measured yet"
+
+
+def test_one_odd_round_changes_nothing() -> None:
+    settings, usual = small_settings(*BY_LINK), RoundCost(UPDATE_SECONDS, 0.2)
+    costs = remembered([usual] * 4, RoundCost(UPDATE_SECONDS, 60.0))
+    assert len(costs) == 5
+    assert updates_for_link(settings, costs, 20) == updates_for_link(settings, [usual] * 5, 20)
+
+
+def rounds(settings: Settings, costs: list[RoundCost | None]) -> list[RoundPlan]:
+    plans = [plan_round(settings, PlanInputs(PAIR), None, PoolReport())]
+    for one in costs:
+        # As through a checkpoint and a broadcast: what the next plan stands on is all in the last one.
+        last = decode(RoundPlan, encode(plans[-1]))
+        plans.append(plan_round(settings, PlanInputs(PAIR), last, PoolReport(cost=one)))
+    return plans
+
+
+def test_plans_carry_what_h_stands_on() -> None:
+    settings = small_settings(*BY_LINK, "algorithm.updates_per_round=20")
+    slow = RoundCost(UPDATE_SECONDS, 1.6)
+    plans = rounds(settings, [slow, None, slow, slow, slow, slow])
+    assert [plan.updates for plan in plans] == [20, 40, 80, 160, 160, 160, 160]
+    assert [plan.updates_per_round for plan in plans] == [plan.updates for plan in plans]
+    assert len(plans[-1].costs) == 5
+    assert plans[2].costs == (slow,), "a round that was not measured as a whole is not counted"
+    fixed = rounds(small_settings(*BY_LINK, "algorithm.round=updates", "algorithm.updates_per_round=20"), [slow, slow])
+    assert [(plan.updates, plan.costs) for plan in fixed] == [(20, ())] * 3
+
+
+def test_the_last_round_of_a_budget_is_shorter_and_its_averages_keep_their_times() -> None:
+    settings = small_settings("algorithm.round=link", "pool.trainers=1", "budget.rounds=null", "budget.tokens=1000",
+                              "algorithm.updates_per_round=20")  # fmt: skip
+    plan, last = plan_round(settings, PlanInputs(PAIR), None, PoolReport()), None
+    while not plan.stop:
+        last, plan = plan, plan_round(settings, PlanInputs(PAIR), plan, PoolReport())
+    assert last is not None
+    assert last.updates < last.updates_per_round == 20
+
+
+def test_costs_begin_anew_where_ranks_are_regrouped() -> None:
+    settings = small_settings(*BY_LINK)
+    (*_, known) = rounds(settings, [RoundCost(UPDATE_SECONDS, 1.0)] * 3)
+    assert len(known.costs) == 3
+    regrouped = dataclasses.replace(known, regrouping=Regrouping((), {}))
+    after = plan_round(settings, PlanInputs(PAIR), regrouped, PoolReport(cost=RoundCost(UPDATE_SECONDS, 9.0)))
+    assert after.costs == (RoundCost(UPDATE_SECONDS, 9.0),)

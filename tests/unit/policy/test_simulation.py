@@ -1,0 +1,97 @@
+"""The simulated clock, by hand."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from adloco_dist.config import Settings
+from adloco_dist.policy.evaluation import Evaluation
+from adloco_dist.policy.layout import Layout
+from adloco_dist.policy.plan import PlanInputs, PoolReport, RoundPlan
+from adloco_dist.policy.planning import plan_round
+from adloco_dist.policy.report import (
+    EvaluationReport,
+    InnerReport,
+    MeasureReport,
+    OuterReport,
+    RankReport,
+    TrainerReport,
+    pool_report,
+)
+from adloco_dist.policy.simulation import round_seconds, simulated
+from helpers.support import small_settings
+
+SIMULATED = (
+    "simulation.update_seconds=0.5", "simulation.sequence_seconds=0.25", "simulation.bytes_per_second=100",
+    "simulation.latency_seconds=0.125", "pool.trainers=1", "algorithm.updates_per_round=10", "batching.local_batch=2",
+)  # fmt: skip
+"""An update of 2 sequences takes a second."""
+PAIR = Layout.one_rank_per_worker({0: (0, 1)})
+
+
+def reported(num_bytes: int, kind: str = "outer", workers: Sequence[int] = (1, 1)) -> list[RankReport]:
+    """As measured: every step took 1000 seconds, and an evaluation, too."""
+    share = TrainerReport(
+        inner=InnerReport(seconds=1000, loss_sum=2.0),
+        measure=MeasureReport(seconds=1000, bytes_sent=50),
+        outer=OuterReport(seconds=1000, bytes_sent={kind: num_bytes}),
+        evaluation=EvaluationReport(Evaluation(3.0, 1), 1000),
+    )
+    return [
+        RankReport(rank, control_seconds=1000, update_seconds=1000, trainers={0: _with_workers(share, count)})
+        for rank, count in enumerate(workers)
+    ]
+
+
+def _with_workers(share: TrainerReport, count: int) -> TrainerReport:
+    return TrainerReport(count, share.inner, share.measure, share.outer, share.anchor, share.evaluation)
+
+
+def planned(settings: Settings, layout: Layout = PAIR) -> RoundPlan:
+    return plan_round(settings, PlanInputs(layout), None, PoolReport())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "num_bytes", "outer", "transfer"),
+    [
+        ((), 400, 4.125, 0.0),  # waited for: 4 s and a latency
+        (("wire.delay_updates=3",), 400, 1.125, 4.125),
+        (("wire.delay_updates=5",), 400, 0.0, 4.125),
+        # Each of two fragments takes 2.125 s.
+        (("wire.delay_updates=2", "wire.fragments=2"), 400, 0.25, 4.25),
+        (("simulation.bytes_per_second=null",), 400, 0.125, 0.0),
+        ((), 0, 0.0, 0.0),  # nothing travels inside of a rank
+    ],
+)
+def test_seconds_are_counted(overrides: tuple[str, ...], num_bytes: int, outer: float, transfer: float) -> None:
+    settings = small_settings(*SIMULATED, *overrides)
+    first, second = simulated(settings, planned(settings), reported(num_bytes))
+    share = first.trainers[0]
+    assert (share.inner.seconds, first.update_seconds) == (10, 1)
+    assert (share.outer.seconds, share.outer.transfer_seconds) == (outer, transfer)
+    assert first.control_seconds == second.control_seconds == 0.25, "a report and a plan"
+    assert share.evaluation.seconds == 0
+    assert share.evaluation.sums == Evaluation(3.0, 1), "what was found is kept"
+    assert share.inner.loss_sum == 2.0
+    measured = 0.125 if overrides == ("simulation.bytes_per_second=null",) else 0.625
+    assert round_seconds([first, second]) == pytest.approx(10 + outer + measured + 0.25)
+
+
+def test_ranks_wait_for_the_slowest() -> None:
+    """Rank 0 has two workers, rank 1 one: it waits as long as it takes to take the updates of another."""
+    settings = small_settings(*SIMULATED, "pool.workers_per_trainer=3")
+    layout = Layout({0: ((0,), (0,), (1,))})
+    reports = simulated(settings, planned(settings, layout), reported(400, workers=(2, 1)))
+    assert [report.trainers[0].inner.seconds for report in reports] == [20, 10]
+    assert [report.update_seconds for report in reports] == [1, 1]
+    assert [report.control_seconds for report in reports] == [0.25, 10.25]
+    cost = pool_report(reports, planned(settings, layout), 0.0).cost
+    assert cost is not None
+    assert cost.update_seconds == 2, "both of the slowest rank's workers"
+    assert cost.exposed_seconds == pytest.approx(4.125 + 0.625 + 0.25), "what nobody is spared"
+
+
+def test_averages_of_gradients_travel_during_two_thirds_of_an_update() -> None:
+    settings = small_settings(*SIMULATED)
+    (first, _) = simulated(settings, planned(settings), reported(2000, kind="gradients"))
+    assert first.trainers[0].outer.seconds == pytest.approx(20 - 10 * 2 / 3)
