@@ -47,6 +47,13 @@ def without_clocks(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value for key, value in record.items() if key not in CLOCKS} for record in records]
 
 
+BY_LINK = (
+    "algorithm.round=link", "algorithm.min_updates=2", "algorithm.max_updates=7", "simulation.update_seconds=1",
+    "simulation.bytes_per_second=1e4", "merge=none", "pool.trainers=1",
+)  # fmt: skip
+"""Rounds of 3, then 5 to 7 updates, as long as averages take on a simulated link."""
+
+
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     ended = run([0, 0], tmp_path_factory.mktemp("whole"), None)
@@ -107,6 +114,8 @@ def test_on_another_number_of_ranks_it_is_the_same_run(
         ("wire.delay_updates=2", "wire.keep_local=0.5", "merge.released_workers=redistribute"),
         ("wire=sparse", "wire.fraction=0.1", "wire.fragments=2"),
         ("inner=muon", "wire=int8"),
+        (*BY_LINK, "wire=int8"),
+        (*BY_LINK, "wire.fragments=2", "wire.delay_updates=1"),
         ("outer.radial=true", "merge.radial=true", "outer.outlier_deviations=0.5", "outer.outlier_rounds=2"),
     ],
 )

@@ -37,6 +37,7 @@ def _seconds(report: RankReport) -> float:
 
 
 def _without_waiting(settings: Settings, plan: RoundPlan, report: RankReport) -> RankReport:
+    """A round that was not taken as a whole has no speed, as with the real clock."""
     simulation = settings.simulation
     updates = [_inner_seconds(simulation, plan, report.rank, trainer) for trainer in report.trainers]
     turn = sum(updates) / plan.updates
@@ -44,7 +45,7 @@ def _without_waiting(settings: Settings, plan: RoundPlan, report: RankReport) ->
         trainer: _trainer_report(settings, plan, share, seconds, turn)
         for (trainer, share), seconds in zip(report.trainers.items(), updates, strict=True)
     }
-    workers = sum(share.num_workers for share in report.trainers.values())
+    workers = sum(share.num_workers for share in report.trainers.values()) if report.update_seconds else 0
     merge = replace(report.merge, seconds=simulation.transfer_seconds(sum(report.merge.bytes_sent.values())))
     update_seconds = turn / workers if workers else 0.0
     return replace(report, trainers=trainers, merge=merge, update_seconds=update_seconds)
