@@ -118,7 +118,6 @@ def wires(draw: st.DrawFn, updates: int) -> Command:
         "wire": draw(st.sampled_from(["fp32", "bf16", "int8", "int4", "sparse"])),
         "wire.fragments": fragments,
         "wire.delay_updates": draw(st.integers(0, updates // fragments - 1)),
-        "wire.keep_local": draw(st.sampled_from([0.0, 0.5])),
     }
 
 

@@ -60,9 +60,7 @@ LOSSES = {
     "radial_average": ["outer=average", "outer.radial=true"],
     "fragments_4": ["wire.fragments=4"],
     **{f"tau_{tau}": [f"wire.delay_updates={tau}"] for tau in (1, 2, 5, 10)},
-    "tau_5_keep": ["wire.delay_updates=5", "wire.keep_local=0.5"],
     "streaming": ["wire=slow_link"],
-    "streaming_keep": ["wire=slow_link", "wire.keep_local=0.5"],
 }
 Figures = dict[str, float]
 Rows = list[list[str]]

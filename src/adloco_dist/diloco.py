@@ -107,7 +107,9 @@ class DiLoCo:
             rule = "restores lengths, which error feedback would count twice; choose one of them"
             raise ValueError(f"outer: radial={outer.radial} {rule}")
         fragments = fragments_of(self._parameters.layout, streaming.fragments)
-        self._worker = AnchoredWorker(self._parameters, self._buffers, fragments, outer, averager, self._group)
+        self._worker = AnchoredWorker(
+            self._parameters, self._buffers, fragments, outer, averager, self._group, streaming.delay_updates > 0
+        )
         self.round = self.updates = 0
         self.last_step: OuterStepReport | None = None
         self._awaits: int | None = None
@@ -157,7 +159,9 @@ class DiLoCo:
         """
         with self._attempt():
             self._complete()
-            self.last_step = self._worker.step(keep_local=0.0)
+            if self._awaits is not None:
+                self._worker.mix(self._awaits)
+            self.last_step = self._worker.step()
         self.round, self.updates, self._awaits = self.round + 1, 0, None
         return self.last_step
 
@@ -168,19 +172,18 @@ class DiLoCo:
             ValueError, PeerLostError, RanksDisagreeError, RuntimeError: as `outer_step`.
         """
         self.updates += 1
-        schedule, keep_local = self._schedule, self._streaming.keep_local
-        is_end = self.updates >= schedule.updates_per_round
-        mixed = [fragment for fragment in schedule.mixed(self.updates) if fragment == self._awaits]
-        started = (*schedule.started(self.updates), 0) if is_end else schedule.started(self.updates)
+        is_end = self.updates >= self._schedule.updates_per_round
+        mixed = [fragment for fragment in self._schedule.mixed(self.updates) if fragment == self._awaits]
+        started = (*self._schedule.started(self.updates), 0) if is_end else self._schedule.started(self.updates)
         if not mixed and not started:
             return
         with self._attempt():
             for fragment in mixed:
                 self._complete()
-                self._worker.mix(fragment, keep_local)
+                self._worker.mix(fragment)
                 self._awaits = None
-            if started and not schedule.delay_updates:
-                self.last_step = self._worker.step(keep_local, started)
+            if started and not self._schedule.delay_updates:
+                self.last_step = self._worker.step(started)
             elif started:
                 (self._awaits,) = started
                 self._worker.start(self._awaits, is_delayed=True)
@@ -248,7 +251,7 @@ class DiLoCo:
         own = checksum(anchor)
         group.broadcast(anchor)
         self._was_overwritten = checksum(anchor) != own
-        self._parameters.mix_in(anchor)
+        self._parameters.restart(anchor)
         self._buffers.broadcast(group, anchor.device)
 
     def _count_step(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:

@@ -11,7 +11,7 @@ from adloco_dist.averaging.group import Group
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import SettingsError
 from adloco_dist.round.local_pool import LocalPool
-from adloco_dist.round.outer import complete, mix, outer, start
+from adloco_dist.round.outer import complete, mix, mix_awaited, outer, start
 from adloco_dist.testing.processes import run_ranks
 from helpers.support import (
     held_anchors,
@@ -21,7 +21,7 @@ from helpers.support import (
 )
 
 WORKERS = ("pool.trainers=2", "pool.workers_per_trainer=4", "algorithm.updates_per_round=6", "budget.rounds=3")
-STREAMED = ("wire.fragments=2", "wire.delay_updates=2", "wire.keep_local=0.25")
+STREAMED = ("wire.fragments=2", "wire.delay_updates=2")
 
 
 def run(nodes: list[int], *overrides: str) -> list[dict[str, Any]]:
@@ -124,7 +124,7 @@ def test_fragments_averaged_at_one_time_are_the_whole(fragments: int) -> None:
 
 
 def test_a_step_is_brought_to_the_workers_that_await_it_once() -> None:
-    trainer = new_trainer(small_settings("outer=average", "wire.delay_updates=1", "wire.keep_local=0.5"), 2)
+    trainer = new_trainer(small_settings("outer=average", "wire.delay_updates=1"), 2)
     for number, worker in enumerate(trainer.workers):
         worker.weights.add_(1.0 + number)
     start(trainer, None, 0, is_delayed=True)
@@ -136,9 +136,39 @@ def test_a_step_is_brought_to_the_workers_that_await_it_once() -> None:
     torch.testing.assert_close(trainer.anchor, before + 1.5)
     assert complete(trainer).num_finite is None, "nothing is under way any more"
     for _ in range(2):
-        mix(trainer, 0, 0.5)
-    torch.testing.assert_close(one.weights, before + (2.0 + 1.5) / 2)
-    torch.testing.assert_close(other.weights, before + (2.0 + 1.5) / 2)
+        mix(trainer, 0)
+    torch.testing.assert_close(one.weights, before + 1.5 + 1.0, msg="it keeps what it has learned meanwhile")
+    torch.testing.assert_close(other.weights, before + 1.5)
+
+
+def test_what_is_learned_while_an_average_travels_is_averaged_with_the_next() -> None:
+    """Two workers that move by constants: with plain averaging the anchor moves by their mean, update for update."""
+    trainer = new_trainer(small_settings("outer=average", "wire.delay_updates=1"), 2)
+    before = trainer.anchor.clone()
+    for taken in range(4):
+        start(trainer, None, 0, is_delayed=True)
+        expected = before + 1.5 * taken
+        for number, worker in enumerate(trainer.workers):
+            worker.weights.add_(1.0 + number)
+        mix(trainer, 0)
+        torch.testing.assert_close(trainer.anchor, expected)
+        for number, worker in enumerate(trainer.workers):
+            torch.testing.assert_close(worker.weights, expected + 1.0 + number)
+
+
+def test_what_is_under_way_is_brought_to_workers_before_the_next_average() -> None:
+    trainer = new_trainer(small_settings("outer=average", "wire.delay_updates=1"), 2)
+    before = trainer.anchor.clone()
+    for worker in trainer.workers:
+        worker.weights.add_(1.0)
+    start(trainer, None, 0, is_delayed=True)
+    complete(trainer)  # a checkpoint has waited for it
+    for worker in trainer.workers:
+        worker.weights.add_(2.0)
+    mix_awaited(trainer)
+    start(trainer, None, 0, is_delayed=True)
+    complete(trainer)
+    torch.testing.assert_close(trainer.anchor, before + 3.0, msg="nothing counts twice")
 
 
 def break_averages(rank: LocalPool) -> None:
@@ -180,8 +210,6 @@ def test_an_average_that_fails_in_its_thread_fails_the_rank() -> None:
             "wire.delay_updates=3: must be < the 3 updates between two averages (algorithm.updates_per_round=3, "
             "wire.fragments=1)",
         ),
-        (("wire.keep_local=1.0",), "wire.keep_local=1.0: must be in [0, 1)"),
-        (("wire.keep_local=-0.5",), "wire.keep_local=-0.5: must be in [0, 1)"),
         (("wire.fraction=0",), "wire.fraction=0.0: must be in (0, 1]"),
         (("wire.residual_decay=2",), "wire.residual_decay=2.0: must be in [0, 1]"),
         (

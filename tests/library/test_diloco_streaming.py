@@ -18,7 +18,7 @@ PLAIN_SGD = OuterSGD(lr=1.0, momentum=0.0, nesterov=False)
 WAYS: dict[str, tuple[Streaming, Averager | None, OuterSGD]] = {
     "fragments": (Streaming(fragments=3), None, OuterSGD()),
     "delay": (Streaming(delay_updates=2), None, OuterSGD()),
-    "both": (Streaming(fragments=2, delay_updates=2, keep_local=0.5), Quantized(WholeNumbers(4)), OuterSGD()),
+    "both": (Streaming(fragments=2, delay_updates=2), Quantized(WholeNumbers(4)), OuterSGD()),
     "radial": (Streaming(delay_updates=1), None, OuterSGD(radial=True, outlier_deviations=1.0, outlier_rounds=2)),
     "sparse": (Streaming(fragments=2, delay_updates=1), Sparse(0.1), PLAIN_SGD),
 }

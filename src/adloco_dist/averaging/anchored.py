@@ -15,7 +15,7 @@ from adloco_dist.averaging.averager import Averager
 from adloco_dist.averaging.background import Background
 from adloco_dist.averaging.buffers import AveragedBuffers
 from adloco_dist.averaging.checks import compare_anchors
-from adloco_dist.averaging.fragments import Fragment, packed_part
+from adloco_dist.averaging.fragments import Fragment, largest, packed_part
 from adloco_dist.averaging.group import Group, ring_bytes_sent
 from adloco_dist.averaging.outer import OuterSGD, chunks, clip_scale, outer_step
 from adloco_dist.averaging.outliers import NormHistory
@@ -66,6 +66,7 @@ class AnchoredWorker:
         anchor: (num_elements,), equal on all ranks of the group.
         momentum: as long, zeros at first; None where the outer optimizer has none.
         norms: of the worker's pseudo-gradients, where they decide whether it is left out.
+        departed: the worker's weights in the fragment that it awaits, as they were sent off; empty without delay.
         residual: what this rank has not sent, fragment after fragment; None: there is no error feedback.
         steps: outer steps that were taken, of any fragment.
         is_under_way: whether an average is.
@@ -73,7 +74,7 @@ class AnchoredWorker:
 
     def __init__(
         self, parameters: TrainedParameters, buffers: AveragedBuffers, fragments: list[Fragment], outer: OuterSGD,
-        averager: Averager, group: Group | None,
+        averager: Averager, group: Group | None, is_delayed: bool = False,
     ) -> None:  # fmt: skip
         self._parameters, self._buffers, self._outer, self._averager = parameters, buffers, outer, averager
         self._fragments, self._group = fragments, group
@@ -81,6 +82,7 @@ class AnchoredWorker:
         self.momentum = torch.zeros_like(self.anchor) if outer.momentum else None
         self.residual = torch.zeros_like(self.anchor) if averager.keeps_residual else None
         self.norms = NormHistory(len(fragments))
+        self.departed = self.anchor.new_zeros(largest(fragments) if is_delayed else 0)
         self.steps = 0
         self._under_way: _UnderWay | None = None
 
@@ -96,6 +98,7 @@ class AnchoredWorker:
             "momentum": {} if self.momentum is None else views(self.momentum),
             "residual": {} if self.residual is None else {"residual": self.residual},
             "norms": {"norms": self.norms.values},
+            "departed": {"departed": self.departed} if len(self.departed) else {},
             "buffers": dict(self._buffers.values),
         }
 
@@ -109,6 +112,8 @@ class AnchoredWorker:
         if index == 0:
             self._buffers.find_changing(group)
         payload, buffers = self._payloads(index)
+        if is_delayed:
+            self._parameters.copy_to(self.departed, fragment.tensors)
         if group is None:
             self._under_way = _UnderWay(fragment, payload, buffers, 0)
             return
@@ -127,11 +132,11 @@ class AnchoredWorker:
         under_way = Background(average, payload.device).begin() if is_delayed else average()
         self._under_way = _UnderWay(fragment, under_way, buffers, bytes_sent)
 
-    def complete(self, keep_local: float | None = None) -> OuterStepReport:
+    def complete(self, restarts: bool = False) -> OuterStepReport:
         """Wait for what is under way, and take its outer step.
 
         Args:
-            keep_local: share of the worker's own weights when the step is brought to it; None: it is not, yet.
+            restarts: whether the worker gets the anchor's weights; else it goes on with its own.
         """
         assert self._under_way is not None
         under_way, self._under_way = self._under_way, None
@@ -139,21 +144,21 @@ class AnchoredWorker:
         total = average.wait() if isinstance(average, Background) else average
         num_finite = int(total[-1])
         self._restore_lengths(under_way.fragment, total)
-        norm = self._step(under_way.fragment, total, num_finite, keep_local)
+        norm = self._step(under_way.fragment, total, num_finite, restarts)
         if num_finite and under_way.fragment is self._fragments[0]:
             self._buffers.step(under_way.buffers, num_finite)
-        if keep_local is not None and under_way.fragment is self._fragments[0]:
+        if restarts and under_way.fragment is self._fragments[0]:
             self._buffers.restart()
         self.steps += 1
         times = (average.seconds, average.waited_seconds) if isinstance(average, Background) else (0.0, 0.0)
         return OuterStepReport(num_finite, norm, under_way.bytes_sent, *times)
 
-    def step(self, keep_local: float, indices: Iterable[int] | None = None) -> OuterStepReport:
+    def step(self, indices: Iterable[int] | None = None) -> OuterStepReport:
         """Take the outer steps of fragments, or of all, and wait for each of them. Collective."""
         reports = []
         for index in range(len(self._fragments)) if indices is None else indices:
             self.start(index, is_delayed=False)
-            reports.append(self.complete(keep_local))
+            reports.append(self.complete(restarts=True))
         if self._group is not None:
             compare_anchors(self._group, self.steps, self.anchor)
         return reduce(add, reports)
@@ -162,20 +167,20 @@ class AnchoredWorker:
     def outer_weights(self) -> Iterator[None]:
         """Have the anchor's weights in the model while the block runs; not those of an average under way."""
         own = self._parameters.vector()
-        self._parameters.mix_in(self.anchor)
+        self._parameters.restart(self.anchor)
         try:
             with self._buffers.outer_values():
                 yield
         finally:
-            self._parameters.mix_in(own)
+            self._parameters.restart(own)
 
-    def mix(self, index: int, keep_local: float) -> None:
-        """Bring the outer step of a fragment, which has been taken, to the worker."""
-        self._parameters.mix_in(self.anchor, keep_local, self._fragments[index].tensors)
+    def mix(self, index: int) -> None:
+        """Bring the outer step of a fragment, which was taken, to the worker; it keeps what it has learned since."""
+        self._parameters.rejoin(self.anchor, self.departed, self._fragments[index].tensors)
         if index == 0:
             self._buffers.restart()
 
-    def _step(self, fragment: Fragment, total: torch.Tensor, num_finite: int, keep_local: float | None) -> float:
+    def _step(self, fragment: Fragment, total: torch.Tensor, num_finite: int, restarts: bool) -> float:
         """Take the step part by part, and bring each to the worker; the norm of the mean pseudo-gradient."""
         norms, start = [total.new_zeros(())], 0
         for where, which in self._parameters.parts(fragment.tensors):
@@ -187,8 +192,8 @@ class AnchoredWorker:
                     self._outer, anchor[chunk], None if momentum is None else momentum[chunk], mean[chunk], num_finite
                 )
                 norms.append(torch.linalg.vector_norm(mean[chunk]))
-            if keep_local is not None:
-                self._parameters.mix_in(self.anchor, keep_local, which)
+            if restarts:
+                self._parameters.restart(self.anchor, which)
         return float(torch.linalg.vector_norm(torch.stack(norms)))
 
     def _radial(self, fragment: Fragment) -> list[int]:
@@ -216,7 +221,7 @@ class AnchoredWorker:
             )  # fmt: skip
             payload.zero_()
             buffers.zero_()
-            self._parameters.mix_in(self.anchor, 0.0)
+            self._parameters.restart(self.anchor)
             if not is_finite:
                 self._parameters.reset_optimizers()
         return payload, buffers

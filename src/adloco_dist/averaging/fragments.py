@@ -34,6 +34,11 @@ class Fragment:
             start += size
 
 
+def largest(fragments: Sequence[Fragment]) -> int:
+    """Elements of the largest fragment."""
+    return max(fragment.num_elements for fragment in fragments)
+
+
 def packed_part(vector: torch.Tensor, fragments: Sequence[Fragment], index: int) -> torch.Tensor:
     """What a vector that holds one fragment after the other has of the fragment of that index."""
     start = sum(fragment.num_elements for fragment in fragments[:index])

@@ -153,14 +153,18 @@ def outer_step(
     return near[0]
 
 
-def mix(workers: Iterable[torch.Tensor], anchor: torch.Tensor, keep_local: float = 0.0) -> None:
-    """Give workers the weights of the anchor, of as many elements, each in its own type and on its own device.
+def restart(workers: Iterable[torch.Tensor], anchor: torch.Tensor) -> None:
+    """Give workers the weights of the anchor, of as many elements, each in its own type and on its own device."""
+    for weights in workers:
+        weights.copy_(anchor, non_blocking=True)
+
+
+def rejoin(weights: torch.Tensor, departed: torch.Tensor, anchor: torch.Tensor) -> None:
+    """Bring a step to a worker that has taken updates since its weights were sent off: x + (w - departed).
+
+    What it has learned since then is kept; it travels with the next pseudo-gradient.
 
     Args:
-        keep_local: share of their own weights that they keep, in [0, 1).
+        departed: its weights as they were sent off; used as scratch.
     """
-    for weights in workers:
-        if keep_local:
-            weights.lerp_(anchor.to(weights), 1 - keep_local)
-        else:
-            weights.copy_(anchor, non_blocking=True)
+    weights.sub_(departed.sub_(anchor.to(departed)).to(weights))

@@ -10,7 +10,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from adloco_dist.averaging.checks import checksum
-from adloco_dist.averaging.outer import chunk_elements, mix, pseudo_gradient
+from adloco_dist.averaging.outer import chunk_elements, pseudo_gradient, rejoin, restart
 from adloco_dist.text import ranks_in_words
 from adloco_dist.vectors import VectorLayout, embeddings_of, shape_in_words
 
@@ -151,14 +151,24 @@ class TrainedParameters:
             start += len(total)
         return torch.stack(sums).sum()
 
-    def mix_in(self, anchor: torch.Tensor, keep_local: float = 0.0, which: Sequence[int] | None = None) -> None:
-        """Give the parameters of these indices, or all, the anchor's values, in the memory that they have.
+    def restart(self, anchor: torch.Tensor, which: Sequence[int] | None = None) -> None:
+        """Give the parameters of these indices, or all, the anchor's values, in the memory that they have."""
+        for parameter, view in self._with_views(anchor, which):
+            restart([parameter], view)
+
+    def copy_to(self, packed: torch.Tensor, which: Sequence[int]) -> None:
+        """Fill `packed` with the parameters of these indices."""
+        for _, parameter, part in self._packed(packed, which):
+            part.copy_(parameter)
+
+    def rejoin(self, anchor: torch.Tensor, departed: torch.Tensor, which: Sequence[int]) -> None:
+        """Bring the anchor's step to the parameters of these indices, which keep what they have learned since.
 
         Args:
-            keep_local: share of their own values that they keep.
+            departed: what `copy_to` filled when they were sent off; used as scratch.
         """
-        for parameter, view in self._with_views(anchor, which):
-            mix([parameter], view, keep_local)
+        for index, parameter, part in self._packed(departed, which):
+            rejoin(parameter, part, self.layout.view(anchor, index))
 
     def parts(self, which: Sequence[int] | None = None) -> Iterator[tuple[slice, Sequence[int]]]:
         """Runs of parameters that stay in a cache together: where they lie in flat vectors, and their indices."""
@@ -186,6 +196,17 @@ class TrainedParameters:
         parameters = list(self._trained.values())
         for index in range(len(parameters)) if which is None else which:
             yield parameters[index].detach(), self.layout.view(vector, index)
+
+    def _packed(
+        self, packed: torch.Tensor, which: Sequence[int]
+    ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:  # fmt: skip
+        """Indices, their parameters, detached, and their places in `packed`, one after the other without gaps."""
+        parameters, start = list(self._trained.values()), 0
+        for index in which:
+            parameter = parameters[index].detach()
+            part = packed[start : start + parameter.numel()].view(parameter.shape)
+            start += parameter.numel()
+            yield index, parameter, part
 
 
 def _obstacle(parameter: nn.Parameter) -> str | None:

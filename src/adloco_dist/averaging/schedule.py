@@ -14,17 +14,11 @@ class Streaming:
     """P: parts of the model that are averaged at different times of a round."""
     delay_updates: int = 0
     """tau: updates that are taken while an average travels, before its outer step reaches the worker."""
-    keep_local: float = 0.0
-    """Share of a worker's own weights when an outer step reaches it, in [0, 1); the rest are the anchor's."""
 
     @property
     def is_plain(self) -> bool:
         """Whether all workers have the same weights when a round ends."""
-        return self.fragments == 1 and self.delay_updates == 0 and self.keep_local == 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.keep_local < 1:
-            raise ValueError(f"keep_local={self.keep_local}: must be in [0, 1)")
+        return self.fragments == 1 and self.delay_updates == 0
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,6 @@ class WireSettings:
     delay_updates: int = 0
     """tau: updates that are computed while an average travels, before its outer step reaches the workers. 0: workers
     wait for it."""
-    keep_local: float = 0.0
-    """Share of a worker's own weights when an outer step reaches it, in [0, 1); the rest are the anchor's."""
 
     @property
     def keeps_residual(self) -> bool:
@@ -36,7 +34,7 @@ class WireSettings:
     @property
     def is_streaming(self) -> bool:
         """Whether workers do not all stand at the anchor when a round begins."""
-        return self.fragments > 1 or self.delay_updates > 0 or self.keep_local > 0
+        return self.fragments > 1 or self.delay_updates > 0
 
     @property
     def is_plain(self) -> bool:
@@ -52,8 +50,6 @@ class WireSettings:
             raise SettingsError.of("wire.fragments", self.fragments, "must be >= 1")
         if self.delay_updates < 0:
             raise SettingsError.of("wire.delay_updates", self.delay_updates, "must be >= 0")
-        if not 0 <= self.keep_local < 1:
-            raise SettingsError.of("wire.keep_local", self.keep_local, "must be in [0, 1)")
         if self.format is WireFormat.fp32 and self.error_feedback:
             rule = "wire.format=fp32 takes nothing away; leave it out, or choose another format"
             raise SettingsError.of("wire.error_feedback", self.error_feedback, rule)

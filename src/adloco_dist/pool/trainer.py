@@ -8,7 +8,7 @@ import torch
 from adloco_dist.averaging.averager import Averager
 from adloco_dist.averaging.background import Background
 from adloco_dist.averaging.checks import checksum
-from adloco_dist.averaging.fragments import fragments_of, packed_part
+from adloco_dist.averaging.fragments import fragments_of, largest, packed_part
 from adloco_dist.averaging.outer import OuterSGD
 from adloco_dist.config import OuterState, Settings
 from adloco_dist.data.protocols import Cursor
@@ -56,7 +56,7 @@ class Trainer:
         self.fragments = fragments_of(flat_model.parameter_layout, settings.wire.fragments)
         self.residual = torch.zeros_like(initial_weights) if self.averager.keeps_residual else None
         self.under_way: UnderWay | None = None
-        delayed = max(fragment.num_elements for fragment in self.fragments) if settings.wire.delay_updates else 0
+        delayed = largest(self.fragments) if settings.wire.delay_updates else 0
         num_exact = len(flat_model.room) - flat_model.buffer_boundary
         self._room = initial_weights.new_empty(delayed + num_exact) if delayed else flat_model.room
         on_cpu = settings.pool.outer_state is OuterState.cpu

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
+from adloco_dist.averaging.fragments import fragments_of, largest
 from adloco_dist.averaging.outliers import NormHistory
-from adloco_dist.config import InnerOptimizer, InnerSettings
+from adloco_dist.config import InnerOptimizer, InnerSettings, WireSettings
 from adloco_dist.pool.flat_model import FlatModel
 
 NOTHING = -1
@@ -22,13 +23,13 @@ class Worker:
 
     def __init__(
         self, worker_id: int, weights: torch.Tensor, flat_model: FlatModel, inner: InnerSettings,
-        num_fragments: int = 1,
+        wire: WireSettings | None = None,
     ) -> None:  # fmt: skip
         """
         Args:
             weights: (num_elements,); the worker keeps this very tensor.
             flat_model: says where weight decay ends, and the device on which steps are taken; nothing else.
-            num_fragments: parts of the model that are averaged at different times.
+            wire: in which parts the model is averaged, and when; None: as a whole, without delay.
         """
         self.id = worker_id
         self.weights = weights
@@ -38,8 +39,12 @@ class Worker:
         """The fragment whose outer step it has not received yet."""
         self.weight = 1.0
         """What it counts for in averages: its updates in a round, relative to the fastest worker's."""
-        self.norms = NormHistory(num_fragments)
+        wire = wire or WireSettings()
+        self.norms = NormHistory(wire.fragments)
         """Of its pseudo-gradients, where they decide whether it is left out of an average."""
+        fragments = fragments_of(flat_model.parameter_layout, wire.fragments)
+        self.departed = weights.new_zeros(largest(fragments) if wire.delay_updates else 0)
+        """Its weights in the fragment that it awaits as they were sent off."""
         self.num_targets = 0
         """Tokens or labels that those updates predicted; padding is not counted."""
         self.loss_sum = torch.zeros((), dtype=weights.dtype, device=flat_model.device)
@@ -89,6 +94,8 @@ class Worker:
             state |= {"weights": self.weights, "loss_sum": self.loss_sum}
             state["updates_done"] = torch.tensor(self.updates_done)
             state["awaits"] = torch.tensor(self.awaits)
+            if len(self.departed):
+                state["departed"] = self.departed
             state["num_targets"] = torch.tensor(self.num_targets)
         return state
 

@@ -7,7 +7,7 @@ from adloco_dist.config import WireSettings
 from adloco_dist.policy.report import OuterReport
 from adloco_dist.pool.slot import ComputeSlot
 from adloco_dist.pool.trainer import Trainer
-from adloco_dist.round.outer import complete, outer, start
+from adloco_dist.round.outer import mix_awaited, outer, start
 
 
 class Algorithm(Protocol):
@@ -33,6 +33,6 @@ class PseudoGradients:
 
     def average(self, trainer: Trainer, group: Group | None, fragment: int) -> OuterReport:
         if self._wire.delay_updates:
-            before = complete(trainer)  # in a last round that is too short for what is under way to be mixed in
+            before = mix_awaited(trainer)  # in a last round that is too short for what is under way to be mixed in
             return before + start(trainer, group, fragment, is_delayed=True)
-        return outer(trainer, group, fragment, self._wire.keep_local)
+        return outer(trainer, group, fragment)

@@ -9,7 +9,7 @@ parameters: the anchor's become the mean of the workers'.
 `mix` brings it to the workers. Between the first and the last there may be updates.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import hypot
 
 import torch
@@ -17,8 +17,15 @@ from msgspec.structs import replace
 
 from adloco_dist.averaging.background import Background
 from adloco_dist.averaging.group import Group
-from adloco_dist.averaging.outer import OuterSGD, chunks, clip_scale, outer_step, pseudo_gradient
-from adloco_dist.averaging.outer import mix as mix_weights
+from adloco_dist.averaging.outer import (
+    OuterSGD,
+    chunks,
+    clip_scale,
+    outer_step,
+    pseudo_gradient,
+    rejoin,
+    restart,
+)
 from adloco_dist.averaging.radial import restore_lengths
 from adloco_dist.policy.report import OuterReport
 from adloco_dist.pool.timing import wait_for
@@ -26,14 +33,14 @@ from adloco_dist.pool.trainer import Trainer, UnderWay
 from adloco_dist.pool.worker import NOTHING, Worker
 
 
-def outer(trainer: Trainer, group: Group | None, fragment: int = 0, keep_local: float = 0.0) -> OuterReport:
+def outer(trainer: Trainer, group: Group | None, fragment: int = 0) -> OuterReport:
     """One outer step of a fragment, for which the workers wait; every rank takes the same step, and nobody broadcasts.
 
     A worker whose weights or losses are not finite contributes nothing and restarts from the new anchor with fresh
     moments; the number of the others travels in the payload. If none is left, the anchor stays.
     """
     started = start(trainer, group, fragment)
-    completed = complete(trainer, keep_local)
+    completed = complete(trainer, restarts_workers=True)
     wait_for(trainer.flat_model.device)  # the CPU may read what was copied into its memory
     return started + completed
 
@@ -56,6 +63,9 @@ def start(trainer: Trainer, group: Group | None, fragment: int, is_delayed: bool
         worker.weights.copy_(trainer.anchor)
     for worker in nonfinite:
         worker.reset_optimizer()
+    for worker in trainer.workers if is_delayed else ():
+        for _, weights, departed in _departed_parts(trainer, fragment, worker):
+            departed.copy_(weights)
     _sum_differences(trainer, fragment, contributors, norms, payload)
     payload[-1] = sum(worker.weight for worker in contributors)
     num_exact = len(payload) - trainer.fragments[fragment].num_elements
@@ -75,11 +85,11 @@ def start(trainer: Trainer, group: Group | None, fragment: int, is_delayed: bool
     return replace(left_out, bytes_sent={"outer": num_bytes})
 
 
-def complete(trainer: Trainer, keep_local: float | None = None) -> OuterReport:
+def complete(trainer: Trainer, restarts_workers: bool = False) -> OuterReport:
     """Wait for the average under way, if there is one, and take the fragment's step on the anchor.
 
     Args:
-        keep_local: as in `mix`, which is then done chunk by chunk, while the anchor is in the cache; None: it is not.
+        restarts_workers: whether these get the anchor's weights, chunk by chunk, while it is in the cache.
     """
     under_way, trainer.under_way = trainer.under_way, None
     if under_way is None:
@@ -94,44 +104,73 @@ def complete(trainer: Trainer, keep_local: float | None = None) -> OuterReport:
         sums = [mean for (mean,) in fragment.parts(packed=total, by_tensor=True)]
         restore_lengths([sums[place] for place in radial], lengths)
     state = [trainer.anchor] if trainer.momentum is None else [trainer.anchor, trainer.momentum]
-    weights = [] if keep_local is None else [worker.weights for worker in trainer.workers]
+    weights = [worker.weights for worker in trainer.workers] if restarts_workers else []
     for *slices, mean in fragment.parts(*state, *weights, packed=total):
         for chunk in chunks(len(mean), total.device):
             anchor, *rest = (one[chunk] for one in slices)
             momentum = None if trainer.momentum is None else rest.pop(0)
             stepped = outer_step(trainer.outer, anchor, momentum, mean[chunk], num_finite)
-            mix_weights(rest, stepped, keep_local or 0.0)
+            restart(rest, stepped)
     boundary = trainer.flat_model.buffer_boundary
     if num_finite and under_way.fragment == 0:
         buffers = total[fragment.num_elements : len(total) - len(radial) - 1]
         trainer.anchor[boundary:].copy_(buffers.mul_(1 / num_finite))
-    if keep_local is not None:
-        _end_mix(trainer, under_way.fragment, keep_local)
+    if restarts_workers:
+        _end_mix(trainer, under_way.fragment)
     norm = float(torch.linalg.vector_norm(total[: fragment.num_elements])) if num_finite else 0.0
     return OuterReport(num_finite, pseudo_gradient_norm=norm, transfer_seconds=seconds[0], wait_seconds=seconds[1])
 
 
-def mix(trainer: Trainer, fragment: int, keep_local: float) -> OuterReport:
-    """Bring the outer step of a fragment to the workers that await it.
-
-    Args:
-        keep_local: share of a worker's own weights, in [0, 1); the rest are the anchor's.
-    """
+def mix(trainer: Trainer, fragment: int) -> OuterReport:
+    """Bring the outer step of a fragment to the workers that await it; they keep what they have learned meanwhile."""
     completed = complete(trainer)
     workers = [worker for worker in trainer.workers if worker.awaits == fragment]
-    for one in trainer.fragments[fragment].slices:
-        for chunk in chunks(one.stop - one.start, trainer.flat_model.device):
-            anchor = trainer.anchor[one][chunk]
-            mix_weights([worker.weights[one][chunk] for worker in workers], anchor, keep_local)
-    _end_mix(trainer, fragment, keep_local)
+    for worker in workers:
+        for anchor, weights, departed in _departed_parts(trainer, fragment, worker):
+            for chunk in chunks(len(departed), trainer.flat_model.device):
+                rejoin(weights[chunk], departed[chunk], anchor[chunk])
+    _end_mix(trainer, fragment)
     return completed
 
 
-def _end_mix(trainer: Trainer, fragment: int, keep_local: float) -> None:
+def mix_awaited(trainer: Trainer) -> OuterReport:
+    """Bring whatever workers await to them, before its time."""
+    completed = complete(trainer)
+    for fragment in sorted({worker.awaits for worker in trainer.workers} - {NOTHING}):
+        completed = completed + mix(trainer, fragment)
+    return completed
+
+
+def leave(trainer: Trainer, worker: Worker) -> None:
+    """Make a worker's weights what they differ by from the anchor, before it becomes another."""
+    worker.weights.sub_(trainer.anchor.to(worker.weights.device))
+    if worker.awaits != NOTHING:
+        for anchor, _, departed in _departed_parts(trainer, worker.awaits, worker):
+            departed.sub_(anchor.to(departed.device))
+
+
+def join(trainer: Trainer, worker: Worker) -> None:
+    """Make of those differences weights again."""
+    worker.weights.add_(trainer.anchor.to(worker.weights.device))
+    if worker.awaits != NOTHING:
+        for anchor, _, departed in _departed_parts(trainer, worker.awaits, worker):
+            departed.add_(anchor.to(departed.device))
+
+
+def _departed_parts(
+    trainer: Trainer, fragment: int, worker: Worker
+) -> Iterator[tuple[torch.Tensor, ...]]:  # fmt: skip
+    """The anchor, the worker's weights, and these as they were sent off; slice by slice."""
+    if not len(worker.departed):  # nothing is computed while averages travel
+        return iter(())
+    return trainer.fragments[fragment].parts(trainer.anchor, worker.weights, packed=worker.departed)
+
+
+def _end_mix(trainer: Trainer, fragment: int) -> None:
     boundary = trainer.flat_model.buffer_boundary
     workers = [worker for worker in trainer.workers if worker.awaits == fragment]
     if fragment == 0:
-        mix_weights([worker.weights[boundary:] for worker in workers], trainer.anchor[boundary:], keep_local)
+        restart([worker.weights[boundary:] for worker in workers], trainer.anchor[boundary:])
     for worker in workers:
         worker.awaits = NOTHING
 

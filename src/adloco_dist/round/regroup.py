@@ -15,6 +15,7 @@ from adloco_dist.pool.trainer import Trainer
 from adloco_dist.pool.worker import Worker
 from adloco_dist.round.local_pool import LocalPool, probe_in_turn, set_up_estimators
 from adloco_dist.round.merge import merge
+from adloco_dist.round.outer import join, leave
 
 
 def regroup(pool: LocalPool, before: Layout, plan: RoundPlan) -> MergeReport:
@@ -61,7 +62,10 @@ def _bring_together(pool: LocalPool, before: Layout, plan: RoundPlan, regrouping
     }
     # What a worker has learned since it last met the others: nothing, unless fragments meet at different times.
     for origin in (origin for origins in regrouping.origins.values() for origin in origins if origin in workers):
-        _leave(workers[origin], old[origin[0]], is_broken=origin[0] in broken)
+        if origin[0] in broken:
+            _begin_anew(workers[origin])
+        else:
+            leave(old[origin[0]], workers[origin])
     owed = {trainer.workers[0]: trainer.residual for trainer in old.values()}
     steps = transfers(before, plan.layout, regrouping)
     is_compressed = pool.settings.wire.format is not WireFormat.fp32
@@ -77,7 +81,7 @@ def _bring_together(pool: LocalPool, before: Layout, plan: RoundPlan, regrouping
             origin = regrouping.origins[trainer_id][number]
             worker = workers[origin]
             worker.id = number
-            worker.weights.add_(trainer.anchor.to(worker.weights.device))
+            join(trainer, worker)
             trainer.workers.append(worker)
         if trainer.residual is not None:
             trainer.residual = torch.zeros_like(trainer.residual)
@@ -87,13 +91,11 @@ def _bring_together(pool: LocalPool, before: Layout, plan: RoundPlan, regrouping
     return bytes_sent
 
 
-def _leave(worker: Worker, trainer: Trainer, is_broken: bool) -> None:
-    """Make a worker's weights what they differ by from its trainer's anchor, before that becomes another."""
-    if is_broken:  # its moments are no better than its anchor
-        worker.weights.zero_()
-        worker.reset_optimizer()
-    else:
-        worker.weights.sub_(trainer.anchor.to(worker.weights.device))
+def _begin_anew(worker: Worker) -> None:
+    """Leave an anchor that is not finite: the worker's moments are no better."""
+    worker.weights.zero_()
+    worker.departed.zero_()
+    worker.reset_optimizer()
 
 
 def _unite_cursors(cursors: dict[int, Cursor], regrouping: Regrouping, settings: Settings) -> None:

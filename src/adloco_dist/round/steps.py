@@ -163,7 +163,7 @@ def mix_in(pool: LocalPool, fragment: int) -> dict[int, OuterReport]:
     mixed: dict[int, OuterReport] = {}
     for trainer_id, trainer in pool.trainers.items():
         with about(f"trainer {trainer_id}"), timed(pool.runtime.device) as timing:
-            step = mix(trainer, fragment, pool.settings.wire.keep_local)
+            step = mix(trainer, fragment)
         mixed[trainer_id] = replace(step, seconds=timing.seconds)
     return mixed
 

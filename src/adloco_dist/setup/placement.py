@@ -83,7 +83,7 @@ def set_up_pool(
         trainer_id: Trainer(
             trainer_id,
             [
-                Worker(w, initial_weights.to(born_on, copy=True), flat_model, settings.inner, settings.wire.fragments)
+                Worker(w, initial_weights.to(born_on, copy=True), flat_model, settings.inner, settings.wire)
                 for w in workers
             ],
             initial_weights, flat_model, cursors[trainer_id], settings,

@@ -36,9 +36,7 @@ def lone_trainer(
     slot = new_slot(objective, module, device, settings, changing)
     flat_model = slot.flat_model
     weights = flat_model.initial_weights()
-    instances = [
-        Worker(worker, weights.clone(), flat_model, settings.inner, settings.wire.fragments) for worker in workers
-    ]
+    instances = [Worker(worker, weights.clone(), flat_model, settings.inner, settings.wire) for worker in workers]
     averager = new_averager(settings.wire, weights.dtype, (0,))
     shard = Shard(permutation(table.num_sequences, settings.seed), settings.seed, trainer_id)
     return Trainer(trainer_id, instances, weights, flat_model, ShardCursor(table, shard), settings, averager), slot

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adloco_dist.averaging.fragments import fragments_of
-from adloco_dist.averaging.schedule import FragmentSchedule, Streaming
+from adloco_dist.averaging.schedule import FragmentSchedule
 from adloco_dist.vectors import VectorLayout
 
 
@@ -75,9 +75,3 @@ def test_times_that_do_not_fit_are_refused(arguments: tuple[int, int, int], line
     with pytest.raises(ValueError) as raised:
         FragmentSchedule(*arguments)
     assert str(raised.value) == line
-
-
-@pytest.mark.parametrize("share", [-0.1, 1.0])
-def test_a_share_outside_is_refused(share: float) -> None:
-    with pytest.raises(ValueError, match=r"must be in \[0, 1\)"):
-        Streaming(keep_local=share)
