@@ -11,8 +11,9 @@ MEASURED_REQUESTS = (
     BatchRequest.norm_test,
     BatchRequest.inner_product_test,
     BatchRequest.augmented_inner_product_test,
+    BatchRequest.progress,
 )
-"""The requests that are tests on gradient statistics."""
+"""The requests that follow gradient statistics."""
 
 
 @dataclass
@@ -22,7 +23,8 @@ class BatchingSettings:
     local_batch: int = 4
     """b of the first round: sequences per update of each worker."""
     request: BatchRequest = BatchRequest.norm_test
-    """What asks for the next round's batch: a variance test, or none, ramp, staged, replay (open loop)."""
+    """What asks for the next round's batch: a variance test; progress, the batch with the most progress per second; or
+    none, ramp, staged, replay (open loop)."""
     eta: float = 0.8
     """Noise, relative to the gradient's norm, that norm_test accepts, > 0; a smaller eta asks for a larger batch."""
     theta: float = 0.9

@@ -137,6 +137,7 @@ class BatchRequest(Enum):
     norm_test = "norm_test"
     inner_product_test = "inner_product_test"
     augmented_inner_product_test = "augmented_inner_product_test"
+    progress = "progress"
     none = "none"
     ramp = "ramp"
     staged = "staged"

@@ -78,6 +78,11 @@ class Settings:
         """Whether the batch follows gradient statistics."""
         return self.batching.request in MEASURED_REQUESTS
 
+    @property
+    def measures_times(self) -> bool:
+        """Whether a batch is weighed against what its computation takes."""
+        return self.switch.n == "auto" or self.batching.request is BatchRequest.progress
+
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise SettingsError.of("seed", self.seed, "must be >= 0")

@@ -8,6 +8,7 @@ A further test is a function of the statistics here; the launcher takes it as `b
 config/choices.py and a case in policy/request.py.
 """
 
+import math
 from dataclasses import dataclass
 
 from adloco_dist.noise.statistics import GradientStatistics, ratio
@@ -44,7 +45,23 @@ def augmented_inner_product_test(statistics: GradientStatistics, theta: float, n
     return Request(max(along.sequences, across), along.note)
 
 
+def progress_per_second(
+    statistics: GradientStatistics, num_workers: float, sequence_seconds: float, fixed_seconds: float
+) -> Request:
+    """B = sqrt(M B_noise t_fixed / t_sequence): the total batch with the most progress per second (docs/theory.md).
+
+    An update of total batch B makes progress in proportion to 1 / (1 + B_noise / B), in t_fixed + B t_sequence / M.
+
+    Args:
+        num_workers: M, workers that compute their parts of an update side by side.
+        sequence_seconds: t_sequence, of forward and backward pass, > 0.
+        fixed_seconds: t_fixed, what an update takes whatever its batch: the optimizer, its share of averages.
+    """
+    scale = statistics.noise_scale
+    return Request(math.sqrt(num_workers * scale * fixed_seconds / sequence_seconds), _note(statistics))
+
+
 def _note(statistics: GradientStatistics) -> str | None:
     if statistics.squared_norm > 0:
         return None
-    return "only noise was measured: the test asks for an infinite batch"
+    return "only noise was measured: an infinite batch is asked for"

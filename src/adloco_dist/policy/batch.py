@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from adloco_dist.config import MEASURED_REQUESTS, BatchingSettings, BatchRequest, Settings, SwitchMode, Unmeasured
-from adloco_dist.noise.requests import Request
+from adloco_dist.noise.requests import Request, progress_per_second
 from adloco_dist.noise.statistics import GradientStatistics, Smoothed
 from adloco_dist.policy.request import bound_change, bound_size, staged_request, variance_test_request
 from adloco_dist.policy.switch import automatic_n, switch
@@ -25,6 +25,10 @@ class BatchReport:
     """Time of the slowest of its ranks, for all its workers there; 0: not measured."""
     seconds_per_update: float = 0.0
     """The round's wall time without evaluations, divided by its updates."""
+
+    def fixed_seconds(self, local_batch: int) -> float:
+        """What an update took whatever its batch: optimizer, its share of averages, waiting, other trainers' turns."""
+        return max(0.0, self.seconds_per_update - local_batch * self.compute_seconds_per_sequence)
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,7 @@ def next_target(
             # The plan that stops the run stands one round after the last that was recorded.
             request = Request(last.bounded if replayed is None else float(replayed))
         case _:
-            request, smoothed = _tested(settings, last, report, spent)
+            request, smoothed = _tested(settings, inputs, last, report, spent)
     wanted = request.sequences
     if settings.measures_gradients:
         wanted, change_bound = bound_change(batching, wanted, last.bounded)
@@ -129,8 +133,10 @@ def next_target(
     return BatchTarget(request, bounded, size_bound or change_bound, smoothed)
 
 
-def _tested(settings: Settings, last: BatchPlan, report: BatchReport, spent: Spent) -> tuple[Request, Smoothed]:
-    """The variance test's request, on averages that include this round; the last batch where nothing is known."""
+def _tested(
+    settings: Settings, inputs: BatchInputs, last: BatchPlan, report: BatchReport, spent: Spent
+) -> tuple[Request, Smoothed]:
+    """What the statistics ask for, on averages that include this round; the last batch where nothing is known."""
     batching, measured, smoothed = settings.batching, report.statistics, last.smoothed
     if measured is None:
         if batching.unmeasured is Unmeasured.grow:
@@ -140,7 +146,13 @@ def _tested(settings: Settings, last: BatchPlan, report: BatchReport, spent: Spe
         return Request(last.bounded, "statistics are not finite: the batch stays"), smoothed
     smoothed = smoothed.after(measured, spent.round_tokens, spent.tokens, batching.span)
     assert smoothed.statistics is not None
-    return variance_test_request(batching, smoothed.statistics), smoothed
+    if batching.request is not BatchRequest.progress:
+        return variance_test_request(batching, smoothed.statistics), smoothed
+    if report.compute_seconds_per_sequence <= 0:
+        return Request(last.bounded, "no times were measured: the batch stays"), smoothed
+    num_workers = inputs.effective_workers or inputs.num_workers
+    times = report.compute_seconds_per_sequence, report.fixed_seconds(last.local_batch)
+    return progress_per_second(smoothed.statistics, num_workers, *times), smoothed
 
 
 def take(
@@ -201,6 +213,6 @@ def _automatic_n(
     limit = inputs.batch_limit
     if limit is None or batch <= limit or smoothed.statistics is None or report.compute_seconds_per_sequence <= 0:
         return None
-    fixed_seconds = max(0.0, report.seconds_per_update - last.local_batch * report.compute_seconds_per_sequence)
+    fixed_seconds = report.fixed_seconds(last.local_batch)
     noise_scale = smoothed.statistics.noise_scale / inputs.num_workers
     return automatic_n(batch, limit, noise_scale, limit * report.compute_seconds_per_sequence, fixed_seconds)

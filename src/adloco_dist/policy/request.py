@@ -22,7 +22,7 @@ def variance_test_request(batching: BatchingSettings, measured: GradientStatisti
             request = inner_product_test(measured, batching.theta)
         case BatchRequest.augmented_inner_product_test:
             request = augmented_inner_product_test(measured, batching.theta, batching.nu)
-        case BatchRequest.none | BatchRequest.ramp | BatchRequest.staged | BatchRequest.replay:
+        case BatchRequest.progress | BatchRequest.none | BatchRequest.ramp | BatchRequest.staged | BatchRequest.replay:
             raise AssertionError(f"batching.request={batching.request.name} tests no gradients")
     if measured.resolves_inner_products:
         return request

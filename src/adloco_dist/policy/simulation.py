@@ -73,7 +73,11 @@ def _trainer_report(
     measured = simulation.transfer_seconds(share.measure.bytes_sent)
     return replace(
         share,
-        inner=replace(share.inner, seconds=inner_seconds),
+        inner=replace(
+            share.inner,
+            seconds=inner_seconds,
+            compute_seconds_per_sequence=simulation.sequence_seconds * share.num_workers,
+        ),
         measure=replace(share.measure, seconds=measured + simulation.latency_seconds if share.measure.seconds else 0.0),
         outer=replace(share.outer, seconds=exposed, transfer_seconds=transfer if wire.delay_updates else 0.0),
         evaluation=EvaluationReport(share.evaluation.sums),

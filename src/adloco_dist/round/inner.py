@@ -160,7 +160,7 @@ class InnerPhase:
             for update in range(worker.updates_done, task.until):
                 if self.stop.is_heard and not slot.averager:  # ranks that average must stop together
                     return
-                is_timed = settings.switch.n == "auto" and update == num_updates - 1
+                is_timed = settings.measures_times and update == num_updates - 1
                 with timed(gradient.device) if is_timed else nullcontext(timing) as timing:
                     sequences, watching = self._read(task, slot, update), estimator if update == 0 else None
                     done = _update_gradient(slot, worker.id, sequences, batch.batch_limit, watching, result.notes)
