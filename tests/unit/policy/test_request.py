@@ -263,8 +263,8 @@ def test_the_batch_with_the_most_progress_per_second() -> None:
 @pytest.mark.parametrize(
     ("statistics", "update_seconds", "bounded", "bound"),
     [
-        (MEASURED, 1.0, 2, "min_batch"),  # an update costs nothing: the smallest batches
-        (dataclasses.replace(MEASURED, trace=0.0), 4.0, 2, "min_batch"),  # no noise
+        (MEASURED, 1.0, 2, "measurable"),  # an update costs nothing: the smallest batches
+        (dataclasses.replace(MEASURED, trace=0.0), 4.0, 2, "measurable"),  # no noise
         (dataclasses.replace(MEASURED, squared_norm=-1.0), 4.0, 2000, "growth_limit"),  # nothing but noise
         (MEASURED, 1e9, 2000, "growth_limit"),  # a link that takes for ever
     ],
