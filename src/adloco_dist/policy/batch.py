@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from adloco_dist.config import MEASURED_REQUESTS, BatchingSettings, BatchRequest, Settings, SwitchMode, Unmeasured
 from adloco_dist.noise.requests import Request, progress_per_second
 from adloco_dist.noise.statistics import GradientStatistics, Smoothed
+from adloco_dist.policy.link import worth_of_averaging
 from adloco_dist.policy.request import bound_change, bound_size, staged_request, variance_test_request
 from adloco_dist.policy.switch import automatic_n, switch
 
@@ -13,6 +14,12 @@ MAX_SEQUENCES = 1 << 20
 """Maximum of a total batch, where no shard bounds it."""
 PAPER_N = 2.0
 """The n of AdLoCo's switch mode, which switch.n=auto starts with."""
+
+
+DOES_NOT_PAY = (
+    "averaging does not pay on this link: one worker alone would make more progress per second; "
+    "algorithm.round=link, wire=slow_link or larger batches may change that"
+)
 
 
 @dataclass(frozen=True)
@@ -25,6 +32,9 @@ class BatchReport:
     """Time of the slowest of its ranks, for all its workers there; 0: not measured."""
     seconds_per_update: float = 0.0
     """The round's wall time without evaluations, divided by its updates."""
+
+    exposed_share: float | None = None
+    """Share of the round that averages took, and all else but updates and evaluations; None: not measured."""
 
     def fixed_seconds(self, local_batch: int) -> float:
         """What an update took whatever its batch: optimizer, its share of averages, waiting, other trainers' turns."""
@@ -52,6 +62,8 @@ class BatchPlan:
     """What a user should know about this batch."""
     smoothed: Smoothed
     """The statistics that the request stands on."""
+    worth: float | None = None
+    """Progress per second over that of one worker alone, at most; None: not known, or there is one worker."""
 
 
 @dataclass(frozen=True)
@@ -171,9 +183,15 @@ def take(
         automatic = _automatic_n(wanted, inputs, target.smoothed, last, report) if last else None
         n = PAPER_N if automatic is None else automatic
     switched = switch(wanted, inputs.batch_limit, mode, n)
-    note = target.request.note
+    notes = [target.request.note] if target.request.note else []
     if bound == "shard":
-        note = f"the batch is capped at {bounded:.0f} sequences, one epoch of the trainer's shard"
+        notes = [f"the batch is capped at {bounded:.0f} sequences, one epoch of the trainer's shard"]
+    worth = None
+    if report.exposed_share is not None and inputs.num_workers > 1:
+        scale = target.smoothed.statistics.noise_scale if target.smoothed.statistics else math.inf
+        worth = worth_of_averaging(report.exposed_share, inputs.num_workers, switched.batch, scale)
+        if worth < 1:
+            notes.append(DOES_NOT_PAY)
     return BatchPlan(
         request=target.request.sequences,
         bounded=bounded,
@@ -182,8 +200,9 @@ def take(
         mode=switched.mode,
         batch_limit=inputs.batch_limit,
         switch_n=float(n),
-        note=note,
+        note="; ".join(notes) or None,
         smoothed=target.smoothed,
+        worth=worth,
     )
 
 

@@ -28,6 +28,24 @@ class RoundCost:
     transfer_seconds: float = 0.0
     """Time in which averages travelled while updates were computed, or were waited for after that."""
 
+    def exposed_share(self, updates: int) -> float:
+        """Share of a round of so many updates that is spent otherwise."""
+        return self.exposed_seconds / (self.exposed_seconds + updates * self.update_seconds)
+
+
+def worth_of_averaging(exposed_share: float, num_workers: int, local_batch: int, noise_scale: float) -> float:
+    """Progress per second over that of one worker alone with the same batch, at most (docs/theory.md).
+
+    Workers are taken to lose nothing by averaging only now and then.
+
+    Args:
+        noise_scale: in sequences; infinite where it is not known, for the most that averaging can be worth.
+    """
+    gain = num_workers
+    if noise_scale < math.inf:
+        gain = (1 + noise_scale / local_batch) / (1 + noise_scale / (num_workers * local_batch))
+    return (1 - exposed_share) * gain
+
 
 def updates_for_link(settings: Settings, costs: Sequence[RoundCost], last_updates: int) -> int:
     """H of the next round, where averages are exposed for `algorithm.exposed_share` of the time (docs/theory.md).

@@ -193,6 +193,7 @@ def pool_report(reports: Sequence[RankReport], last: RoundPlan | None, seconds: 
         seconds: rank 0's clock since the first round began.
     """
     shares = shares_by_trainer(reports)
+    cost = _round_cost(reports, last) if last else None
     errors = []
     for trainer in sorted(shares):
         groups = ranks_by_value([(rank.rank, tuple(share.anchor.checksum)) for rank, share in shares[trainer]])
@@ -205,7 +206,7 @@ def pool_report(reports: Sequence[RankReport], last: RoundPlan | None, seconds: 
         stop_requested=any(report.stop_requested for report in reports),
         seconds=seconds,
         errors=errors,
-        batches=_batch_reports(reports, shares, last) if last else {},
+        batches=_batch_reports(reports, shares, last, cost) if last else {},
         train_loss={trainer: train_loss(parts) for trainer, parts in shares.items()} if last else {},
         validation_loss={
             trainer: evaluation.loss for trainer, parts in shares.items() if (evaluation := evaluated(parts))
@@ -215,7 +216,7 @@ def pool_report(reports: Sequence[RankReport], last: RoundPlan | None, seconds: 
         unmoved=frozenset(shares) - _trainers_with(shares, lambda part: len(part.outer.nonfinite) < part.num_workers),
         capacities=[report.capacity for report in reports],
         update_seconds=[report.update_seconds for report in reports],
-        cost=_round_cost(reports, last) if last else None,
+        cost=cost,
         is_writing=any(report.is_writing for report in reports),
     )
 
@@ -243,7 +244,9 @@ def _trainers_with(shares: Shares, holds: Callable[[TrainerReport], bool]) -> fr
     return frozenset(trainer for trainer, parts in shares.items() if any(holds(part) for _, part in parts))
 
 
-def _batch_reports(reports: Sequence[RankReport], shares: Shares, last: RoundPlan) -> dict[int, BatchReport]:
+def _batch_reports(
+    reports: Sequence[RankReport], shares: Shares, last: RoundPlan, cost: RoundCost | None
+) -> dict[int, BatchReport]:
     # An evaluation belongs to no update.
     round_seconds = max(
         report.control_seconds
@@ -255,6 +258,7 @@ def _batch_reports(reports: Sequence[RankReport], shares: Shares, last: RoundPla
             statistics=measured(parts),
             compute_seconds_per_sequence=max(share.inner.compute_seconds_per_sequence for _, share in parts),
             seconds_per_update=round_seconds / last.updates,
+            exposed_share=cost.exposed_share(last.updates) if cost else None,
         )
         for trainer, parts in shares.items()
     }

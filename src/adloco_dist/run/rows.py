@@ -108,6 +108,7 @@ def _batch(batch: BatchPlan, shares: list[tuple[RankReport, TrainerReport]]) -> 
         "mode": batch.mode,
         "batch_limit": batch.batch_limit,
         "switch_n": batch.switch_n,
+        "worth": batch.worth,
         "micro_batch": micro_batch,
         "passes": -(-batch.local_batch // micro_batch),
         "notes": [batch.note, *notes] if batch.note else notes,

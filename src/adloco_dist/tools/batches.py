@@ -1,7 +1,7 @@
 """Why the batches of a run were what they were: `launch/batches.py RUN`."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -21,6 +21,9 @@ COLUMNS = {
     "trace": "tr(Sigma)",
     "squared_norm": "|G|^2",
     "noise_scale": "noise scale",
+    "updates": "H",
+    "exposed": "exposed",
+    "worth": "worth",
     "notes": "notes",
 }
 
@@ -61,10 +64,21 @@ def _table(trainer: int, records: Sequence[dict[str, Any]]) -> Table:
     known: dict[str, Any] = {}
     for record in records:
         if record["round"]:
-            row = {**record, **(known.get("smoothed") or {}), "noise_scale": known.get("noise_scale")}
+            row = {
+                **record,
+                **(known.get("smoothed") or {}),
+                "noise_scale": known.get("noise_scale"),
+                "exposed": _exposed(known),
+            }
             table.add_row(*(_shown(row.get(key)) for key in COLUMNS))
         known = record
     return table
+
+
+def _exposed(record: Mapping[str, Any]) -> float | None:
+    """The smallest share of a round that a rank spent otherwise than in updates: what the link takes."""
+    shares = record.get("utilisation")
+    return 1 - max(shares.values()) if shares else None
 
 
 def _shown(value: Any) -> str:

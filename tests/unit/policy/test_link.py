@@ -1,18 +1,20 @@
 """H from the link: where it settles, how fast, within which bounds, and that plans carry it."""
 
 import dataclasses
+import math
 from itertools import pairwise
 
 import pytest
 
 from adloco_dist.config import Settings
 from adloco_dist.messages import decode, encode
+from adloco_dist.policy.batch import DOES_NOT_PAY, BatchInputs, BatchReport, Spent
 from adloco_dist.policy.layout import Layout
-from adloco_dist.policy.link import RoundCost, first_updates, remembered, updates_for_link
+from adloco_dist.policy.link import RoundCost, first_updates, remembered, updates_for_link, worth_of_averaging
 from adloco_dist.policy.plan import PlanInputs, PoolReport, RoundPlan
 from adloco_dist.policy.planning import plan_round
 from adloco_dist.policy.regrouping import Regrouping
-from helpers.support import small_settings
+from helpers.support import first_batch, next_batch, small_settings
 
 UPDATE_SECONDS = 0.04
 BY_LINK = ("algorithm.round=link", "pool.trainers=1", "pool.workers_per_trainer=2", "budget.rounds=1000")
@@ -104,3 +106,25 @@ def test_costs_begin_anew_where_ranks_are_regrouped() -> None:
     regrouped = dataclasses.replace(known, regrouping=Regrouping((), {}))
     after = plan_round(settings, PlanInputs(PAIR), regrouped, PoolReport(cost=RoundCost(UPDATE_SECONDS, 9.0)))
     assert after.costs == (RoundCost(UPDATE_SECONDS, 9.0),)
+
+
+def test_what_averaging_is_worth_beside_one_worker_alone() -> None:
+    """Noise scale 12, two workers of 4: 1 + 3 over 1 + 1.5 a round's update; 1.6 times as much."""
+    assert worth_of_averaging(0.0, 2, 4, 12.0) == pytest.approx(1.6)
+    assert worth_of_averaging(0.5, 2, 4, 12.0) == pytest.approx(0.8), "half of the time is spent on the link"
+    assert worth_of_averaging(0.25, 4, 4, 0.0) == pytest.approx(0.75), "without noise a second worker is worth nothing"
+    assert worth_of_averaging(0.5, 4, 4, math.inf) == pytest.approx(2), (
+        "not known: at most as much as there are workers"
+    )
+
+
+@pytest.mark.parametrize(("exposed", "note"), [(0.1, None), (0.6, DOES_NOT_PAY)])
+def test_a_plan_says_when_averaging_does_not_pay(exposed: float, note: str | None) -> None:
+    settings = small_settings("pool.trainers=1", "batching.request=none")
+    inputs = BatchInputs(num_workers=2)
+    plan = next_batch(settings, inputs, first_batch(settings, inputs), BatchReport(exposed_share=exposed), Spent(0.5))
+    assert plan.note == note
+    assert plan.worth == pytest.approx(2 * (1 - exposed))
+    alone = BatchInputs(num_workers=1)
+    plan = next_batch(settings, alone, first_batch(settings, alone), BatchReport(exposed_share=exposed), Spent(0.5))
+    assert (plan.note, plan.worth) == (None, None)
