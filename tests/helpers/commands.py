@@ -18,6 +18,7 @@ SMALL = (
     "model=nano",
     "data.sequence_length=32",
     "algorithm.updates_per_round=4",
+    "batching.every_updates=1",
     "batching.local_batch=2",
     "budget=rounds",
     "budget.rounds=3",

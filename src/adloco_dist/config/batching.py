@@ -38,6 +38,9 @@ class BatchingSettings:
     estimator: Estimator = Estimator.sketch
     """sketch: random projections of chunks, 66 kB per worker and round. workers: full gradients averaged over the
     workers. per_sequence: every sequence's own gradient (exact; memory and traffic of one gradient per sequence)."""
+    every_updates: int = 20
+    """Updates after which gradients are measured again, in the first update of a round; what it costs is the same
+    whether rounds are short or long."""
     chunks: int = 4
     """Maximum number of pieces, >= 2, into which a worker's first batch of a round is cut for the sketch; each holds
     two sequences or more."""
@@ -73,6 +76,8 @@ class BatchingSettings:
     def __post_init__(self) -> None:
         if self.chunks < 2:
             raise SettingsError.of("batching.chunks", self.chunks, "must be >= 2: pieces are compared with each other")
+        if self.every_updates < 1:
+            raise SettingsError.of("batching.every_updates", self.every_updates, "must be >= 1")
         if self.local_batch < 1:
             raise SettingsError.of("batching.local_batch", self.local_batch, "must be >= 1")
         if self.min_batch is not None and self.min_batch < 1:

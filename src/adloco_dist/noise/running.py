@@ -94,7 +94,7 @@ class RunningEstimate:
         if not measured.is_finite:
             return None
         self._num_measurements += 1
-        self._smoothed = self._smoothed.after(measured, 1, self._num_measurements, self._span)
+        self._smoothed = self._smoothed.after(measured, self._num_measurements, self._span)
         pair = torch.tensor([measured.trace, measured.squared_norm], dtype=torch.float64)
         covariance = self._covariance_of(pair, gram, sizes)
         if covariance is not None:
@@ -118,7 +118,7 @@ class RunningEstimate:
 
     def load(self, state: dict[str, Any]) -> None:
         statistics = state["statistics"] and GradientStatistics(**state["statistics"])
-        self._smoothed = Smoothed(statistics, state["spanned"])
+        self._smoothed = Smoothed(statistics, state["spanned"], state["num_measurements"])
         self._num_measurements = state["num_measurements"]
         self._covariance, self._last = (
             None if state[name] is None else torch.tensor(state[name], dtype=torch.float64)

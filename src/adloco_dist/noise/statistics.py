@@ -93,17 +93,19 @@ class Smoothed:
     statistics: GradientStatistics | None = None
     tokens: float = 0.0
     """What the averages stand on: the tokens that were trained on while they were measured."""
+    trained: float = 0.0
+    """Tokens that had been trained on at the last measurement."""
 
-    def after(self, new: GradientStatistics, tokens: float, trained: float, span: float) -> "Smoothed":
+    def after(self, new: GradientStatistics, trained: float, span: float) -> "Smoothed":
         """The averages that include one more measurement.
 
         Args:
-            tokens: trained on since the last one.
-            trained: trained on so far, `tokens` included.
+            trained: tokens that have been trained on so far.
             span: share of `trained` that the averages span, at least MIN_MEASUREMENTS like this one; 0: no averaging.
         """
+        tokens = trained - self.trained
         if self.statistics is None or not span:
-            return Smoothed(new, tokens)
+            return Smoothed(new, tokens, trained)
         kept = min(self.tokens, max(span * trained, MIN_MEASUREMENTS * tokens) - tokens)
         if new.trace > (largest := OUTLIER_FACTOR * self.statistics.trace) > 0:
             new = new.scaled(largest / new.trace)
@@ -115,7 +117,7 @@ class Smoothed:
         if not (new.ip_corrected and self.statistics.ip_corrected):
             # With gbar's noise in it, V_ip depends on the batch it was measured with.
             means["ip_variance"], means["ip_error"] = new.ip_variance, new.ip_error
-        return Smoothed(GradientStatistics(**means, ip_corrected=new.ip_corrected), max(0.0, kept) + tokens)
+        return Smoothed(GradientStatistics(**means, ip_corrected=new.ip_corrected), max(0.0, kept) + tokens, trained)
 
     @classmethod
     def of_merged(cls, members: Sequence[tuple[float, "Smoothed"]]) -> "Smoothed":
@@ -134,7 +136,8 @@ class Smoothed:
         means = {name: sum(share * getattr(one, name) for share, one, _ in measured) / total for name in _NUMBERS}
         corrected = all(one.ip_corrected for _, one, _ in measured)
         tokens = sum(share * tokens for share, _, tokens in measured) / total
-        return cls(GradientStatistics(**means, ip_corrected=corrected), tokens / 2)
+        trained = max(one.trained for _, one in members)
+        return cls(GradientStatistics(**means, ip_corrected=corrected), tokens / 2, trained)
 
 
 def num_chunks(batch: int, max_chunks: int) -> int:

@@ -36,6 +36,9 @@ class BatchReport:
     exposed_share: float | None = None
     """Share of the round that averages took, and all else but updates and evaluations; None: not measured."""
 
+    is_measured: bool = True
+    """Whether the round was to measure them: not every round is."""
+
     def fixed_seconds(self, local_batch: int) -> float:
         """What an update took whatever its batch: optimizer, its share of averages, waiting, other trainers' turns."""
         return max(0.0, self.seconds_per_update - local_batch * self.compute_seconds_per_sequence)
@@ -86,8 +89,6 @@ class Spent:
     """Share of the budget that is spent."""
     tokens: int = 0
     """Tokens that the whole pool has trained on."""
-    round_tokens: int = 0
-    """Those of the last round."""
 
 
 @dataclass(frozen=True)
@@ -150,13 +151,16 @@ def _tested(
 ) -> tuple[Request, Smoothed]:
     """What the statistics ask for, on averages that include this round; the last batch where nothing is known."""
     batching, measured, smoothed = settings.batching, report.statistics, last.smoothed
-    if measured is None:
+    if not report.is_measured and smoothed.statistics is None:
+        return Request(last.bounded), smoothed
+    if measured is None and report.is_measured:
         if batching.unmeasured is Unmeasured.grow:
             return Request(math.inf, "nothing to measure with one gradient: the batch grows by its bound"), smoothed
         return Request(last.bounded, "nothing to measure with one gradient: the batch stays"), smoothed
-    if not measured.is_finite:
+    if measured is not None and not measured.is_finite:
         return Request(last.bounded, "statistics are not finite: the batch stays"), smoothed
-    smoothed = smoothed.after(measured, spent.round_tokens, spent.tokens, batching.span)
+    if measured is not None:
+        smoothed = smoothed.after(measured, spent.tokens, batching.span)
     assert smoothed.statistics is not None
     if batching.request is not BatchRequest.progress:
         return variance_test_request(batching, smoothed.statistics), smoothed

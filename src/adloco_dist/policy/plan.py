@@ -48,6 +48,10 @@ class RoundPlan:
     """Sequences of the shards after the regrouping, by trainer."""
     batches: Mapping[int, BatchPlan]
     """Batches of the round, by trainer."""
+    measures: bool
+    """Whether gradients are compared in the first updates of the round."""
+    updates_since_measured: int
+    """Updates since the last round that did, before this one."""
     updates_per_round: int
     """H, over which the averages of a round are spread."""
     updates: int

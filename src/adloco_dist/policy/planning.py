@@ -83,6 +83,7 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, r
     else:
         most = max_updates(settings, pool.layout, speeds, growth)
     updates = num_updates(settings, position, tokens_per_update, most)
+    unmeasured = _updates_since_measured(last)
     checkpoint = _checkpoint(settings, last, position, stop, report)
     every = settings.evaluation.every_rounds
     return RoundPlan(
@@ -96,6 +97,8 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, r
         layout=pool.layout,
         shard_sequences=pool.shard_sequences,
         batches=batches,
+        measures=settings.measures_gradients and (last is None or unmeasured >= settings.batching.every_updates),
+        updates_since_measured=unmeasured,
         updates_per_round=most,
         updates=updates,
         costs=costs,
@@ -114,6 +117,13 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, r
         },
         outer_steps=position.outer_steps,
     )
+
+
+def _updates_since_measured(last: RoundPlan | None) -> int:
+    """Updates of the rounds since the last one that measured, that one's included."""
+    if last is None:
+        return 0
+    return last.updates if last.measures else last.updates_since_measured + last.updates
 
 
 def _costs(settings: Settings, last: RoundPlan | None, report: PoolReport) -> tuple[RoundCost, ...]:
@@ -139,7 +149,7 @@ def _batch_targets(
     report: PoolReport,
 ) -> dict[int, BatchTarget]:  # fmt: skip
     """Every trainer's total batch of the round, merges aside."""
-    spent = Spent(spent_fraction(settings, position), position.tokens, last.round_tokens if last else 0)
+    spent = Spent(spent_fraction(settings, position), position.tokens)
     targets = {}
     for trainer in pool.layout.trainers:
         replayed = trajectory.total_batch(trainer, position.rounds)

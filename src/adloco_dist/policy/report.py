@@ -256,6 +256,7 @@ def _batch_reports(
     return {
         trainer: BatchReport(
             statistics=measured(parts),
+            is_measured=last.measures,
             compute_seconds_per_sequence=max(share.inner.compute_seconds_per_sequence for _, share in parts),
             seconds_per_update=round_seconds / last.updates,
             exposed_share=cost.exposed_share(last.updates) if cost else None,

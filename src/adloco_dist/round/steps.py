@@ -44,7 +44,7 @@ def inner(
         is_first: these are the first updates of this round, or of this start.
         is_resumed: the workers were in the middle of the round when the run started.
     """
-    estimators = pool.estimators if is_first else {}
+    estimators = pool.estimators if is_first and plan.measures else {}
     if estimators:
         for slot in pool.slots:
             slot.sketch.renew(pool.settings.seed, plan.round)
@@ -126,7 +126,7 @@ def measure(pool: LocalPool, plan: RoundPlan) -> dict[int, MeasureReport]:
     measured: dict[int, MeasureReport] = {}
     for trainer_id in plan.layout.trainers:
         group = pool.groups.of(plan.layout.ranks(trainer_id))  # on all ranks, for it may have to be formed
-        if estimator := pool.estimators.get(trainer_id):
+        if plan.measures and (estimator := pool.estimators.get(trainer_id)):
             with about(f"trainer {trainer_id}"), timed(pool.runtime.device) as timing:
                 found = estimator.measure(pool.trainers[trainer_id], plan.layout, group)
             measured[trainer_id] = MeasureReport(found.statistics, timing.seconds, found.bytes_sent)

@@ -150,7 +150,7 @@ def averaged(several: list[GradientStatistics], span: float, tokens: int = 100) 
     """After one round of `tokens` for each."""
     smoothed = Smoothed()
     for round_, one in enumerate(several, start=1):
-        smoothed = smoothed.after(one, tokens, round_ * tokens, span)
+        smoothed = smoothed.after(one, round_ * tokens, span)
     assert smoothed.statistics is not None
     return smoothed.statistics
 
@@ -212,12 +212,12 @@ def test_a_merge_carries_its_members_averages_on_at_half_their_weight() -> None:
     for trace in (10.0, 20.0):
         smoothed = Smoothed()
         for round_ in range(1, 41):
-            smoothed = smoothed.after(made(trace), 100, round_ * 100, 0.2)
+            smoothed = smoothed.after(made(trace), round_ * 100, 0.2)
         members.append(smoothed)
     merged = Smoothed.of_merged([(0.25, members[0]), (0.75, members[1])])
     assert merged.statistics is not None
     assert merged.statistics.trace == pytest.approx(17.5)
-    next_one = merged.after(made(27.5), 200, 4200, 0.2).statistics
+    next_one = merged.after(made(27.5), 4200, 0.2).statistics
     assert next_one is not None
     assert next_one.trace == pytest.approx(17.5 + 10 * 200 / 600), "they stand on 400 tokens, half of 800"
     assert Smoothed.of_merged([(1.0, Smoothed()), (0.0, members[0])]) == Smoothed(), "nothing measured, nothing kept"

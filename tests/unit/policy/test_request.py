@@ -38,7 +38,7 @@ def rounds(
     recorded = iter(replayed or [None] * (1 + len(reports)))
     plans = [first_batch(settings, inputs, next(recorded))]
     for round_, statistics in enumerate(reports, start=1):
-        spent = Spent(round_ / (len(reports) + 1), tokens=100 * round_, round_tokens=100)
+        spent = Spent(round_ / (len(reports) + 1), tokens=100 * round_)
         plans.append(next_batch(settings, inputs, plans[-1], BatchReport(statistics), spent, next(recorded)))
     return plans
 
@@ -178,7 +178,7 @@ def test_the_papers_formula_grows_by_its_noise_alone() -> None:
     batches = [plan.local_batch]
     for round_ in range(1, 16):
         measured = GradientStatistics(1000.0, 1.0, float(max(2, plan.local_batch)), 0.0, 0.0, ip_corrected=False)
-        spent = Spent(round_ / 16, 1000 * round_, 1000)
+        spent = Spent(round_ / 16, 1000 * round_)
         plan = next_batch(papers, BatchInputs(num_workers=1), plan, BatchReport(measured), spent)
         batches.append(plan.local_batch)
     growth = [later / earlier for earlier, later in pairwise(batches[5:10])]
@@ -235,49 +235,3 @@ def test_open_loop_requests() -> None:
     plans = rounds(replay, [None, None, None], replayed=[6, 10, 3, None])
     assert totals(plans) == [6, 10, 3, 3]
     assert [plan.local_batch for plan in plans] == [3, 5, 2, 2]
-
-
-BY_PROGRESS = ("batching.request=progress", "batching.span=0", "batching.local_batch=1", "batching.growth_limit=1000")
-
-
-def by_progress(statistics: GradientStatistics, sequence_seconds: float, update_seconds: float) -> BatchPlan:
-    """Two workers' batch after a first round of one sequence each."""
-    first = first_batch(settings(*BY_PROGRESS), inputs := BatchInputs(num_workers=2))
-    report = BatchReport(statistics, sequence_seconds, update_seconds)
-    return next_batch(settings(*BY_PROGRESS), inputs, first, report, Spent(0.1, 100, 100))
-
-
-def test_the_batch_with_the_most_progress_per_second() -> None:
-    """Noise scale 24; every update costs 3 s beside 1 s a sequence, of both workers side by side."""
-    plan = by_progress(MEASURED, 1.0, 3.0 + 1.0)
-    assert plan.request == pytest.approx(math.sqrt(2 * 24 * 3))
-
-    def progress_per_second(total: float) -> float:
-        return 1 / (1 + 24 / total) / (3.0 + total / 2)
-
-    best = max(np.arange(1, 100, 0.5), key=progress_per_second)
-    assert plan.request == pytest.approx(best, abs=0.5)
-    assert plan.local_batch == 6
-
-
-@pytest.mark.parametrize(
-    ("statistics", "update_seconds", "bounded", "bound"),
-    [
-        (MEASURED, 1.0, 2, "measurable"),  # an update costs nothing: the smallest batches
-        (dataclasses.replace(MEASURED, trace=0.0), 4.0, 2, "measurable"),  # no noise
-        (dataclasses.replace(MEASURED, squared_norm=-1.0), 4.0, 2000, "growth_limit"),  # nothing but noise
-        (MEASURED, 1e9, 2000, "growth_limit"),  # a link that takes for ever
-    ],
-)
-def test_limits_of_progress_per_second(
-    statistics: GradientStatistics, update_seconds: float, bounded: float, bound: str
-) -> None:
-    plan = by_progress(statistics, 1.0, update_seconds)
-    assert (plan.bounded, plan.bound) == (bounded, bound)
-
-
-def test_without_times_a_batch_stays() -> None:
-    plan = by_progress(MEASURED, 0.0, 0.0)
-    assert plan.bounded == 2
-    assert plan.note is not None
-    assert "no times were measured" in plan.note

@@ -1,0 +1,95 @@
+"""What follows measurements that not every round takes, and the times of updates."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from adloco_dist.config.compose import compose
+from adloco_dist.noise.statistics import GradientStatistics
+from adloco_dist.policy.batch import BatchInputs, BatchPlan, BatchReport, Spent
+from adloco_dist.policy.layout import Layout
+from adloco_dist.policy.plan import PlanInputs, PoolReport
+from adloco_dist.policy.planning import plan_round
+from helpers.support import first_batch, next_batch, small_settings
+
+MEASURED = GradientStatistics(
+    trace=12.0, squared_norm=0.5, sequences=8.0, ip_variance=3.0, ip_error=0.0, ip_corrected=True
+)
+
+
+BY_PROGRESS = ["batching.request=progress", "batching.span=0", "batching.local_batch=1", "batching.growth_limit=1000"]
+
+
+def by_progress(statistics: GradientStatistics, sequence_seconds: float, update_seconds: float) -> BatchPlan:
+    """Two workers' batch after a first round of one sequence each."""
+    first = first_batch(compose(BY_PROGRESS), inputs := BatchInputs(num_workers=2))
+    report = BatchReport(statistics, sequence_seconds, update_seconds)
+    return next_batch(compose(BY_PROGRESS), inputs, first, report, Spent(0.1, 100))
+
+
+def test_the_batch_with_the_most_progress_per_second() -> None:
+    """Noise scale 24; every update costs 3 s beside 1 s a sequence, of both workers side by side."""
+    plan = by_progress(MEASURED, 1.0, 3.0 + 1.0)
+    assert plan.request == pytest.approx(math.sqrt(2 * 24 * 3))
+
+    def progress_per_second(total: float) -> float:
+        return 1 / (1 + 24 / total) / (3.0 + total / 2)
+
+    best = max(np.arange(1, 100, 0.5), key=progress_per_second)
+    assert plan.request == pytest.approx(best, abs=0.5)
+    assert plan.local_batch == 6
+
+
+@pytest.mark.parametrize(
+    ("statistics", "update_seconds", "bounded", "bound"),
+    [
+        (MEASURED, 1.0, 2, "measurable"),  # an update costs nothing: the smallest batches
+        (dataclasses.replace(MEASURED, trace=0.0), 4.0, 2, "measurable"),  # no noise
+        (dataclasses.replace(MEASURED, squared_norm=-1.0), 4.0, 2000, "growth_limit"),  # nothing but noise
+        (MEASURED, 1e9, 2000, "growth_limit"),  # a link that takes for ever
+    ],
+)
+def test_limits_of_progress_per_second(
+    statistics: GradientStatistics, update_seconds: float, bounded: float, bound: str
+) -> None:
+    plan = by_progress(statistics, 1.0, update_seconds)
+    assert (plan.bounded, plan.bound) == (bounded, bound)
+
+
+def test_without_times_a_batch_stays() -> None:
+    plan = by_progress(MEASURED, 0.0, 0.0)
+    assert plan.bounded == 2
+    assert plan.note is not None
+    assert "no times were measured" in plan.note
+
+
+def test_rounds_that_measure_nothing_ask_as_before() -> None:
+    asked = compose(["batching.local_batch=4", "batching.eta=1", "batching.growth_limit=2"])
+    inputs = BatchInputs(num_workers=2)
+    skipped = BatchReport(is_measured=False)
+    untouched = next_batch(asked, inputs, first_batch(asked, inputs), skipped, Spent(0.1, 100))
+    assert (untouched.bounded, untouched.note) == (8, None)
+    measured = next_batch(asked, inputs, untouched, BatchReport(MEASURED), Spent(0.2, 200))
+    later = next_batch(asked, inputs, measured, skipped, Spent(0.3, 300))
+    assert (measured.bounded, later.bounded) == (16, 24), "growth goes on towards what is asked for"
+    assert later.smoothed == measured.smoothed
+
+
+def test_measurements_are_as_many_updates_apart_whatever_the_rounds() -> None:
+    def measuring(updates: int) -> list[bool]:
+        fixed = small_settings(
+            f"algorithm.updates_per_round={updates}",
+            "batching.every_updates=20",
+            "pool.trainers=1",
+            "batching.request=norm_test",
+        )
+        plans = [plan_round(fixed, PlanInputs(Layout.one_rank_per_worker({0: (0, 1)})), None, PoolReport())]
+        for _ in range(8):
+            plans.append(plan_round(fixed, PlanInputs(plans[-1].layout), plans[-1], PoolReport()))
+        return [plan.measures for plan in plans]
+
+    assert measuring(25) == [True] * 9
+    assert measuring(5) == [True, False, False, False, True, False, False, False, True]
+    assert measuring(8) == [True, False, False, True, False, False, True, False, False]
