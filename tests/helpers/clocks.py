@@ -2,5 +2,6 @@
 
 CLOCKS = (
     "seconds", "data_seconds", "waited_seconds", "transfer_seconds", "utilisation", "resources", "bytes_sent", "plan",
+    "worth",
 )  # fmt: skip
 """Times, and what is measured or counted by time; a plan holds the seconds that have passed."""

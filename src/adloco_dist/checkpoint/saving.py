@@ -103,6 +103,8 @@ def needed_parts(state: RunState) -> dict[str, frozenset[str]]:
     if inner == InnerOptimizer.sgd.name and state.settings.get("inner.momentum"):
         moments = {"momentum_buffer"}
     progress = {"weights", "loss_sum", "updates_done", "awaits", "num_targets"} if state.has_weights else set[str]()
+    if state.has_weights and state.wire.delay_updates:
+        progress.add("departed")
     of_worker = {"norms"} | moments | progress | ({"residual"} if state.wire.keeps_residual else set())
     of_trainer = {"anchor", "momentum"} if state.settings.get("outer.momentum") else {"anchor"}
     needed: dict[str, frozenset[str]] = {}
@@ -131,7 +133,7 @@ def vector_size(file: str, kinds: Mapping[str, TensorKind], needed: frozenset[st
     if "exp_avg" in sizes:  # of Muon's matrices there is another one instead
         matrices = sizes.pop("momentum_buffer", 0)
         sizes |= {name: sizes[name] + matrices for name in ("exp_avg", "exp_avg_sq") if name in sizes}
-    found = {size for name, size in sizes.items() if name not in {"norms"} | SCALARS | OF_STATISTICS}
+    found = {size for name, size in sizes.items() if name not in {"norms", "departed"} | SCALARS | OF_STATISTICS}
     if len(found) > 1:
         raise DamagedError(f"{file}: has vectors of {' and of '.join(map(str, sorted(found)))} elements")
     return found.pop() if found else None

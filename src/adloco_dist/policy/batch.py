@@ -16,12 +16,6 @@ PAPER_N = 2.0
 """The n of AdLoCo's switch mode, which switch.n=auto starts with."""
 
 
-DOES_NOT_PAY = (
-    "averaging does not pay on this link: one worker alone would make more progress per second; "
-    "algorithm.round=link, wire=slow_link or larger batches may change that"
-)
-
-
 @dataclass(frozen=True)
 class BatchReport:
     """What a trainer measured in a round."""
@@ -187,15 +181,13 @@ def take(
         automatic = _automatic_n(wanted, inputs, target.smoothed, last, report) if last else None
         n = PAPER_N if automatic is None else automatic
     switched = switch(wanted, inputs.batch_limit, mode, n)
-    notes = [target.request.note] if target.request.note else []
+    note = target.request.note
     if bound == "shard":
-        notes = [f"the batch is capped at {bounded:.0f} sequences, one epoch of the trainer's shard"]
+        note = f"the batch is capped at {bounded:.0f} sequences, one epoch of the trainer's shard"
     worth = None
     if report.exposed_share is not None and inputs.num_workers > 1:
         scale = target.smoothed.statistics.noise_scale if target.smoothed.statistics else math.inf
         worth = worth_of_averaging(report.exposed_share, inputs.num_workers, switched.batch, scale)
-        if worth < 1:
-            notes.append(DOES_NOT_PAY)
     return BatchPlan(
         request=target.request.sequences,
         bounded=bounded,
@@ -204,7 +196,7 @@ def take(
         mode=switched.mode,
         batch_limit=inputs.batch_limit,
         switch_n=float(n),
-        note="; ".join(notes) or None,
+        note=note,
         smoothed=target.smoothed,
         worth=worth,
     )

@@ -18,6 +18,13 @@ log = logging.getLogger(__name__)
 
 TITLES = ("trainer", "ranks", "workers", "batch", "passes", "noise scale", "tokens/s", "train loss", "validation")
 
+DOES_NOT_PAY = (
+    "averaging does not pay on this link: one worker alone would make more progress per second (worth in metrics.jsonl)"
+    "; algorithm.round=link, wire=slow_link or larger batches may change that"
+)
+UNPAID_ROUNDS = 5
+"""Rounds in a row after which that is said."""
+
 
 class Display:
     """A sink for people."""
@@ -28,6 +35,7 @@ class Display:
         self._start = time.monotonic() - earlier_seconds
         self._latest: dict[int, Record] = {}
         self._reported: set[tuple[int, str]] = set()
+        self._unpaid_rounds: dict[int, int] = {}
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -85,9 +93,17 @@ class Display:
     def _report_notes(self, records: Sequence[Record]) -> None:
         """Print every note once; the records hold it for each round that it is about."""
         notes = {(record["trainer"], note) for record in records for note in record.get("notes", [])}
+        notes |= {(trainer, DOES_NOT_PAY) for trainer in self._unpaid(records)}
         for trainer, note in sorted(notes - self._reported):
             self._say(f"round {records[0]['round']}, trainer {trainer}: {note}")
         self._reported |= notes
+
+    def _unpaid(self, records: Sequence[Record]) -> list[int]:
+        """The trainers for which one worker alone would have done better in some rounds in a row."""
+        for record in records:
+            worth, trainer = record.get("worth"), record["trainer"]
+            self._unpaid_rounds[trainer] = self._unpaid_rounds.get(trainer, 0) + 1 if worth and worth < 1 else 0
+        return [trainer for trainer, rounds in self._unpaid_rounds.items() if rounds >= UNPAID_ROUNDS]
 
     def _render(self) -> Group:
         table = Table(box=None, pad_edge=False)
