@@ -33,9 +33,19 @@ class GradientStatistics:
         return all(math.isfinite(value) for value in astuple(self))
 
     @classmethod
-    def mean_of(cls, several: Sequence["GradientStatistics"]) -> "GradientStatistics":
-        """The mean of statistics that were taken at different points, each of them unbiased."""
-        means = {name: sum(getattr(one, name) for one in several) / len(several) for name in _NUMBERS}
+    def mean_of(
+        cls, several: Sequence["GradientStatistics"], weights: Sequence[float] | None = None
+    ) -> "GradientStatistics":
+        """The mean of statistics that were taken at different points, each of them unbiased.
+
+        Args:
+            weights: positive numbers, one for each; None: all count the same.
+        """
+        weights = weights or [1.0] * len(several)
+        means = {
+            name: sum(weight * getattr(one, name) for weight, one in zip(weights, several, strict=True)) / sum(weights)
+            for name in ("trace", "squared_norm", "sequences", "ip_variance", "ip_error")
+        }
         return cls(**means, ip_corrected=all(one.ip_corrected for one in several))
 
     @property
@@ -79,9 +89,6 @@ class GradientStatistics:
         )
 
 
-_NUMBERS = ("trace", "squared_norm", "sequences", "ip_variance", "ip_error")
-
-
 @dataclass(frozen=True)
 class Smoothed:
     """Running averages of the statistics, each by itself; ratios are taken of these.
@@ -109,15 +116,10 @@ class Smoothed:
         kept = min(self.tokens, max(span * trained, MIN_MEASUREMENTS * tokens) - tokens)
         if new.trace > (largest := OUTLIER_FACTOR * self.statistics.trace) > 0:
             new = new.scaled(largest / new.trace)
-        old_share = max(0.0, kept) / (max(0.0, kept) + tokens)
-        means = {
-            name: old_share * getattr(self.statistics, name) + (1 - old_share) * getattr(new, name) for name in _NUMBERS
-        }
-        means["sequences"] = new.sequences
-        if not (new.ip_corrected and self.statistics.ip_corrected):
-            # With gbar's noise in it, V_ip depends on the batch it was measured with.
-            means["ip_variance"], means["ip_error"] = new.ip_variance, new.ip_error
-        return Smoothed(GradientStatistics(**means, ip_corrected=new.ip_corrected), max(0.0, kept) + tokens, trained)
+        mean = replace(GradientStatistics.mean_of([self.statistics, new], [kept, tokens]), sequences=new.sequences)
+        if not mean.ip_corrected:  # with gbar's noise in it, V_ip depends on the batch it was measured with
+            mean = replace(mean, ip_variance=new.ip_variance, ip_error=new.ip_error, ip_corrected=new.ip_corrected)
+        return Smoothed(mean, kept + tokens, trained)
 
     @classmethod
     def of_merged(cls, members: Sequence[tuple[float, "Smoothed"]]) -> "Smoothed":
@@ -129,15 +131,13 @@ class Smoothed:
         Args:
             members: each with its share in the merge.
         """
-        measured = [(share, one.statistics, one.tokens) for share, one in members if one.statistics and share > 0]
+        measured = [(share, one.statistics, one) for share, one in members if one.statistics and share > 0]
         if not measured:
             return cls()
-        total = sum(share for share, _, _ in measured)
-        means = {name: sum(share * getattr(one, name) for share, one, _ in measured) / total for name in _NUMBERS}
-        corrected = all(one.ip_corrected for _, one, _ in measured)
-        tokens = sum(share * tokens for share, _, tokens in measured) / total
-        trained = max(one.trained for _, one in members)
-        return cls(GradientStatistics(**means, ip_corrected=corrected), tokens / 2, trained)
+        shares = [share for share, _, _ in measured]
+        mean = GradientStatistics.mean_of([statistics for _, statistics, _ in measured], shares)
+        tokens = sum(share * one.tokens for share, _, one in measured) / sum(shares)
+        return cls(mean, tokens / 2, max(one.trained for _, _, one in measured))
 
 
 def num_chunks(batch: int, max_chunks: int) -> int:
