@@ -74,7 +74,9 @@ def test_presets_hold_the_settings_of_their_sources() -> None:
         inner = preset.inner
         assert (inner.beta2, inner.weight_decay, inner.clip_norm) == (0.999, 0.01, None)
         assert (inner.schedule.name, inner.batch_scaling.name, inner.reset_each_round) == ("constant", "none", True)
+        assert inner.warmup_fraction == 0
         assert preset.batching.span == 0, "the formula has the last measurement alone"
+        assert preset.batching.every_updates <= preset.algorithm.updates_per_round, "in every round"
     batching = readme.batching
     assert (batching.eta, batching.local_batch, batching.padding_fraction) == (0.1, 3, 0.85)
     assert compose(["experiment=paper", "model=tiny", "batching.eta=0.5"]).model.overrides["hidden_size"] == 128
