@@ -53,7 +53,7 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, r
     stop = stop_reason(settings, position, report)
 
     pool = _pool_before_merges(settings, inputs, last, report)
-    targets = _batch_targets(settings, inputs.trajectory, pool, position, last, report)
+    targets = _batch_targets(settings, inputs.trajectory, pool, position, fraction, last, report)
 
     regrouping = None
     if last and stop in (None, INTERRUPTED):  # a run that is asked to stop has the plan with which it resumes
@@ -145,11 +145,11 @@ def _pool_before_merges(settings: Settings, inputs: PlanInputs, last: RoundPlan 
 
 
 def _batch_targets(
-    settings: Settings, trajectory: Trajectory, pool: _Pool, position: Position, last: RoundPlan | None,
-    report: PoolReport,
+    settings: Settings, trajectory: Trajectory, pool: _Pool, position: Position, fraction: float,
+    last: RoundPlan | None, report: PoolReport,
 ) -> dict[int, BatchTarget]:  # fmt: skip
     """Every trainer's total batch of the round, merges aside."""
-    spent = Spent(spent_fraction(settings, position), position.tokens)
+    spent = Spent(fraction, position.tokens)
     targets = {}
     for trainer in pool.layout.trainers:
         replayed = trajectory.total_batch(trainer, position.rounds)

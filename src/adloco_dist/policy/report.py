@@ -164,6 +164,10 @@ class RankReport(Struct, omit_defaults=True):
     """What a user should know about this rank's round."""
     trainers: dict[int, TrainerReport] = {}
 
+    def spent(self, *steps: str) -> float:
+        """Wall time of these steps, of all trainers here."""
+        return sum(getattr(share, step).seconds for share in self.trainers.values() for step in steps)
+
     @property
     def utilisation(self) -> float:
         """Share of the round's time in which updates were computed; the rest are averages, waiting, evaluation."""
@@ -227,12 +231,9 @@ def _round_cost(reports: Sequence[RankReport], last: RoundPlan) -> RoundCost | N
     if not all(report.update_seconds for report in computing):
         return None
 
-    def spent(report: RankReport, *steps: str) -> float:
-        return sum(getattr(share, step).seconds for share in report.trainers.values() for step in steps)
-
     return RoundCost(
-        update_seconds=max(spent(report, "inner") for report in computing) / last.updates,
-        exposed_seconds=min(report.control_seconds + spent(report, "measure", "outer") for report in computing),
+        update_seconds=max(report.spent("inner") for report in computing) / last.updates,
+        exposed_seconds=min(report.control_seconds + report.spent("measure", "outer") for report in computing),
         transfer_seconds=min(
             sum(share.outer.transfer_seconds for share in report.trainers.values()) for report in computing
         ),
@@ -248,11 +249,7 @@ def _batch_reports(
     reports: Sequence[RankReport], shares: Shares, last: RoundPlan, cost: RoundCost | None
 ) -> dict[int, BatchReport]:
     # An evaluation belongs to no update.
-    round_seconds = max(
-        report.control_seconds
-        + sum(part.inner.seconds + part.measure.seconds + part.outer.seconds for part in report.trainers.values())
-        for report in reports
-    )
+    round_seconds = max(report.control_seconds + report.spent("inner", "measure", "outer") for report in reports)
     return {
         trainer: BatchReport(
             statistics=measured(parts),
