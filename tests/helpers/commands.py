@@ -15,6 +15,9 @@ import psutil
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
+    "algorithm=diloco",
+    "pool.trainers=4",
+    "pool.workers_per_trainer=1",
     "model=nano",
     "data.sequence_length=32",
     "algorithm.updates_per_round=4",
@@ -22,6 +25,7 @@ SMALL = (
     "batching.local_batch=2",
     "budget=rounds",
     "budget.rounds=3",
+    "evaluation.every_fraction=null",
     "evaluation.every_rounds=1",
     "evaluation.sequences=8",
     "evaluation.final_sequences=8",

@@ -38,6 +38,9 @@ CPU = torch.device("cpu")
 Matrix = npt.NDArray[np.float64]
 VOCAB_SIZE, SEQUENCE_LENGTH = 23, 12
 SMALL = (
+    "algorithm=diloco",
+    "pool.trainers=4",
+    "pool.workers_per_trainer=1",
     "precision=fp64",
     "model=causal",
     # GPT-2 computes in the model's own type throughout (Llama's norms compute in fp32): passes of other sizes agree to
@@ -54,6 +57,7 @@ SMALL = (
     "merge=none",
     "budget=rounds",
     "budget.rounds=4",
+    "evaluation.every_fraction=null",
     "evaluation.every_rounds=2",
 )
 

@@ -103,7 +103,7 @@ def needed_parts(state: RunState) -> dict[str, frozenset[str]]:
     if inner == InnerOptimizer.sgd.name and state.settings.get("inner.momentum"):
         moments = {"momentum_buffer"}
     progress = {"weights", "loss_sum", "updates_done", "awaits", "num_targets"} if state.has_weights else set[str]()
-    if state.has_weights and state.wire.delay_updates:
+    if state.has_weights and state.wire.is_delayed:
         progress.add("departed")
     of_worker = {"norms"} | moments | progress | ({"residual"} if state.wire.keeps_residual else set())
     of_trainer = {"anchor", "momentum"} if state.settings.get("outer.momentum") else {"anchor"}

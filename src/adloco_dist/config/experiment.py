@@ -14,9 +14,9 @@ MAX_WORKERS = 1 << 20
 class PoolSettings:
     """Trainers, their workers, and where both live."""
 
-    trainers: int = 4
+    trainers: int = 1
     """k: trainers that run side by side, each with an anchor and a shard of its own."""
-    workers_per_trainer: int | None = 1
+    workers_per_trainer: int | None = None
     """M: model instances of each trainer. null: as many as there are ranks for each trainer."""
     placement: Placement = Placement.pack
     """pack: a trainer's workers on as few nodes as balance allows. spread: on as many as it has workers."""
@@ -29,7 +29,7 @@ class PoolSettings:
         workers = self.workers_per_trainer
         if workers is not None and workers < 1:
             raise SettingsError.of("pool.workers_per_trainer", workers, "must be >= 1, or null")
-        rule = f"times pool.workers_per_trainer={workers} must be <= {MAX_WORKERS}; lower one of them"
+        rule = f"times pool.workers_per_trainer={'null' if workers is None else workers} must be <= {MAX_WORKERS}; lower one of them"
         if self.trainers * (workers or 1) > MAX_WORKERS:
             raise SettingsError.of("pool.trainers", self.trainers, rule)
 

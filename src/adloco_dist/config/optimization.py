@@ -21,14 +21,14 @@ class AlgorithmSettings:
     """updates: every worker takes as many. speed: workers on a rank that was slower in the last round take fewer, so
     that ranks do not wait for each other, and weigh less in the average. seconds: as with speed, and as many as were
     measured to fit into `round_seconds`. link: every worker takes as many, and all together as few as the measured
-    costs of a round allow (`exposed_share`)."""
+    costs of a round allow (`exposed_share`); as long as no trainer has two workers, `updates_per_round`."""
     round_seconds: float | None = None
     """Time that the inner updates of a round are to take with round=seconds, > 0; the first one takes 5 updates."""
     exposed_share: float = 0.2
-    """Share of a round, in (0, 1), that averages and all else but updates may take with round=link: with longer rounds
-    they take less, and workers drift further apart."""
-    min_updates: int = 10
-    """Minimum of H with round=link; wire.fragments and wire.delay_updates need their times, too."""
+    """Share of a round, in (0, 1), that averages and all else but updates are to take with round=link: with longer
+    rounds, or delays, it is less, but workers drift further apart."""
+    min_updates: int = 2
+    """Minimum of H with round=link; a delay of one update needs two, and each of wire.fragments its own."""
     max_updates: int = 400
     """Maximum of H with round=link."""
 
@@ -79,7 +79,7 @@ class InnerSettings:
     """Maximum norm of a gradient, > 0; null: no clipping."""
     schedule: Schedule = Schedule.cosine
     """Course of the rate apart from the warm-up: constant at `lr`, or cosine decay while the budget is spent."""
-    warmup_fraction: float = 0.05
+    warmup_fraction: float = 0.1
     """Share of the budget, in [0, 1), over which the rate rises linearly to `lr`, from a tenth of it."""
     final_lr_fraction: float = 0.1
     """Share of `lr` that the cosine schedule ends at, in [0, 1]."""

@@ -34,8 +34,11 @@ class BudgetSettings:
 class EvaluationSettings:
     """When and on how much the anchors are evaluated."""
 
-    every_rounds: int | None = 5
-    """Rounds between two evaluations of the anchors; null: only at the end."""
+    every_rounds: int | None = None
+    """Rounds between two evaluations of the anchors; null: they are not counted."""
+    every_fraction: float | None = 0.05
+    """Share of the budget, in (0, 1], after which anchors are evaluated at the end of the next round. With null, too:
+    only at the end."""
     sequences: int = 64
     """Validation sequences of an evaluation while training, at most what the split holds."""
     final_sequences: int | None = 512
@@ -43,10 +46,18 @@ class EvaluationSettings:
     batch: int = 16
     """Sequences per forward pass of an evaluation."""
 
+    @property
+    def draws_curves(self) -> bool:
+        """Whether anchors are evaluated while training."""
+        return self.every_rounds is not None or self.every_fraction is not None
+
     def __post_init__(self) -> None:
         every = self.every_rounds
         if every is not None and every < 1:
             raise SettingsError.of("evaluation.every_rounds", every, "must be >= 1, or null")
+        fraction = self.every_fraction
+        if fraction is not None and not 0 < fraction <= 1:
+            raise SettingsError.of("evaluation.every_fraction", fraction, "must be in (0, 1], of the budget, or null")
         if self.sequences < 1:
             raise SettingsError.of("evaluation.sequences", self.sequences, "must be >= 1")
         final = self.final_sequences

@@ -114,18 +114,12 @@ class Settings:
                 raise SettingsError.of("batching.request", request, rule)
 
     def _check_wire(self) -> None:
-        wire, updates = self.wire, self.algorithm.updates_per_round
+        wire = self.wire
         if self.algorithm.is_data_parallel and not wire.is_plain:
             rule = "algorithm=ddp averages gradients, at every update; use wire=fp32"
             raise SettingsError.of("wire.format", wire.format, rule)
-        is_fixed = self.algorithm.round is not RoundLength.link  # which leaves fragments and delays their times
-        if is_fixed and wire.fragments > updates:
-            rule = f"must be <= algorithm.updates_per_round={updates}: each has its own time in a round"
-            raise SettingsError.of("wire.fragments", wire.fragments, rule)
-        if is_fixed and wire.delay_updates >= updates // wire.fragments:
-            distance = f"the {updates // wire.fragments} updates between two averages"
-            rule = f"must be < {distance} (algorithm.updates_per_round={updates}, wire.fragments={wire.fragments})"
-            raise SettingsError.of("wire.delay_updates", wire.delay_updates, rule)
+        if self.algorithm.round is not RoundLength.link:  # which leaves fragments and delays their times
+            self._check_times()
         if wire.format is WireFormat.sparse and self.outer.momentum:
             rule = "keeps what it has not sent, and an outer momentum would count that twice; set outer=average"
             raise SettingsError.of("wire.format", wire.format, rule)
@@ -138,6 +132,20 @@ class Settings:
         if wire.is_streaming and self.measures_gradients and self.batching.estimator is not Estimator.sketch:
             rule = "needs workers at one point, and wire.fragments or wire.delay_updates keep them apart; use sketch"
             raise SettingsError.of("batching.estimator", self.batching.estimator, rule)
+
+    def _check_times(self) -> None:
+        wire, updates = self.wire, self.algorithm.updates_per_round
+        if wire.fragments > updates:
+            rule = f"must be <= algorithm.updates_per_round={updates}: each has its own time in a round"
+            raise SettingsError.of("wire.fragments", wire.fragments, rule)
+        distance, delay = updates // wire.fragments, wire.delay_updates
+        if delay is None:
+            rule = "follows the link, as the updates of a round do then; set algorithm.round=link, or a number"
+            raise SettingsError.of("wire.delay_updates", delay, rule)
+        if delay >= distance:
+            rule = f"must be < the {distance} updates between two averages"
+            given = f"(algorithm.updates_per_round={updates}, wire.fragments={wire.fragments})"
+            raise SettingsError.of("wire.delay_updates", delay, f"{rule} {given}")
 
     def _check_data_parallel(self) -> None:
         if self.algorithm.round is not RoundLength.updates:

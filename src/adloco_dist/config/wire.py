@@ -22,9 +22,9 @@ class WireSettings:
     """What sparse multiplies by what it has not sent, before it adds the next pseudo-gradient; in [0, 1]."""
     fragments: int = 1
     """P: parts of a model that are averaged at different times of a round (Streaming DiLoCo, 2501.18512)."""
-    delay_updates: int = 0
+    delay_updates: int | None = 0
     """tau: updates that are computed while an average travels, before its outer step reaches the workers. 0: workers
-    wait for it."""
+    wait for it. null: one or more, as the measured link needs (with algorithm.round=link)."""
 
     @property
     def keeps_residual(self) -> bool:
@@ -32,9 +32,14 @@ class WireSettings:
         return self.format is WireFormat.sparse if self.error_feedback is None else self.error_feedback
 
     @property
+    def is_delayed(self) -> bool:
+        """Whether updates are computed while averages travel."""
+        return self.delay_updates is None or self.delay_updates > 0
+
+    @property
     def is_streaming(self) -> bool:
         """Whether workers do not all stand at the anchor when a round begins."""
-        return self.fragments > 1 or self.delay_updates > 0
+        return self.fragments > 1 or self.is_delayed
 
     @property
     def is_plain(self) -> bool:
@@ -48,8 +53,8 @@ class WireSettings:
             raise SettingsError.of("wire.residual_decay", self.residual_decay, "must be in [0, 1]")
         if self.fragments < 1:
             raise SettingsError.of("wire.fragments", self.fragments, "must be >= 1")
-        if self.delay_updates < 0:
-            raise SettingsError.of("wire.delay_updates", self.delay_updates, "must be >= 0")
+        if self.delay_updates is not None and self.delay_updates < 0:
+            raise SettingsError.of("wire.delay_updates", self.delay_updates, "must be >= 0, or null")
         if self.format is WireFormat.fp32 and self.error_feedback:
             rule = "wire.format=fp32 takes nothing away; leave it out, or choose another format"
             raise SettingsError.of("wire.error_feedback", self.error_feedback, rule)

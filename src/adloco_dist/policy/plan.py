@@ -9,7 +9,7 @@ from adloco_dist.messages import encode
 from adloco_dist.policy.batch import BatchPlan, BatchReport
 from adloco_dist.policy.checkpoints import CheckpointId
 from adloco_dist.policy.layout import Layout
-from adloco_dist.policy.link import RoundCost
+from adloco_dist.policy.link import Rhythm, RoundCost
 from adloco_dist.policy.regrouping import Regrouping
 from adloco_dist.policy.replay import Trajectory
 from adloco_dist.policy.schedule import Progress
@@ -52,8 +52,8 @@ class RoundPlan:
     """Whether gradients are compared in the first updates of the round."""
     updates_since_measured: int
     """Updates since the last round that did, before this one."""
-    updates_per_round: int
-    """H, over which the averages of a round are spread."""
+    rhythm: Rhythm
+    """How the averages of the round are spread in time."""
     updates: int
     """H; fewer in the last round of a budget in tokens, which ends with the update that spends it."""
     progress: Progress

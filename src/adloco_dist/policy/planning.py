@@ -16,8 +16,9 @@ from adloco_dist.policy.budget import (
     stop_reason,
 )
 from adloco_dist.policy.checkpoints import CheckpointId, is_due
+from adloco_dist.policy.evaluation import is_due as is_evaluation_due
 from adloco_dist.policy.layout import Layout
-from adloco_dist.policy.link import RoundCost, first_updates, remembered, updates_for_link
+from adloco_dist.policy.link import Rhythm, RoundCost, first_rhythm, remembered, rhythm_for_link
 from adloco_dist.policy.merging import Merge, choose_merges
 from adloco_dist.policy.pace import effective_workers, max_updates, worker_updates
 from adloco_dist.policy.plan import INTERRUPTED, NONFINITE, PlanInputs, PoolReport, RoundPlan
@@ -79,13 +80,14 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, r
     }
     costs = _costs(settings, last, report)
     if settings.algorithm.round is RoundLength.link:
-        most = updates_for_link(settings, costs, last.updates_per_round) if last else first_updates(settings)
+        averages = any(pool.layout.num_workers(trainer) > 1 for trainer in pool.layout.trainers)
+        rhythm = rhythm_for_link(settings, costs, last.rhythm) if last and averages else first_rhythm(settings)
     else:
-        most = max_updates(settings, pool.layout, speeds, growth)
-    updates = num_updates(settings, position, tokens_per_update, most)
+        rhythm = Rhythm(max_updates(settings, pool.layout, speeds, growth), settings.wire.delay_updates or 0)
+    updates = num_updates(settings, position, tokens_per_update, rhythm.updates)
     unmeasured = _updates_since_measured(last)
     checkpoint = _checkpoint(settings, last, position, stop, report)
-    every = settings.evaluation.every_rounds
+    last_fraction = last.progress.fraction if last else 0.0
     return RoundPlan(
         round=position.rounds,
         stop=stop,
@@ -99,16 +101,16 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, r
         batches=batches,
         measures=settings.measures_gradients and (last is None or unmeasured >= settings.batching.every_updates),
         updates_since_measured=unmeasured,
-        updates_per_round=most,
+        rhythm=rhythm,
         updates=updates,
         costs=costs,
         worker_updates=worker_updates(settings, pool.layout, updates, speeds, growth),
         progress=Progress(
             tokens_per_update,
             fraction,
-            fraction_per_update(settings, tokens_per_update, most, seconds_per_update(last, position)),
+            fraction_per_update(settings, tokens_per_update, rhythm.updates, seconds_per_update(last, position)),
         ),
-        evaluate=every is not None and (position.rounds + 1) % every == 0,
+        evaluate=is_evaluation_due(settings.evaluation, position.rounds + 1, fraction, last_fraction),
         is_concurrent=inputs.is_concurrent,
         checkpoint=checkpoint is not None,
         last_checkpoint=checkpoint or (last.last_checkpoint if last else CheckpointId()),

@@ -67,9 +67,10 @@ def _trainer_report(
     sent = share.outer.bytes_sent
     steps = wire.fragments * simulation.latency_seconds if sent.get("outer") else 0.0
     transfer = steps + simulation.transfer_seconds(sent.get("outer", 0))
-    exposed = RoundForecast(plan.updates, wire.delay_updates, transfer, wire.fragments).exposed_seconds(turn)
+    delay = plan.rhythm.delay_updates
+    waited = RoundForecast(plan.updates, delay, transfer, wire.fragments).exposed_seconds(turn)
     gradients = simulation.transfer_seconds(sent.get("gradients", 0))
-    exposed += max(0.0, gradients - HIDDEN_GRADIENTS * inner_seconds)
+    exposed = waited + max(0.0, gradients - HIDDEN_GRADIENTS * inner_seconds)
     measured = simulation.transfer_seconds(share.measure.bytes_sent)
     return replace(
         share,
@@ -79,6 +80,11 @@ def _trainer_report(
             compute_seconds_per_sequence=simulation.sequence_seconds * share.num_workers,
         ),
         measure=replace(share.measure, seconds=measured + simulation.latency_seconds if share.measure.seconds else 0.0),
-        outer=replace(share.outer, seconds=exposed, transfer_seconds=transfer if wire.delay_updates else 0.0),
+        outer=replace(
+            share.outer,
+            seconds=exposed,
+            transfer_seconds=transfer if delay else 0.0,
+            wait_seconds=waited if delay else 0.0,
+        ),
         evaluation=EvaluationReport(share.evaluation.sums),
     )

@@ -37,9 +37,9 @@ def state_vectors(settings: Settings, num_trainers: int, num_workers: int, num_s
     wire = settings.wire
     if wire.keeps_residual:  # a checkpoint has one for each worker
         kept["residuals"] = num_trainers
-    if wire.delay_updates:  # a fragment of each worker's weights, as they were sent off
+    if wire.is_delayed:  # a fragment of each worker's weights, as they were sent off
         kept["sent off"] = -(-num_workers // wire.fragments)
-    on_its_way = {"on the wire": -(-num_trainers // wire.fragments)} if wire.delay_updates else {}
+    on_its_way = {"on the wire": -(-num_trainers // wire.fragments)} if wire.is_delayed else {}
     return {**kept, "gradient": num_slots, **on_its_way, "checkpoint": sum(kept.values())}
 
 

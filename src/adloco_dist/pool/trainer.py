@@ -56,7 +56,7 @@ class Trainer:
         self.fragments = fragments_of(flat_model.parameter_layout, settings.wire.fragments)
         self.residual = torch.zeros_like(initial_weights) if self.averager.keeps_residual else None
         self.under_way: UnderWay | None = None
-        delayed = largest(self.fragments) if settings.wire.delay_updates else 0
+        delayed = largest(self.fragments) if settings.wire.is_delayed else 0
         num_exact = len(flat_model.room) - flat_model.buffer_boundary
         self._room = initial_weights.new_empty(delayed + num_exact) if delayed else flat_model.room
         on_cpu = settings.pool.outer_state is OuterState.cpu

@@ -43,7 +43,7 @@ class Worker:
         self.norms = NormHistory(wire.fragments)
         """Of its pseudo-gradients, where they decide whether it is left out of an average."""
         fragments = fragments_of(flat_model.parameter_layout, wire.fragments)
-        self.departed = weights.new_zeros(largest(fragments) if wire.delay_updates else 0)
+        self.departed = weights.new_zeros(largest(fragments) if wire.is_delayed else 0)
         """Its weights in the fragment that it awaits as they were sent off."""
         self.num_targets = 0
         """Tokens or labels that those updates predicted; padding is not counted."""

@@ -32,7 +32,7 @@ class PseudoGradients:
         return slot
 
     def average(self, trainer: Trainer, group: Group | None, fragment: int) -> OuterReport:
-        if self._wire.delay_updates:
+        if self._wire.is_delayed:
             before = mix_awaited(trainer)  # in a last round that is too short for what is under way to be mixed in
             return before + start(trainer, group, fragment, is_delayed=True)
         return outer(trainer, group, fragment)

@@ -58,7 +58,7 @@ class LocalPool:
 
     def schedule(self, plan: RoundPlan) -> FragmentSchedule:
         """When fragments are averaged in a round."""
-        return FragmentSchedule(plan.updates_per_round, self.settings.wire.fragments, self.settings.wire.delay_updates)
+        return FragmentSchedule(plan.rhythm.updates, self.settings.wire.fragments, plan.rhythm.delay_updates)
 
     @property
     def workers(self) -> list[Worker]:

@@ -204,7 +204,7 @@ def opening_report(pool: LocalPool, layout: Layout, is_new: bool) -> RankReport:
     Args:
         is_new: the run begins, and the anchors' loss is where its curves start.
     """
-    is_evaluated = is_new and pool.settings.evaluation.every_rounds is not None
+    is_evaluated = is_new and pool.settings.evaluation.draws_curves
     evaluations = evaluate_anchors(pool, layout) if is_evaluated else {}
     trainers = {
         trainer_id: TrainerReport(

@@ -24,6 +24,8 @@ DOES_NOT_PAY = (
 )
 UNPAID_ROUNDS = 5
 """Rounds in a row after which that is said."""
+LINES = 200
+"""Lines that tell of a whole run's rounds where there is no terminal, about: rounds may be short and many."""
 
 
 class Display:
@@ -33,6 +35,7 @@ class Display:
         self._console = console
         (self._unit, limit), *_ = ((unit, limit) for unit, limit in vars(budget).items() if limit is not None)
         self._start = time.monotonic() - earlier_seconds
+        self._limit, self._shown_share = float(limit), -1.0
         self._latest: dict[int, Record] = {}
         self._reported: set[tuple[int, str]] = set()
         self._unpaid_rounds: dict[int, int] = {}
@@ -67,10 +70,13 @@ class Display:
             "tokens": records[0].get("pool_tokens", 0),
             "seconds": time.monotonic() - self._start,
         }
+        share = done[self._unit] / self._limit
+        is_new = share - self._shown_share >= 1 / LINES or any("validation_loss" in record for record in records)
         self._progress.update(self._task, completed=done[self._unit], description=f"round {records[0]['round']}")
         if self._console.is_terminal:
             self._live.update(self._render())
-        elif line := _line(records):
+        elif is_new and (line := _line(records)):
+            self._shown_share = share
             self._say(line)
 
     def close(self, result: Record | None) -> None:

@@ -64,6 +64,7 @@ def _record(
         record |= {
             "plan": shares[0][0].plan_digest,
             "updates": plan.updates,
+            "delay_updates": plan.rhythm.delay_updates,
             "worker_updates": [plan.updates_of(trainer, worker) for worker in range(plan.layout.num_workers(trainer))],
             "sequences": sequences,
             "tokens": sequences * settings.data.sequence_length,

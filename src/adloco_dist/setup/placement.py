@@ -49,7 +49,7 @@ def set_up_pool(
     groups = Groups(runtime.backend, settings.cluster.outer_seconds, settings.cluster.max_communicators)
     merges = settings.merge.policy is not MergePolicy.none
     lacking = groups.lacking(layout.rank_sets, len(layout.trainers) - 1 if merges else 0)
-    if settings.wire.delay_updates and lacking:
+    if settings.wire.is_delayed and lacking:
         raise SettingsError.of("wire.delay_updates", settings.wire.delay_updates, lacking)
     _form_groups(groups, layout, runtime)  # before free memory is looked at, of which NCCL takes some for every group
     changing = examine_module(objective, module, settings, runtime)

@@ -22,6 +22,7 @@ COLUMNS = {
     "squared_norm": "|G|^2",
     "noise_scale": "noise scale",
     "updates": "H",
+    "delay_updates": "delay",
     "exposed": "exposed",
     "worth": "worth",
     "notes": "notes",

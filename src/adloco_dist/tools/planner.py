@@ -7,10 +7,11 @@ from rich.table import Table
 
 from adloco_dist.averaging.group import ring_bytes_sent
 from adloco_dist.cluster.survey import Link
-from adloco_dist.config import Settings
+from adloco_dist.config import RoundLength, Settings
 from adloco_dist.objective.protocol import ParameterCount
 from adloco_dist.policy.forecast import RoundForecast
 from adloco_dist.policy.layout import Layout, experiment_layout
+from adloco_dist.policy.link import Rhythm, RoundCost, best_rhythm
 from adloco_dist.policy.views import Network
 from adloco_dist.pool.averager import new_averager
 from adloco_dist.pool.capacity import state_vectors
@@ -23,9 +24,9 @@ MEGA = 1e6
 TABLE_WIDTH = 120
 
 
+GOOD_UTILISATION = 0.95
 UPDATE_SECONDS = (0.01, 0.1, 1.0, 10.0)
 """For which utilisation is predicted."""
-GOOD_UTILISATION = 0.95
 
 
 def print_dry_run(settings: Settings, nodes: Sequence[int], parts: Parts, links: Sequence[Link] = ()) -> None:
@@ -63,9 +64,9 @@ def print_dry_run(settings: Settings, nodes: Sequence[int], parts: Parts, links:
     console.print(_trainer_table(settings, layout, nodes, parameters.trained))
     console.print(_rank_table(settings, layout, nodes, vector_bytes))
     network = Network(nodes, {link.nodes: link.bytes_per_second for link in links})
-    forecasts = _forecasts(settings, layout, network, parameters.trained)
-    if forecasts:
-        console.print(_utilisation_table(forecasts))
+    seconds = _link_seconds(settings, layout, network, parameters.trained)
+    if seconds:
+        console.print(_utilisation_table(settings, layout, seconds))
     elif len(set(nodes)) > 1 and not links:
         console.print("links: not measured; on the nodes, under torchrun, they are, and utilisation is predicted")
     tokens = settings.data.sequence_length * settings.batching.local_batch * settings.algorithm.updates_per_round
@@ -113,11 +114,9 @@ def _bytes_over_link(settings: Settings, num_elements: int, ranks: Sequence[int]
     return _bytes_sent(settings, num_elements, sorted(first.values()), nodes)
 
 
-def _forecasts(
-    settings: Settings, layout: Layout, network: Network, num_elements: int
-) -> dict[int, RoundForecast]:  # fmt: skip
-    """What to expect of the rounds of ranks whose trainers share a measured link, by rank."""
-    forecasts = {}
+def _link_seconds(settings: Settings, layout: Layout, network: Network, num_elements: int) -> dict[int, float]:
+    """What a round's averages take on the measured links of each rank whose trainers share one."""
+    found = {}
     for rank in range(len(network.nodes)):
         links = {trainer: network.slowest_link(layout.ranks(trainer)) for trainer in layout.trainers_on(rank)}
         seconds = sum(
@@ -125,24 +124,41 @@ def _forecasts(
             for trainer, rate in links.items()
             if rate
         )
-        workers = sum(len(layout.workers_on(rank, trainer)) for trainer in layout.trainers_on(rank))
         if seconds:
-            wire, updates = settings.wire, settings.algorithm.updates_per_round
-            forecasts[rank] = RoundForecast(updates * workers, wire.delay_updates * workers, seconds, wire.fragments)
-    return forecasts
+            found[rank] = seconds
+    return found
 
 
-def _utilisation_table(forecasts: Mapping[int, RoundForecast]) -> Table:
+def _forecast(settings: Settings, workers: int, link_seconds: float, update_seconds: float) -> RoundForecast:
+    """The rounds of a rank with so many workers, and updates of that length."""
+    wire, algorithm = settings.wire, settings.algorithm
+    rhythm = Rhythm(algorithm.updates_per_round, wire.delay_updates or 0)
+    if algorithm.round is RoundLength.link:
+        waiting, hidden = (0.0, link_seconds) if wire.is_delayed else (link_seconds, 0.0)
+        rhythm = best_rhythm(settings, [RoundCost(workers * update_seconds, waiting, hidden)])
+    return RoundForecast(rhythm.updates * workers, rhythm.delay_updates * workers, link_seconds, wire.fragments)
+
+
+def _utilisation_table(settings: Settings, layout: Layout, link_seconds: Mapping[int, float]) -> Table:
     table = Table(title="share of a round in updates, predicted from the measured links, by the time of an update")
     table.add_column("rank", justify="right")
     table.add_column("seconds on its link", justify="right")
     for seconds in UPDATE_SECONDS:
         table.add_column(f"{seconds:g} s", justify="right")
-    table.add_column(f"{GOOD_UTILISATION:.0%} from", justify="right")
-    for rank, forecast in forecasts.items():
-        shares = [f"{forecast.utilisation(seconds):.0%}" for seconds in UPDATE_SECONDS]
-        enough = f"{forecast.update_seconds(GOOD_UTILISATION):.3g} s"
-        table.add_row(str(rank), f"{forecast.transfer_seconds:.3g}", *shares, enough)
+    is_fixed = settings.algorithm.round is not RoundLength.link
+    if is_fixed:
+        table.add_column(f"{GOOD_UTILISATION:.0%} from", justify="right")
+    for rank, on_link in link_seconds.items():
+        workers = sum(len(layout.workers_on(rank, trainer)) for trainer in layout.trainers_on(rank))
+        cells = []
+        for seconds in UPDATE_SECONDS:
+            forecast = _forecast(settings, workers, on_link, seconds)
+            length = "" if is_fixed else f" (H {forecast.updates // workers})"
+            cells.append(f"{forecast.utilisation(seconds):.0%}{length}")
+        if is_fixed:
+            enough = _forecast(settings, workers, on_link, 0.0).update_seconds(GOOD_UTILISATION)
+            cells.append(f"{enough:.3g} s")
+        table.add_row(str(rank), f"{on_link:.3g}", *cells)
     return table
 
 

@@ -10,7 +10,15 @@ from adloco_dist.config import Settings
 from adloco_dist.messages import decode, encode
 from adloco_dist.policy.batch import BatchInputs, BatchPlan, BatchReport, Spent
 from adloco_dist.policy.layout import Layout
-from adloco_dist.policy.link import RoundCost, first_updates, remembered, updates_for_link, worth_of_averaging
+from adloco_dist.policy.link import (
+    Rhythm,
+    RoundCost,
+    best_rhythm,
+    first_rhythm,
+    remembered,
+    rhythm_for_link,
+    worth_of_averaging,
+)
 from adloco_dist.policy.plan import PlanInputs, PoolReport, RoundPlan
 from adloco_dist.policy.planning import plan_round
 from adloco_dist.policy.regrouping import Regrouping
@@ -21,51 +29,84 @@ BY_LINK = ("algorithm.round=link", "pool.trainers=1", "pool.workers_per_trainer=
 PAIR = Layout.one_rank_per_worker({0: (0, 1)})
 
 
-def cost(settings: Settings, updates: int, blocking: float, transfer: float, noise: float = 1.0) -> RoundCost:
-    """Of a round on a link that needs `transfer` seconds for what is hidden, and `blocking` for what is not."""
-    hidden = min(updates, settings.wire.delay_updates * settings.wire.fragments) * UPDATE_SECONDS
-    return RoundCost(UPDATE_SECONDS, noise * (blocking + max(0.0, transfer - hidden)), noise * transfer)
+def settled(settings: Settings, blocking: float, transfer: float = 0.0, rounds: int = 40) -> list[Rhythm]:
+    """The rhythm of every round, with costs that are up to a third off, in turns.
 
-
-def settled(settings: Settings, blocking: float, transfer: float = 0.0, rounds: int = 40) -> list[int]:
-    """H of every round, with costs that are up to a third off, in turns."""
-    updates, costs, taken = first_updates(settings), (), []
+    Args:
+        blocking: seconds of a round that no delay hides.
+        transfer: seconds that its averages need on the link.
+    """
+    rhythm, costs, taken = first_rhythm(settings), (), []
     for round_ in range(rounds):
-        taken.append(updates)
-        costs = remembered(costs, cost(settings, updates, blocking, transfer, (1.0, 0.7, 1.3, 0.9, 1.1)[round_ % 5]))
-        updates = updates_for_link(settings, costs, updates)
+        taken.append(rhythm)
+        noise = (1.0, 0.7, 1.3, 0.9, 1.1)[round_ % 5]
+        hidden = rhythm.delay_updates * settings.wire.fragments * UPDATE_SECONDS
+        waited = max(0.0, noise * transfer - hidden)
+        costs = remembered(costs, RoundCost(UPDATE_SECONDS, noise * blocking + waited, noise * transfer, waited))
+        rhythm = rhythm_for_link(settings, costs, rhythm)
     return taken
 
 
 @pytest.mark.parametrize("seconds", [0.15, 0.26, 0.9, 2.6])
 def test_what_workers_wait_for_comes_to_the_share_that_is_asked_for(seconds: float) -> None:
-    taken = settled(small_settings(*BY_LINK), seconds)
-    assert seconds / (seconds + taken[-1] * UPDATE_SECONDS) == pytest.approx(0.2, abs=0.04)
+    taken = [rhythm.updates for rhythm in settled(small_settings(*BY_LINK), seconds)]
+    assert seconds / (seconds + taken[-1] * UPDATE_SECONDS) == pytest.approx(0.2, abs=0.05)
     assert len(set(taken[10:])) == 1, "it stays there, though measured costs vary"
     assert max(max(one, other) / min(one, other) for one, other in pairwise(taken)) <= 2
 
 
-def test_what_is_hidden_keeps_the_link_busy_and_no_longer() -> None:
+@pytest.mark.parametrize(("blocking", "transfer"), [(0.01, 0.07), (0.01, 0.33), (0.2, 1.0), (0.0, 6.0), (0.3, 0.0)])
+@pytest.mark.parametrize("fragments", [1, 3])
+def test_delay_and_length_are_the_best_of_all(blocking: float, transfer: float, fragments: int) -> None:
+    """The time to a loss by its formula, for every pair of both."""
+    settings = small_settings(*BY_LINK, "wire.delay_updates=null", f"wire.fragments={fragments}",
+                              "algorithm.min_updates=1", "algorithm.max_updates=240")  # fmt: skip
+
+    def time(updates: int, delay: int) -> float:
+        exposed = blocking + max(0.0, transfer - fragments * delay * UPDATE_SECONDS)
+        return (updates + 2 * delay) ** 0.2 * (1 + exposed / (updates * UPDATE_SECONDS))
+
+    pairs = [(updates, delay) for updates in range(2, 241) for delay in range(1, max(2, updates // fragments))
+             if updates >= fragments * (delay + 1)]  # fmt: skip
+    best = min(time(*pair) for pair in pairs)
+    chosen = best_rhythm(settings, [RoundCost(UPDATE_SECONDS, blocking, transfer)])
+    assert (chosen.updates, chosen.delay_updates) in pairs
+    assert time(chosen.updates, chosen.delay_updates) == pytest.approx(best, rel=0.01)
+
+
+def test_a_delay_that_is_named_stays() -> None:
     settings = small_settings(*BY_LINK, "wire.delay_updates=25")
-    taken = settled(settings, 0.001, 1.0)
-    assert taken[-1] == pytest.approx(1.0 / 0.9 / UPDATE_SECONDS, rel=0.25)
-    assert len(set(taken[10:])) == 1
+    assert {rhythm.delay_updates for rhythm in settled(settings, 0.001, 1.0)} == {25}
+
+
+def test_a_chosen_delay_follows_the_link_and_settles() -> None:
+    settings = small_settings(*BY_LINK, "wire.delay_updates=null", "algorithm.min_updates=2")
+    taken = settled(settings, 0.004, 0.2)
+    assert taken[0].delay_updates == 1
+    assert taken[-1].delay_updates in (4, 5, 6)
+    assert taken[-1].updates in (6, 7, 8)
+    assert len(set(taken[15:])) == 1, "it stays there, though measured costs vary"
+    assert all(rhythm.updates > rhythm.delay_updates for rhythm in taken), "an average arrives before the next begins"
 
 
 def test_bounds_hold_whatever_was_measured() -> None:
     settings = small_settings(*BY_LINK, "algorithm.min_updates=7", "algorithm.max_updates=60")
-    assert settled(settings, 1e-6)[-1] == 7
-    assert settled(settings, 1e6)[-1] == 60
+    assert settled(settings, 1e-6)[-1].updates == 7
+    assert settled(settings, 1e6)[-1].updates == 60
+    chosen = small_settings(*BY_LINK, "wire.delay_updates=null", "algorithm.min_updates=7", "algorithm.max_updates=60")
+    for blocking, transfer in ((1e-6, 1e6), (1e6, 1e6), (1e-6, 1e-6)):
+        assert 7 <= settled(chosen, blocking, transfer)[-1].updates <= 60
     spread = small_settings(*BY_LINK, "wire.fragments=4", "wire.delay_updates=5")
-    assert min(settled(spread, 1e-6)) == 24, "every fragment has its delay"
-    assert updates_for_link(settings, (), 33) == 33, "nothing measured yet"
+    assert min(rhythm.updates for rhythm in settled(spread, 1e-6)) == 24, "every fragment has its delay"
+    assert rhythm_for_link(settings, (), Rhythm(33, 0)) == Rhythm(33, 0), "nothing measured yet"
 
 
 def test_one_odd_round_changes_nothing() -> None:
     settings, usual = small_settings(*BY_LINK), RoundCost(UPDATE_SECONDS, 0.2)
     costs = remembered([usual] * 4, RoundCost(UPDATE_SECONDS, 60.0))
     assert len(costs) == 5
-    assert updates_for_link(settings, costs, 20) == updates_for_link(settings, [usual] * 5, 20)
+    at = Rhythm(20, 0)
+    assert rhythm_for_link(settings, costs, at) == rhythm_for_link(settings, [usual] * 5, at)
 
 
 def rounds(settings: Settings, costs: list[RoundCost | None]) -> list[RoundPlan]:
@@ -82,7 +123,7 @@ def test_plans_carry_what_h_stands_on() -> None:
     slow = RoundCost(UPDATE_SECONDS, 1.6)
     plans = rounds(settings, [slow, None, slow, slow, slow, slow])
     assert [plan.updates for plan in plans] == [20, 40, 80, 160, 160, 160, 160]
-    assert [plan.updates_per_round for plan in plans] == [plan.updates for plan in plans]
+    assert [plan.rhythm.updates for plan in plans] == [plan.updates for plan in plans]
     assert len(plans[-1].costs) == 5
     assert plans[2].costs == (slow,), "a round that was not measured as a whole is not counted"
     fixed = rounds(small_settings(*BY_LINK, "algorithm.round=updates", "algorithm.updates_per_round=20"), [slow, slow])
@@ -96,7 +137,7 @@ def test_the_last_round_of_a_budget_is_shorter_and_its_averages_keep_their_times
     while not plan.stop:
         last, plan = plan, plan_round(settings, PlanInputs(PAIR), plan, PoolReport())
     assert last is not None
-    assert last.updates < last.updates_per_round == 20
+    assert last.updates < last.rhythm.updates == 20
 
 
 def test_costs_begin_anew_where_ranks_are_regrouped() -> None:

@@ -66,7 +66,7 @@ def test_without_times_a_batch_stays() -> None:
 
 
 def test_rounds_that_measure_nothing_ask_as_before() -> None:
-    asked = compose(["batching.local_batch=4", "batching.eta=1", "batching.growth_limit=2"])
+    asked = compose(["algorithm=diloco", "batching.local_batch=4", "batching.eta=1", "batching.growth_limit=2"])
     inputs = BatchInputs(num_workers=2)
     skipped = BatchReport(is_measured=False)
     untouched = next_batch(asked, inputs, first_batch(asked, inputs), skipped, Spent(0.1, 100))

@@ -24,7 +24,7 @@ MEASURED = GradientStatistics(
 
 
 def settings(*overrides: str) -> Settings:
-    return compose(["batching.local_batch=4", *overrides])
+    return compose(["algorithm=diloco", "batching.local_batch=4", *overrides])
 
 
 def rounds(
