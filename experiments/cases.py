@@ -1,0 +1,68 @@
+"""Runs of the launcher as plain values: what every experiment is made of."""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+LINKS = {"10": 1.25e6, "30": 3.75e6, "100": 12.5e6}
+"""Bytes a second of links, by their Mbit/s."""
+FREE: tuple[str, ...] = ()
+"""Communication that takes no time."""
+SEEDS = (0, 1, 2)
+MEASURED = (
+    "tracking=none", "cluster.threads_per_rank=1", "checkpoint.every_minutes=null", "data.sequence_length=128",
+    "evaluation=final_only", "evaluation.sequences=256", "evaluation.final_sequences=1024", "evaluation.batch=64",
+)  # fmt: skip
+"""How every run is measured: on 1,024 validation sequences, at its end."""
+CLOCK = ("simulation.update_seconds=0.008", "simulation.sequence_seconds=0.0091")
+"""A simulated clock: an update of `tiny` as it was measured on one core, by sequences of 128 tokens."""
+TINY = ("model=tiny", "inner.lr=2e-3", *CLOCK)
+NANO = ("model=nano", "inner.lr=4e-3", *CLOCK)
+"""A seventh of `tiny`, trained in a fifth of the time, on the same clock."""
+NANO_SHARE = 117_120 / 824_576
+"""Parameters of `nano` in those of `tiny`: links are slower by as much, so that an average takes as long."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run."""
+
+    name: str
+    """Question, side, seconds and seed; also the folder of the run."""
+    ranks: int
+    overrides: tuple[str, ...]
+
+    @property
+    def arguments(self) -> list[str]:
+        """What launch/train.py is called with."""
+        return ["--nproc-per-node", str(self.ranks), *MEASURED, *self.overrides]
+
+
+def cases(
+    question: str, side: str, ranks: int, overrides: Sequence[str], seconds: Iterable[float], seeds: Iterable[int]
+) -> Iterator[Case]:
+    """One side of a question, with several budgets and seeds."""
+    for budget in seconds:
+        for seed in seeds:
+            counted = ("budget=seconds", f"budget.seconds={budget:g}", f"seed={seed}")
+            yield Case(f"{question}/{side}/{budget:g}s/seed{seed}", ranks, (*overrides, *counted))
+
+
+def link(name: str, share: float = 1.0) -> tuple[str, ...]:
+    """A simulated link, by its Mbit/s."""
+    return (f"simulation.bytes_per_second={LINKS[name] * share:.6g}",)
+
+
+def corpora(wikitext: Path | None) -> dict[str, tuple[str, ...]]:
+    """Three corpora: sources in Python and in C++, which every machine with torch has, and text where it is named."""
+    headers = Path(torch.__file__).parent / "include"
+    found = {"stdlib": ("data=python_stdlib",), "headers": ("data=text", f"data.train=['{headers}/**/*.h']")}
+    return found if wikitext is None else {**found, "wikitext2": ("data=text", f"data.train=['{wikitext}']")}
+
+
+def idle_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))

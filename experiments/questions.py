@@ -1,0 +1,112 @@
+"""What is asked, and the runs that answer it. A side is named by what it does; every one has the best rate of a grid."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from cases import FREE, LINKS, NANO, NANO_SHARE, SEEDS, TINY, Case, cases, corpora, link
+
+ALONE = ("algorithm=localsgd", "batching.request=none", "inner.warmup_fraction=0.2")
+"""One worker that averages with nobody, at the best of its settings: rates of 1, 2 and 3e-3, warm-ups of 0.05 to 0.2,
+batches of 2, 4 and 8 (docs/lab-notes.md)."""
+FIXED = ("algorithm.round=updates", "algorithm.exposed_share=0.2")
+PLAIN = ("algorithm=localsgd", "batching.request=none")
+"""Plain averaging of fp32 in rounds of a fixed length."""
+DILOCO = ("algorithm=diloco", "batching.request=none")
+"""DiLoCo as published: Nesterov momentum of 0.9 at a rate of 0.7, fp32."""
+DDP = ("algorithm=ddp",)
+BATCHES = (4, 8, 16, 32)
+"""Constant batches of two workers together."""
+
+
+def second_machine(_: Path | None) -> list[Case]:
+    """What are a second and a fourth machine worth, beside one alone in 150 s?"""
+    found = [*cases("second_machine", "alone", 1, (*TINY, *ALONE), (150,), SEEDS)]
+    for side, ranks, where, seconds in (
+        ("two_10", 2, link("10"), (75, 90)),
+        ("two_100", 2, link("100"), (75, 90)),
+        ("two_free", 2, FREE, (75, 90)),
+        ("four_100", 4, link("100"), (55, 67.5)),
+    ):
+        found += cases("second_machine", side, ranks, (*TINY, *where), seconds, SEEDS)
+    return found
+
+
+def controls(_: Path | None) -> list[Case]:
+    """What do DDP, DiLoCo and plain averaging reach at 10 Mbit/s, at their best settings?"""
+    slow, found = (*TINY, *link("10")), []
+    for batch in (4, 16, 32):
+        rate = {4: "2e-3", 16: "4e-3", 32: "4e-3"}[batch]
+        sides = (*slow, *DDP, f"batching.local_batch={batch}", f"inner.lr={rate}")
+        found += cases("controls", f"ddp_b{batch}", 2, sides, (1700,), (0,))
+    for updates in (50, 100, 200):
+        length = (f"algorithm.updates_per_round={updates}",)
+        found += cases("controls", f"plain_H{updates}", 2, (*slow, *PLAIN, *length), (90,), (0,))
+        found += cases("controls", f"diloco_H{updates}", 2, (*slow, *DILOCO, *length, "inner.lr=1e-3"), (90,), (0,))
+    found += cases("controls", "diloco_H100_lr2e-3", 2, (*slow, *DILOCO, "algorithm.updates_per_round=100"), (90,), (0,))
+    return found
+
+
+def rhythm(_: Path | None) -> list[Case]:
+    """Does the H that a run chooses do as well as the best fixed one?"""
+    found = []
+    for name in LINKS:
+        place = (*NANO, *link(name, NANO_SHARE), "batching.request=none")
+        found += cases("rhythm", f"link_{name}", 2, place, (60, 90), SEEDS)
+        for updates in (2, 3, 5, 10, 25, 50):
+            fixed = (f"algorithm.min_updates={updates}", f"algorithm.max_updates={updates}")
+            found += cases("rhythm", f"H{updates}_{name}", 2, (*place, *fixed), (90,), SEEDS)
+    return found
+
+
+def batches(_: Path | None) -> list[Case]:
+    """Do batches by progress per second do as well as the best constant one?"""
+    found = []
+    for name in LINKS:
+        place = (*NANO, *link(name, NANO_SHARE))
+        for request in ("progress", "norm_test"):
+            found += cases("batches", f"{request}_{name}", 2, (*place, f"batching.request={request}"), (60, 90), SEEDS)
+        for batch in BATCHES:
+            rate = 4e-3 * (batch / 8) ** 0.5
+            constant = ("batching.request=none", f"batching.local_batch={batch // 2}", f"inner.lr={rate:.3g}")
+            found += cases("batches", f"constant{batch}_{name}", 2, (*place, *constant), (90,), SEEDS)
+    return found
+
+
+def merging(_: Path | None) -> list[Case]:
+    """Are trainers that merge as good as one trainer of as many workers from the start?"""
+    found = []
+    for name in ("10", "100"):
+        place = (*NANO, *link(name, NANO_SHARE), "batching.request=none", "evaluation.every_rounds=5")
+        found += cases("merging", f"one_trainer_{name}", 4, place, (50, 67.5), SEEDS)
+        pool = (*place, "pool.trainers=4", "pool.workers_per_trainer=1", "algorithm.updates_per_round=10")
+        for side, overrides in {
+            "merged_early": ("merge.every_rounds=2",),
+            "merged_by_a_quarter": ("merge.every_rounds=12",),
+            "merged_by_a_quarter_by_loss": ("merge=worst_loss_with_best", "merge.every_rounds=12"),
+            "merged_by_a_quarter_radial": ("merge.every_rounds=12", "merge.radial=true"),
+            "merged_late": ("merge.every_rounds=36",),
+            "never": ("merge=none",),
+        }.items():
+            found += cases("merging", f"{side}_{name}", 4, (*pool, *overrides), (67.5,), SEEDS)
+        two = (*place, "pool.trainers=2", "pool.workers_per_trainer=2", "merge.every_rounds=40")
+        found += cases("merging", f"pairs_merged_{name}", 4, two, (67.5,), SEEDS)
+    return found
+
+
+def other_corpora(wikitext: Path | None) -> list[Case]:
+    """Does a second machine pay on other text, too?"""
+    found = []
+    for name, data in corpora(wikitext).items():
+        found += cases("other_corpora", f"alone_{name}", 1, (*NANO, *ALONE, *data), (150,), SEEDS)
+        for side, ranks, where, seconds in (
+            ("two_10", 2, link("10", NANO_SHARE), (75, 90)),
+            ("two_100", 2, link("100", NANO_SHARE), (75, 90)),
+            ("four_100", 4, link("100", NANO_SHARE), (55, 67.5)),
+        ):
+            found += cases("other_corpora", f"{side}_{name}", ranks, (*NANO, *where, *data), seconds, SEEDS)
+    return found
+
+
+QUESTIONS: Mapping[str, Callable[[Path | None], list[Case]]] = {
+    question.__name__: question for question in (second_machine, controls, rhythm, batches, merging, other_corpora)
+}
