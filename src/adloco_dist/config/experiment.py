@@ -29,7 +29,8 @@ class PoolSettings:
         workers = self.workers_per_trainer
         if workers is not None and workers < 1:
             raise SettingsError.of("pool.workers_per_trainer", workers, "must be >= 1, or null")
-        rule = f"times pool.workers_per_trainer={'null' if workers is None else workers} must be <= {MAX_WORKERS}; lower one of them"
+        given = "null" if workers is None else workers
+        rule = f"times pool.workers_per_trainer={given} must be <= {MAX_WORKERS}; lower one of them"
         if self.trainers * (workers or 1) > MAX_WORKERS:
             raise SettingsError.of("pool.trainers", self.trainers, rule)
 

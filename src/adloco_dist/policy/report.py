@@ -135,6 +135,10 @@ class MergeReport(Struct, frozen=True, omit_defaults=True):
     """Time for averaging, new groups, and probing memory again."""
     bytes_sent: dict[int, int] = {}
     """Bytes that this rank sent, by trainer."""
+    members: dict[int, Evaluation] = {}
+    """This rank's parts of the evaluations of the trainers that merge, before they do; where curves are drawn."""
+    merged: dict[int, Evaluation] = {}
+    """The same of those that have taken in others, after that."""
 
 
 class RankReport(Struct, omit_defaults=True):

@@ -1,11 +1,13 @@
 """Merges before a round: averaged anchors, united shards, workers of new trainers, groups."""
 
 import time
+from collections.abc import Collection
 
 import torch
 
 from adloco_dist.config import Settings, Shards, WireFormat
 from adloco_dist.data.protocols import Cursor
+from adloco_dist.policy.evaluation import Evaluation
 from adloco_dist.policy.layout import Layout
 from adloco_dist.policy.plan import RoundPlan
 from adloco_dist.policy.regrouping import Regrouping, transfers
@@ -16,6 +18,7 @@ from adloco_dist.pool.worker import Worker
 from adloco_dist.round.local_pool import LocalPool, probe_in_turn, set_up_estimators
 from adloco_dist.round.merge import merge
 from adloco_dist.round.outer import join, leave
+from adloco_dist.round.steps import evaluate_anchors
 
 
 def regroup(pool: LocalPool, before: Layout, plan: RoundPlan) -> MergeReport:
@@ -26,8 +29,9 @@ def regroup(pool: LocalPool, before: Layout, plan: RoundPlan) -> MergeReport:
     Args:
         before: the layout of the last round.
     """
-    start = time.perf_counter()
     assert plan.regrouping
+    members = _losses(pool, before, {member for merge in plan.regrouping.merges for member in merge.shares})
+    start = time.perf_counter()
     _unite_cursors(pool.cursors, plan.regrouping, pool.settings)
     bytes_sent = _bring_together(pool, before, plan, plan.regrouping)
     for slot in pool.slots:  # at no instance until the next turn, lest one that has ended is kept alive
@@ -39,7 +43,17 @@ def regroup(pool: LocalPool, before: Layout, plan: RoundPlan) -> MergeReport:
         pool.offload.settle(pool.workers)
     if plan.probed:
         probe_in_turn(pool, plan.layout, takes_part=pool.runtime.rank in plan.probed)
-    return MergeReport(round(time.perf_counter() - start, 6), bytes_sent)
+    seconds = round(time.perf_counter() - start, 6)
+    merged = _losses(pool, plan.layout, {merge.survivor for merge in plan.regrouping.merges})
+    return MergeReport(seconds, bytes_sent, members, merged)
+
+
+def _losses(pool: LocalPool, layout: Layout, trainers: Collection[int]) -> dict[int, Evaluation]:
+    """This rank's parts of the evaluations of some anchors; none where no curves are drawn."""
+    if not pool.settings.evaluation.draws_curves:
+        return {}
+    reports = evaluate_anchors(pool, layout, trainers)
+    return {trainer: report.sums for trainer, report in reports.items() if report.sums}
 
 
 def _bring_together(pool: LocalPool, before: Layout, plan: RoundPlan, regrouping: Regrouping) -> dict[int, int]:

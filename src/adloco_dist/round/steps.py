@@ -3,7 +3,7 @@
 Every step goes through the trainers in ascending order: the order of all their collectives.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -178,11 +178,19 @@ def complete_all(pool: LocalPool) -> dict[int, OuterReport]:
     return completed
 
 
-def evaluate_anchors(pool: LocalPool, layout: Layout) -> dict[int, EvaluationReport]:
-    """Evaluate every trainer's anchor on this rank's part of the validation sequences."""
+def evaluate_anchors(
+    pool: LocalPool, layout: Layout, only: Collection[int] | None = None
+) -> dict[int, EvaluationReport]:  # fmt: skip
+    """Evaluate every trainer's anchor on this rank's part of the validation sequences.
+
+    Args:
+        only: these trainers alone.
+    """
     validation, reports = pool.splits.validation, {}
     chosen = subsets(validation.num_sequences, pool.settings.evaluation).curve
     for trainer_id, trainer in pool.trainers.items():
+        if only is not None and trainer_id not in only:
+            continue
         part = part_of(pool.runtime.rank, trainer_id, layout)
         with timed(pool.runtime.device) as timing:
             sums = evaluate(

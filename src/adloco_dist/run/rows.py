@@ -9,6 +9,7 @@ from adloco_dist.config import BatchRequest, Settings
 from adloco_dist.messages import decode, encode
 from adloco_dist.noise.statistics import GradientStatistics
 from adloco_dist.policy.batch import BatchPlan
+from adloco_dist.policy.evaluation import Evaluation
 from adloco_dist.policy.merging import Merge
 from adloco_dist.policy.plan import RoundPlan
 from adloco_dist.policy.regrouping import Regrouping
@@ -136,8 +137,17 @@ def _regrouping(
             idle = [report.rank for report in reports if report.rank in plan.probed and not report.trainers]
             is_replay = settings.batching.request is BatchRequest.replay
             policy = BatchRequest.replay.name if is_replay else settings.merge.policy.name
+            members = {one: _loss([report.merge.members.get(one) for report in reports]) for one in merge.shares}
+            merged = _loss([report.merge.merged.get(trainer) for report in reports])
             detail["merge"] = {**encode(merge), "policy": policy, "idle_ranks": idle}
+            detail["merge"] |= {"member_losses": members, "loss": merged}
     return detail
+
+
+def _loss(parts: Sequence[Evaluation | None]) -> float | None:
+    """The validation loss that ranks have evaluated in parts; None: none has."""
+    found = [part for part in parts if part]
+    return sum(found, Evaluation()).loss if found else None
 
 
 def _slowest(seconds: list[dict[str, float]]) -> dict[str, float]:
@@ -182,6 +192,10 @@ def merge_in_words(row: Record) -> str:
         f"{merge.survivor} ({_asked(merge.candidates[merge.survivor])}), {row['merge']['policy']}",
         f"ranks {set_of_ranks(ranks)} now average together" if len(ranks) > 1 else f"all on rank {ranks[0]}",
     ]
+    if row["merge"].get("loss") is not None:
+        members = row["merge"]["member_losses"].items()
+        losses = [f"{member} {loss:.4f}" for member, loss in members if loss is not None and math.isfinite(loss)]
+        detail.append(f"validation losses {', '.join(losses)}, of their average {row['merge']['loss']:.4f}")
     if idle:
         detail.append(f"ranks {set_of_ranks(idle)} idle" if len(idle) > 1 else f"rank {idle[0]} idle")
     return "; ".join(detail)
