@@ -10,12 +10,15 @@ from runs import make
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("question", nargs="*", choices=[*QUESTIONS, []], help="default: all of them")
+    parser.add_argument("questions", nargs="*", metavar="QUESTION", help=f"of {', '.join(QUESTIONS)}; default: all")
     parser.add_argument("--folder", type=Path, default=Path("runs/experiments"), help="where runs are, and resume")
     parser.add_argument("--cores", type=int, default=idle_cores(), help="ranks that train at once")
     parser.add_argument("--wikitext", type=Path, metavar="FILE", help="WikiText-2's training text, for other_corpora")
     options = parser.parse_args()
-    for question in options.question or QUESTIONS:
+    for question in options.questions:
+        if question not in QUESTIONS:
+            parser.error(f"{question} is none of {', '.join(QUESTIONS)}")
+    for question in options.questions or QUESTIONS:
         make(QUESTIONS[question](options.wikitext), options.folder.resolve(), options.cores)
 
 

@@ -1,0 +1,150 @@
+"""Print what experiments have found, from the records that are kept beside this file: python experiments/figures.py.
+
+With --folder the records are taken from runs first, and kept.
+"""
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from cases import LINKS, SEEDS
+from questions import BATCHES, POOLS, QUESTIONS, ROUNDS
+from runs import Record, read
+
+RECORDS = Path(__file__).parent / "records.jsonl"
+Points = Sequence[tuple[float, float]]
+"""Seconds and the loss that is reached in them, of runs with budgets of their own."""
+
+
+class Records:
+    """The records of all runs."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self.by_name = {record["name"]: record for record in records}
+
+    def points(self, question: str, side: str, seed: int) -> Points:
+        """One side's runs with a seed, by rising seconds."""
+        found = []
+        for name, record in self.by_name.items():
+            asked, by, _, seeded = name.split("/")
+            if (asked, by, seeded) == (question, side, f"seed{seed}"):
+                found.append((record["seconds"], record["loss"]))
+        return sorted(found)
+
+    def loss(self, question: str, side: str, seconds: float, seed: int) -> float | None:
+        """The loss of one run; None: it was not made."""
+        return dict(self.points(question, side, seed)).get(seconds)
+
+
+def seconds_to(loss: float, points: Points) -> float:
+    """Time to a loss: between two budgets, and beyond the last, straight lines of the loss over log(seconds).
+
+    A side with one budget says no more than that it takes longer (infinite), or at most that.
+    """
+    if len(points) < 2:
+        return next((seconds for seconds, reached in points if reached <= loss), math.inf)
+    (near, high), (far, low) = points[0], points[-1]
+    for earlier, later in pairwise(points):
+        if earlier[1] >= loss >= later[1]:
+            (near, high), (far, low) = earlier, later
+    return math.exp(math.log(near) + (loss - high) / (low - high) * math.log(far / near)) if low < high else math.inf
+
+
+def spread(values: Sequence[float]) -> str:
+    return f"{statistics.mean(values):.3f} ({min(values):.3f} to {max(values):.3f}, {len(values)} seeds)"
+
+
+def second_machine(records: Records, question: str = "second_machine", suffix: str = "") -> dict[str, list[float]]:
+    """Time to the loss that one host alone reaches, over its time; by figure, a number for each seed."""
+    found: dict[str, list[float]] = {}
+    sides = {"second_machine_10mbit": "two_10", "second_machine_100mbit": "two_100", "second_machine_free": "two_free",
+             "four_machines_100mbit": "four_100"}  # fmt: skip
+    for figure, side in sides.items():
+        for seed in SEEDS:
+            alone, points = (
+                records.points(question, f"alone{suffix}", seed),
+                records.points(question, side + suffix, seed),
+            )
+            if alone and len(points) > 1:
+                ((seconds, target),) = alone
+                found.setdefault(figure, []).append(seconds_to(target, points) / seconds)
+    return found
+
+
+def over_others(
+    records: Records, question: str, ours: str, others: Mapping[str, str], seconds: float
+) -> dict[str, list[float]]:
+    """Our time to the loss that each other side has reached in `seconds`, over that; by side, for each seed."""
+    found: dict[str, list[float]] = {}
+    for name, side in others.items():
+        for seed in SEEDS:
+            loss = records.loss(question, side, seconds, seed)
+            points = records.points(question, ours, seed)
+            if loss is not None and len(points) > 1:
+                found.setdefault(name, []).append(seconds_to(loss, points) / seconds)
+    return found
+
+
+def print_all(records: Records) -> None:
+    figures = second_machine(records)
+    for name, values in figures.items():
+        print(f"{name} = {spread(values)}")
+    if {"second_machine_10mbit", "second_machine_free"} <= figures.keys():
+        pairs = zip(figures["second_machine_10mbit"], figures["second_machine_free"], strict=True)
+        print(f"second_machine_over_free = {spread([slow / free for slow, free in pairs])}")
+    for corpus in ("stdlib", "headers", "wikitext2"):
+        for name, values in second_machine(records, "other_corpora", f"_{corpus}").items():
+            print(f"{name} of {corpus}, nano = {spread(values)}")
+    for link in LINKS:
+        fixed = {f"H {updates}": f"H{updates}_{link}" for updates in ROUNDS}
+        _print_best("over_best_fixed_h", link, over_others(records, "rhythm", f"link_{link}", fixed, 60))
+    for link in LINKS:
+        constant = {f"constant {batch}": f"constant{batch}_{link}" for batch in BATCHES}
+        for request in ("progress", "norm_test"):
+            ratios = over_others(records, "batches", f"{request}_{link}", constant, 60)
+            _print_best(f"over_best_constant, {request}", link, ratios)
+    for name, values in over_others(records, "merging", "one_trainer", {name: name for name in POOLS}, 45).items():
+        print(f"merging_over_one_trainer, {name} = {spread([1 / value for value in values])}")
+    _print_controls(records)
+
+
+def _print_best(figure: str, link: str, ratios: Mapping[str, list[float]]) -> None:
+    """The other side that is the hardest to beat."""
+    if not ratios:
+        return
+    best = max(ratios, key=lambda name: statistics.mean(ratios[name]))
+    print(f"{figure}, {link} Mbit/s = {spread(ratios[best])}; the best is {best}")
+    print("    " + ", ".join(f"{name}: {statistics.mean(values):.3f}" for name, values in ratios.items()))
+
+
+def _print_controls(records: Records) -> None:
+    """Losses of the controls at 10 Mbit/s, with the time in which our side reaches the same."""
+    ours = records.points("second_machine", "two_10", 0)
+    for name, record in sorted(records.by_name.items()):
+        question, side, *_ = name.split("/")
+        if question == "controls" and len(ours) > 1:
+            equal = seconds_to(record["loss"], ours)
+            print(f"{side}: {record['loss']:.4f} in {record['seconds']:g} s, ours in {equal:.1f} s; "
+                  f"{record['seconds'] / equal:.1f} times as long")  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, help="runs that experiments/run.py has made")
+    parser.add_argument("--wikitext", type=Path, metavar="FILE", help="as with experiments/run.py")
+    options = parser.parse_args()
+    kept = [json.loads(line) for line in RECORDS.read_text().splitlines()] if RECORDS.exists() else []
+    if options.folder:
+        made = [read(question(options.wikitext), options.folder) for question in QUESTIONS.values()]
+        new = {record["name"]: record for records in made for record in records}
+        kept = list({**{record["name"]: record for record in kept}, **new}.values())
+        RECORDS.write_text("".join(json.dumps(record) + "\n" for record in kept))
+    print_all(Records(kept))
+
+
+if __name__ == "__main__":
+    main()
