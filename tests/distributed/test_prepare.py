@@ -14,7 +14,7 @@ from adloco_dist.setup.parts import NamedParts
 from adloco_dist.testing.processes import run_ranks
 
 REPLAY = ("batching.request=replay", "budget=rounds", "budget.rounds=3")
-NANO = ("model=nano", "data.sequence_length=32", "pool.trainers=2")
+NANO = ("algorithm=diloco", "model=nano", "data.sequence_length=32", "pool.trainers=2", "pool.workers_per_trainer=1")
 
 
 def refused(runtime: Runtime, directory: str, settings: list[str]) -> str:
@@ -31,6 +31,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / "short.txt").write_text("too short")
     (directory / "medium.txt").write_text("some text, but not much of it. " * 100)
     np.save(directory / "ids.npy", np.arange(10_000, dtype=np.uint16) % 500)
+    (directory / "rows.jsonl").write_text("".join(json.dumps({"text": "some text " * 99}) + "\n" for _ in range(9)))
     run = directory / "run"
     run.mkdir()
     rows = [{"round": round_, "trainer": trainer, "total_batch": 4} for round_ in (1, 2, 3) for trainer in (0, 1)]
@@ -55,6 +56,16 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         (["data=tokens", "data.train=[DIR/ids.npy]", "+model.overrides.vocab_size=100"], ["=100", "up to 499"]),
         (["data=tokens", "data.train=[DIR/ids.npy]"], ["accepted"]),
+        (
+            [
+                "data=json",
+                "data.train=[DIR/rows.jsonl]",
+                "data.validation=[DIR/rows.jsonl]",
+                "data.streaming=true",
+                "budget=epochs",
+            ],
+            ["budget.epochs=1", "stream", "budget.tokens"],
+        ),
         (["model.architecture=lama"], ["model.architecture=lama", "llama"]),
         (["+model.overrides.hidden_sise=8"], ["hidden_sise", "hidden_size"]),
         (["model.overrides.num_attention_heads=7"], ["model.overrides", "7"]),

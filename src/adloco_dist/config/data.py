@@ -31,6 +31,8 @@ class DataSettings:
     """The same for validation. Empty: `validation_fraction` of `train` is held out."""
     validation_fraction: float = 0.05
     """Share of the documents (of the tail, where there is one) that is held out, in (0, 1)."""
+    sample: int | None = None
+    """Maximum number of documents that are read of `train` (its first), before any are held out. null: all."""
     validation_documents: int | None = None
     """Maximum number of documents that are read of `validation`. null: all."""
     text_column: str = "text"
@@ -77,9 +79,10 @@ class DataSettings:
             value = getattr(self, name)
             if value is not None and not value >= 2:
                 raise SettingsError.of(f"data.{name}", value, "must be >= 2, or null")
-        maximum = self.validation_documents
-        if maximum is not None and maximum < 1:
-            raise SettingsError.of("data.validation_documents", maximum, "must be >= 1, or null for all")
+        for name in ("sample", "validation_documents"):
+            maximum = getattr(self, name)
+            if maximum is not None and maximum < 1:
+                raise SettingsError.of(f"data.{name}", maximum, "must be >= 1, or null for all")
         is_tokens, rows = self.corpus is Corpus.tokens, self.corpus in OF_ROWS
         rule = "is for data.corpus=tokens; text has the vocabulary of its tokenizer"
         if self.vocab_size is not None and not is_tokens:
@@ -90,6 +93,9 @@ class DataSettings:
         rule = "needs documents; token files are packed"
         if self.packing is not Packing.packed and is_tokens:
             raise SettingsError.of("data.packing", self.packing, rule)
+        rule = "token files have no documents any more, and streams are read as far as the budget goes; leave it out"
+        if self.sample is not None and (is_tokens or self.streaming):
+            raise SettingsError.of("data.sample", self.sample, rule)
         rule = "needs rows: data.corpus of json, parquet, csv or hub"
         if self.label_column is not None and not rows:
             raise SettingsError.of("data.label_column", self.label_column, rule)

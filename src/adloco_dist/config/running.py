@@ -19,12 +19,16 @@ class BudgetSettings:
     """Tokens of the whole pool; the last round ends with the update that reaches them."""
     seconds: float | None = None
     """Seconds of rank 0's clock, from the first round on."""
+    epochs: float | None = None
+    """Passes of the whole pool over the training data, counted in tokens."""
 
     def __post_init__(self) -> None:
         given = {name: value for name, value in vars(self).items() if value is not None}
         if len(given) != 1:
             shown = ", ".join(f"budget.{name}={value}" for name, value in given.items()) or "budget.*=null"
-            raise SettingsError(f"{shown}: set exactly one of budget.rounds, budget.tokens, budget.seconds")
+            raise SettingsError(
+                f"{shown}: set exactly one of budget.rounds, budget.tokens, budget.seconds, budget.epochs"
+            )
         for name, value in given.items():
             if not value > 0:
                 raise SettingsError.of(f"budget.{name}", value, "must be > 0")

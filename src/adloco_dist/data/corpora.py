@@ -150,6 +150,7 @@ def _of_documents(data: DataSettings) -> TextSplits:
     encoder, names, notes = load_encoder(data), None, []
     if data.corpus is Corpus.python_packages:
         train, validation, names = package_snippets(data.validation_fraction)
+        train = train[: data.sample]
         source = f"{len(train) + len(validation)} pieces of {len(names)} packages of Python's standard library"
     elif data.corpus in OF_ROWS:
         files = row_files_of(data)
@@ -194,10 +195,10 @@ def _read(files: RowFiles) -> list[Document]:
 def _text_files(data: DataSettings) -> tuple[list[Document], list[Document], str]:
     """Every file is a document."""
     if data.corpus is Corpus.python_stdlib:
-        train = _contents("data.corpus", library_sources())
+        train = _contents("data.corpus", library_sources()[: data.sample])
         source = f"{len(train)} modules of Python's standard library"
     else:
-        train = _contents("data.train", expand("data.train", data.train))
+        train = _contents("data.train", expand("data.train", data.train)[: data.sample])
         source = f"{len(train)} text file(s)"
     validation = _contents("data.validation", expand("data.validation", data.validation)) if data.validation else []
     return train, validation, source

@@ -210,4 +210,4 @@ def local_files(setting: str, paths: Sequence[Path], data: DataSettings) -> RowF
 
 
 def _maximum(setting: str, data: DataSettings) -> int | None:
-    return data.validation_documents if setting == "data.validation" else None
+    return data.validation_documents if setting == "data.validation" else data.sample

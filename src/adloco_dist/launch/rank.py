@@ -32,7 +32,13 @@ from adloco_dist.run.directory import STOP_FILE
 from adloco_dist.run.journal import Journal
 from adloco_dist.run.log import open_log
 from adloco_dist.run.model import save_model
-from adloco_dist.setup.agreement import agree_on_directory, compare_settings, prepare, survey_cluster
+from adloco_dist.setup.agreement import (
+    agree_on_directory,
+    compare_settings,
+    prepare,
+    survey_cluster,
+    with_known_budget,
+)
 from adloco_dist.setup.journal import open_journal, print_note
 from adloco_dist.setup.parts import Parts
 from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
@@ -168,6 +174,10 @@ def _set_up_pool(
     state = resume_point.state if resume_point else None
     runtime.heartbeat.enter("reading the corpus")
     layout, splits, objective, trajectory = prepare(settings, runtime, parts, state)
+    if settings.budget.epochs is not None:
+        epochs, settings = settings.budget.epochs, with_known_budget(settings, splits)
+        if runtime.rank == 0:
+            print_note(f"budget.epochs={epochs:g} of {splits.source}: {settings.budget.tokens:,} tokens")
     runtime.heartbeat.enter("setting up the pool")
     module: nn.Module | None = None
     error: SettingsError | None = None

@@ -1,5 +1,6 @@
 """What all ranks agree on before training, and everything that can be refused by then."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from adloco_dist.checkpoint.state import RunState
@@ -7,7 +8,7 @@ from adloco_dist.cluster.control import ControlPlane
 from adloco_dist.cluster.environment import measure_links, survey
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.cluster.survey import Environment, Link, must_agree
-from adloco_dist.config import Backend, Settings, SettingsError, TrackingMode
+from adloco_dist.config import Backend, BudgetSettings, Settings, SettingsError, TrackingMode
 from adloco_dist.config.compose import flatten, to_plain
 from adloco_dist.data.splits import Splits
 from adloco_dist.objective.protocol import Objective
@@ -83,6 +84,9 @@ def prepare(
             detail = f"digest {splits.digest[:8]}, {resumed.corpus[:8]} then"
             rule = f"{splits.source} is not what the run was trained on ({detail})"
             raise SettingsError(f"{parts.data_name(settings)}: {rule}; give it the same")
+        if settings.budget.epochs is not None and splits.train.num_sequences is None:
+            rule = "a stream does not know how long an epoch is; use budget.tokens, budget.rounds or budget.seconds"
+            raise SettingsError.of("budget.epochs", settings.budget.epochs, rule)
         is_first_of_node = runtime.nodes.index(runtime.nodes[runtime.rank]) == runtime.rank
         objective = parts.objective(settings, splits, reads_weights=is_first_of_node)
         check_memory(settings, runtime, layout, objective)
@@ -102,6 +106,15 @@ def prepare(
         detail = values_by_rank(enumerate(f"{corpus['source']} {corpus['digest'][:8]}" for corpus in corpora))
         raise SettingsError(f"{parts.data_name(settings)} differs between ranks: {detail}; give all the same")
     return layout, *prepared, trajectory
+
+
+def with_known_budget(settings: Settings, splits: Splits) -> Settings:
+    """The settings with a budget in epochs as tokens, now that the data are known."""
+    epochs, sequences = settings.budget.epochs, splits.train.num_sequences
+    if epochs is None or sequences is None:
+        return settings
+    tokens = max(1, round(epochs * sequences)) * settings.data.sequence_length
+    return replace(settings, budget=BudgetSettings(tokens=tokens))
 
 
 def check_memory(settings: Settings, runtime: Runtime, layout: Layout, objective: Objective) -> None:
