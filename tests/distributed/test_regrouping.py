@@ -184,25 +184,6 @@ def test_workers_that_are_dealt_anew_find_their_anchor() -> None:
     assert sorted(workers) == [(1, m) for m in range(7)] + [(3, 0)], "eight workers by requests 10 and 1"
 
 
-def test_records_hold_what_members_and_their_average_come_to() -> None:
-    """The members stand where the round before has left them; the average is evaluated before it is trained on."""
-    ranks = run_ranks(train_small_pool, [0, 0], *SHRINKING, "pool.trainers=2", "budget.rounds=3", "inner.lr=1e-2")
-    records = ranks[0]["records"]
-    (merged,) = [record for record in records if "merge" in record]
-    before = {record["trainer"]: record["validation_loss"] for record in records if record["round"] == 2}
-    assert merged["round"] == 3
-    found = merged["merge"]["member_losses"]
-    assert {int(member): loss for member, loss in found.items()} == pytest.approx(before, abs=1e-12)
-    after = merged["merge"]["loss"]
-    assert after not in before.values()
-    assert abs(after - merged["validation_loss"]) > 1e-6, "before it is trained on"
-    assert f"of their average {after:.4f}" in merge_in_words(merged)
-    unseen = run_ranks(train_small_pool, [0, 0], *SHRINKING, "pool.trainers=2", "budget.rounds=3",
-                       "evaluation.every_rounds=null")  # fmt: skip
-    (merged,) = [record for record in unseen[0]["records"] if "merge" in record]
-    assert merged["merge"]["loss"] is None, "no curves are drawn"
-
-
 def test_a_trainer_that_is_not_finite_is_left_out_and_named() -> None:
     overrides = (*SHRINKING, "pool.trainers=3", "pool.workers_per_trainer=1", "budget.rounds=4")
     ranks = run_ranks(train_poisoned_pool, [0, 0, 0], *overrides)

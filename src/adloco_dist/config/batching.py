@@ -52,9 +52,9 @@ class BatchingSettings:
     max_batch: int | None = None
     """Maximum total batch of a trainer; null: one epoch of its shard, which bounds it in any case."""
     growth_limit: float = 2.0
-    """Maximum factor by which a test may raise the total batch in one round."""
+    """Maximum factor by which a test may raise the total batch after one measurement."""
     shrink_limit: float = 2.0
-    """Maximum factor by which a test may lower the total batch in one round."""
+    """Maximum factor by which a test may lower the total batch after one measurement."""
     may_shrink: bool = True
     """Whether a test may lower the batch."""
     unmeasured: Unmeasured = Unmeasured.keep

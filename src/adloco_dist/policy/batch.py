@@ -121,6 +121,9 @@ def next_target(
         replayed: as in `first_target`.
     """
     batching, smoothed, change_bound = settings.batching, last.smoothed, None
+    if settings.measures_gradients and not report.is_measured:
+        # Else a batch would change by its bounds in every round, however short, on one and the same measurement.
+        return BatchTarget(Request(last.request, last.note), last.bounded, last.bound, smoothed)
     match batching.request:
         case BatchRequest.none:
             request = Request(last.bounded)
@@ -145,16 +148,13 @@ def _tested(
 ) -> tuple[Request, Smoothed]:
     """What the statistics ask for, on averages that include this round; the last batch where nothing is known."""
     batching, measured, smoothed = settings.batching, report.statistics, last.smoothed
-    if not report.is_measured and smoothed.statistics is None:
-        return Request(last.bounded), smoothed
-    if measured is None and report.is_measured:
+    if measured is None:
         if batching.unmeasured is Unmeasured.grow:
             return Request(math.inf, "nothing to measure with one gradient: the batch grows by its bound"), smoothed
         return Request(last.bounded, "nothing to measure with one gradient: the batch stays"), smoothed
-    if measured is not None and not measured.is_finite:
+    if not measured.is_finite:
         return Request(last.bounded, "statistics are not finite: the batch stays"), smoothed
-    if measured is not None:
-        smoothed = smoothed.after(measured, spent.tokens, batching.span)
+    smoothed = smoothed.after(measured, spent.tokens, batching.span)
     assert smoothed.statistics is not None
     if batching.request is not BatchRequest.progress:
         return variance_test_request(batching, smoothed.statistics), smoothed

@@ -1,5 +1,6 @@
-"""What share of a round is left for updates on a measured link, before anything is trained."""
+"""What to expect of a run before anything is trained: how much of a round is left for updates, how many averages."""
 
+import math
 from dataclasses import dataclass
 
 
@@ -30,3 +31,22 @@ class RoundForecast:
         """How long an update must take for that share, in (0, 1): shorter ones wait for averages."""
         hidden = self.fragments * self.delay_updates
         return self.transfer_seconds / (self.updates * (1 / utilisation - 1) + hidden)
+
+
+GROWS_FROM = 0.1
+"""Share of the sequences that is seen before a batch outgrows the first one, about (docs/evidence.md)."""
+
+
+def rounds_until(sequences: float, updates: int, first_batch: int, exponent: float) -> float:
+    """Rounds, each with one average, until a trainer has taken so many sequences (docs/theory.md).
+
+    Args:
+        sequences: of the whole budget.
+        updates: H.
+        first_batch: total batch until `GROWS_FROM` of the sequences are seen.
+        exponent: >= 0; from there on the batch grows as the sequences seen to this power. 0: not at all; 1: the
+            squared gradient falls as one over the sequences, and the noise stays.
+    """
+    start, left = GROWS_FROM, 1 - exponent
+    grown = math.log(1 / start) if left == 0 else (1 - start**left) / left
+    return sequences / (updates * first_batch) * (start + start**exponent * grown)

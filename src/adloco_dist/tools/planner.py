@@ -9,13 +9,14 @@ from adloco_dist.averaging.group import ring_bytes_sent
 from adloco_dist.cluster.survey import Link
 from adloco_dist.config import RoundLength, Settings
 from adloco_dist.objective.protocol import ParameterCount
-from adloco_dist.policy.forecast import RoundForecast
+from adloco_dist.policy.forecast import RoundForecast, rounds_until
 from adloco_dist.policy.layout import Layout, experiment_layout
 from adloco_dist.policy.link import Rhythm, RoundCost, best_rhythm
 from adloco_dist.policy.views import Network
 from adloco_dist.pool.averager import new_averager
 from adloco_dist.pool.capacity import state_vectors
 from adloco_dist.pool.flat_model import vector_dtype
+from adloco_dist.setup.agreement import with_known_budget
 from adloco_dist.setup.parts import Parts
 from adloco_dist.setup.preflight import examine_data, examine_replay
 from adloco_dist.terminal import new_console
@@ -69,10 +70,26 @@ def print_dry_run(settings: Settings, nodes: Sequence[int], parts: Parts, links:
         console.print(_utilisation_table(settings, layout, seconds))
     elif len(set(nodes)) > 1 and not links:
         console.print("links: not measured; on the nodes, under torchrun, they are, and utilisation is predicted")
+    budget = with_known_budget(settings, splits).budget.tokens
+    if budget is not None and any(layout.num_workers(trainer) > 1 for trainer in layout.trainers):
+        console.print(_averages(settings, layout, budget))
     tokens = settings.data.sequence_length * settings.batching.local_batch * settings.algorithm.updates_per_round
     workers = sum(layout.num_workers(trainer) for trainer in layout.trainers)
     console.print(
         f"tokens of the first round: {tokens:,} per worker, {tokens * workers:,} in the pool; nothing was trained"
+    )
+
+
+def _averages(settings: Settings, layout: Layout, budget: int) -> str:
+    """How often a trainer averages until the budget, in tokens, is spent."""
+    updates, trainer = settings.algorithm.updates_per_round, layout.trainers[0]
+    sequences = budget / settings.data.sequence_length / len(layout.trainers)
+    batch = layout.num_workers(trainer) * settings.batching.local_batch
+    counts = [f"{rounds_until(sequences, updates, batch, exponent):,.0f}" for exponent in (0.0, 0.5, 1.0)]
+    length = f"H = {updates}" + (", which the link will change" if settings.algorithm.round is RoundLength.link else "")
+    return (
+        f"averages of each trainer until the budget is spent, with {length}: {counts[0]} with batches of {batch}; "
+        f"{counts[1]} and {counts[2]} if they grow as the root of what was seen, or in proportion (docs/theory.md)"
     )
 
 

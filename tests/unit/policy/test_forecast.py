@@ -2,7 +2,7 @@
 
 import pytest
 
-from adloco_dist.policy.forecast import RoundForecast
+from adloco_dist.policy.forecast import GROWS_FROM, RoundForecast, rounds_until
 
 
 def test_what_no_update_hides_is_exposed() -> None:
@@ -20,3 +20,19 @@ def test_the_time_of_an_update_that_is_enough(share: float) -> None:
         seconds = forecast.update_seconds(share)
         assert forecast.utilisation(seconds) == pytest.approx(share)
         assert forecast.utilisation(0.9 * seconds) < share <= forecast.utilisation(1.1 * seconds)
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.3, 0.5, 1.0, 1.4])
+def test_averages_until_a_budget_is_spent(exponent: float) -> None:
+    """Counted round by round, with a batch that follows what was seen."""
+    sequences, updates, first = 1e6, 10, 8
+    seen, rounds = 0.0, 0
+    while seen < sequences:
+        seen += updates * first * max(1.0, seen / (GROWS_FROM * sequences)) ** exponent
+        rounds += 1
+    assert rounds_until(sequences, updates, first, exponent) == pytest.approx(rounds, rel=0.01)
+
+
+def test_a_constant_batch_averages_once_in_so_many_sequences() -> None:
+    assert rounds_until(8000, 10, 8, 0.0) == pytest.approx(100)
+    assert rounds_until(8000, 20, 8, 1.0) == rounds_until(8000, 10, 16, 1.0)

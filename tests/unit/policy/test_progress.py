@@ -65,7 +65,7 @@ def test_without_times_a_batch_stays() -> None:
     assert "no times were measured" in plan.note
 
 
-def test_rounds_that_measure_nothing_ask_as_before() -> None:
+def test_rounds_that_measure_nothing_change_no_batch() -> None:
     asked = compose(["algorithm=diloco", "batching.local_batch=4", "batching.eta=1", "batching.growth_limit=2"])
     inputs = BatchInputs(num_workers=2)
     skipped = BatchReport(is_measured=False)
@@ -73,8 +73,8 @@ def test_rounds_that_measure_nothing_ask_as_before() -> None:
     assert (untouched.bounded, untouched.note) == (8, None)
     measured = next_batch(asked, inputs, untouched, BatchReport(MEASURED), Spent(0.2, 200))
     later = next_batch(asked, inputs, measured, skipped, Spent(0.3, 300))
-    assert (measured.bounded, later.bounded) == (16, 24), "growth goes on towards what is asked for"
-    assert later.smoothed == measured.smoothed
+    assert (measured.bounded, later.bounded) == (16, 16), "it grows once by what was measured once"
+    assert (later.request, later.bound, later.smoothed) == (measured.request, "growth_limit", measured.smoothed)
 
 
 def test_measurements_are_as_many_updates_apart_whatever_the_rounds() -> None:
