@@ -42,13 +42,18 @@ class Case:
 
 
 def cases(
-    question: str, side: str, ranks: int, overrides: Sequence[str], seconds: Iterable[float], seeds: Iterable[int]
-) -> Iterator[Case]:
-    """One side of a question, with several budgets and seeds."""
-    for budget in seconds:
+    question: str, side: str, ranks: int, overrides: Sequence[str], budgets: Iterable[float], seeds: Iterable[int],
+    unit: str = "seconds",
+) -> Iterator[Case]:  # fmt: skip
+    """One side of a question, with several budgets and seeds.
+
+    Args:
+        unit: of the budgets; seconds or tokens.
+    """
+    for budget in budgets:
         for seed in seeds:
-            counted = ("budget=seconds", f"budget.seconds={budget:g}", f"seed={seed}")
-            yield Case(f"{question}/{side}/{budget:g}s/seed{seed}", ranks, (*overrides, *counted))
+            counted = (f"budget={unit}", f"budget.{unit}={budget:.10g}", f"seed={seed}")
+            yield Case(f"{question}/{side}/{budget:.10g}{unit[0]}/seed{seed}", ranks, (*overrides, *counted))
 
 
 def link(name: str, share: float = 1.0) -> tuple[str, ...]:

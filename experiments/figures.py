@@ -32,7 +32,7 @@ class Records:
         for name, record in self.by_name.items():
             asked, by, _, seeded = name.split("/")
             if (asked, by, seeded) == (question, side, f"seed{seed}"):
-                found.append((record["seconds"], record["loss"]))
+                found.append((record["budget"], record["loss"]))
         return sorted(found)
 
     def loss(self, question: str, side: str, seconds: float, seed: int) -> float | None:
@@ -110,6 +110,20 @@ def print_all(records: Records) -> None:
     for name, values in over_others(records, "merging", "one_trainer", {name: name for name in POOLS}, 45).items():
         print(f"merging_over_one_trainer, {name} = {spread([1 / value for value in values])}")
     _print_controls(records)
+    _print_sources(records)
+
+
+def _print_sources(records: Records) -> None:
+    """The experiments of AdLoCo's paper, at equal tokens: losses, and what they took."""
+    sides: dict[tuple[str, str], list[Record]] = {}
+    for name, record in records.by_name.items():
+        question, side, budget, _ = name.split("/")
+        if question == "sources":
+            sides.setdefault((budget, side), []).append(record)
+    for (budget, side), made in sorted(sides.items()):
+        means = {key: statistics.mean(record[key] for record in made) for key in ("rounds", "updates", "bytes_sent")}
+        detail = f"{means['rounds']:,.0f} rounds, {means['updates']:,.0f} updates, {means['bytes_sent'] / 1e6:,.1f} MB"
+        print(f"sources, {budget}, {side}: loss {spread([record['loss'] for record in made])}; {detail}")
 
 
 def _print_best(figure: str, link: str, ratios: Mapping[str, list[float]]) -> None:
@@ -128,8 +142,8 @@ def _print_controls(records: Records) -> None:
         question, side, *_ = name.split("/")
         if question == "controls" and len(ours) > 1:
             equal = seconds_to(record["loss"], ours)
-            print(f"{side}: {record['loss']:.4f} in {record['seconds']:g} s, ours in {equal:.1f} s; "
-                  f"{record['seconds'] / equal:.1f} times as long")  # fmt: skip
+            print(f"{side}: {record['loss']:.4f} in {record['budget']:g} s, ours in {equal:.1f} s; "
+                  f"{record['budget'] / equal:.1f} times as long")  # fmt: skip
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ PLAIN = ("algorithm=localsgd", "batching.request=none")
 DILOCO = ("algorithm=diloco", "batching.request=none")
 """DiLoCo as published: Nesterov momentum of 0.9 at a rate of 0.7, fp32."""
 DDP = ("algorithm=ddp",)
+CONSTANT = ("batching.request=none", "batching.local_batch=4")
 BATCHES = (4, 8, 16, 32)
 """Constant batches of two workers together."""
 ROUNDS = (2, 5, 10, 25)
@@ -107,6 +108,39 @@ def other_corpora(wikitext: Path | None) -> list[Case]:
     return found
 
 
+def sources(_: Path | None) -> list[Case]:
+    """The experiments of AdLoCo's paper, from scratch, with the controls that it lacks; all at equal tokens."""
+    scratch = (
+        "experiment=paper", "data=python_stdlib", "model=nano", "model.warm_start=null", "model.reset_output=false",
+        "algorithm.updates_per_round=25", "inner.lr=2e-3", "budget.rounds=null",
+    )  # fmt: skip
+    controls = {
+        "one_trainer": ("pool.trainers=1", "pool.workers_per_trainer=4"),
+        "one_trainer_constant": ("pool.trainers=1", "pool.workers_per_trainer=4", *CONSTANT),
+        "default": ("model=nano", "inner.lr=4e-3"),
+        "ddp": ("algorithm=ddp", "model=nano", "inner.lr=4e-3"),
+        "alone": ("model=nano", *ALONE, "inner.lr=4e-3"),
+    }
+    ablation = {
+        "paper": (),
+        "without_merging": ("merge=none",),
+        "without_growing_batches": CONSTANT,
+        "without_clipping": ("switch.mode=accumulate",),
+    }
+    found = []
+    for side, overrides in {**controls, **ablation}.items():
+        whole = overrides if overrides[:1] in (("model=nano",), ("algorithm=ddp",)) else (*scratch, *overrides)
+        found += cases("sources", side, 1 if side == "alone" else 4, whole, (1_000_000,), SEEDS, "tokens")
+    for eta in ("0.5", "0.8", "1.0"):
+        for n in ("1.5", "2", "3"):
+            chosen = (*scratch, f"batching.eta={eta}", f"switch.n={n}", "switch.batch_limit=8")
+            found += cases("sources", f"eta{eta}_n{n}", 4, chosen, (1_000_000,), (0,), "tokens")
+    for side, overrides in {"paper": scratch, "default": controls["default"]}.items():
+        found += cases("sources", side, 4, overrides, (2_000_000, 3_000_000), (0,), "tokens")
+    return found
+
+
 QUESTIONS: Mapping[str, Callable[[Path | None], list[Case]]] = {
-    question.__name__: question for question in (second_machine, controls, rhythm, batches, merging, other_corpora)
+    question.__name__: question
+    for question in (second_machine, controls, rhythm, batches, merging, other_corpora, sources)
 }

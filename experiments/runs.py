@@ -94,7 +94,7 @@ def _record(case: Case, directory: Path) -> Record | None:
     return {
         "name": case.name,
         "loss": best["validation_loss"],
-        "seconds": facts["settings"]["budget"]["seconds"],
+        "budget": next(limit for limit in facts["settings"]["budget"].values() if limit is not None),
         "rounds": result["rounds"],
         "updates": sum(row["updates"] for row in rounds),
         "tokens": result["tokens"],

@@ -1,0 +1,74 @@
+"""Is an average of anchors better than the last one? python experiments/anchors.py.
+
+An exponential average costs a vector and no bytes. Here all anchors of a run are kept, averaged with several spans when
+it has ended, and evaluated; with the default schedule, and with a constant rate, which an average might spare.
+"""
+
+import argparse
+import statistics
+from collections.abc import Sequence
+
+import torch
+from cases import MEASURED, NANO, NANO_SHARE, SEEDS, link
+from followed import train_followed
+
+from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.policy.evaluation import subsets
+from adloco_dist.round.evaluate import Part, evaluate
+from adloco_dist.round.local_pool import LocalPool
+from adloco_dist.run.rows import Record
+from adloco_dist.testing.processes import run_ranks
+
+SPANS = (0.0, 0.02, 0.05, 0.1, 0.2)
+"""Shares of the run over which an average decays by e; 0: the last anchor."""
+COMMON = (*MEASURED, *NANO, *link("10", NANO_SHARE), "pool.workers_per_trainer=2", "budget=seconds")
+SCHEDULES = {
+    "cosine to a tenth": (),
+    "constant rate": ("inner.schedule=constant",),
+    "constant, half the rate": ("inner.schedule=constant", "inner.lr=2e-3"),
+}
+
+
+def losses(runtime: Runtime, overrides: Sequence[str]) -> list[float]:
+    """The validation loss of the average with each span, on rank 0."""
+    anchors: list[torch.Tensor] = []
+
+    def look(pool: LocalPool, record: Record) -> None:
+        anchors.append(pool.trainers[0].anchor.clone())
+
+    pool = train_followed(runtime, overrides, look)
+    if runtime.rank:
+        return []
+    anchors.append(pool.trainers[0].anchor.clone())
+    chosen = subsets(pool.splits.validation.num_sequences, pool.settings.evaluation).final
+    found = []
+    for span in SPANS:
+        mean = anchors[-1].clone()
+        if span:
+            keep = torch.exp(torch.tensor(-1 / (span * len(anchors)))).item()
+            mean = anchors[0].clone()
+            for anchor in anchors[1:]:
+                mean.mul_(keep).add_(anchor, alpha=1 - keep)
+        sums = evaluate(pool.flat_model, pool.objective, mean, pool.splits.validation, chosen, 64, Part(0, 1))
+        found.append(sums.loss)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of the simulated clock")
+    options = parser.parse_args()
+    for name, overrides in SCHEDULES.items():
+        runs = [
+            run_ranks(losses, [0, 0], [*COMMON, f"budget.seconds={options.seconds:g}", f"seed={seed}", *overrides])[0]
+            for seed in SEEDS
+        ]
+        shown = ", ".join(
+            f"span {span:g}: {statistics.mean(of_span):.4f} ({min(of_span):.4f} to {max(of_span):.4f})"
+            for span, of_span in zip(SPANS, zip(*runs, strict=True), strict=True)
+        )
+        print(f"{name}: {shown}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Train in this process, and look at the pool whenever a round has ended."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.cluster.signals import StopRequest
+from adloco_dist.config.compose import compose
+from adloco_dist.data.corpora import load_corpus
+from adloco_dist.objective.language import LanguageObjective
+from adloco_dist.policy.layout import experiment_layout
+from adloco_dist.policy.replay import Trajectory
+from adloco_dist.round.local_pool import LocalPool
+from adloco_dist.run.journal import Journal
+from adloco_dist.run.rows import Record
+from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
+from adloco_dist.train import train
+
+Look = Callable[[LocalPool, Record], None]
+"""Takes the pool and the record of its first trainer's round."""
+
+
+@dataclass
+class _Looks:
+    """A sink that hands on what it is given."""
+
+    pool: LocalPool
+    look: Look
+
+    def write(self, records: Sequence[Record]) -> None:
+        self.look(self.pool, records[0])
+
+    def close(self, result: Record | None) -> None:
+        """Nothing is left to do."""
+
+    def state(self) -> Record:
+        return {}
+
+
+def train_followed(runtime: Runtime, overrides: Sequence[str], look: Look) -> LocalPool:
+    """Train to the end of the budget; rank 0 looks."""
+    torch.set_num_threads(1)
+    settings = compose(overrides)
+    splits = load_corpus(settings.data)
+    objective = LanguageObjective.fitted(settings, splits.vocabulary)
+    layout = experiment_layout(settings, runtime.nodes)
+    module = objective.build(torch.device("cpu"), in_bf16=False)
+    pool = set_up_pool(settings, runtime, splits, objective, module, layout)
+    inputs = find_plan_inputs(pool, layout, Trajectory())
+    sinks = [_Looks(pool, look)] if runtime.rank == 0 else []
+    train(pool, inputs, Journal(sinks), StopRequest())
+    return pool

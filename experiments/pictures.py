@@ -1,0 +1,106 @@
+"""Draw docs/evidence.md's pictures from the records beside this file: python experiments/pictures.py."""
+
+import json
+import statistics
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+from cases import LINKS, SEEDS
+from figures import RECORDS, Records
+from matplotlib.axes import Axes
+from questions import BATCHES, POOLS, ROUNDS
+
+DOCS = Path(__file__).parents[1] / "docs"
+SIDES = {
+    "alone": "one host alone", "two_10": "two hosts, 10 Mbit/s", "two_100": "two hosts, 100 Mbit/s",
+    "two_free": "two hosts, free", "four_100": "four hosts, 100 Mbit/s",
+}  # fmt: skip
+
+
+def main() -> None:
+    records = Records(json.loads(line) for line in RECORDS.read_text(encoding="utf-8").splitlines())
+    plt.rcParams |= {
+        "svg.hashsalt": "adloco_dist",
+        "font.size": 9,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+    }
+    figure, axes = plt.subplots(2, 2, figsize=(9, 6.5), layout="constrained")
+    draw_machines(axes[0][0], records)
+    draw_rounds(axes[0][1], records)
+    draw_batches(axes[1][0], records)
+    draw_pools(axes[1][1], records)
+    figure.savefig(DOCS / "evidence.svg", metadata={"Date": None})
+
+
+def draw_machines(axes: Axes, records: Records) -> None:
+    """Losses by seconds, a point for each seed; a line through the means."""
+    for side, label in SIDES.items():
+        points = [point for seed in SEEDS for point in records.points("second_machine", side, seed)]
+        _points(axes, points, label)
+    axes.set(title="What further machines are worth (tiny)", xlabel="seconds of the run", ylabel="validation loss")
+    axes.legend(frameon=False)
+
+
+def draw_rounds(axes: Axes, records: Records) -> None:
+    """Losses by H in equal seconds; the controller's as a level line."""
+    for link in LINKS:
+        points = [
+            (float(updates), loss)
+            for updates in ROUNDS
+            for seed in SEEDS
+            if (loss := records.loss("rhythm", f"H{updates}_{link}", 60, seed)) is not None
+        ]
+        _level(axes, _points(axes, points, f"{link} Mbit/s"), records, "rhythm", f"link_{link}", 60)
+    axes.set(title="Rounds: fixed H, and the one that follows the link (dashed)", xlabel="H", ylabel="loss in 60 s")
+    axes.set_xscale("log")
+    axes.set_xticks(ROUNDS, [str(updates) for updates in ROUNDS])
+    axes.minorticks_off()
+    axes.legend(frameon=False)
+
+
+def draw_batches(axes: Axes, records: Records) -> None:
+    """Losses by constant batches in equal seconds; batches by progress per second as a level line."""
+    for link in LINKS:
+        points = [
+            (float(batch), loss)
+            for batch in BATCHES
+            for seed in SEEDS
+            if (loss := records.loss("batches", f"constant{batch}_{link}", 60, seed)) is not None
+        ]
+        _level(axes, _points(axes, points, f"{link} Mbit/s"), records, "batches", f"progress_{link}", 60)
+    axes.set(title="Batches: constant, and by progress per second (dashed)", xlabel="sequences", ylabel="loss in 60 s")
+    axes.set_xscale("log")
+    axes.set_xticks(BATCHES, [str(batch) for batch in BATCHES])
+    axes.minorticks_off()
+    axes.legend(frameon=False)
+
+
+def draw_pools(axes: Axes, records: Records) -> None:
+    """Losses of pools in equal seconds."""
+    sides = ["one_trainer", *POOLS]
+    for place, side in enumerate(sides):
+        losses = [loss for seed in SEEDS if (loss := records.loss("merging", side, 45, seed)) is not None]
+        axes.plot(losses, [place] * len(losses), "o", color="C0" if place else "C1")
+    axes.set_yticks(range(len(sides)), [side.replace("_", " ") for side in sides])
+    axes.invert_yaxis()
+    axes.set(title="Four hosts: one trainer, and pools that merge", xlabel="loss in 45 s")
+
+
+def _points(axes: Axes, points: list[tuple[float, float]], label: str) -> str:
+    """Draw points and a line through their means; return the colour."""
+    places = sorted({place for place, _ in points})
+    means = [statistics.mean(loss for at, loss in points if at == place) for place in places]
+    (line,) = axes.plot(places, means, label=label)
+    axes.plot([at for at, _ in points], [loss for _, loss in points], "o", color=line.get_color(), markersize=3)
+    return str(line.get_color())
+
+
+def _level(axes: Axes, color: str, records: Records, question: str, side: str, seconds: float) -> None:
+    losses = [loss for seed in SEEDS if (loss := records.loss(question, side, seconds, seed)) is not None]
+    if losses:
+        axes.axhline(statistics.mean(losses), color=color, linestyle="--", linewidth=1)
+
+
+if __name__ == "__main__":
+    main()
