@@ -62,9 +62,9 @@ def link(name: str, share: float = 1.0) -> tuple[str, ...]:
 
 
 def corpora(wikitext: Path | None) -> dict[str, tuple[str, ...]]:
-    """Three corpora: sources in Python and in C++, which every machine with torch has, and text where it is named."""
+    """Other than the standard library: torch's C++ headers, and text where it is named."""
     headers = Path(torch.__file__).parent / "include"
-    found = {"stdlib": ("data=python_stdlib",), "headers": ("data=text", f"data.train=['{headers}/**/*.h']")}
+    found = {"headers": ("data=text", f"data.train=['{headers}/**/*.h']")}
     return found if wikitext is None else {**found, "wikitext2": ("data=text", f"data.train=['{wikitext}']")}
 
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from cases import LINKS, SEEDS
-from questions import BATCHES, POOLS, QUESTIONS, ROUNDS
+from cases import SEEDS
+from questions import BATCHES, DIFFERENT, POOLS, QUESTIONS, ROUNDS
 from runs import Record, read
 
 RECORDS = Path(__file__).parent / "records.jsonl"
@@ -96,13 +96,13 @@ def print_all(records: Records) -> None:
     if {"second_machine_10mbit", "second_machine_free"} <= figures.keys():
         pairs = zip(figures["second_machine_10mbit"], figures["second_machine_free"], strict=True)
         print(f"second_machine_over_free = {spread([slow / free for slow, free in pairs])}")
-    for corpus in ("stdlib", "headers", "wikitext2"):
+    for corpus in ("headers", "wikitext2"):
         for name, values in second_machine(records, "other_corpora", f"_{corpus}").items():
             print(f"{name} of {corpus}, nano = {spread(values)}")
-    for link in LINKS:
+    for link in DIFFERENT:
         fixed = {f"H {updates}": f"H{updates}_{link}" for updates in ROUNDS}
         _print_best("over_best_fixed_h", link, over_others(records, "rhythm", f"link_{link}", fixed, 60))
-    for link in LINKS:
+    for link in DIFFERENT:
         constant = {f"constant {batch}": f"constant{batch}_{link}" for batch in BATCHES}
         for request in ("progress", "norm_test"):
             ratios = over_others(records, "batches", f"{request}_{link}", constant, 60)

@@ -5,10 +5,10 @@ import statistics
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-from cases import LINKS, SEEDS
+from cases import SEEDS
 from figures import RECORDS, Records
 from matplotlib.axes import Axes
-from questions import BATCHES, POOLS, ROUNDS
+from questions import BATCHES, DIFFERENT, POOLS, ROUNDS
 
 DOCS = Path(__file__).parents[1] / "docs"
 SIDES = {
@@ -44,7 +44,7 @@ def draw_machines(axes: Axes, records: Records) -> None:
 
 def draw_rounds(axes: Axes, records: Records) -> None:
     """Losses by H in equal seconds; the controller's as a level line."""
-    for link in LINKS:
+    for link in DIFFERENT:
         points = [
             (float(updates), loss)
             for updates in ROUNDS
@@ -61,7 +61,7 @@ def draw_rounds(axes: Axes, records: Records) -> None:
 
 def draw_batches(axes: Axes, records: Records) -> None:
     """Losses by constant batches in equal seconds; batches by progress per second as a level line."""
-    for link in LINKS:
+    for link in DIFFERENT:
         points = [
             (float(batch), loss)
             for batch in BATCHES

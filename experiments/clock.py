@@ -1,0 +1,94 @@
+"""The simulated clock beside two real hosts, which are network namespaces (needs root): python experiments/clock.py.
+
+A run on the hosts, then the same on the clock with the seconds of an update and the rate of the link that it measured.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from runs import ROOT
+
+from adloco_dist.testing.hosts import hosts, run_on
+
+WIRES = {
+    "fp32": ("algorithm=localsgd", "algorithm.updates_per_round=10"),
+    "int4": ("algorithm=localsgd", "wire=int4", "algorithm.updates_per_round=10"),
+    "sparse": ("algorithm=localsgd", "wire=sparse", "wire.fraction=0.0625", "wire.delay_updates=2",
+               "algorithm.updates_per_round=3"),
+    "link": (),
+}  # fmt: skip
+COMMON = (
+    "cluster.threads_per_rank=1", "pool.workers_per_trainer=2", "batching.request=none", "evaluation=final_only",
+    "evaluation.final_sequences=8", "evaluation.sequences=8", "tracking=none", "run.directory=run",
+)  # fmt: skip
+PORT = 29541
+FIRST = 3
+"""Rounds that are not counted: caches are cold, and the link is being looked at."""
+
+
+def real(overrides: Sequence[str], rate: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The rounds of a run on two hosts, and the facts of it."""
+    with hosts(2, rate) as made, tempfile.TemporaryDirectory() as folder:
+        commands = []
+        for host in made:
+            place = ("--nnodes", "2", "--nproc-per-node", "1", "--local-addr", host.address, "--rdzv-endpoint",
+                     f"{made[0].address}:{PORT}")  # fmt: skip
+            commands.append((host, [sys.executable, str(ROOT / "launch" / "train.py"), *place, *COMMON, *overrides]))
+        ended = run_on(commands, Path(folder), timeout_seconds=600)
+        if any(code for code, _ in ended):
+            raise RuntimeError("\n".join(output for _, output in ended))
+        return _read(Path(folder) / made[0].name / "run")
+
+
+def simulated(overrides: Sequence[str]) -> list[dict[str, Any]]:
+    """The rounds of the same run on the clock."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, str(ROOT / "launch" / "train.py"), "--nproc-per-node", "2", *COMMON, *overrides]
+        subprocess.run(command, cwd=folder, check=True, capture_output=True)
+        return _read(Path(folder) / "run")[0]
+
+
+def _read(directory: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [row for row in rows if row["round"] > FIRST], json.loads((directory / "run.json").read_text("utf-8"))
+
+
+def update_seconds(row: dict[str, Any]) -> float:
+    return row["seconds"]["inner"] / row["updates"]
+
+
+def seconds_per_update(row: dict[str, Any]) -> float:
+    """All of a round's time, so that rounds of other lengths compare."""
+    return sum(row["seconds"].values()) / row["updates"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=WIRES, help="one of them")
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--rate", default="10mbit", help="of the hosts' links")
+    parser.add_argument("--rounds", type=int, default=30)
+    options = parser.parse_args()
+    for name in [options.only] if options.only else WIRES:
+        overrides = (f"model={options.model}", "budget=rounds", f"budget.rounds={options.rounds}", *WIRES[name])
+        rounds, facts = real(overrides, options.rate)
+        update = statistics.median(map(update_seconds, rounds))
+        (link,) = facts["cluster"]["links"]
+        clock = (f"simulation.update_seconds={update:.6f}",
+                 f"simulation.bytes_per_second={link['bytes_per_second']:.0f}",
+                 f"simulation.latency_seconds={link['latency_seconds']:.6f}")  # fmt: skip
+        taken = statistics.median(map(seconds_per_update, rounds))
+        counted = statistics.median(map(seconds_per_update, simulated((*overrides, *clock))))
+        print(f"{name}: an update of {update:.4f} s, averages and all {taken:.4f} s, by the clock {counted:.4f} s; "
+              f"clock_over_real = {counted / taken:.3f}", flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

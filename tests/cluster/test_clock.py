@@ -1,0 +1,23 @@
+"""The simulated clock against two real hosts."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from adloco_dist.testing.hosts import why_unavailable
+from helpers.commands import ROOT, environment
+
+pytestmark = pytest.mark.skipif(bool(why_unavailable()), reason=str(why_unavailable()))
+
+
+def test_the_clock_counts_what_rounds_of_two_hosts_take() -> None:
+    """At 1 Mbit/s, where nine tenths of a round are bytes on the link, whatever else this machine does."""
+    command = [sys.executable, str(ROOT / "experiments" / "clock.py"), "--only", "fp32", "--model", "nano",
+               "--rate", "1mbit", "--rounds", "6"]  # fmt: skip
+    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    found = re.search(r"clock_over_real = ([\d.]+)", ended.stdout)
+    assert found, ended.stdout
+    assert float(found[1]) == pytest.approx(1.0, abs=0.1)
