@@ -17,7 +17,7 @@ CONSTANT = ("batching.request=none", "batching.local_batch=4")
 BATCHES = (4, 8, 16, 32)
 """Constant batches of two workers together."""
 DIFFERENT = ("10", "30")
-"""Links that differ to `nano`: at 100 Mbit/s as at 30 an average travels in less than an update, and runs are the same."""
+"""Links that differ to `nano`: at 100 Mbit/s as at 30 an average takes less than an update, and runs are the same."""
 ROUNDS = (2, 5, 10, 25)
 """Lengths of rounds, in updates."""
 POOLS = {

@@ -38,7 +38,7 @@ class BatchingSettings:
     estimator: Estimator = Estimator.sketch
     """sketch: random projections of chunks, 66 kB per worker and round. workers: full gradients averaged over the
     workers. per_sequence: every sequence's own gradient (exact; memory and traffic of one gradient per sequence)."""
-    every_updates: int = 20
+    every_updates: int = 40
     """Updates after which gradients are measured again, in the first update of a round; what it costs is the same
     whether rounds are short or long."""
     chunks: int = 4

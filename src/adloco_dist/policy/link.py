@@ -32,7 +32,8 @@ class RoundCost:
     update_seconds: float
     """One update of each of the rank's workers."""
     exposed_seconds: float
-    """Everything but updates and evaluations: averages, outer steps, statistics, report and plan."""
+    """Averages, outer steps, report and plan: what comes once a round. Gradients are measured once in so many updates,
+    whatever the rounds."""
     transfer_seconds: float = 0.0
     """Time in which averages travelled while updates were computed, or were waited for after that."""
     wait_seconds: float = 0.0

@@ -237,7 +237,7 @@ def _round_cost(reports: Sequence[RankReport], last: RoundPlan) -> RoundCost | N
     steps = [[share.outer for share in report.trainers.values()] for report in computing]
     return RoundCost(
         update_seconds=max(report.spent("inner") for report in computing) / last.updates,
-        exposed_seconds=min(report.control_seconds + report.spent("measure", "outer") for report in computing),
+        exposed_seconds=min(report.control_seconds + report.spent("outer") for report in computing),
         transfer_seconds=min(sum(step.transfer_seconds for step in own) for own in steps),
         wait_seconds=min(sum(step.wait_seconds for step in own) for own in steps),
     )
