@@ -10,7 +10,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
 
 from cases import FREE, NANO, NANO_SHARE, SEEDS, cases, idle_cores, link
-from figures import Records, second_machine
+from figures import Records, over_others, second_machine
 from questions import ALONE
 from runs import make
 
@@ -26,11 +26,11 @@ def main() -> None:
     for side, overrides in SIDES.items():
         wanted += cases("second_machine", side, 2, (*NANO, *overrides), budgets, seeds)
     with tempfile.TemporaryDirectory() as folder:
-        found = second_machine(Records(make(wanted, Path(folder), idle_cores())))
-    over_free = [
-        slow / free for slow, free in zip(found["second_machine_10mbit"], found["second_machine_free"], strict=True)
-    ]
-    found = {**found, "second_machine_over_free": over_free}
+        records = Records(make(wanted, Path(folder), idle_cores()))
+    found = second_machine(records)
+    found["second_machine_over_free"] = over_others(
+        records, "second_machine", "two_10", {"free": "two_free"}, budgets[0]
+    )["free"]
     figures = {name: sum(values) / len(values) for name, values in found.items()}
     columns = ["time to the loss of one alone, over its time", "least", "median", "most"]
     rows = [[name, *spread(values)] for name, values in found.items()]

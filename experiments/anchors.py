@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 from cases import MEASURED, NANO, NANO_SHARE, SEEDS, link
-from followed import train_followed
+from followed import PATIENT, train_followed
 
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.policy.evaluation import subsets
@@ -56,11 +56,12 @@ def losses(runtime: Runtime, overrides: Sequence[str]) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0, help="of the simulated clock")
+    parser.add_argument("--seconds", type=float, default=40.0, help="of the simulated clock")
     options = parser.parse_args()
     for name, overrides in SCHEDULES.items():
+        budget = f"budget.seconds={options.seconds:g}"
         runs = [
-            run_ranks(losses, [0, 0], [*COMMON, f"budget.seconds={options.seconds:g}", f"seed={seed}", *overrides])[0]
+            run_ranks(losses, [0, 0], [*COMMON, budget, f"seed={seed}", *overrides], cluster=PATIENT)[0]
             for seed in SEEDS
         ]
         shown = ", ".join(

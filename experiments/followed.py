@@ -1,7 +1,7 @@
 """Train in this process, and look at the pool whenever a round has ended."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,8 +16,11 @@ from adloco_dist.round.local_pool import LocalPool
 from adloco_dist.run.journal import Journal
 from adloco_dist.run.rows import Record
 from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
+from adloco_dist.testing.processes import CPU_RANKS
 from adloco_dist.train import train
 
+PATIENT = replace(CPU_RANKS, silence_seconds=100.0)
+"""For ranks that look long."""
 Look = Callable[[LocalPool, Record], None]
 """Takes the pool and the record of its first trainer's round."""
 

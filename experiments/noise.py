@@ -12,7 +12,7 @@ from typing import cast
 import numpy as np
 import torch
 from cases import MEASURED, NANO, NANO_SHARE, SEEDS, link
-from followed import train_followed
+from followed import PATIENT, train_followed
 
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.data.batch import TokenBatch
@@ -28,9 +28,8 @@ POINTS = 50
 COMMON = (*MEASURED, *NANO, *link("10", NANO_SHARE), "pool.workers_per_trainer=2", "budget=seconds")
 VARIANTS = {
     "as by default": (),
-    "every 5 updates": ("batching.every_updates=5",),
+    "every 10 updates": ("batching.every_updates=10",),
     "span 0.05": ("batching.span=0.05",),
-    "span 0.3": ("batching.span=0.3",),
     "the last measurement alone": ("batching.span=0",),
 }
 
@@ -66,13 +65,13 @@ def true_request(pool: LocalPool, key: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0, help="of the simulated clock")
+    parser.add_argument("--seconds", type=float, default=40.0, help="of the simulated clock")
     options = parser.parse_args()
     torch.set_num_threads(1)
     for name, overrides in VARIANTS.items():
         by_seed = []
         for seed in SEEDS:
-            pairs = run_ranks(errors, [0, 0], options.seconds, [*overrides, f"seed={seed}"])[0]
+            pairs = run_ranks(errors, [0, 0], options.seconds, [*overrides, f"seed={seed}"], cluster=PATIENT)[0]
             usable = [(asked, truth) for asked, truth in pairs if math.isfinite(asked) and math.isfinite(truth)]
             logs = [math.log(asked / truth) for asked, truth in usable]
             by_seed.append(

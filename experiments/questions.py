@@ -36,9 +36,9 @@ def second_machine(_: Path | None) -> list[Case]:
     found = [*cases("second_machine", "alone", 1, (*TINY, *ALONE), (150,), SEEDS)]
     for side, ranks, where, seconds in (
         ("two_10", 2, link("10"), (75, 90)),
-        ("two_100", 2, link("100"), (75, 90)),
-        ("two_free", 2, FREE, (75, 90)),
-        ("four_100", 4, link("100"), (55, 67.5)),
+        ("two_100", 2, link("100"), (82.5,)),
+        ("two_free", 2, FREE, (75,)),
+        ("four_100", 4, link("100"), (60,)),
     ):
         found += cases("second_machine", side, ranks, (*TINY, *where), seconds, SEEDS)
     return found
@@ -103,8 +103,8 @@ def other_corpora(wikitext: Path | None) -> list[Case]:
     for name, data in corpora(wikitext).items():
         found += cases("other_corpora", f"alone_{name}", 1, (*NANO, *ALONE, *data), (100,), SEEDS)
         for side, ranks, where, seconds in (
-            ("two_10", 2, link("10", NANO_SHARE), (50, 60)),
-            ("four_100", 4, link("100", NANO_SHARE), (36, 45)),
+            ("two_10", 2, link("10", NANO_SHARE), (60,)),
+            ("four_100", 4, link("100", NANO_SHARE), (45,)),
         ):
             found += cases("other_corpora", f"{side}_{name}", ranks, (*NANO, *where, *data), seconds, SEEDS)
     return found

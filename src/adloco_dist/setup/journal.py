@@ -18,7 +18,7 @@ import adloco_dist
 from adloco_dist.checkpoint.resume import ResumePoint
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.cluster.survey import Environment, Link, remarks
-from adloco_dist.config import TrackingMode
+from adloco_dist.config import AlgorithmSettings, RoundLength, Settings, TrackingMode
 from adloco_dist.config.compose import to_plain
 from adloco_dist.messages import encode
 from adloco_dist.policy.plan import PlanInputs
@@ -72,13 +72,24 @@ def open_journal(
 
         sinks.append(WandbSink(settings.tracking, taken.path, plain, earlier.get("tracking_id")))
     crowding = pool.groups.crowding(inputs.layout.rank_sets)
-    notes = [f"computes in {facts['arithmetic']}", *remarks(environments), *pool.splits.notes]
+    notes = [f"computes in {facts['arithmetic']}", *remarks(environments), *_of_rounds(settings), *pool.splits.notes]
     for line in [*notes, *([crowding] if crowding else [])]:
         print_note(line)
     display = Display(
         new_console(min_width=MIN_WIDTH), settings.budget, resume_point.state.seconds if resume_point else 0.0
     )
     return Journal([*sinks, display], display.report_line), display.report_line
+
+
+def _of_rounds(settings: Settings) -> list[str]:
+    """What to say to someone who has named a length of rounds that the link will change."""
+    algorithm = settings.algorithm
+    is_named = algorithm.updates_per_round != AlgorithmSettings().updates_per_round
+    if algorithm.round is not RoundLength.link or not is_named:
+        return []
+    updates = algorithm.updates_per_round
+    rule = f"for rounds of {updates}, set algorithm.min_updates={updates} algorithm.max_updates={updates}"
+    return [f"algorithm.updates_per_round={updates} is the first round's, and algorithm.round=link changes it; {rule}"]
 
 
 def restore_records(directory: Path, resume_point: ResumePoint) -> None:
