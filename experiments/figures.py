@@ -143,10 +143,10 @@ def _print_best(figure: str, link: str, ratios: Mapping[str, list[float]]) -> No
 
 def _print_controls(records: Records) -> None:
     """Losses of the controls at 10 Mbit/s, with the time in which our side reaches the same."""
-    ours = records.points("second_machine", "two_10", 0)
+    ours = sorted([*records.points("controls", "ours", 0), *records.points("second_machine", "two_10", 0)])
     for name, record in sorted(records.by_name.items()):
         question, side, *_ = name.split("/")
-        if question == "controls" and len(ours) > 1:
+        if question == "controls" and side != "ours" and len(ours) > 1:
             equal = seconds_to(record["loss"], ours)
             print(f"{side}: {record['loss']:.4f} in {record['budget']:g} s, ours in {equal:.1f} s; "
                   f"{record['budget'] / equal:.1f} times as long")  # fmt: skip

@@ -46,18 +46,19 @@ def second_machine(_: Path | None) -> list[Case]:
 
 def controls(_: Path | None) -> list[Case]:
     """What do DDP, DiLoCo and plain averaging reach at 10 Mbit/s, at their best settings?"""
-    slow, found = (*TINY, *link("10")), []
-    for batch in (4, 16, 32):
-        rate = {4: "2e-3", 16: "4e-3", 32: "4e-3"}[batch]
+    slow = (*TINY, *link("10"))
+    found = [*cases("controls", "ours", 2, slow, (20, 40), (0,))]
+    for batch, rate in ((4, "2e-3"), (16, "4e-3"), (32, "4e-3")):
         sides = (*slow, *DDP, f"batching.local_batch={batch}", f"inner.lr={rate}")
         found += cases("controls", f"ddp_b{batch}", 2, sides, (1700,), (0,))
     for updates in (50, 100, 200):
         length = (f"algorithm.updates_per_round={updates}",)
         found += cases("controls", f"plain_H{updates}", 2, (*slow, *PLAIN, *length), (90,), (0,))
-        found += cases("controls", f"diloco_H{updates}", 2, (*slow, *DILOCO, *length, "inner.lr=1e-3"), (90,), (0,))
-    found += cases(
-        "controls", "diloco_H100_lr2e-3", 2, (*slow, *DILOCO, "algorithm.updates_per_round=100"), (90,), (0,)
-    )
+    for updates, rate in ((50, "1e-3"), (100, "1e-3"), (100, "2e-3")):
+        sides = (*slow, *DILOCO, f"algorithm.updates_per_round={updates}", f"inner.lr={rate}")
+        found += cases("controls", f"diloco_H{updates}_lr{rate}", 2, sides, (90,), (0,))
+    streamed = ("algorithm.updates_per_round=70", "wire.fragments=2", "wire.delay_updates=30")
+    found += cases("controls", "plain_streamed", 2, (*slow, *PLAIN, *streamed), (90,), (0,))
     return found
 
 
