@@ -90,7 +90,7 @@ def batches(_: Path | None) -> list[Case]:
 
 def merging(_: Path | None) -> list[Case]:
     """Are trainers that merge as good as one trainer of as many workers from the start?"""
-    place = (*NANO, *link("10", NANO_SHARE), "batching.request=none", "evaluation.every_rounds=5")
+    place = (*NANO, *link("10", NANO_SHARE), "batching.request=none", "evaluation.every_fraction=0.5")
     found = [*cases("merging", "one_trainer", 4, place, (30, 45), SEEDS)]
     pool = (*place, "pool.trainers=4", "pool.workers_per_trainer=1", "algorithm.updates_per_round=10")
     for side, overrides in POOLS.items():
