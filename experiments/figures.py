@@ -108,11 +108,8 @@ def print_all(records: Records) -> None:
     for link in DIFFERENT:
         fixed = {f"H {updates}": f"H{updates}_{link}" for updates in ROUNDS}
         _print_best("over_best_fixed_h", link, over_others(records, "rhythm", f"link_{link}", fixed, 60))
-    for link in DIFFERENT:
-        constant = {f"constant {batch}": f"constant{batch}_{link}" for batch in BATCHES}
-        for request in ("progress", "norm_test"):
-            ratios = over_others(records, "batches", f"{request}_{link}", constant, 60)
-            _print_best(f"over_best_constant, {request}", link, ratios)
+    constant = {f"constant {batch}": f"constant_{batch}" for batch in BATCHES} | {"norm test": "norm_test"}
+    _print_best("over_best_constant", "10", over_others(records, "batches", "progress", constant, 60))
     for name, values in over_others(records, "merging", "one_trainer", {name: name for name in POOLS}, 45).items():
         print(f"merging_over_one_trainer, {name} = {spread([1 / value for value in values])}")
     _print_controls(records)

@@ -13,7 +13,7 @@ from questions import BATCHES, DIFFERENT, POOLS, ROUNDS
 DOCS = Path(__file__).parents[1] / "docs"
 SIDES = {
     "alone": "one host alone", "two_10": "two hosts, 10 Mbit/s", "two_100": "two hosts, 100 Mbit/s",
-    "two_free": "two hosts, free", "four_100": "four hosts, 100 Mbit/s",
+    "four_100": "four hosts, 100 Mbit/s",
 }  # fmt: skip
 
 
@@ -52,7 +52,7 @@ def draw_rounds(axes: Axes, records: Records) -> None:
             if (loss := records.loss("rhythm", f"H{updates}_{link}", 60, seed)) is not None
         ]
         _level(axes, _points(axes, points, f"{link} Mbit/s"), records, "rhythm", f"link_{link}", 60)
-    axes.set(title="Rounds: fixed H, and the one that follows the link (dashed)", xlabel="H", ylabel="loss in 60 s")
+    axes.set(title="Rounds (nano): fixed H, and following the link (dashed)", xlabel="H", ylabel="loss in 60 s")
     axes.set_xscale("log")
     axes.set_xticks(ROUNDS, [str(updates) for updates in ROUNDS])
     axes.minorticks_off()
@@ -60,16 +60,18 @@ def draw_rounds(axes: Axes, records: Records) -> None:
 
 
 def draw_batches(axes: Axes, records: Records) -> None:
-    """Losses by constant batches in equal seconds; batches by progress per second as a level line."""
-    for link in DIFFERENT:
-        points = [
-            (float(batch), loss)
-            for batch in BATCHES
-            for seed in SEEDS
-            if (loss := records.loss("batches", f"constant{batch}_{link}", 60, seed)) is not None
-        ]
-        _level(axes, _points(axes, points, f"{link} Mbit/s"), records, "batches", f"progress_{link}", 60)
-    axes.set(title="Batches: constant, and by progress per second (dashed)", xlabel="sequences", ylabel="loss in 60 s")
+    """Losses by constant batches in equal seconds; batches that follow what is measured as level lines."""
+    points = [
+        (float(batch), loss)
+        for batch in BATCHES
+        for seed in SEEDS
+        if (loss := records.loss("batches", f"constant_{batch}", 60, seed)) is not None
+    ]
+    _points(axes, points, "constant")
+    for place, side in enumerate(("progress", "norm_test"), start=1):
+        _level(axes, f"C{place}", records, "batches", side, 60)
+        axes.plot([], [], color=f"C{place}", linestyle="--", label=side.replace("_", " "))
+    axes.set(title="Batches at 10 Mbit/s (nano)", xlabel="sequences", ylabel="loss in 60 s")
     axes.set_xscale("log")
     axes.set_xticks(BATCHES, [str(batch) for batch in BATCHES])
     axes.minorticks_off()
