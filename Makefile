@@ -55,6 +55,7 @@ bench: setup
 	$(BIN)/python bench/throughput.py $(ARGS)
 	$(BIN)/python bench/survive.py $(ARGS)
 	$(BIN)/python bench/wire.py $(ARGS)
+	$(BIN)/python bench/method.py $(ARGS)
 
 # With a GPU, nine minutes each; docs/guide/gpus.md. They run without make, too: python gpu/test.py
 gpu-test gpu-nccl gpu-bench: setup
