@@ -82,14 +82,18 @@ def second_machine(records: Records, question: str = "second_machine", suffix: s
 
 
 def over_others(
-    records: Records, question: str, ours: str, others: Mapping[str, str], seconds: float
+    records: Records, question: str, ours: str, others: Mapping[str, str], seconds: float, own: str | None = None
 ) -> dict[str, list[float]]:
-    """Our time to the loss that each other side has reached in `seconds`, over that; by side, for each seed."""
+    """Our time to the loss that each other side has reached in `seconds`, over that; by side, for each seed.
+
+    Args:
+        own: the question that has our side; None: the same.
+    """
     found: dict[str, list[float]] = {}
     for name, side in others.items():
         for seed in SEEDS:
             loss = records.loss(question, side, seconds, seed)
-            points = records.points(question, ours, seed)
+            points = records.points(own or question, ours, seed)
             if loss is not None and len(points) > 1:
                 found.setdefault(name, []).append(seconds_to(loss, points) / seconds)
     return found
@@ -109,7 +113,7 @@ def print_all(records: Records) -> None:
         fixed = {f"H {updates}": f"H{updates}_{link}" for updates in ROUNDS}
         _print_best("over_best_fixed_h", link, over_others(records, "rhythm", f"link_{link}", fixed, 60))
     constant = {f"constant {batch}": f"constant_{batch}" for batch in BATCHES} | {"norm test": "norm_test"}
-    _print_best("over_best_constant", "10", over_others(records, "batches", "progress", constant, 60))
+    _print_best("over_best_constant", "10", over_others(records, "batches", "two_10", constant, 90, "second_machine"))
     for name, values in over_others(records, "merging", "one_trainer", {name: name for name in POOLS}, 45).items():
         print(f"merging_over_one_trainer, {name} = {spread([1 / value for value in values])}")
     _print_controls(records)

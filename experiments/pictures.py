@@ -63,17 +63,19 @@ def draw_batches(axes: Axes, records: Records) -> None:
     """Losses by constant batches in equal seconds; batches that follow what is measured as level lines."""
     points = [
         (float(batch), loss)
-        for batch in BATCHES
+        for batch in sorted(BATCHES)
         for seed in SEEDS
-        if (loss := records.loss("batches", f"constant_{batch}", 60, seed)) is not None
+        if (loss := records.loss("batches", f"constant_{batch}", 90, seed)) is not None
     ]
     _points(axes, points, "constant")
-    for place, side in enumerate(("progress", "norm_test"), start=1):
-        _level(axes, f"C{place}", records, "batches", side, 60)
-        axes.plot([], [], color=f"C{place}", linestyle="--", label=side.replace("_", " "))
-    axes.set(title="Batches at 10 Mbit/s (nano)", xlabel="sequences", ylabel="loss in 60 s")
+    for place, (question, side, label) in enumerate(
+        (("second_machine", "two_10", "by progress per second"), ("batches", "norm_test", "norm test")), start=1
+    ):
+        _level(axes, f"C{place}", records, question, side, 90)
+        axes.plot([], [], color=f"C{place}", linestyle="--", label=label)
+    axes.set(title="Batches at 10 Mbit/s (tiny)", xlabel="sequences", ylabel="loss in 90 s")
     axes.set_xscale("log")
-    axes.set_xticks(BATCHES, [str(batch) for batch in BATCHES])
+    axes.set_xticks(sorted(BATCHES), [str(batch) for batch in sorted(BATCHES)])
     axes.minorticks_off()
     axes.legend(frameon=False)
 
