@@ -35,7 +35,7 @@ def second_machine(_: Path | None) -> list[Case]:
         ("two_10", 2, link("10"), (75, 90)),
         ("two_100", 2, link("100"), (82.5, 90)),
         ("two_free", 2, FREE, (75,)),
-        ("four_100", 4, link("100"), (60,)),
+        ("four_100", 4, link("100"), (60, 67.5)),
     ):
         found += cases("second_machine", side, ranks, (*TINY, *where), seconds, SEEDS)
     return found
