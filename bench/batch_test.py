@@ -84,7 +84,7 @@ class Cost:
 def measure_costs(runtime: Runtime, model: str, batch: int, workers: int, estimators: Sequence[str], pairs: int) -> Any:
     """Seconds of whole rounds without measuring, and the cost of each estimator."""
     settings = compose(
-        [f"model={model}", "pool.trainers=1", f"pool.workers_per_trainer={workers}",
+        [f"model={model}", "algorithm=diloco", "pool.trainers=1", f"pool.workers_per_trainer={workers}",
          f"algorithm.updates_per_round={UPDATES}", f"batching.local_batch={batch}", "inner.schedule=constant"]
     )  # fmt: skip
     rank, inputs = new_rank(settings, runtime)
@@ -162,8 +162,9 @@ def accuracy_of_sketches(runtime: Runtime, updates: int, draws: int) -> Any:
         For each case: its name, noise scale, batch, and the errors of trace and squared norm in units of trace and
         |gbar|^2.
     """
-    settings = compose(["model=tiny", "pool.trainers=1", f"algorithm.updates_per_round={updates}",
-                        "inner.schedule=constant", "batching.local_batch=8"])  # fmt: skip
+    settings = compose(["model=tiny", "algorithm=diloco", "pool.trainers=1", "pool.workers_per_trainer=1",
+                        f"algorithm.updates_per_round={updates}", "inner.schedule=constant",
+                        "batching.local_batch=8"])  # fmt: skip
     rank, inputs = new_rank(settings, runtime)
     trainer = rank.trainers[0]
     plan = plan_round(settings, inputs, None, PoolReport())
@@ -214,8 +215,8 @@ def _statistics(rows: torch.Tensor, sizes: torch.Tensor, sketch_size: int | None
 def train_with(runtime: Runtime, rule: str, tokens: int, seed: int) -> dict[str, Any] | None:
     """One trainer with two workers, one on each rank."""
     settings = compose(
-        ["model=nano", "pool.trainers=1", "pool.workers_per_trainer=2", f"budget.tokens={tokens}", f"seed={seed}",
-         "evaluation=final_only", *RULES[rule]]
+        ["model=nano", "algorithm=diloco", "pool.trainers=1", "pool.workers_per_trainer=2",
+         "inner.warmup_fraction=0.05", f"budget.tokens={tokens}", f"seed={seed}", "evaluation=final_only", *RULES[rule]]
     )  # fmt: skip
     rank, inputs = new_rank(settings, runtime)
     records = KeptRecords([])

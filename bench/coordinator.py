@@ -41,9 +41,9 @@ NUM_RANKS = NUM_NODES * RANKS_PER_NODE
 SHARD_SEQUENCES, MODEL_BYTES, SKETCH_BYTES, LENGTH_BYTES = 50_000, 20_000_000, 65_536, 8
 BATCH_LIMIT, MERGE_ROUND, SECONDS_PER_ROUND = 24, 5, 20.0
 COMMON = (
-    f"pool.trainers={NUM_TRAINERS}", f"pool.workers_per_trainer={WORKERS_PER_TRAINER}", "batching.request=norm_test",
-    "merge=worst_with_worst", f"merge.every_rounds={MERGE_ROUND}", "evaluation.every_rounds=null", "budget=rounds",
-    "budget.rounds=100",
+    "algorithm=diloco", f"pool.trainers={NUM_TRAINERS}", f"pool.workers_per_trainer={WORKERS_PER_TRAINER}",
+    "batching.request=norm_test", "merge=worst_with_worst", f"merge.every_rounds={MERGE_ROUND}",
+    "evaluation=final_only", "budget=rounds", "budget.rounds=100",
 )  # fmt: skip
 PLAIN = "one merge, join"
 VARIANTS = {

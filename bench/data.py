@@ -107,7 +107,9 @@ def train_both_ways(runtime: Runtime, folder: str, rounds: int) -> dict[str, lis
 
 def _settings(overrides: Sequence[str]) -> Settings:
     size = [f"algorithm.updates_per_round={UPDATES}", f"batching.local_batch={BATCH}", "batching.capacity=64"]
-    return compose([*SHARED, *overrides, *size, "pool.trainers=2", "cluster.threads_per_rank=1"])
+    return compose(
+        [*SHARED, *overrides, *size, "pool.trainers=2", "pool.workers_per_trainer=1", "cluster.threads_per_rank=1"]
+    )
 
 
 def _inner_phase(runtime: Runtime, settings: Settings, splits: TextSplits) -> Callable[[], None]:

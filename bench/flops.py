@@ -44,7 +44,8 @@ class Work:
         """Random ids and a fresh model of a group of conf/, in bf16, compiled where a case asks for it."""
         settings = compose(
             [f"model={model}", "model.compile=true", "precision=bf16", f"data.sequence_length={length}",
-             "pool.trainers=1", "merge=none", "batching.request=none", "inner.schedule=constant", *overrides]
+             "algorithm=diloco", "pool.trainers=1", "pool.workers_per_trainer=1", "merge=none", "batching.request=none",
+             "inner.schedule=constant", *overrides]
         )  # fmt: skip
         num_tokens = MOST_INSTANCES * maximum * length + 1
         table = TokenTable([np.random.default_rng(0).integers(0, VOCABULARY, num_tokens, dtype=np.uint16)], length)

@@ -30,7 +30,9 @@ def main() -> None:
     settings = compose(
         [
             f"model={options.model}",
+            "algorithm=diloco",
             "pool.trainers=1",
+            "pool.workers_per_trainer=1",
             f"algorithm.updates_per_round={updates}",
             "inner.schedule=constant",
             "batching.request=none",

@@ -35,9 +35,10 @@ def new_side(
     """Five updates of every instance, which together take `batch` sequences per update."""
     ways = ("streams" if runtime.device.type == "cuda" else "threads") if concurrent else "serial"
     settings = compose(
-        [f"model={model}", f"pool.trainers={instances}", f"batching.local_batch={batch // instances}",
-         f"data.sequence_length={length}", f"algorithm.updates_per_round={UPDATES}", "batching.request=none",
-         f"instances.concurrency={ways}", "batching.capacity=1024", "inner.schedule=constant"]
+        [f"model={model}", "algorithm=diloco", f"pool.trainers={instances}", "pool.workers_per_trainer=1",
+         f"batching.local_batch={batch // instances}", f"data.sequence_length={length}",
+         f"algorithm.updates_per_round={UPDATES}", "batching.request=none", f"instances.concurrency={ways}",
+         "batching.capacity=1024", "inner.schedule=constant"]
     )  # fmt: skip
     splits = load_corpus(settings.data)
     objective = LanguageObjective.fitted(settings, splits.vocabulary)

@@ -33,8 +33,9 @@ def measure(num_workers: int) -> None:
     """Train two rounds with `num_workers` workers of one trainer; print peak bytes and bytes of one flat vector."""
     torch.set_num_threads(1)
     settings = compose(
-        ["model=small", "pool.trainers=1", f"pool.workers_per_trainer={num_workers}", "algorithm.updates_per_round=2",
-         "batching.local_batch=2", "batching.request=none", f"data.sequence_length={LENGTH}"]
+        ["model=small", "algorithm=diloco", "pool.trainers=1", f"pool.workers_per_trainer={num_workers}",
+         "algorithm.updates_per_round=2", "batching.local_batch=2", "batching.request=none",
+         f"data.sequence_length={LENGTH}"]
     )  # fmt: skip
     objective = LanguageObjective.fitted(settings, Vocabulary(VOCAB_SIZE))
     table = TokenTable([np.random.default_rng(0).integers(0, 256, 64_000).astype(np.uint16)], LENGTH)

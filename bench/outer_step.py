@@ -51,7 +51,7 @@ def new_objective() -> LanguageObjective:
 
 def adloco_side(rank: int) -> tuple[Side, int]:
     """One outer step of a trainer with one worker per rank, with the checksum that every round takes."""
-    settings = compose([MODEL])
+    settings = compose([MODEL, "algorithm=diloco"])
     objective = new_objective()
     module = objective.build(torch.device("cpu"), in_bf16=False)
     table = TokenTable([np.zeros(65, np.uint16)], 64)

@@ -41,9 +41,9 @@ from common import interleave, median_ratio, parse, report, spread
 
 NUM_RANKS, VOCAB_SIZE, LENGTH = 8, 256, 16
 COMMON = (
-    "pool.trainers=4", "pool.workers_per_trainer=2", "merge=worst_with_worst", "merge.every_rounds=1",
-    "batching.capacity=64", f"data.sequence_length={LENGTH}", "evaluation.every_rounds=null", "budget=rounds",
-    "budget.rounds=100",
+    "algorithm=diloco", "pool.trainers=4", "pool.workers_per_trainer=2", "merge=worst_with_worst",
+    "merge.every_rounds=1", "batching.capacity=64", f"data.sequence_length={LENGTH}", "evaluation=final_only",
+    "budget=rounds", "budget.rounds=100",
 )  # fmt: skip
 WITHOUT_PAYLOAD = (
     "model.overrides={hidden_size: 8, intermediate_size: 8, num_hidden_layers: 1, num_attention_heads: 1, "

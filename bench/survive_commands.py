@@ -65,10 +65,10 @@ def models(draw: st.DrawFn) -> Command:
 
 
 @st.composite
-def batches(draw: st.DrawFn, trainers: int, workers: int | str, averages_gradients: bool) -> Command:
+def batches(draw: st.DrawFn, trainers: int, workers: int | str, algorithm: str) -> Command:
     """A request with what belongs to it alone, and a budget that it allows."""
     open_loop = [*(["replay"] if trainers in RECORDED else []), "staged", "ramp", "none"]
-    request = draw(st.sampled_from(open_loop if averages_gradients else [*MEASURED * 2, *open_loop]))
+    request = draw(st.sampled_from(open_loop if algorithm == "ddp" else [*MEASURED * 2, *open_loop]))
     command: Command = {"batching.request": request, "batching.local_batch": draw(st.integers(1, 5))}
     most_rounds = 3
     if request == "staged":
@@ -78,6 +78,8 @@ def batches(draw: st.DrawFn, trainers: int, workers: int | str, averages_gradien
         command["batching.replay"], most_rounds = RECORDED[trainers]
     if request in MEASURED:
         estimators = ["sketch", "sketch", "per_sequence", *(["workers"] if workers != 1 else [])]
+        if algorithm == "adloco":  # whose averages arrive later
+            estimators = ["sketch"]
         command["batching.estimator"] = draw(st.sampled_from(estimators))
         command["switch.n"] = draw(st.one_of(st.just("auto"), st.floats(1, 4), st.integers(1, 3)))
     budgets = [{"budget": "rounds", "budget.rounds": draw(st.integers(1, most_rounds))}] * 3
@@ -103,10 +105,11 @@ def merges(draw: st.DrawFn, trainers: int) -> Command:
 @st.composite
 def outer_steps(draw: st.DrawFn, algorithm: str) -> Command:
     command: Command = {"algorithm": algorithm, "algorithm.updates_per_round": draw(st.integers(1, 3))}
+    has_residual = algorithm == "adloco"
     if draw(st.booleans()):
-        command["outer"] = draw(st.sampled_from(["nesterov", "sgd", "average"]))
+        command["outer"] = draw(st.sampled_from(["sgd", "average", *([] if has_residual else ["nesterov"])]))
     elif draw(st.booleans()):
-        momentum = draw(st.floats(0, 0.95))
+        momentum = draw(st.floats(0, 0.0 if has_residual else 0.95))
         command |= {"outer.momentum": momentum, "outer.nesterov": momentum > 0 and draw(st.booleans())}
     return command
 
@@ -134,12 +137,14 @@ def right(draw: st.DrawFn) -> tuple[tuple[int, ...], Command]:
         **draw(corpora()),
         **draw(outer_steps(algorithm)),
         **pool,
-        **draw(batches(trainers, workers, algorithm == "ddp")),
+        **draw(batches(trainers, workers, algorithm)),
         **draw(merges(trainers)),
         **draw(st.fixed_dictionaries({}, optional=dict(FREE))),
     }
     if algorithm != "ddp" and command.get("batching.estimator", "sketch") == "sketch" and draw(st.booleans()):
         command |= draw(wires(command["algorithm.updates_per_round"]))
+        if command["wire"] == "sparse":  # what it keeps for later allows no outer momentum
+            command |= {"outer": "average", "outer.momentum": 0.0, "outer.nesterov": False}
     ways = ["auto", "serial"]
     if algorithm != "ddp" and command.get("switch.n") != "auto" and command.get("+model.overrides.embd_pdrop") != 0.1:
         ways = ["threads"] * (command.get("batching.estimator", "sketch") == "sketch") + ways

@@ -145,8 +145,9 @@ def write_files(directory: Path) -> None:
     for trainers, (run, rounds) in RECORDED.items():
         (directory / run).mkdir()
         overrides = ["model=causal", "model.architecture=llama", *shape, "data=text", "data.train=[words.txt]",
-                     "data.sequence_length=16", "algorithm.updates_per_round=1", f"pool.trainers={trainers}",
-                     "merge.every_rounds=1", "budget=rounds", f"budget.rounds={rounds}"]  # fmt: skip
+                     "data.sequence_length=16", "algorithm=diloco", "algorithm.updates_per_round=1",
+                     f"pool.trainers={trainers}", "pool.workers_per_trainer=1", "merge.every_rounds=1",
+                     "budget=rounds", f"budget.rounds={rounds}"]  # fmt: skip
         ending, detail = attempt(Start((0,), tuple(overrides)), directory, run)
         assert ending == TRAINED, detail
 

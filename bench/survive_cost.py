@@ -31,9 +31,10 @@ from adloco_dist.train import run_round
 ROUNDS_PER_CHECKPOINT = 5
 PAIRS_PER_START = 6
 SETTINGS = (
-    "model=tiny", "algorithm.updates_per_round=20", "pool.trainers=2", "pool.workers_per_trainer=1", "merge=none",
-    "batching.local_batch=4", "batching.request=none", "batching.capacity=1024", "data.sequence_length=128",
-    "budget=rounds", "budget.rounds=1000", "inner.schedule=constant", "cluster.device=cpu",
+    "model=tiny", "algorithm=diloco", "algorithm.updates_per_round=20", "pool.trainers=2",
+    "pool.workers_per_trainer=1", "merge=none", "batching.local_batch=4", "batching.request=none",
+    "batching.capacity=1024", "data.sequence_length=128", "budget=rounds", "budget.rounds=1000",
+    "inner.schedule=constant", "cluster.device=cpu",
 )  # fmt: skip
 
 

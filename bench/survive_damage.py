@@ -37,10 +37,10 @@ from adloco_dist.train import train
 UPDATES = 4
 OVERRIDES = (
     "model=nano", "model.overrides.hidden_size=16", "model.overrides.intermediate_size=16",
-    "model.overrides.num_hidden_layers=1", "data.sequence_length=32", "pool.trainers=2", "pool.workers_per_trainer=2",
-    f"algorithm.updates_per_round={UPDATES}", "batching.local_batch=2", "batching.capacity=16", "budget=rounds",
-    "budget.rounds=100", "merge=none", "evaluation=final_only", "checkpoint.every_rounds=1", "checkpoint.keep_last=2",
-    "run.unfinished=resume", "tracking=none",
+    "model.overrides.num_hidden_layers=1", "data.sequence_length=32", "algorithm=diloco", "pool.trainers=2",
+    "pool.workers_per_trainer=2", f"algorithm.updates_per_round={UPDATES}", "batching.local_batch=2",
+    "batching.capacity=16", "budget=rounds", "budget.rounds=100", "merge=none", "evaluation=final_only",
+    "checkpoint.every_rounds=1", "checkpoint.keep_last=2", "run.unfinished=resume", "tracking=none",
 )  # fmt: skip
 WHOLE_ROUNDS = 3
 BLOCK_BYTES = 64

@@ -40,16 +40,17 @@ from common import processes_with
 ROUNDS, KILLS_PER_RUN = 36, 4
 COMMAND = (
     sys.executable, str(Path(__file__).parents[1] / "launch" / "train.py"), "--nproc-per-node", "2",
-    "model=nano", "data.sequence_length=32", "pool.trainers=3", "pool.workers_per_trainer=2", "pool.placement=spread",
-    "algorithm.updates_per_round=6", "batching.local_batch=2", "batching.max_batch=16", "batching.capacity=64",
-    "merge.every_rounds=12", "budget=rounds", f"budget.rounds={ROUNDS}", "evaluation.every_rounds=3",
-    "evaluation.sequences=8", "evaluation.final_sequences=8", "checkpoint.every_rounds=1", "tracking=none",
-    "run.unfinished=resume", "run.directory=run",
+    "model=nano", "data.sequence_length=32", "algorithm=diloco", "pool.trainers=3", "pool.workers_per_trainer=2",
+    "pool.placement=spread", "algorithm.updates_per_round=6", "batching.local_batch=2", "batching.max_batch=16",
+    "batching.capacity=64", "merge.every_rounds=12", "budget=rounds", f"budget.rounds={ROUNDS}",
+    "evaluation.every_rounds=3", "evaluation.every_fraction=null", "evaluation.sequences=8",
+    "evaluation.final_sequences=8", "checkpoint.every_rounds=1", "tracking=none", "run.unfinished=resume",
+    "run.directory=run",
 )  # fmt: skip
 HUNG_SECONDS = 300.0
 GONE_SECONDS = 15.0  # after a kill
 CLOCKS = (
-    "seconds", "data_seconds", "waited_seconds", "transfer_seconds", "utilisation", "resources", "plan",
+    "seconds", "data_seconds", "waited_seconds", "transfer_seconds", "utilisation", "resources", "plan", "worth",
 )  # fmt: skip
 START, END = "start: ", "end: "
 CALLS = (

@@ -17,11 +17,14 @@ from adloco_dist.testing.hosts import Host, hosts, why_unavailable
 ROOT = Path(__file__).resolve().parent.parent
 PORT = 29517
 EVERY_ROUNDS = 1
+REPORTED = ("evaluation.every_rounds=1", "evaluation.every_fraction=null", "evaluation.sequences=8")
+"""What is evaluated is printed, and what is printed says how far a job is."""
 SETTINGS = (
-    "model=nano", "pool.trainers=2", "pool.workers_per_trainer=3", "data.sequence_length=64", "batching.request=none",
-    "merge=none", "algorithm.updates_per_round=20", "budget=rounds", "budget.rounds=100000", "inner.schedule=constant",
-    "evaluation=final_only", "evaluation.final_sequences=16", "tracking=none", "cluster.threads_per_rank=1",
-    "run.directory=run", "run.unfinished=resume", f"checkpoint.every_rounds={EVERY_ROUNDS}",
+    "model=nano", "algorithm=diloco", "pool.trainers=2", "pool.workers_per_trainer=3", "data.sequence_length=64",
+    "batching.request=none", "merge=none", "algorithm.updates_per_round=20", "budget=rounds", "budget.rounds=100000",
+    "inner.schedule=constant", *REPORTED, "evaluation.final_sequences=16", "tracking=none",
+    "cluster.threads_per_rank=1", "run.directory=run", "run.unfinished=resume",
+    f"checkpoint.every_rounds={EVERY_ROUNDS}",
 )  # fmt: skip
 PATIENCE_SECONDS = 180.0
 CUT_SECONDS = (5, 10, 15, 20, 30, 40)
@@ -105,7 +108,7 @@ class Job:
             starts = _facts(folder).get("resumed", [])
             world_size = int(starts[-1]["world_size"]) if starts else len(self.nodes)
             detail = text.rpartition("note: resumes from")[2]
-            if world_size == len(self.nodes) and re.search(r"^round \d+ ", detail, re.MULTILINE):
+            if world_size == len(self.nodes) and re.search(r"^round [1-9]", detail, re.MULTILINE):
                 return True
         return False
 

@@ -20,13 +20,14 @@ CORPUS = "corpus.txt"
 """Is there in every case."""
 SMALL = (
     "--nproc-per-node", "2", "model=nano", "data=text", f"data.train=[{CORPUS}]", "data.sequence_length=32",
-    "pool.trainers=2", "merge.every_rounds=2", "algorithm.updates_per_round=2", "batching.local_batch=2",
-    "batching.max_batch=8", "batching.capacity=64", "budget=rounds", "budget.rounds=8",
-    "evaluation.sequences=8", "evaluation.final_sequences=8", "checkpoint.every_rounds=1", "tracking=none",
-    "cluster.device=cpu",
+    "algorithm=diloco", "pool.trainers=2", "pool.workers_per_trainer=1", "merge.every_rounds=2",
+    "algorithm.updates_per_round=2", "batching.local_batch=2", "batching.max_batch=8", "batching.capacity=64",
+    "budget=rounds", "budget.rounds=8", "evaluation.sequences=8", "evaluation.final_sequences=8",
+    "checkpoint.every_rounds=1", "tracking=none", "cluster.device=cpu",
 )  # fmt: skip
 """Ten seconds of training, most of them the start; what comes later on a command line counts."""
-ENDLESS = ("budget.rounds=1000000", "run.directory=new")
+ENDLESS = ("budget.rounds=1000000", "evaluation.every_rounds=1", "run.directory=new")
+"""Rounds that are evaluated are reported, each of them."""
 MODEL = "new/model/model.safetensors"
 ENDED, REFUSED, FAILED, STOPPED = 0, 2, 1, 75
 

@@ -67,6 +67,7 @@ FREE: Mapping[str, st.SearchStrategy[Any]] = {
     "merge.released_workers": st.sampled_from(["join", "retire", "redistribute"]),
     "evaluation": st.sampled_from(["default", "final_only"]),
     "evaluation.every_rounds": st.sampled_from(["null", 1, 2]),
+    "evaluation.every_fraction": st.sampled_from(["null", 0.05, 1]),
     "evaluation.sequences": st.integers(1, 20),
     "evaluation.final_sequences": st.sampled_from(["null", 1, 3, 40]),
     "evaluation.batch": st.integers(1, 16),

@@ -233,7 +233,7 @@ def main() -> None:
     if options.device == "cuda" and not torch.cuda.is_available():
         print("no GPU here: nothing was measured")
         return
-    work = Work.of(options.model, options.length, options.maximum)
+    work = Work.of(options.model, options.length, options.most)
     speeds, figures = Speeds(), dict[str, float]()
     title = (
         f"inner phase of {options.model}, bf16, sequences of {options.length}, instances together: tokens per second"

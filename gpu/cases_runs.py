@@ -97,7 +97,7 @@ def other_algorithms(here: Here) -> dict[str, float]:
     figures = {}
     learning = ("inner.lr=5e-3", "merge=none")
     for name, num_ranks, overrides in (
-        ("ddp", 2, ["algorithm=ddp"]),
+        ("ddp", 2, ["algorithm=ddp", "pool.trainers=1", "pool.workers_per_trainer=null"]),
         ("sketch", 1, ["batching.estimator=sketch", "pool.trainers=1"]),
         ("workers", 1, ["batching.estimator=workers", "pool.trainers=1", "pool.workers_per_trainer=2"]),
         ("per_sequence", 1, ["batching.estimator=per_sequence", "pool.trainers=1"]),

@@ -110,7 +110,7 @@ def probed_capacity(runtime: Runtime, model: str, length: int, maximum: int, ove
 def regrouped(runtime: Runtime, model: str, length: int) -> dict[str, float]:
     """Seconds of this rank for a merge of two trainers, one on each of two ranks: the decision, and what follows."""
     more = ("model.compile=false", "pool.trainers=2", "merge.policy=worst_with_worst", "merge.every_rounds=1")
-    work = Work.of(model, length, 2, *more, "batching.capacity=1", "evaluation.every_rounds=null")
+    work = Work.of(model, length, 2, *more, "batching.capacity=1", "evaluation=final_only")
     layout = experiment_layout(work.settings, runtime.nodes)
     rank = set_up_pool(work.settings, runtime, work.splits, work.objective, work.module, layout)
     inputs = find_plan_inputs(rank, layout, Trajectory())

@@ -29,7 +29,7 @@ LLAMA = (
 )  # fmt: skip
 """Heads of 64, two of them for each key and value: what flash attention takes."""
 LLAMA_LAYERS = 2
-PLAIN = ("pool.trainers=1", "merge=none", "batching.request=none", "inner.schedule=constant")
+PLAIN = ("algorithm=diloco", "pool.trainers=1", "merge=none", "batching.request=none", "inner.schedule=constant")
 
 
 @dataclass

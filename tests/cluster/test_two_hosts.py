@@ -10,6 +10,7 @@ from adloco_dist.testing.hosts import Host, hosts, run_on
 from helpers.commands import ROOT, documented
 
 SETTINGS = (
+    "algorithm=diloco",
     "model=nano",
     "pool.trainers=2",
     "pool.workers_per_trainer=2",
@@ -20,6 +21,7 @@ SETTINGS = (
     "budget=rounds",
     "budget.rounds=6",
     "evaluation.every_rounds=2",
+    "evaluation.every_fraction=null",
     "tracking=none",
     "cluster.threads_per_rank=1",
 )

@@ -112,7 +112,7 @@ def test_on_another_number_of_ranks_it_is_the_same_run(
         ("wire=int8", "wire.fragments=2"),
         ("wire=int4", "algorithm.updates_per_round=6", "wire.fragments=2", "wire.delay_updates=2"),
         ("wire.delay_updates=2", "merge.released_workers=redistribute"),
-        ("wire=sparse", "wire.fraction=0.1", "wire.fragments=2"),
+        ("wire=sparse", "wire.fraction=0.1", "wire.fragments=2", "outer=average"),
         ("inner=muon", "wire=int8"),
         (*BY_LINK, "wire=int8"),
         (*BY_LINK, "wire.fragments=2", "wire.delay_updates=1"),

@@ -213,7 +213,7 @@ def test_an_average_that_fails_in_its_thread_fails_the_rank() -> None:
         (("wire.fraction=0",), "wire.fraction=0.0: must be in (0, 1]"),
         (("wire.residual_decay=2",), "wire.residual_decay=2.0: must be in [0, 1]"),
         (
-            ("algorithm=ddp", "wire=int4"),
+            ("algorithm=ddp", "pool.trainers=1", "wire=int4"),
             "wire.format=int4: algorithm=ddp averages gradients, at every update; use wire=fp32",
         ),
         (

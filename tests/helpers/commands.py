@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import shlex
 import subprocess
 import sys
@@ -48,6 +49,11 @@ if os.environ.get("RANK") == "{rank}":
 """
 
 
+def small_without(*starts: str) -> list[str]:
+    """SMALL without the settings that begin with one of these: for tests that are about others, or the default."""
+    return [setting for setting in SMALL if not setting.startswith(starts)]
+
+
 def break_outer_step(directory: Path, rank: int, trainer: int) -> str:
     """Let a rank fail in a trainer's second outer step, wherever PYTHONPATH is what this returns."""
     (directory / "sitecustomize.py").write_text(BROKEN_OUTER_STEP.format(rank=rank, trainer=trainer))
@@ -89,6 +95,24 @@ def run(command: list[str], cwd: Path, timeout_seconds: float = 180) -> Finished
         stdin=subprocess.DEVNULL, timeout=timeout_seconds, check=False,
     )  # fmt: skip
     return Finished(done.returncode, done.stdout)
+
+
+def run_on_a_terminal(command: list[str], cwd: Path) -> Finished:
+    """With what a terminal of 120 columns is sent."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command, cwd=cwd, env=environment() | {"COLUMNS": "120"}, stdin=theirs, stdout=theirs, stderr=theirs,
+        start_new_session=True,
+    )  # fmt: skip
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            seen += os.read(ours, 65536)
+        except OSError:  # the terminal closes with its last process
+            break
+    os.close(ours)
+    return Finished(process.wait(), seen.decode())
 
 
 @contextmanager

@@ -63,7 +63,8 @@ class ClippedUpdates:
 
 def train_and_unflatten(runtime: Runtime, *overrides: str) -> list[np.ndarray]:
     """The first trainer's anchor after training, as the module's parameters."""
-    anchor = train_small_pool(runtime, *PLAIN, "pool.trainers=1", *overrides)["anchors"][0]
+    overrides = (*PLAIN, "pool.trainers=1", *overrides)
+    anchor = train_small_pool(runtime, *overrides)["anchors"][0]
     settings = small_settings(*overrides)
     module = small_module(settings)
     flat_model = FlatModel(module, runtime.device, settings.precision)

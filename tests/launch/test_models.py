@@ -14,6 +14,7 @@ def test_a_classifier_beats_the_majority_class(tmp_path: Path) -> None:
     pool = [
         "budget.tokens=800000",
         "pool.trainers=2",
+        "pool.workers_per_trainer=1",
         "algorithm=localsgd",
         "merge=none",
         "inner.lr=3e-3",

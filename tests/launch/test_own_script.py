@@ -11,11 +11,15 @@ from helpers.commands import ROOT, errors, facts, metrics, run, running
 
 SCRIPT = ROOT / "tests" / "helpers" / "own_script.py"
 MERGING = (
-    "pool.trainers=3", "algorithm.updates_per_round=8", "merge.every_rounds=4", "budget=rounds", "budget.rounds=30",
-    "evaluation.every_rounds=10", "checkpoint.every_rounds=1", "run.directory=run", "run.unfinished=resume",
+    "algorithm=diloco", "pool.trainers=3", "pool.workers_per_trainer=1", "algorithm.updates_per_round=8",
+    "merge.every_rounds=4", "budget=rounds", "budget.rounds=30", "evaluation.every_rounds=10",
+    "evaluation.every_fraction=null", "checkpoint.every_rounds=1", "run.directory=run", "run.unfinished=resume",
     "tracking=none",
 )  # fmt: skip
-ALONE = ("pool.trainers=1", "merge=none", "tracking=none", "cluster.threads_per_rank=1")
+ALONE = (
+    "algorithm=diloco", "pool.trainers=1", "pool.workers_per_trainer=1", "merge=none", "tracking=none",
+    "cluster.threads_per_rank=1",
+)  # fmt: skip
 
 
 def own_command(*arguments: str) -> list[str]:

@@ -80,7 +80,10 @@ def test_endpoints(endpoint: str) -> None:
         (["--rdzv-endpoint", "localhost:1"], "--rdzv-endpoint=localhost:1: has no effect on one node"),
         (["--join-timeout", "0"], "--join-timeout=0: must be from 1 to"),
         (["--nnodes", "2", "--rdzv-endpoint", "localhost:1", "--master-port", "5"], "--master-port=5: has no effect"),
-        (["--nproc-per-node", "500"], "4 workers leave some of 500 ranks idle"),
+        (
+            ["--nproc-per-node", "500", "pool.trainers=4", "pool.workers_per_trainer=1"],
+            "4 workers leave some of 500 ranks idle",
+        ),
         (["--max-restarts", "2"], "--max-restarts=2: a run that is started again must find its checkpoints"),
     ],
 )

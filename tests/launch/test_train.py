@@ -2,57 +2,74 @@
 
 import math
 import os
-import pty
 import signal
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from helpers.commands import ROOT, SMALL, environment, facts, metrics, run, torchrun_command, train_command
+from helpers.commands import (
+    ROOT,
+    SMALL,
+    environment,
+    facts,
+    metrics,
+    run,
+    run_on_a_terminal,
+    small_without,
+    torchrun_command,
+    train_command,
+)
 
 
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`make train`'s command at reduced length, under a terminal, with tracking as it is by default."""
-    cwd = tmp_path_factory.mktemp("train")
-    overrides = [override for override in SMALL if not override.startswith(("tracking", "model"))]
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        train_command("run.directory=first", *overrides), cwd=cwd, env=environment() | {"COLUMNS": "120"},
-        stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-    )  # fmt: skip
-    os.close(theirs)
-    seen = b""
-    while True:
-        try:
-            seen += os.read(ours, 65536)
-        except OSError:  # the terminal closes with its last process
-            break
-    os.close(ours)
-    (cwd / "terminal").write_bytes(seen)
-    assert process.wait() == 0, seen.decode()
+    """`make train`'s command at reduced length, with algorithm, pool, model and tracking as they are by default."""
+    shorter = small_without("algorithm=", "pool.", "model", "tracking")
+    return run_seen(tmp_path_factory.mktemp("train"), *shorter)
+
+
+@pytest.fixture(scope="module")
+def several_trainers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four trainers of one worker each on two ranks, which do not merge yet."""
+    return run_seen(tmp_path_factory.mktemp("several"), *SMALL)
+
+
+def run_seen(cwd: Path, *settings: str) -> Path:
+    """The run directory of a run on a terminal; what was seen there lies beside it."""
+    done = run_on_a_terminal(train_command("run.directory=first", *settings), cwd)
+    (cwd / "terminal").write_text(done.output)
+    assert done.code == 0, done.output
     return cwd / "first"
 
 
 def test_the_display_is_live(finished_run: Path) -> None:
     terminal = (finished_run.parent / "terminal").read_text()
     assert "\x1b[" in terminal, "redrawn in place"
-    for word in ("tokens/s", "passes", "noise scale", "train loss", "trainer 3", "average of all trainers", "saved"):
+    for word in ("tokens/s", "passes", "noise scale", "train loss", "trainer 0", "saved"):
         assert word in terminal
     assert "run directory: first" in terminal
     assert "Traceback" not in terminal
+
+
+def test_the_display_has_every_trainer(several_trainers: Path) -> None:
+    terminal = (several_trainers.parent / "terminal").read_text()
+    assert all(word in terminal for word in ("\x1b[", "trainer 3", "average of all trainers", "saved")), terminal
 
 
 def test_the_run_directory(finished_run: Path) -> None:
     names = {path.name for path in finished_run.iterdir()}
     assert names == {"run.json", "metrics.jsonl", "model", "logs", "checkpoints", "wandb", ".lock"}
     record = facts(finished_run)
-    assert record["layout"]["workers"] == {"0": [[0]], "1": [[1]], "2": [[0]], "3": [[1]]}
+    assert record["layout"]["workers"] == {"0": [[0], [1]]}, "a worker on each rank"
     assert record["settings"]["algorithm"]["averages"] == "pseudo_gradients"
+    assert record["settings"]["algorithm"]["round"] == "link"
+    assert record["settings"]["wire"]["format"] == "sparse"
     assert record["script"] == "__main__.py"
     assert record["cluster"]["world_size"] == 2
     assert record["cluster"]["backend"] == "gloo"
@@ -61,23 +78,48 @@ def test_the_run_directory(finished_run: Path) -> None:
     assert list((finished_run / "wandb").glob("offline-run-*")), "W&B is offline for who is not logged in"
 
 
-def test_one_record_per_round_and_trainer(finished_run: Path) -> None:
-    rows = metrics(finished_run)
-    assert [(row["round"], row["trainer"]) for row in rows] == [(r, t) for r in range(4) for t in range(4)]
-    for row in rows[4:]:
-        assert row["tokens"] == 4 * row["total_batch"] * 32
+def trained_rows(directory: Path, num_trainers: int) -> list[dict[str, Any]]:
+    """The records of the rounds, after a check of what all have in common."""
+    rows = metrics(directory)
+    assert [(row["round"], row["trainer"]) for row in rows] == [(r, t) for r in range(4) for t in range(num_trainers)]
+    for row in rows[num_trainers:]:
+        assert row["tokens"] == row["updates"] * row["total_batch"] * 32
         assert row["pool_tokens"] == sum(
             earlier.get("tokens", 0) for earlier in rows if earlier["round"] <= row["round"]
         )
         assert row["seconds"]["inner"] > 0
-        assert row["bytes_sent"]["outer"] == 0, "a trainer of one rank sends nothing"
         assert row["bytes_sent"]["control"] > 0
+    return rows[num_trainers:]
 
 
-def test_the_records_say_why_a_batch_is_what_it_is(finished_run: Path) -> None:
+def test_one_record_per_round_and_trainer(finished_run: Path, several_trainers: Path) -> None:
+    payload_bytes = 4 * facts_num_elements(finished_run)
+    for row in trained_rows(finished_run, 1):
+        assert 0 < row["bytes_sent"]["outer"] < 2 * payload_bytes / 16, "each of two ranks sends a part, in few bits"
+        assert 1 <= row["delay_updates"] < row["updates"], "it arrives before the next is sent"
+    for row in trained_rows(several_trainers, 4):
+        assert row["updates"] == 4
+        assert row["bytes_sent"]["outer"] == 0, "a trainer of one rank sends nothing"
+
+
+def test_a_batch_that_progress_asks_for_stays_in_its_bounds(finished_run: Path) -> None:
+    rows, settings = trained_rows(finished_run, 1), facts(finished_run)["settings"]["batching"]
+    assert settings["request"] == "progress"
+    assert rows[0]["total_batch"] == 4
+    for before, row in pairwise(rows):
+        last, request = before["bounded_request"], math.inf if row["request"] is None else row["request"]
+        least, most = max(4, last / settings["shrink_limit"]), settings["growth_limit"] * last
+        assert row["bounded_request"] == pytest.approx(min(max(request, least), most))
+        assert row["total_batch"] == 2 * math.ceil(row["bounded_request"] / 2), "the same for each of two workers"
+        assert row["worth"] > 0
+        assert row["mode"] == "whole"
+        assert row["statistics"]["trace"] > 0
+
+
+def test_the_records_say_why_a_batch_is_what_it_is(several_trainers: Path) -> None:
     """Every batch can be worked out from the row before: the test's request, then its bounds."""
-    rows = {(row["round"], row["trainer"]): row for row in metrics(finished_run)}
-    settings = facts(finished_run)["settings"]["batching"]
+    rows = {(row["round"], row["trainer"]): row for row in metrics(several_trainers)}
+    settings = facts(several_trainers)["settings"]["batching"]
     assert settings["request"] == "norm_test"
     for trainer in range(4):
         assert rows[1, trainer]["total_batch"] == 2
@@ -100,17 +142,17 @@ def test_the_records_say_why_a_batch_is_what_it_is(finished_run: Path) -> None:
             assert row["statistics"]["trace"] > 0
 
 
-def test_a_table_shows_why_batches_grew(finished_run: Path) -> None:
+def test_a_table_shows_why_batches_grew(several_trainers: Path) -> None:
     command = [sys.executable, str(ROOT / "launch" / "batches.py")]
-    shown = run([*command, str(finished_run), "--trainer", "2"], finished_run.parent)
+    shown = run([*command, str(several_trainers), "--trainer", "2"], several_trainers.parent)
     assert shown.code == 0, shown.output
     lines = [line.split("│") for line in shown.output.splitlines() if line.startswith("│")]
-    rows = [row for row in metrics(finished_run) if row["trainer"] == 2 and row["round"]]
+    rows = [row for row in metrics(several_trainers) if row["trainer"] == 2 and row["round"]]
     assert [(line[1].strip(), line[2].strip()) for line in lines] == [
         (str(row["round"]), str(row["total_batch"])) for row in rows
     ]
     assert lines[1][7].strip() == f"{rows[0]['smoothed']['trace']:,.4g}", "what its request stands on"
-    wrong = run([*command, str(finished_run), "--trainer", "9"], finished_run.parent)
+    wrong = run([*command, str(several_trainers), "--trainer", "9"], several_trainers.parent)
     assert (wrong.code, wrong.output) == (2, "error: --trainer=9: the run has trainers 0, 1, 2, 3\n")
 
 
@@ -147,11 +189,8 @@ def test_a_second_run_needs_another_directory_and_may_start_warm(finished_run: P
     assert refused.code == 2
     assert refused.output.splitlines()[-1].startswith("error: run.directory=first: already holds a run")
     assert (finished_run / "run.json").read_bytes() == before
-    warm = [override for override in SMALL if not override.startswith("model")]
-    again = run(
-        train_command("run.directory=second", *warm, "model=pretrained", "model.warm_start=first", "budget.rounds=1"),
-        cwd,
-    )
+    warm = [*small_without("model"), "model=pretrained", "model.warm_start=first"]
+    again = run(train_command("run.directory=second", *warm, "budget.rounds=1"), cwd)
     assert again.code == 0, again.output
     result = facts(finished_run)["result"]
     saved = next(candidate for candidate in result["candidates"] if candidate["name"] == result["saved"])
@@ -163,7 +202,7 @@ def test_torchrun_and_every_placement_of_ranks_do_the_same(tmp_path: Path) -> No
     """torchrun starts the same job: two trainers of two workers on two ranks, hence groups over both."""
     more = ("experiment=two_by_two", "run.directory=run", "run.root=unused")
     standalone = ("--standalone", "--nproc-per-node", "2")
-    done = run(torchrun_command(*SMALL, *more, torchrun=standalone), tmp_path)
+    done = run(torchrun_command(*small_without("pool."), *more, torchrun=standalone), tmp_path)
     assert done.code == 0, done.output
     rows = metrics(tmp_path / "run")
     payload_bytes = 4 * (facts_num_elements(tmp_path / "run") + 1)
@@ -183,7 +222,8 @@ def facts_num_elements(directory: Path) -> int:
 
 @pytest.mark.parametrize("algorithm", ["adloco", "ddp"])
 def test_other_algorithms(tmp_path: Path, algorithm: str) -> None:
-    done = run(train_command(*SMALL, f"algorithm={algorithm}", "run.directory=run", "inner.lr=5e-3"), tmp_path)
+    settings = [*small_without("algorithm=", "pool."), f"algorithm={algorithm}", "run.directory=run", "inner.lr=5e-3"]
+    done = run(train_command(*settings), tmp_path)
     assert done.code == 0, done.output
     rows = metrics(tmp_path / "run")
     assert rows[-1]["validation_perplexity"] < rows[0]["validation_perplexity"]
@@ -214,7 +254,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_whole_rounds(tmp_path: Path) -> None:
 
 def test_dry_run_plans_and_trains_nothing(tmp_path: Path) -> None:
     done = run(
-        train_command("--dry-run", "--nnodes", "2", "--nproc-per-node", "4", "pool.workers_per_trainer=4", *SMALL),
+        train_command("--dry-run", "--nnodes", "2", "--nproc-per-node", "4", *SMALL, "pool.workers_per_trainer=4"),
         tmp_path,
     )
     assert done.code == 0, done.output
@@ -237,7 +277,7 @@ def test_merges_are_shown_recorded_and_drawn(tmp_path: Path) -> None:
     detail = [line for line in done.output.splitlines() if line.startswith("before round ")]
     assert [line.split(":")[0] for line in detail] == ["before round 2", "before round 3"]
     assert "average together" in detail[0]
-    assert detail[1].endswith("ranks {0-2} now average together")
+    assert "; ranks {0-2} now average together; validation losses " in detail[1]
     merges = facts(tmp_path / "run")["merges"]
     assert [merge["before_round"] for merge in merges] == [2, 3]
     assert [len(merge["ranks"]) for merge in merges] == [2, 3]
