@@ -8,6 +8,7 @@ import matplotlib.pyplot as plt
 from cases import SEEDS
 from figures import RECORDS, Records
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from questions import BATCHES, DIFFERENT, POOLS, ROUNDS
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -97,7 +98,7 @@ def _points(axes: Axes, points: list[tuple[float, float]], label: str) -> str:
     means = [statistics.mean(loss for at, loss in points if at == place) for place in places]
     (line,) = axes.plot(places, means, label=label)
     axes.plot([at for at, _ in points], [loss for _, loss in points], "o", color=line.get_color(), markersize=3)
-    return str(line.get_color())
+    return to_hex(line.get_color())
 
 
 def _level(axes: Axes, color: str, records: Records, question: str, side: str, seconds: float) -> None:
