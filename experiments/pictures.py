@@ -53,7 +53,7 @@ def draw_rounds(axes: Axes, records: Records) -> None:
             if (loss := records.loss("rhythm", f"H{updates}_{link}", 60, seed)) is not None
         ]
         _level(axes, _points(axes, points, f"{link} Mbit/s"), records, "rhythm", f"link_{link}", 60)
-    axes.set(title="Rounds (nano): fixed H, and following the link (dashed)", xlabel="H", ylabel="loss in 60 s")
+    axes.set(title="Fixed H, and by the link (dashed; nano)", xlabel="H", ylabel="loss in 60 s")
     axes.set_xscale("log")
     axes.set_xticks(ROUNDS, [str(updates) for updates in ROUNDS])
     axes.minorticks_off()
@@ -83,13 +83,13 @@ def draw_batches(axes: Axes, records: Records) -> None:
 
 def draw_pools(axes: Axes, records: Records) -> None:
     """Losses of pools in equal seconds."""
-    sides = ["one_trainer", *POOLS]
+    sides = [side for side in ("one_trainer", *POOLS) if records.loss("merging", side, 45, 0) is not None]
     for place, side in enumerate(sides):
         losses = [loss for seed in SEEDS if (loss := records.loss("merging", side, 45, seed)) is not None]
         axes.plot(losses, [place] * len(losses), "o", color="C0" if place else "C1")
     axes.set_yticks(range(len(sides)), [side.replace("_", " ") for side in sides])
     axes.invert_yaxis()
-    axes.set(title="Four hosts: one trainer, and pools that merge", xlabel="loss in 45 s")
+    axes.set(title="Four hosts: pools that merge (nano)", xlabel="loss in 45 s")
 
 
 def _points(axes: Axes, points: list[tuple[float, float]], label: str) -> str:
