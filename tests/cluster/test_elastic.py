@@ -3,14 +3,13 @@
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from adloco_dist.testing.hosts import Host, hosts
-from helpers.commands import ROOT, documented
+from helpers.commands import PATIENCE_SECONDS, ROOT, documented, wait_until
 
 SETTINGS = (
     "algorithm=diloco", "model=nano", "pool.trainers=2", "pool.workers_per_trainer=2", "batching.request=none",
@@ -19,7 +18,6 @@ SETTINGS = (
     "checkpoint.every_rounds=1", "checkpoint.every_minutes=null",
 )  # fmt: skip
 """Every round is evaluated, since those are printed, and what is printed says how far a job is."""
-PATIENCE_SECONDS = 150.0
 
 pytestmark = pytest.mark.needs("hosts")
 
@@ -35,13 +33,6 @@ def command(first: Host, host: Host) -> list[str]:
     }
     start = "python launch/train.py --nnodes 2:3"
     return [word for theirs in documented("docs/guide/reliability.md", start) for word in ours.get(theirs, [theirs])]
-
-
-def wait_until(holds: Callable[[], bool], detail: Callable[[], str]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not holds():
-        assert time.monotonic() < deadline, detail()
-        time.sleep(0.05)  # the two hosts share this machine's cores with the test
 
 
 class Job:

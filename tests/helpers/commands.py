@@ -6,7 +6,8 @@ import pty
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).parents[2]
+PATIENCE_SECONDS = 150.0
+"""Longer than anything takes that other processes bring about."""
 SMALL = (
     "algorithm=diloco",
     "pool.trainers=4",
@@ -138,6 +141,14 @@ def running(command: list[str], cwd: Path, until: str = "round 2 ") -> Iterator[
             if left.poll() is None if isinstance(left, subprocess.Popen) else left.is_running():
                 left.kill()
         process.communicate()
+
+
+def wait_until(holds: Callable[[], bool], detail: Callable[[], str]) -> None:
+    """Wait for what other processes bring about; fail with some detail where they do not."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not holds():
+        assert time.monotonic() < deadline, detail()
+        time.sleep(0.05)  # those processes share this machine's cores with the test
 
 
 def metrics(directory: Path) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from helpers.clocks import CLOCKS
-from helpers.commands import ONE_RANK, SMALL, facts, metrics, run, running, torchrun_command, train_command
+from helpers.commands import ONE_RANK, SMALL, facts, metrics, run, running, torchrun_command, train_command, wait_until
 
 SETTINGS = (
     *SMALL, "pool.trainers=3", "merge.every_rounds=4", "budget.rounds=30", "algorithm.updates_per_round=8",
@@ -35,8 +35,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def kill(folder: Path, whom: str, until: str, *options: str, how: signal.Signals = signal.SIGKILL) -> tuple[int, str]:
-    """Start the run, and end the driver or a rank when a line begins with `until`; exit code and output."""
+    """Start the run, and end the driver or a rank when a line begins with `until` and a checkpoint is whole, for they
+    are written while rounds go on; exit code and output."""
     with running(train_command(*SETTINGS, *options), folder, until) as (process, output):
+        wait_until(lambda: any(folder.glob("run/checkpoints/*/manifest.json")), lambda: output)
         ranks = psutil.Process(process.pid).children()
         victims = {rank.environ()["RANK"]: rank for rank in ranks} | {"driver": psutil.Process(process.pid)}
         victims[whom].send_signal(how)
