@@ -108,7 +108,7 @@ def print_all(records: Records) -> None:
         print(f"second_machine_over_free = {spread(over_free['free'])}")
     for corpus in ("headers", "wikitext2"):
         for name, values in second_machine(records, "other_corpora", f"_{corpus}").items():
-            print(f"{name} of {corpus}, nano = {spread(values)}")
+            print(f"{name} of {corpus} = {spread(values)}")
     for link in DIFFERENT:
         fixed = {f"H {updates}": f"H{updates}_{link}" for updates in ROUNDS}
         _print_best("over_best_fixed_h", link, over_others(records, "rhythm", f"link_{link}", fixed, 60))

@@ -99,12 +99,8 @@ def other_corpora(wikitext: Path | None) -> list[Case]:
     """Does a second machine pay on other text, too?"""
     found = []
     for name, data in corpora(wikitext).items():
-        found += cases("other_corpora", f"alone_{name}", 1, (*NANO, *ALONE, *data), (100,), SEEDS)
-        for side, ranks, where, seconds in (
-            ("two_10", 2, link("10"), (60,)),
-            ("four_100", 4, link("100"), (45,)),
-        ):
-            found += cases("other_corpora", f"{side}_{name}", ranks, (*NANO, *where, *data), seconds, SEEDS)
+        found += cases("other_corpora", f"alone_{name}", 1, (*TINY, *ALONE, *data), (150,), SEEDS)
+        found += cases("other_corpora", f"two_10_{name}", 2, (*TINY, *link("10"), *data), (75, 90), SEEDS)
     return found
 
 
