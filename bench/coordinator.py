@@ -24,15 +24,8 @@ from adloco_dist.noise.statistics import GradientStatistics
 from adloco_dist.policy.layout import place
 from adloco_dist.policy.plan import PlanInputs, PoolReport, RoundPlan
 from adloco_dist.policy.planning import plan_round
-from adloco_dist.policy.report import (
-    AnchorReport,
-    InnerReport,
-    MeasureReport,
-    OuterReport,
-    RankReport,
-    TrainerReport,
-    pool_report,
-)
+from adloco_dist.policy.report import AnchorReport, InnerReport, MeasureReport, OuterReport, RankReport, TrainerReport
+from adloco_dist.policy.summary import pool_report
 from adloco_dist.run.rows import round_records
 from common import interleave, parse, report, spread
 

@@ -29,7 +29,8 @@ from adloco_dist.policy.plan import PlanInputs, PoolReport, RoundPlan
 from adloco_dist.policy.planning import plan_round
 from adloco_dist.policy.regrouping import transfers
 from adloco_dist.policy.replay import Trajectory
-from adloco_dist.policy.report import RankReport, pool_report
+from adloco_dist.policy.report import RankReport
+from adloco_dist.policy.summary import pool_report
 from adloco_dist.round.coordinate import coordinate
 from adloco_dist.round.local_pool import LocalPool
 from adloco_dist.round.merge import merge

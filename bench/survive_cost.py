@@ -21,7 +21,7 @@ from adloco_dist.policy.layout import experiment_layout
 from adloco_dist.policy.plan import PoolReport
 from adloco_dist.policy.planning import plan_round
 from adloco_dist.policy.replay import Trajectory
-from adloco_dist.policy.report import RankReport
+from adloco_dist.policy.report import MergeReport, RankReport
 from adloco_dist.run.journal import Journal, MetricsFile, RunFile
 from adloco_dist.run.manifest import digest_of
 from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
@@ -59,7 +59,7 @@ def measure_on_rank(runtime: Runtime, folder: str, pairs: int) -> dict[str, list
             runtime.control.exchange({})
             start = time.perf_counter()
             if mark:
-                checkpoints.save(rank, mark, plan, PoolReport(), 0.0)
+                checkpoints.save(rank, mark, plan, PoolReport(), 0.0, MergeReport())
                 taken["blocked"].append(time.perf_counter() - start)
             for _ in range(ROUNDS_PER_CHECKPOINT):
                 run_round(rank, replace(plan, round=next(numbers)), RankReport(runtime.rank), {}, StopRequest())

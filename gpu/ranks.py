@@ -14,7 +14,7 @@ from adloco_dist.policy.layout import experiment_layout
 from adloco_dist.policy.plan import PoolReport
 from adloco_dist.policy.planning import plan_round
 from adloco_dist.policy.replay import Trajectory
-from adloco_dist.policy.report import pool_report
+from adloco_dist.policy.summary import pool_report
 from adloco_dist.round.coordinate import coordinate
 from adloco_dist.round.local_pool import LocalPool
 from adloco_dist.round.regroup import regroup

@@ -13,8 +13,8 @@ from adloco_dist.cluster.failures import about
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.policy.checkpoints import CheckpointId
 from adloco_dist.policy.plan import INTERRUPTED, NONFINITE, PlanInputs, RoundPlan
-from adloco_dist.policy.report import InnerReport, MeasureReport, OuterReport, RankReport
-from adloco_dist.round.coordinate import Coordinator
+from adloco_dist.policy.report import InnerReport, MeasureReport, MergeReport, OuterReport, RankReport
+from adloco_dist.round.coordinate import Coordinator, merged_reports
 from adloco_dist.round.finish import finish
 from adloco_dist.round.local_pool import LocalPool
 from adloco_dist.round.regroup import regroup
@@ -94,11 +94,12 @@ def train(
                 with about(f"round {plan.round + 1}"):
                     report.merge = regroup(pool, last.layout, plan)
         else:
-            assert plan
-            report, completed = RankReport(runtime.rank, plan_digest=plan.digest()), {}
+            assert plan and resumed
+            merge = resumed.merge if runtime.rank == 0 else MergeReport()
+            report, completed = RankReport(runtime.rank, plan_digest=plan.digest(), merge=merge), {}
         with about(f"round {plan.round + 1}"):
             if not run_round(pool, plan, report, completed, stop, is_resumed=phase is Phase.inner):
-                return interrupted(pool, coordinator, plan, checkpoints)
+                return interrupted(pool, coordinator, plan, report, checkpoints)
         phase = Phase.report
         report.is_writing = checkpoints is not None and checkpoints.is_writing
         log.info("round %d: %s", plan.round + 1, report.in_words())
@@ -183,16 +184,19 @@ def record(
     if plan.error:
         raise RanksDisagreeError(f"after round {plan.round}: {plan.error}")
     if checkpoints and last and plan.checkpoint:
-        checkpoints.save(pool, plan.last_checkpoint, last, coordinator.pool_report, plan.seconds)
+        checkpoints.save(pool, plan.last_checkpoint, last, coordinator.pool_report, plan.seconds, MergeReport())
 
 
-def interrupted(pool: LocalPool, coordinator: Coordinator, plan: RoundPlan, checkpoints: Checkpoints | None) -> Outcome:
+def interrupted(
+    pool: LocalPool, coordinator: Coordinator, plan: RoundPlan, report: RankReport, checkpoints: Checkpoints | None
+) -> Outcome:
     """End in the middle of a round's inner phase, with a checkpoint from which the round can be completed."""
     complete_all(pool)
     seconds = coordinator.seconds
     if checkpoints:
         checkpoint_id = CheckpointId(plan.last_checkpoint.number + 1, plan.round, plan.pool_tokens, seconds)
-        checkpoints.save(pool, checkpoint_id, plan, None, seconds)
+        merge = merged_reports(pool.runtime.control, report) if plan.regrouping else MergeReport()
+        checkpoints.save(pool, checkpoint_id, plan, None, seconds, merge)
     return Outcome(INTERRUPTED, pool, plan)
 
 

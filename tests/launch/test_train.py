@@ -57,6 +57,12 @@ def test_the_display_is_live(finished_run: Path) -> None:
     assert "Traceback" not in terminal
 
 
+def test_a_named_length_of_rounds_is_said_to_be_the_first_ones(finished_run: Path, several_trainers: Path) -> None:
+    note = "for rounds of 4, set algorithm.min_updates=4 algorithm.max_updates=4"
+    seen = [" ".join((folder.parent / "terminal").read_text().split()) for folder in (finished_run, several_trainers)]
+    assert [note in words for words in seen] == [True, False], "by the link, and by its number"
+
+
 def test_the_display_has_every_trainer(several_trainers: Path) -> None:
     terminal = (several_trainers.parent / "terminal").read_text()
     assert all(word in terminal for word in ("\x1b[", "trainer 3", "average of all trainers", "saved")), terminal

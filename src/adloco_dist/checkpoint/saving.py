@@ -14,6 +14,7 @@ from adloco_dist.config import InnerOptimizer, Settings
 from adloco_dist.config.compose import flatten, to_plain
 from adloco_dist.policy.checkpoints import CheckpointId
 from adloco_dist.policy.plan import PoolReport, RoundPlan
+from adloco_dist.policy.report import MergeReport
 from adloco_dist.round.local_pool import LocalPool
 from adloco_dist.run.directory import METRICS_FILE
 from adloco_dist.run.journal import Journal
@@ -45,14 +46,16 @@ class Checkpoints:
         return self._writer.is_busy
 
     def save(
-        self, pool: LocalPool, checkpoint_id: CheckpointId, plan: RoundPlan, known: PoolReport | None, seconds: float
-    ) -> None:
+        self, pool: LocalPool, checkpoint_id: CheckpointId, plan: RoundPlan, known: PoolReport | None, seconds: float,
+        merge: MergeReport,
+    ) -> None:  # fmt: skip
         """Write a checkpoint in the background; returns when the state is copied.
 
         Args:
             checkpoint_id: the checkpoint's number and place in the run.
             plan: the plan of the last round that was begun.
             known: what the next plan is decided from; None in the middle of the round.
+            merge: in the middle of the round, what merges before it came to; rank 0's counts.
         """
         contents: dict[str, bytes] = {}
         if pool.runtime.rank == 0:
@@ -62,6 +65,7 @@ class Checkpoints:
                 world_size=pool.runtime.world_size,
                 plan=replace(plan, last_checkpoint=checkpoint_id),
                 pool=known,
+                merge=merge,
                 seconds=seconds,
                 shards={trainer: cursor.state_dict() for trainer, cursor in pool.cursors.items()},
                 journal=self._journal.state(),

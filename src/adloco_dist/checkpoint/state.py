@@ -9,8 +9,9 @@ from adloco_dist.config import Placement, WireSettings
 from adloco_dist.messages import decode, encode
 from adloco_dist.policy.layout import place_again
 from adloco_dist.policy.plan import PoolReport, RoundPlan
+from adloco_dist.policy.report import MergeReport
 
-STATE_VERSION = 3
+STATE_VERSION = 4
 """It is raised whenever a field of the state is added, removed or means something else."""
 
 
@@ -56,6 +57,8 @@ class RunState:
     """Plan of the last round that was begun."""
     pool: PoolReport | None
     """What the next plan is decided from; None in the middle of the round."""
+    merge: MergeReport
+    """In the middle of a round, what merges before it came to, of all ranks: it is recorded when the round ends."""
     seconds: float
     """Rank 0's clock since the first round began, earlier starts included."""
     shards: Mapping[int, dict[str, Any]]

@@ -1,15 +1,15 @@
-"""What ranks report to rank 0 at the end of a round, and what of it the next plan needs to know."""
+"""What ranks report to rank 0 at the end of a round."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
+from typing import TypeVar
 
 from msgspec import Struct, field
 
 from adloco_dist.noise.statistics import GradientStatistics
-from adloco_dist.policy.batch import BatchReport
 from adloco_dist.policy.evaluation import Evaluation
-from adloco_dist.policy.link import RoundCost
-from adloco_dist.policy.plan import PoolReport, RoundPlan
-from adloco_dist.text import ranks_by_value
+
+Key = TypeVar("Key", int, str)
+Value = TypeVar("Value", int, Evaluation)
 
 
 class InnerReport(Struct, omit_defaults=True):
@@ -72,7 +72,6 @@ class OuterReport(Struct, frozen=True, omit_defaults=True):
 
     def __add__(self, other: "OuterReport") -> "OuterReport":
         counts = [step.num_finite for step in (self, other) if step.num_finite is not None]
-        sent = {kind: self.bytes_sent.get(kind, 0) for kind in self.bytes_sent | other.bytes_sent}
         return OuterReport(
             min(counts, default=None),
             sorted({*self.nonfinite, *other.nonfinite}),
@@ -81,7 +80,7 @@ class OuterReport(Struct, frozen=True, omit_defaults=True):
             self.seconds + other.seconds,
             self.transfer_seconds + other.transfer_seconds,
             self.wait_seconds + other.wait_seconds,
-            {kind: count + other.bytes_sent.get(kind, 0) for kind, count in sent.items()},
+            _added(self.bytes_sent, other.bytes_sent),
         )
 
 
@@ -140,6 +139,15 @@ class MergeReport(Struct, frozen=True, omit_defaults=True):
     merged: dict[int, Evaluation] = {}
     """The same of those that have taken in others, after that."""
 
+    def __add__(self, other: "MergeReport") -> "MergeReport":
+        """Those of two ranks as one."""
+        return MergeReport(
+            max(self.seconds, other.seconds),
+            _added(self.bytes_sent, other.bytes_sent),
+            _added(self.members, other.members),
+            _added(self.merged, other.merged),
+        )
+
 
 class RankReport(Struct, omit_defaults=True):
     """What one rank sends to rank 0 at the end of a round.
@@ -189,102 +197,6 @@ class RankReport(Struct, omit_defaults=True):
         return "; ".join([*parts, f"plan {self.plan_digest}"])
 
 
-Shares = dict[int, list[tuple[RankReport, TrainerReport]]]
-"""The reports of a trainer's ranks, each with the trainer's share in it, by trainer."""
-
-
-def pool_report(reports: Sequence[RankReport], last: RoundPlan | None, seconds: float) -> PoolReport:
-    """What the next plan needs to know.
-
-    Args:
-        last: the plan of the round that the reports are about; None for the state before training.
-        seconds: rank 0's clock since the first round began.
-    """
-    shares = shares_by_trainer(reports)
-    cost = _round_cost(reports, last) if last else None
-    errors = []
-    for trainer in sorted(shares):
-        groups = ranks_by_value([(rank.rank, tuple(share.anchor.checksum)) for rank, share in shares[trainer]])
-        if len(groups) > 1:
-            errors.append(f"the anchor of trainer {trainer} differs between {' and '.join(groups.values())}")
-    groups = ranks_by_value([(report.rank, report.plan_digest) for report in reports])
-    if len(groups) > 1:
-        errors.append(f"another plan was acted on by {' and by '.join(groups.values())}")
-    return PoolReport(
-        stop_requested=any(report.stop_requested for report in reports),
-        seconds=seconds,
-        errors=errors,
-        batches=_batch_reports(reports, shares, last, cost) if last else {},
-        train_loss={trainer: train_loss(parts) for trainer, parts in shares.items()} if last else {},
-        validation_loss={
-            trainer: evaluation.loss for trainer, parts in shares.items() if (evaluation := evaluated(parts))
-        },
-        not_finite=_trainers_with(shares, lambda part: not part.anchor.is_finite),
-        nonfinite=_trainers_with(shares, lambda part: bool(part.outer.nonfinite)),
-        unmoved=frozenset(shares) - _trainers_with(shares, lambda part: len(part.outer.nonfinite) < part.num_workers),
-        capacities=[report.capacity for report in reports],
-        update_seconds=[report.update_seconds for report in reports],
-        cost=cost,
-        is_writing=any(report.is_writing for report in reports),
-    )
-
-
-def _round_cost(reports: Sequence[RankReport], last: RoundPlan) -> RoundCost | None:
-    """The cost of a round that all ranks took as a whole, on the rank that waited least."""
-    computing = [report for report in reports if report.trainers]
-    if not all(report.update_seconds for report in computing):
-        return None
-    steps = [[share.outer for share in report.trainers.values()] for report in computing]
-    return RoundCost(
-        update_seconds=max(report.spent("inner") for report in computing) / last.updates,
-        exposed_seconds=min(report.control_seconds + report.spent("outer") for report in computing),
-        transfer_seconds=min(sum(step.transfer_seconds for step in own) for own in steps),
-        wait_seconds=min(sum(step.wait_seconds for step in own) for own in steps),
-    )
-
-
-def _trainers_with(shares: Shares, holds: Callable[[TrainerReport], bool]) -> frozenset[int]:
-    """The trainers of which at least one rank's share fulfils a condition."""
-    return frozenset(trainer for trainer, parts in shares.items() if any(holds(part) for _, part in parts))
-
-
-def _batch_reports(
-    reports: Sequence[RankReport], shares: Shares, last: RoundPlan, cost: RoundCost | None
-) -> dict[int, BatchReport]:
-    # An evaluation belongs to no update.
-    round_seconds = max(report.control_seconds + report.spent("inner", "measure", "outer") for report in reports)
-    return {
-        trainer: BatchReport(
-            statistics=measured(parts),
-            is_measured=last.measures,
-            compute_seconds_per_sequence=max(share.inner.compute_seconds_per_sequence for _, share in parts),
-            seconds_per_update=round_seconds / last.updates,
-            exposed_share=cost.exposed_share(last.updates) if cost else None,
-        )
-        for trainer, parts in shares.items()
-    }
-
-
-def shares_by_trainer(reports: Sequence[RankReport]) -> Shares:
-    """Every trainer's ranks, in the order of the reports."""
-    shares: Shares = {}
-    for report in reports:
-        for trainer, share in report.trainers.items():
-            shares.setdefault(trainer, []).append((report, share))
-    return shares
-
-
-def train_loss(shares: list[tuple[RankReport, TrainerReport]]) -> float:
-    """Mean loss of the trainer's workers over the round, in nats per target."""
-    return sum(share.inner.loss_sum for _, share in shares) / sum(share.num_workers for _, share in shares)
-
-
-def evaluated(shares: list[tuple[RankReport, TrainerReport]]) -> Evaluation | None:
-    """The sum of the parts that ranks evaluated; None: the trainer was not evaluated in the round."""
-    parts = [share.evaluation.sums for _, share in shares if share.evaluation.sums]
-    return sum(parts, Evaluation()) if parts else None
-
-
-def measured(shares: list[tuple[RankReport, TrainerReport]]) -> GradientStatistics | None:
-    """What the trainer's lowest rank measured."""
-    return next((share.measure.statistics for _, share in shares if share.measure.statistics), None)
+def _added(one: Mapping[Key, Value], other: Mapping[Key, Value]) -> dict[Key, Value]:
+    """Sums by key; what only one side has is taken as it is."""
+    return {**one, **other, **{key: one[key] + other[key] for key in one.keys() & other.keys()}}

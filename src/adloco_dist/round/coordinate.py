@@ -10,8 +10,9 @@ from adloco_dist.config import Settings
 from adloco_dist.messages import decode, encode
 from adloco_dist.policy.plan import PlanInputs, PoolReport, RoundPlan
 from adloco_dist.policy.planning import plan_round
-from adloco_dist.policy.report import RankReport, pool_report
+from adloco_dist.policy.report import MergeReport, RankReport
 from adloco_dist.policy.simulation import round_seconds, simulated
+from adloco_dist.policy.summary import pool_report
 
 
 class Coordinator:
@@ -117,6 +118,12 @@ def exchange_ends(control: ControlPlane, report: RankReport, ends: dict[int, Any
     """
     replies = exchange_all(control, report, ends)
     return {int(stream): end for reply in replies for stream, end in reply.items()}
+
+
+def merged_reports(control: ControlPlane, report: RankReport) -> MergeReport:
+    """What all ranks have to report of the merges before this round, on rank 0; nothing elsewhere. Collective."""
+    messages = control.gather(encode(report.merge))
+    return sum((decode(MergeReport, message) for message in messages), MergeReport())
 
 
 def _add_cost(report: RankReport, control: ControlPlane, start: float, sent: int) -> None:

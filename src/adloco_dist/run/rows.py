@@ -13,7 +13,8 @@ from adloco_dist.policy.evaluation import Evaluation
 from adloco_dist.policy.merging import Merge
 from adloco_dist.policy.plan import RoundPlan
 from adloco_dist.policy.regrouping import Regrouping
-from adloco_dist.policy.report import RankReport, TrainerReport, evaluated, measured, shares_by_trainer, train_loss
+from adloco_dist.policy.report import RankReport, TrainerReport
+from adloco_dist.policy.summary import evaluated, measured, shares_by_trainer, train_loss
 from adloco_dist.policy.switch import micro_batch_size, min_limit
 from adloco_dist.policy.views import TrainerView
 from adloco_dist.text import set_of_ranks

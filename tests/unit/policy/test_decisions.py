@@ -20,9 +20,9 @@ from adloco_dist.policy.report import (
     OuterReport,
     RankReport,
     TrainerReport,
-    pool_report,
 )
 from adloco_dist.policy.schedule import Progress, learning_rate
+from adloco_dist.policy.summary import pool_report
 from adloco_dist.policy.switch import micro_batch_size
 from adloco_dist.run.rows import round_records
 

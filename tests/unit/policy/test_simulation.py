@@ -16,9 +16,9 @@ from adloco_dist.policy.report import (
     OuterReport,
     RankReport,
     TrainerReport,
-    pool_report,
 )
 from adloco_dist.policy.simulation import round_seconds, simulated
+from adloco_dist.policy.summary import pool_report
 from helpers.support import small_settings
 
 SIMULATED = (

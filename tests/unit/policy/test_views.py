@@ -5,7 +5,8 @@ from adloco_dist.policy.evaluation import Evaluation
 from adloco_dist.policy.layout import Layout
 from adloco_dist.policy.plan import PlanInputs, PoolReport, RoundPlan
 from adloco_dist.policy.planning import plan_round
-from adloco_dist.policy.report import EvaluationReport, InnerReport, OuterReport, RankReport, TrainerReport, pool_report
+from adloco_dist.policy.report import EvaluationReport, InnerReport, OuterReport, RankReport, TrainerReport
+from adloco_dist.policy.summary import pool_report
 from adloco_dist.policy.views import Network
 
 INPUTS = PlanInputs(
