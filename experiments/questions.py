@@ -114,6 +114,7 @@ def sources(_: Path | None) -> list[Case]:
         "one_trainer": ("pool.trainers=1", "pool.workers_per_trainer=4"),
         "one_trainer_constant": ("pool.trainers=1", "pool.workers_per_trainer=4", *CONSTANT),
         "default": ("model=nano", "inner.lr=4e-3"),
+        "default_fp32": ("model=nano", "inner.lr=4e-3", "wire=fp32"),
         "ddp": ("algorithm=ddp", "model=nano", "inner.lr=4e-3"),
         "alone": ("model=nano", *ALONE, "inner.lr=4e-3"),
     }

@@ -9,7 +9,9 @@ from adloco_dist.config import (
     BatchRequest,
     GradientNorm,
     Placement,
+    RoundLength,
     SettingsError,
+    WireFormat,
 )
 from adloco_dist.config.compose import compose, from_plain, to_plain
 from helpers.commands import ROOT
@@ -77,7 +79,9 @@ def test_presets_hold_the_settings_of_their_sources() -> None:
         assert (inner.schedule.name, inner.batch_scaling.name, inner.reset_each_round) == ("constant", "none", True)
         assert inner.warmup_fraction == 0
         assert preset.batching.span == 0, "the formula has the last measurement alone"
-        assert preset.batching.every_updates <= preset.algorithm.updates_per_round, "in every round"
+        assert preset.batching.every_updates == 1, "in every round"
+        assert preset.algorithm.round is RoundLength.updates, "rounds are as long as they say"
+        assert preset.wire.format is WireFormat.fp32
     batching = readme.batching
     assert (batching.eta, batching.local_batch, batching.padding_fraction) == (0.1, 3, 0.85)
     assert compose(["experiment=paper", "model=tiny", "batching.eta=0.5"]).model.overrides["hidden_size"] == 128
