@@ -76,7 +76,7 @@ def seconds_on_ranks(runtime: Runtime, inner_pairs: int, outer_turns: int) -> An
             library,
             plain_side(by_hand),
             plain_side(new_model(), is_fused=True),
-            torchft_side(runtime.rank, cleanup, in_buckets=True),
+            torchft_side(cleanup, in_buckets=True),
         ]
         outer = interleave([together(side) for side in sides], outer_turns, warmup=3)
     return inner, outer

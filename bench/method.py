@@ -21,7 +21,7 @@ SIDES = {"two_10": link("10", NANO_SHARE), "two_100": link("100", NANO_SHARE), "
 
 def main() -> None:
     options = parse(__doc__ or "").parse_args()
-    seconds, budgets, seeds = (30.0, (15.0, 20.0), SEEDS[:1]) if options.quick else (100.0, (50.0, 65.0), SEEDS)
+    seconds, budgets, seeds = 100.0, (50.0, 65.0), SEEDS[:1] if options.quick else SEEDS
     wanted = [*cases("second_machine", "alone", 1, (*NANO, *ALONE), (seconds,), seeds)]
     for side, overrides in SIDES.items():
         wanted += cases("second_machine", side, 2, (*NANO, *overrides), budgets, seeds)

@@ -6,7 +6,6 @@ bytes. On loopback: against a plain flat DiLoCo step and against torchft's DiLoC
 
 import argparse
 import json
-import logging
 import os
 import socket
 import subprocess
@@ -16,7 +15,6 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
-from datetime import timedelta
 from typing import IO, Any
 
 import numpy as np
@@ -24,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import their_diloco
 from adloco_dist.cluster.groups import form_group
 from adloco_dist.config import Backend
 from adloco_dist.config.compose import compose
@@ -87,41 +86,13 @@ def plain_side(model: nn.Module, is_fused: bool = False) -> Side:
     return step
 
 
-def torchft_side(rank: int, cleanup: ExitStack, in_buckets: bool = False) -> Side:
+def torchft_side(cleanup: ExitStack, in_buckets: bool = False) -> Side:
     """torchft's DiLoCo, by default per tensor, synchronising at every step of an inner optimizer that does nothing."""
-    from torchft import Manager, ProcessGroupGloo
-    from torchft.coordination import LighthouseServer
-    from torchft.local_sgd import DiLoCo
-
-    logging.disable(logging.WARNING)
-    address: list[str | None] = [None]
-    if rank == 0:
-        lighthouse = LighthouseServer(bind="127.0.0.1:0", min_replicas=2, join_timeout_ms=1000)
-        cleanup.callback(lighthouse.shutdown)
-        address = [f"http://127.0.0.1:{lighthouse.address().rsplit(':', 1)[1]}"]
-    dist.broadcast_object_list(address)
     model = new_model()
     inner_optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     outer_optimizer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
-    manager = Manager(
-        ProcessGroupGloo(timeout=timedelta(seconds=60)),
-        load_state_dict=lambda state: None,
-        state_dict=dict,
-        min_replica_size=2,
-        use_async_quorum=False,
-        init_sync=False,
-        rank=0,
-        world_size=1,
-        store_addr="127.0.0.1",
-        store_port=store.port,
-        lighthouse_addr=address[0],
-        replica_id=f"replica{rank}",
-        hostname="127.0.0.1",
-    )
-    cleanup.callback(manager.shutdown)
-    diloco = DiLoCo(manager, [model], inner_optimizer, [outer_optimizer], sync_every=1, use_bucketization=in_buckets)
-    cleanup.enter_context(diloco)
+    options = {"sync_every": 1, "use_bucketization": in_buckets}
+    store = their_diloco.enter(cleanup, [model], inner_optimizer, [outer_optimizer], **options)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
 
@@ -146,7 +117,7 @@ def on_hosts(rank: int, rounds: int) -> dict[str, Any]:
 def on_loopback(rank: int, rounds: int) -> dict[str, Any]:
     with ExitStack() as cleanup:
         ours, payload_bytes = adloco_side(rank)
-        sides = [ours, plain_side(new_model()), torchft_side(rank, cleanup)]
+        sides = [ours, plain_side(new_model()), torchft_side(cleanup)]
         seconds = interleave([_aligned(side) for side in sides], rounds, warmup=3)
     names = ["adloco_dist", "plain flat DiLoCo", "torchft DiLoCo"]
     return {"names": names, "seconds": seconds, "payload_bytes": payload_bytes}

@@ -6,7 +6,6 @@ two of them stand for 25.
 """
 
 import json
-import logging
 import os
 import sys
 import time
@@ -20,6 +19,7 @@ from torch import nn
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]  (that is its documented place)
 from torch.nn.parallel import DistributedDataParallel
 
+import their_diloco
 from adloco_dist import DiLoCo, OuterSGD, Streaming
 from adloco_dist.averaging.averager import Averager
 from adloco_dist.averaging.codecs import WholeNumbers
@@ -74,37 +74,14 @@ def ddp(cleanup: ExitStack) -> TakeUpdates:
 
 
 def torchft(cleanup: ExitStack, is_streaming: bool = False) -> TakeUpdates:
-    from torchft import Manager, ProcessGroupGloo
-    from torchft.coordination import LighthouseServer
-    from torchft.local_sgd import DiLoCo as TheirDiLoCo
-
-    logging.disable(logging.WARNING)
-    master, own, rank = sys.argv[3], sys.argv[2], dist.get_rank()
-    address: list[str | None] = [None]
-    if rank == 0:
-        lighthouse = LighthouseServer(bind="0.0.0.0:0", min_replicas=2, join_timeout_ms=1000)
-        cleanup.callback(lighthouse.shutdown)
-        address = [f"http://{master}:{lighthouse.address().rsplit(':', 1)[1]}"]
-    dist.broadcast_object_list(address)
     module = new_module()
     optimizer = torch.optim.AdamW(module.parameters(), fused=True)
-    fragments = their_fragments(module) if is_streaming else [module]
-    outer: list[torch.optim.Optimizer] = [
-        torch.optim.SGD(part.parameters(), lr=0.7, momentum=0.9, nesterov=True) for part in fragments
-    ]
-    store = TCPStore(own, 0, is_master=True, wait_for_workers=False)
-    manager = Manager(
-        ProcessGroupGloo(timeout=timedelta(seconds=120)), load_state_dict=lambda state: None, state_dict=dict,
-        min_replica_size=2, use_async_quorum=False, init_sync=False, rank=0, world_size=1, store_addr=own,
-        store_port=store.port, lighthouse_addr=address[0], replica_id=f"replica{rank}", hostname=own,
-        timeout=timedelta(seconds=120), quorum_timeout=timedelta(seconds=120),
-    )  # fmt: skip
-    cleanup.callback(manager.shutdown)
-    theirs = TheirDiLoCo(
-        manager, fragments, optimizer, outer, sync_every=UPDATES, use_bucketization=True,
+    fragments = their_diloco.dealt(module, FRAGMENTS) if is_streaming else [module]
+    outer = [torch.optim.SGD(part.parameters(), lr=0.7, momentum=0.9, nesterov=True) for part in fragments]
+    store = their_diloco.enter(
+        cleanup, fragments, optimizer, outer, sys.argv[2], sys.argv[3], sync_every=UPDATES, use_bucketization=True,
         fragment_sync_delay=DELAY if is_streaming else 0,
     )  # fmt: skip
-    cleanup.enter_context(theirs)
     take = updates_of(module, optimizer)
 
     def take_with_store(count: int) -> None:
@@ -116,19 +93,6 @@ def torchft(cleanup: ExitStack, is_streaming: bool = False) -> TakeUpdates:
 
 def torchft_streaming(cleanup: ExitStack) -> TakeUpdates:
     return torchft(cleanup, is_streaming=True)
-
-
-def their_fragments(module: nn.Module) -> list[nn.Module]:
-    """Modules that have every parameter once, in fragments of about as many elements."""
-    leaves = [inner for inner in module.modules() if next(inner.parameters(recurse=False), None) is not None]
-    sizes = {inner: sum(p.numel() for p in inner.parameters(recurse=False)) for inner in leaves}
-    parts: list[list[nn.Module]] = [[] for _ in range(FRAGMENTS)]
-    seen: set[nn.Parameter] = set()
-    for inner in sorted(leaves, key=lambda inner: -sizes[inner]):
-        if not seen & set(inner.parameters(recurse=False)):  # tied ones once
-            min(parts, key=lambda part: sum(sizes[one] for one in part)).append(inner)
-        seen |= set(inner.parameters(recurse=False))
-    return [nn.ModuleList(part) for part in parts]
 
 
 SIDES = {

@@ -1,0 +1,80 @@
+"""torchft itself beside this program's default, on two real hosts at 10 Mbit/s: python experiments/peer.py.
+
+Hosts are network namespaces (needs root); seconds are those of the clock on the wall, so nothing else may run. What
+torchft reaches in its seconds, and by when ours reaches the same.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from cases import MEASURED
+from figures import seconds_to
+from runs import ROOT
+
+from adloco_dist.testing.hosts import hosts, run_on
+
+RATE = "10mbit"
+NESTEROV, AVERAGE = {"outer_lr": 0.7, "outer_momentum": 0.9}, {"outer_lr": 1.0, "outer_momentum": 0.0}
+WHOLE, STREAMED = {"updates": 50, "fragments": 1, "delay": 0}, {"updates": 70, "fragments": 2, "delay": 30}
+SIDES: dict[str, dict[str, Any]] = {
+    "DiLoCo, H 50": {**WHOLE, **NESTEROV, "lr": 1e-3},
+    "averages, H 50": {**WHOLE, **AVERAGE, "lr": 2e-3},
+    "streaming DiLoCo, H 70, 2 fragments, delay 30": {**STREAMED, **NESTEROV, "lr": 1e-3},
+    "streaming averages, H 70, 2 fragments, delay 30": {**STREAMED, **AVERAGE, "lr": 2e-3},
+}
+"""Of torchft; the last is the best that was found of its methods (docs/evidence.md)."""
+PORT = 29542
+
+
+def theirs(seconds: float, settings: dict[str, Any]) -> float:
+    """The loss that torchft reaches."""
+    with hosts(2, RATE) as made, tempfile.TemporaryDirectory() as folder:
+        commands = []
+        for rank, host in enumerate(made):
+            place = {"rank": rank, "own": host.address, "master": made[0].address, "seconds": seconds, "seed": 0}
+            script = str(Path(__file__).with_name("peer_rank.py"))
+            commands.append((host, [sys.executable, script, json.dumps({**place, **settings})]))
+        (code, output), *_ = run_on(commands, Path(folder), timeout_seconds=seconds + 300)
+        if code:
+            raise RuntimeError(output)
+        return json.loads(output.splitlines()[-1])["loss"]
+
+
+def ours(seconds: float) -> float:
+    """The loss that the default settings reach."""
+    with hosts(2, RATE) as made, tempfile.TemporaryDirectory() as folder:
+        commands = []
+        for host in made:
+            place = ("--nnodes", "2", "--nproc-per-node", "1", "--local-addr", host.address, "--rdzv-endpoint",
+                     f"{made[0].address}:{PORT}")  # fmt: skip
+            overrides = (*MEASURED, "model=tiny", "inner.lr=2e-3", "budget=seconds", f"budget.seconds={seconds:g}",
+                         "run.directory=run")  # fmt: skip
+            commands.append((host, [sys.executable, str(ROOT / "launch" / "train.py"), *place, *overrides]))
+        ended = run_on(commands, Path(folder), timeout_seconds=seconds + 300)
+        if any(code for code, _ in ended):
+            raise RuntimeError("\n".join(output for _, output in ended))
+        result = json.loads((Path(folder) / made[0].name / "run" / "run.json").read_text("utf-8"))["result"]
+        return next(one["validation_loss"] for one in result["candidates"] if one["name"] == result["saved"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=90.0, help="that torchft has")
+    options = parser.parse_args()
+    points = []
+    for share in (0.2, 0.4, 0.7):
+        points.append((share * options.seconds, ours(share * options.seconds)))
+        print(f"ours: {points[-1][1]:.4f} in {points[-1][0]:g} s", flush=True)
+    for name, settings in SIDES.items():
+        loss = theirs(options.seconds, settings)
+        equal = seconds_to(loss, points)
+        print(f"torchft, {name}: {loss:.4f} in {options.seconds:g} s, ours in {equal:.1f} s; "
+              f"torchft_10mbit = {options.seconds / equal:.2f}", flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
