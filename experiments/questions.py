@@ -24,6 +24,9 @@ POOLS = {
     "merged_early": ("merge.every_rounds=2",),
     "merged_by_a_quarter": ("merge.every_rounds=8",),
     "merged_late": ("merge.every_rounds=25",),
+    "merged_by_loss": ("merge=worst_loss_with_best", "merge.every_rounds=8"),
+    "merged_radially": ("merge.radial=true", "merge.every_rounds=8"),
+    "merged_into_one": ("merge.width=4", "merge.every_rounds=8"),
 }
 """Four trainers of one worker, in rounds of 10 updates until the first two of them have merged."""
 
