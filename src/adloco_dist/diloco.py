@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from types import TracebackType
 from typing import Any
@@ -17,18 +17,16 @@ from adloco_dist.averaging.averager import Averager, FullPrecision, described
 from adloco_dist.averaging.buffers import AveragedBuffers
 from adloco_dist.averaging.checks import (
     RESTART,
-    PeerLostError,
-    RanksDisagreeError,
     checksum,
     compare_tensors,
     configurations_differ,
+    contact,
 )
 from adloco_dist.averaging.fragments import fragments_of
 from adloco_dist.averaging.group import Group, group_of
 from adloco_dist.averaging.outer import OuterSGD
 from adloco_dist.averaging.parameters import TrainedParameters, check_data_parallel, unwrapped
 from adloco_dist.averaging.schedule import FragmentSchedule, Streaming
-from adloco_dist.text import first_line, ranks_in_words
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +54,9 @@ class DiLoCo:
     A rank takes, beside the model and the optimizer's state, two flat vectors of the model's size (the anchor, and the
     outer momentum if there is any), and one more during an outer step; in fp32, or in fp64 if a parameter is.
 
+    A worker's model may be sharded over ranks of its own (`fully_shard`, DTensors): what is averaged, kept and saved is
+    each rank's part of it, and `group` is of the ranks that hold the same part of other workers' models.
+
     A worker whose weights are not finite contributes nothing to the outer step and restarts from the anchor with a
     fresh optimizer state.
 
@@ -80,7 +81,7 @@ class DiLoCo:
             model: on the device where it is trained, in its final types.
             optimizer: the optimizer of its parameters; several (Muon beside AdamW, say) as a list.
             updates_per_round: H, the updates between two outer steps.
-            group: the ranks, each of which has one worker; None: the default process group.
+            group: the ranks, each of which has one worker, or the same part of one; None: the default process group.
             averager: how pseudo-gradients travel; None: in full precision.
             streaming: how averages are spread over a round, and hidden behind updates.
             timeout_seconds: how long a rank waits for the others, whose rounds may take longer than its own; at most
@@ -100,16 +101,21 @@ class DiLoCo:
         self._parameters = TrainedParameters(model, optimizers)
         self._buffers = AveragedBuffers(unwrapped(model))
         self._group = group_of(group, self._parameters.device, timeout_seconds)
-        check_data_parallel(model, self._group.ranks if self._group else [])
+        ranks = self._group.ranks if self._group else ()
+        check_data_parallel(model, ranks)
+        self._shards = self._parameters.shards(ranks, timeout_seconds)
         self._timeout_seconds = timeout_seconds
         averager = averager or FullPrecision(self._parameters.dtype)
         if averager.keeps_residual and outer.radial:
             rule = "restores lengths, which error feedback would count twice; choose one of them"
             raise ValueError(f"outer: radial={outer.radial} {rule}")
+        if self._shards.ranks and outer.radial:
+            raise ValueError(f"outer: radial={outer.radial} needs whole tensors; it does not go with a sharded model")
         fragments = fragments_of(self._parameters.layout, streaming.fragments)
         self._worker = AnchoredWorker(
-            self._parameters, self._buffers, fragments, outer, averager, self._group, streaming.delay_updates > 0
-        )
+            self._parameters, self._buffers, fragments, outer, averager, self._group, self._shards,
+            is_delayed=streaming.delay_updates > 0,
+        )  # fmt: skip
         self.round = self.updates = 0
         self.last_step: OuterStepReport | None = None
         self._awaits: int | None = None
@@ -242,7 +248,12 @@ class DiLoCo:
         facts = {"updates_per_round": str(self._schedule.updates_per_round)}
         facts |= {f"outer {name}": str(value) for name, value in asdict(outer).items()}
         facts |= {f"streaming {name}": str(value) for name, value in asdict(self._streaming).items()}
-        facts |= {**self._parameters.facts(), **self._buffers.facts(), "averager": described(averager)}
+        facts |= {
+            "averaged part of the model": self._shards.place,
+            **self._parameters.facts(),
+            **self._buffers.facts(),
+            "averager": described(averager),
+        }
         if difference := configurations_differ(group, facts):
             raise ValueError(f"{difference}; start all ranks with the same model and settings")
         if dist.get_rank() == group.ranks[0] and (names := self._parameters.without_optimizer):
@@ -284,17 +295,5 @@ class DiLoCo:
             yield
         self._has_failed = False
 
-    @contextmanager
-    def _contact(self) -> Iterator[None]:
-        """Report another rank that is gone or late as such, from the collectives in the block."""
-        try:
-            yield
-        except RuntimeError as error:
-            found = RanksDisagreeError | torch.OutOfMemoryError | torch.AcceleratorError
-            if self._group is None or isinstance(error, found):
-                raise
-            where = f"outer step {self._worker.steps + 1} on rank {dist.get_rank()}"
-            raise PeerLostError(
-                f"{where}: another of the {ranks_in_words(self._group.ranks)} is gone, or late by more than "
-                f"timeout_seconds={self._timeout_seconds:g} ({first_line(error)}); {RESTART}"
-            ) from error
+    def _contact(self) -> AbstractContextManager[None]:
+        return contact(self._shards.met, f"outer step {self._worker.steps + 1}", self._timeout_seconds)

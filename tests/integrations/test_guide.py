@@ -16,16 +16,27 @@ def blocks(section: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", body, re.DOTALL)
 
 
+def rounds_of(section: str, num_ranks: int, folder: Path) -> list[str]:
+    """What a section's loop says of its rounds, on ranks of torchrun."""
+    path = folder / "my_loop.py"
+    (code,) = blocks(section)
+    path.write_text(code, encoding="utf-8")
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks))
+    done = run([sys.executable, *torchrun, str(path)], folder)
+    assert done.code == 0, done.output
+    return [line for line in done.output.splitlines() if line.startswith("round ")]
+
+
 @pytest.mark.needs("accelerate")
 def test_the_loop_of_accelerate_runs_on_two_ranks(tmp_path: Path) -> None:
-    path = tmp_path / "my_loop.py"
-    (code,) = blocks("In a loop of accelerate")
-    path.write_text(code, encoding="utf-8")
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    done = run([sys.executable, *torchrun, str(path)], tmp_path)
-    assert done.code == 0, done.output
-    rounds = [line.partition(":")[0] for line in done.output.splitlines() if line.startswith("round ")]
-    assert rounds == [f"round {number}" for number in range(1, 11)], done.output
+    rounds = [line.partition(":")[0] for line in rounds_of("In a loop of accelerate", 2, tmp_path)]
+    assert rounds == [f"round {number}" for number in range(1, 11)]
+
+
+def test_the_loop_of_a_sharded_model_learns_on_two_workers_of_two_ranks(tmp_path: Path) -> None:
+    losses = [float(line.rpartition(" ")[2]) for line in rounds_of("A model that spans several ranks", 4, tmp_path)]
+    assert len(losses) == 8
+    assert losses[-1] < losses[0] / 2
 
 
 @pytest.mark.parametrize(

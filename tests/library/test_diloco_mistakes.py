@@ -8,8 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from adloco_dist import DiLoCo, OuterSGD
 from adloco_dist.cluster.runtime import Runtime
@@ -34,12 +33,6 @@ def with_buffer(buffer: torch.Tensor) -> nn.Module:
     return module
 
 
-def sharded() -> nn.Module:
-    module = Tied()
-    fully_shard(module, mesh=init_device_mesh("cpu", (2,)))
-    return module
-
-
 BAD: dict[str, tuple[Callable[[], object], str]] = {
     "no update": (lambda: new(updates_per_round=0), "updates_per_round=0: must be a whole number >= 1"),
     "half an update": (lambda: new(updates_per_round=0.5), "updates_per_round=0.5: must be a whole number >= 1"),
@@ -50,7 +43,10 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     "all frozen": (lambda: new(module=Tied().requires_grad_(False)), "optimizer: it trains no parameter of the model;"),
     "no optimizer": (lambda: new(optimizer=iter(())), "optimizer: it trains no parameter of the model; pass the"),
     "another's": (lambda: new(optimizer=adamw(Tied())), "optimizer: 6 of its parameters are not the model's; pass"),
-    "sharded": (lambda: new(module=sharded()), "model: its parameter embedding.weight is a DTensor: sharded param"),
+    "first sharding": (
+        lambda: new(module=FullyShardedDataParallel(Tied(), use_orig_params=True, device_id=torch.device("cpu"))),
+        "model: FullyShardedDataParallel has changed its parameters; use fully_shard,",
+    ),
     "meta": (lambda: new(module=Tied().to("meta")), "model: its parameter embedding.weight is on the meta device;"),
     "lazy": (
         lambda: new(module=nn.LazyLinear(3), optimizer=adamw(Tied())),

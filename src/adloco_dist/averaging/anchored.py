@@ -21,6 +21,7 @@ from adloco_dist.averaging.outer import OuterSGD, chunks, clip_scale, outer_step
 from adloco_dist.averaging.outliers import NormHistory
 from adloco_dist.averaging.parameters import TrainedParameters
 from adloco_dist.averaging.radial import restore_lengths
+from adloco_dist.averaging.shards import Shards
 
 log = logging.getLogger("adloco_dist.diloco")
 
@@ -32,7 +33,7 @@ class OuterStepReport:
     num_finite: int
     """Workers whose weights were finite and contributed; 0: the anchor stayed."""
     pseudo_gradient_norm: float
-    """Norm of the mean pseudo-gradient; 0 if the anchor stayed."""
+    """Norm of the mean pseudo-gradient, of this rank's part of a sharded model; 0 if the anchor stayed."""
     bytes_sent: int
     """Bytes that this rank sent for it."""
     transfer_seconds: float = 0.0
@@ -74,10 +75,10 @@ class AnchoredWorker:
 
     def __init__(
         self, parameters: TrainedParameters, buffers: AveragedBuffers, fragments: list[Fragment], outer: OuterSGD,
-        averager: Averager, group: Group | None, is_delayed: bool = False,
+        averager: Averager, group: Group | None, shards: Shards, is_delayed: bool = False,
     ) -> None:  # fmt: skip
         self._parameters, self._buffers, self._outer, self._averager = parameters, buffers, outer, averager
-        self._fragments, self._group = fragments, group
+        self._fragments, self._group, self._shards = fragments, group, shards
         self.anchor = parameters.vector()
         self.momentum = torch.zeros_like(self.anchor) if outer.momentum else None
         self.residual = torch.zeros_like(self.anchor) if averager.keeps_residual else None
@@ -210,7 +211,7 @@ class AnchoredWorker:
         total = self._parameters.subtract_from(self.anchor, payload, fragment.tensors)
         buffers = self._buffers.payload(payload.device) if index == 0 else self.anchor[:0]
         # Weights that are not finite make differences that are not.
-        is_finite = bool(torch.isfinite(total) and torch.isfinite(buffers.sum()))
+        is_finite = self._shards.all_agree(bool(torch.isfinite(total) and torch.isfinite(buffers.sum())))
         if is_finite and self._contributes(fragment, index, radial, payload):
             payload[-1] = 1
         else:
@@ -232,7 +233,8 @@ class AnchoredWorker:
         if not outer.reads_norms:
             return True
         parts = [part for (part,) in fragment.parts(packed=payload, by_tensor=True)]
-        norms = torch.stack([torch.linalg.vector_norm(part) for part in parts]).tolist()
+        own = torch.stack([torch.linalg.vector_norm(part) for part in parts]).tolist()
+        norms = self._shards.whole_norms(own, fragment.tensors)
         norm = hypot(*norms)
         deviations, rounds = outer.outlier_deviations, outer.outlier_rounds
         if deviations is not None and self.norms.is_outlier(index, norm, deviations, rounds):

@@ -2,12 +2,14 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
 
 from adloco_dist.averaging.group import Group
-from adloco_dist.text import first_difference, ranks_by_value
+from adloco_dist.text import first_difference, first_line, ranks_by_value, ranks_in_words
 from adloco_dist.vectors import shape_in_words
 
 CHECKSUM_ROW_WORDS = 64
@@ -20,6 +22,28 @@ class RanksDisagreeError(RuntimeError):
 
 class PeerLostError(RuntimeError):
     """Another rank is gone, or did not come in time. Its line says when, among which ranks, and what to do."""
+
+
+@contextmanager
+def contact(ranks: Sequence[int], where: str, timeout_seconds: float) -> Iterator[None]:
+    """Report another rank that is gone or late as such, from the collectives in the block.
+
+    Args:
+        ranks: those that may be; none: this rank is alone.
+        timeout_seconds: of the collectives.
+
+    Raises:
+        PeerLostError: one is.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not ranks or isinstance(error, RanksDisagreeError | torch.OutOfMemoryError | torch.AcceleratorError):
+            raise
+        raise PeerLostError(
+            f"{where} on rank {dist.get_rank()}: another of the {ranks_in_words(ranks)} is gone, or late by more than "
+            f"timeout_seconds={timeout_seconds:g} ({first_line(error)}); {RESTART}"
+        ) from error
 
 
 def checksum(tensor: torch.Tensor) -> list[int]:

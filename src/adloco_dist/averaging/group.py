@@ -61,6 +61,11 @@ class Group:
         self._last_work: dist.Work | None = None
 
     @property
+    def device(self) -> torch.device:
+        """Where the tensors that travel are."""
+        return self._device
+
+    @property
     def index(self) -> int:
         """This rank's place in `ranks`."""
         return self.ranks.index(dist.get_rank())

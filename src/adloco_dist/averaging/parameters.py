@@ -11,10 +11,11 @@ from torch.nn.parameter import is_lazy
 
 from adloco_dist.averaging.checks import checksum
 from adloco_dist.averaging.outer import chunk_elements, pseudo_gradient, rejoin, restart
+from adloco_dist.averaging.shards import Shards, local, sharded_modules
 from adloco_dist.text import ranks_in_words
 from adloco_dist.vectors import VectorLayout, embeddings_of, shape_in_words
 
-SHARDED = "sharded parameters are not supported yet; use DistributedDataParallel, or no wrapper, within a worker"
+FSDP1 = "FullyShardedDataParallel has changed its parameters; use fully_shard, DistributedDataParallel or no wrapper"
 FINAL = "construct DiLoCo when model and optimizers are final"
 
 
@@ -49,6 +50,8 @@ def check_data_parallel(module: nn.Module, ranks: Sequence[int]) -> None:
 class TrainedParameters:
     """The parameters that a module's optimizers hold and train; tied ones once. All others count as frozen.
 
+    Of sharded parameters it is this rank's parts that are meant everywhere.
+
     Attributes:
         layout: where flat vectors hold them.
         embeddings: indices of embeddings among them.
@@ -62,9 +65,10 @@ class TrainedParameters:
             ValueError: these parameters cannot be averaged; one line.
         """
         self._module, self._optimizers = module, optimizers
+        self._sharded_modules = sharded_modules(module)
         named, held = self._named(), self._held()
         if any(type(inner).__name__ == "FullyShardedDataParallel" for inner in module.modules()):
-            raise ValueError(f"model: {SHARDED}")
+            raise ValueError(f"model: {FSDP1}")
         for name, parameter in named.items():
             if obstacle := _obstacle(parameter):
                 raise ValueError(f"model: its parameter {name} is {obstacle}")
@@ -77,7 +81,7 @@ class TrainedParameters:
             rule = "pass the optimizer of parameters that require gradients"
             raise ValueError(f"optimizer: it trains no parameter of the model; {rule}")
         self._kinds = {name: _kind(parameter) for name, parameter in self._trained.items()}
-        self.layout = VectorLayout.of(self._trained.items())
+        self.layout = VectorLayout.of((name, local(parameter)) for name, parameter in self._trained.items())
         types = {parameter.dtype for parameter in self._trained.values()}
         self.embeddings = embeddings_of(module, list(self._trained.values()))
         self.dtype = torch.float64 if torch.float64 in types else torch.float32
@@ -92,10 +96,10 @@ class TrainedParameters:
     def facts(self) -> dict[str, str]:
         """What the ranks of a group must agree on, by name."""
         order = hashlib.blake2b("\n".join(self._trained).encode(), digest_size=8).hexdigest()
-        shapes = {f"parameter {name}": shape_in_words(parameter) for name, parameter in self._trained.items()}
+        shapes = {f"parameter {name}": shape_in_words(local(parameter)) for name, parameter in self._trained.items()}
         frozen = {
-            f"frozen parameter {name}": f"{shape_in_words(p)} with checksum {checksum(p)[1]:x}"
-            for name, p in self._frozen.items()
+            f"frozen parameter {name}": f"{shape_in_words(part)} with checksum {checksum(part)[1]:x}"
+            for name, part in ((name, local(p)) for name, p in self._frozen.items())
         }
         return {**shapes, **frozen, "the order of the parameters": order}
 
@@ -151,8 +155,13 @@ class TrainedParameters:
             start += len(total)
         return torch.stack(sums).sum()
 
+    def shards(self, averaged_with: Sequence[int], timeout_seconds: float) -> Shards:
+        """The ranks that hold these parameters together; see `Shards`."""
+        return Shards(self._trained, averaged_with, timeout_seconds)
+
     def restart(self, anchor: torch.Tensor, which: Sequence[int] | None = None) -> None:
         """Give the parameters of these indices, or all, the anchor's values, in the memory that they have."""
+        self._reshard()
         for parameter, view in self._with_views(anchor, which):
             restart([parameter], view)
 
@@ -167,6 +176,7 @@ class TrainedParameters:
         Args:
             departed: what `copy_to` filled when they were sent off; used as scratch.
         """
+        self._reshard()
         for index, parameter, part in self._packed(departed, which):
             rejoin(parameter, part, self.layout.view(anchor, index))
 
@@ -182,7 +192,14 @@ class TrainedParameters:
 
     def _named(self) -> dict[str, nn.Parameter]:
         """The module's parameters, by the names that they have where no module inside of it is compiled."""
+        self._reshard()
         return {name.replace("_orig_mod.", ""): p for name, p in unwrapped(self._module).named_parameters()}
+
+    def _reshard(self) -> None:
+        """Give up whole parameters that fully_shard has gathered: after a forward pass alone the root keeps its
+        own, and would go on with them when parts are changed."""
+        for module in self._sharded_modules:
+            module.reshard()
 
     def _held(self) -> set[int]:
         """The identities of the parameters that the optimizers hold now."""
@@ -195,7 +212,7 @@ class TrainedParameters:
         """The parameters of these indices, or all, detached, each with what a flat vector holds for it."""
         parameters = list(self._trained.values())
         for index in range(len(parameters)) if which is None else which:
-            yield parameters[index].detach(), self.layout.view(vector, index)
+            yield local(parameters[index]), self.layout.view(vector, index)
 
     def _packed(
         self, packed: torch.Tensor, which: Sequence[int]
@@ -203,7 +220,7 @@ class TrainedParameters:
         """Indices, their parameters, detached, and their places in `packed`, one after the other without gaps."""
         parameters, start = list(self._trained.values()), 0
         for index in which:
-            parameter = parameters[index].detach()
+            parameter = local(parameters[index])
             part = packed[start : start + parameter.numel()].view(parameter.shape)
             start += parameter.numel()
             yield index, parameter, part
@@ -213,8 +230,6 @@ def _obstacle(parameter: nn.Parameter) -> str | None:
     """What a parameter is that cannot be averaged; None where it can."""
     if is_lazy(parameter):
         return "not initialized; run a forward pass first"
-    if hasattr(parameter, "to_local"):  # only a DTensor has it, whose module takes half a second to import
-        return f"a DTensor: {SHARDED}"
     if parameter.is_meta:
         return "on the meta device; give it memory and values first"
     if parameter.layout != torch.strided:

@@ -1,0 +1,127 @@
+"""A worker whose model several ranks hold together: each has a part of every parameter (fully_shard, DTensors).
+
+Parts are what is averaged, between the ranks that hold the same part of other workers' models. What concerns a whole
+worker, whether its weights are finite and how long its pseudo-gradient is, its own ranks agree on.
+"""
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from adloco_dist.averaging.group import Group, RankSet
+from adloco_dist.text import ranks_in_words
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
+
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Whether ranks have parts of it."""
+    return hasattr(tensor, "to_local")  # only a DTensor has it, whose module takes half a second to import
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor, or all of one that is whole; detached, in the memory that it has."""
+    detached = tensor.detach()
+    return detached.to_local() if is_sharded(tensor) else detached  # type: ignore[attr-defined]
+
+
+def sharded_modules(module: nn.Module) -> "list[FSDPModule]":
+    """The modules to which fully_shard was applied."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # it is, where anything was
+    found: list[Any] = [] if fsdp is None else [one for one in module.modules() if isinstance(one, fsdp.FSDPModule)]
+    return found
+
+
+class Shards:
+    """The ranks that hold one worker's model together; of a model that is whole, this rank alone.
+
+    Attributes:
+        ranks: those ranks, ascending; none where it is whole.
+        met: these, and all with whom this rank averages.
+        place: which part of the model this rank holds, in words.
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, torch.Tensor], averaged_with: Sequence[int], timeout_seconds: float
+    ) -> None:
+        """
+        Args:
+            parameters: those that are averaged, by name.
+            averaged_with: the ranks that average with each other, this one among them; none: it does so with nobody.
+            timeout_seconds: of one collective.
+
+        Raises:
+            ValueError: parameters are on several meshes of ranks, or ranks of one worker would average; one line.
+        """
+        mesh = _mesh(parameters)
+        self.ranks: RankSet = tuple(sorted(mesh.mesh.flatten().tolist())) if mesh else ()
+        self.met: RankSet = tuple(sorted({*self.ranks, *averaged_with}))
+        _check_group(self.ranks, averaged_with)
+        self.place = f"{tuple(mesh.get_coordinate() or ())} of {tuple(mesh.shape)}" if mesh else "all of it"
+        self._copies = [_num_copies(parameter, len(self.ranks)) for parameter in parameters.values()] if mesh else []
+        self._groups: list[Group] = []
+        for dimension in range(mesh.ndim if mesh else 0):
+            assert mesh
+            group, device = mesh.get_group(dimension), torch.device(mesh.device_type)
+            ranks = tuple(dist.get_process_group_ranks(group))
+            self._groups.append(Group(ranks, group, device, timeout_seconds, timeout_seconds))
+
+    def all_agree(self, holds: bool) -> bool:
+        """Whether something holds on all ranks of the worker. Collective over them."""
+        for group in self._groups:
+            holds = all(answer for (answer,) in group.exchange([holds]))
+        return holds
+
+    def whole_norms(self, norms: Sequence[float], which: Sequence[int]) -> list[float]:
+        """The norms of whole tensors from those of this rank's parts. Collective over the worker's ranks.
+
+        Args:
+            which: the parameters that they are of, by their places among all.
+        """
+        if not self._groups:
+            return list(norms)
+        squares = [norm**2 / self._copies[index] for norm, index in zip(norms, which, strict=True)]
+        total = torch.tensor(squares, dtype=torch.float64, device=self._groups[0].device)
+        for group in self._groups:
+            group.all_reduce(total)
+        return [math.sqrt(square) for square in total.tolist()]
+
+
+def _check_group(own: Sequence[int], averaged_with: Sequence[int]) -> None:
+    joined = sorted({*own} & {*averaged_with})
+    if len(joined) > 1:
+        rule = f"{ranks_in_words(joined)} hold parts of one worker's model"
+        remedy = "give the ranks that hold the same part of it, as a mesh of (workers, shards) groups them"
+        raise ValueError(f"group: {rule}; {remedy}")
+
+
+def _mesh(parameters: Mapping[str, torch.Tensor]) -> "DeviceMesh | None":
+    """The mesh of the sharded ones; None where all are whole."""
+    meshes = {name: _dtensor(parameter).device_mesh for name, parameter in parameters.items() if is_sharded(parameter)}
+    first = next(iter(meshes.items()), None)
+    for name, mesh in meshes.items():
+        if first and mesh != first[1]:
+            rule = "is sharded over other ranks than"
+            raise ValueError(f"model: its parameter {name} {rule} {first[0]}; shard all over one mesh")
+    return first[1] if first else None
+
+
+def _num_copies(parameter: torch.Tensor, num_ranks: int) -> int:
+    """How many of the worker's ranks hold the same part of a parameter."""
+    if not is_sharded(parameter):
+        return num_ranks
+    sharded = _dtensor(parameter)
+    sizes = zip(sharded.placements, sharded.device_mesh.shape, strict=True)
+    return math.prod(size for placement, size in sizes if not placement.is_shard())
+
+
+def _dtensor(tensor: torch.Tensor) -> "DTensor":
+    return tensor  # type: ignore[return-value]
