@@ -9,8 +9,8 @@ import statistics
 from collections.abc import Sequence
 
 import torch
-from cases import MEASURED, NANO, NANO_SHARE, SEEDS, link
-from followed import PATIENT, train_followed
+from cases import MEASURED, NANO, NANO_SHARE, SEEDS, TINY, link
+from followed import PATIENT, TIMEOUT_SECONDS, train_followed
 
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.policy.evaluation import subsets
@@ -21,12 +21,18 @@ from adloco_dist.testing.processes import run_ranks
 
 SPANS = (0.0, 0.02, 0.05, 0.1, 0.2)
 """Shares of the run over which an average decays by e; 0: the last anchor."""
-COMMON = (*MEASURED, *NANO, *link("10", NANO_SHARE), "pool.workers_per_trainer=2", "budget=seconds")
-SCHEDULES = {
-    "cosine to a tenth": (),
-    "constant rate": ("inner.schedule=constant",),
-    "constant, half the rate": ("inner.schedule=constant", "inner.lr=2e-3"),
+COMMON = (*MEASURED, "pool.workers_per_trainer=2", "budget=seconds")
+CONSTANT = "inner.schedule=constant"
+SCHEDULES: dict[str, tuple[float, tuple[str, ...]]] = {
+    "cosine to a tenth": (1.0, ()),
+    "cosine to a tenth, twice the rate": (2.0, ()),
+    "cosine to zero, twice the rate": (2.0, ("inner.final_lr_fraction=0",)),
+    "constant rate": (1.0, (CONSTANT,)),
+    "constant, half the rate": (0.5, (CONSTANT,)),
+    "constant, twice the rate": (2.0, (CONSTANT,)),
 }
+"""Multiples of the rate that is the best for a cosine in second_machine, and the schedule."""
+MODELS = {"nano": (4e-3, (*NANO, *link("10", NANO_SHARE))), "tiny": (2e-3, (*TINY, *link("10")))}
 
 
 def losses(runtime: Runtime, overrides: Sequence[str]) -> list[float]:
@@ -57,12 +63,15 @@ def losses(runtime: Runtime, overrides: Sequence[str]) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=40.0, help="of the simulated clock")
+    parser.add_argument("--model", choices=MODELS, default="nano")
+    parser.add_argument("--seeds", type=int, default=len(SEEDS))
     options = parser.parse_args()
-    for name, overrides in SCHEDULES.items():
-        budget = f"budget.seconds={options.seconds:g}"
+    rate, place = MODELS[options.model]
+    for name, (multiple, schedule) in SCHEDULES.items():
+        overrides = [*COMMON, *place, *schedule, f"inner.lr={rate * multiple:g}", f"budget.seconds={options.seconds:g}"]
         runs = [
-            run_ranks(losses, [0, 0], [*COMMON, budget, f"seed={seed}", *overrides], cluster=PATIENT)[0]
-            for seed in SEEDS
+            run_ranks(losses, [0, 0], [*overrides, f"seed={seed}"], cluster=PATIENT, timeout_seconds=TIMEOUT_SECONDS)[0]
+            for seed in range(options.seeds)
         ]
         shown = ", ".join(
             f"span {span:g}: {statistics.mean(of_span):.4f} ({min(of_span):.4f} to {max(of_span):.4f})"

@@ -21,6 +21,8 @@ from adloco_dist.train import train
 
 PATIENT = replace(CPU_RANKS, silence_seconds=100.0)
 """For ranks that look long."""
+TIMEOUT_SECONDS = 3600.0
+"""Of a run."""
 Look = Callable[[LocalPool, Record], None]
 """Takes the pool and the record of its first trainer's round."""
 

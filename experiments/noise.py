@@ -12,7 +12,7 @@ from typing import cast
 import numpy as np
 import torch
 from cases import MEASURED, NANO, NANO_SHARE, SEEDS, link
-from followed import PATIENT, train_followed
+from followed import PATIENT, TIMEOUT_SECONDS, train_followed
 
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.data.batch import TokenBatch
@@ -71,7 +71,14 @@ def main() -> None:
     for name, overrides in VARIANTS.items():
         by_seed = []
         for seed in SEEDS:
-            pairs = run_ranks(errors, [0, 0], options.seconds, [*overrides, f"seed={seed}"], cluster=PATIENT)[0]
+            pairs = run_ranks(
+                errors,
+                [0, 0],
+                options.seconds,
+                [*overrides, f"seed={seed}"],
+                cluster=PATIENT,
+                timeout_seconds=TIMEOUT_SECONDS,
+            )[0]
             usable = [(asked, truth) for asked, truth in pairs if math.isfinite(asked) and math.isfinite(truth)]
             logs = [math.log(asked / truth) for asked, truth in usable]
             by_seed.append(

@@ -24,14 +24,16 @@ _spawned = multiprocessing.get_context("spawn")
 
 
 def run_ranks(
-    function: Callable[..., Any], nodes: list[int], *arguments: Any, cluster: ClusterSettings = CPU_RANKS
-) -> list[Any]:
+    function: Callable[..., Any], nodes: list[int], *arguments: Any, cluster: ClusterSettings = CPU_RANKS,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> list[Any]:  # fmt: skip
     """Call `function(runtime, *arguments)` on len(nodes) ranks at once; their return values by rank.
 
     Args:
         function: one at module level, as children import it.
         nodes: which node each rank believes to stand on.
         cluster: the device and the backend, with the timeouts; ranks on GPUs are spawned, which takes seconds.
+        timeout_seconds: how long no rank may end.
 
     Raises:
         AssertionError: with the traceback of the first rank that failed, or if ranks do not end in time.
@@ -52,20 +54,20 @@ def run_ranks(
             pipes[receiver] = rank
             processes.append(process)
         try:
-            return _collect(pipes)
+            return _collect(pipes, timeout_seconds)
         finally:
             for process in processes:
                 process.kill()
                 process.join()
 
 
-def _collect(pipes: dict[Connection, int]) -> list[Any]:
+def _collect(pipes: dict[Connection, int], timeout_seconds: float) -> list[Any]:
     """The results by rank; the first failure ends the wait for the others, which may hang without that rank."""
     results: dict[int, Any] = {}
     while len(results) < len(pipes):
         waiting = [pipe for pipe, rank in pipes.items() if rank not in results]
-        ready = wait(waiting, timeout=TIMEOUT_SECONDS)
-        assert ready, f"ranks {[pipes[pipe] for pipe in waiting]} did not end within {TIMEOUT_SECONDS} s"
+        ready = wait(waiting, timeout=timeout_seconds)
+        assert ready, f"ranks {[pipes[pipe] for pipe in waiting]} did not end within {timeout_seconds:g} s"
         for pipe in ready:
             assert isinstance(pipe, Connection)
             try:
