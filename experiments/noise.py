@@ -1,6 +1,6 @@
 """How far requests are from correct ones (request_error): python experiments/noise.py.
 
-The truth is taken from the gradients of 256 single training sequences at the anchor, at fifty points of a run.
+The truth is taken from the gradients of 256 single training sequences at the anchor, at 25 points of a run.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from adloco_dist.run.rows import Record
 from adloco_dist.testing.processes import run_ranks
 
 SEQUENCES = 256
-POINTS = 50
+POINTS = 25
 COMMON = (*MEASURED, *NANO, *link("10", NANO_SHARE), "pool.workers_per_trainer=2", "budget=seconds")
 VARIANTS = {
     "as by default": (),
