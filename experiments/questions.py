@@ -21,14 +21,15 @@ DIFFERENT = ("10", "30")
 ROUNDS = (2, 5, 10, 25)
 """Lengths of rounds, in updates."""
 POOLS = {
-    "merged_early": ("merge.every_rounds=2",),
-    "merged_by_a_quarter": ("merge.every_rounds=8",),
-    "merged_late": ("merge.every_rounds=25",),
-    "merged_by_loss": ("merge=worst_loss_with_best", "merge.every_rounds=8"),
-    "merged_radially": ("merge.radial=true", "merge.every_rounds=8"),
-    "merged_into_one": ("merge.width=4", "merge.every_rounds=8"),
+    "merged_early": ("merge.every_rounds=2", 0.08),
+    "merged_by_a_quarter": ("merge.every_rounds=8", 0.25),
+    "merged_late": ("merge.every_rounds=25", 0.75),
+    "merged_by_loss": ("merge=worst_loss_with_best,merge.every_rounds=8", 0.25),
+    "merged_radially": ("merge.radial=true,merge.every_rounds=8", 0.25),
 }
-"""Four trainers of one worker, in rounds of 10 updates until the first two of them have merged."""
+"""Four trainers of one worker, in rounds of 10 updates until the first two of them have merged; with the share of the
+run by which all have. A trainer has as many sequences a worker as one of four workers from the start: its batch doubles
+on the way, and again when all have merged."""
 
 
 def second_machine(_: Path | None) -> list[Case]:
@@ -93,8 +94,12 @@ def merging(_: Path | None) -> list[Case]:
     place = (*NANO, *link("10", NANO_SHARE), "batching.request=none", "evaluation.every_fraction=0.5")
     found = [*cases("merging", "one_trainer", 4, place, (30, 45), SEEDS)]
     pool = (*place, "pool.trainers=4", "pool.workers_per_trainer=1", "algorithm.updates_per_round=10")
-    for side, overrides in POOLS.items():
-        found += cases("merging", side, 4, (*pool, *overrides), (45,), SEEDS)
+    for side, (merges, merged_at) in POOLS.items():
+        stages = (
+            "batching.request=staged", f"batching.stage_fractions=[0,{merged_at / 2:g},{merged_at:g}]",
+            "batching.stage_batches=[4,8,16]",
+        )  # fmt: skip
+        found += cases("merging", side, 4, (*pool, *merges.split(","), *stages), (45,), SEEDS)
     return found
 
 
