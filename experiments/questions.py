@@ -48,10 +48,11 @@ def second_machine(_: Path | None) -> list[Case]:
 def controls(_: Path | None) -> list[Case]:
     """What do DDP, DiLoCo and plain averaging reach at 10 Mbit/s, at their best settings?"""
     slow = (*TINY, *link("10"))
-    found = [*cases("controls", "ours", 2, slow, (20, 40), (0,))]
+    found = [*cases("controls", "ours", 2, slow, (20, 40, 180), (0,))]
     for batch, rate in ((4, "2e-3"), (16, "4e-3"), (64, "4e-3")):
         sides = (*slow, *DDP, f"batching.local_batch={batch}", f"inner.lr={rate}")
-        found += cases("controls", f"ddp_b{batch}", 2, sides, (1700,), (0,))
+        budgets = (850, 1700) if batch == 64 else (1700,)
+        found += cases("controls", f"ddp_b{batch}", 2, sides, budgets, (0,))
     for updates in (50, 100):
         length = (f"algorithm.updates_per_round={updates}",)
         found += cases("controls", f"plain_H{updates}", 2, (*slow, *PLAIN, *length), (90,), (0,))
