@@ -22,6 +22,7 @@ from adloco_dist.round.steps import (
     advance_cursors,
     all_there,
     average,
+    average_anchors,
     begin_averages,
     complete_all,
     evaluate_anchors,
@@ -152,6 +153,7 @@ def run_round(
     advance_cursors(pool, plan, report)
     if plan.evaluate:
         outer_reports = together(outer_reports, complete_all(pool))
+    average_anchors(pool, plan)
     evaluations = evaluate_anchors(pool, plan.layout) if plan.evaluate else {}
     report.trainers = trainer_reports(pool, inner_reports, measure_reports, outer_reports, evaluations)
     if not is_resumed and pool.workers:

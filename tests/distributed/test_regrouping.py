@@ -119,6 +119,8 @@ def merge_by_hand(runtime: Runtime, outer_state: str, released_workers: str, *ov
     for trainer_id, trainer in rank.trainers.items():
         trainer.outer_vectors[0].fill_(7.0 if trainer_id > 2 else 10.0**trainer_id)
         trainer.outer_vectors[1].fill_(3.0 if trainer_id > 2 else -(10.0**trainer_id))
+        if trainer.mean_anchor is not None:
+            trainer.mean_anchor.fill_(5.0 if trainer_id > 2 else 2 * 10.0**trainer_id)
         for worker in trainer.workers:
             for moment in worker.vectors()[1:]:
                 moment.fill_(100 * trainer_id + worker.id)
@@ -162,6 +164,14 @@ def test_a_merge_worked_by_hand(outer_state: str) -> None:
     # On its way to rank 2: trainer 3's vectors. An all-reduce over three ranks sends 4/3 of a vector each.
     maximum = max(sum(rank["sent"].values()) for rank in ranks)
     assert maximum < 2 * (4 / 3 + 1) * ranks[0]["vector_bytes"]
+
+
+@pytest.mark.parametrize("outer_state", ["device", "cpu"])
+def test_averages_of_anchors_merge_as_anchors_do(outer_state: str) -> None:
+    for rank in run_ranks(merge_by_hand, [0, 0, 1], outer_state, "join", "outer.average_span=0.1"):
+        for trainer, vectors in rank["outer"].items():
+            wanted = [[53.2], [-53.2], [106.4]] if trainer == 1 else [[7.0], [3.0], [5.0]]
+            assert vectors == [pytest.approx(one) for one in wanted]
 
 
 @pytest.mark.parametrize("outer_state", ["device", "cpu"])

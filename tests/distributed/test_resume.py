@@ -117,6 +117,7 @@ def test_on_another_number_of_ranks_it_is_the_same_run(
         (*BY_LINK, "wire=int8"),
         (*BY_LINK, "wire.fragments=2", "wire.delay_updates=1"),
         (*BY_LINK, "wire=adaptive", "outer=average", "algorithm.min_updates=3", "algorithm.max_updates=3"),
+        ("outer.average_span=0.3",),
         ("outer.radial=true", "merge.radial=true", "outer.outlier_deviations=0.5", "outer.outlier_rounds=2"),
     ],
 )

@@ -40,8 +40,8 @@ def check_resumed(where: str, saved: Mapping[str, Any], wanted: Mapping[str, Any
         if is_place and value and before:
             remarks.append(f"resumes with {key}={value} instead of {before}; what lies there must be the same")
             continue
-        has_moments = key in ("inner.momentum", "outer.momentum")
-        if (key.startswith(FIXED) and key not in HOW) or (has_moments and bool(before) != bool(value)):
+        has_vector = key in ("inner.momentum", "outer.momentum", "outer.average_span")
+        if (key.startswith(FIXED) and key not in HOW) or (has_vector and bool(before) != bool(value)):
             rule = f"the run in {where} was trained with {key}={before}; set it to that, or name a new directory"
             raise SettingsError(f"{key}={value}: {rule}")
         remarks.append(f"resumes with {key}={value} instead of {before}")

@@ -110,7 +110,8 @@ def needed_parts(state: RunState) -> dict[str, frozenset[str]]:
     if state.has_weights and state.wire.is_delayed:
         progress.add("departed")
     of_worker = {"norms"} | moments | progress | ({"residual"} if state.wire.keeps_residual else set())
-    of_trainer = {"anchor", "momentum"} if state.settings.get("outer.momentum") else {"anchor"}
+    beside = {"momentum": "outer.momentum", "mean_anchor": "outer.average_span"}
+    of_trainer = {"anchor"} | {name for name, setting in beside.items() if state.settings.get(setting)}
     needed: dict[str, frozenset[str]] = {}
     layout = state.plan.layout
     for trainer in layout.trainers:

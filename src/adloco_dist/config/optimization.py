@@ -136,6 +136,9 @@ class OuterSettings:
     null: none is left out."""
     outlier_rounds: int = 20
     """Rounds of a worker, >= 2, after which it may be left out."""
+    average_span: float | None = None
+    """Share of the tokens so far, in (0, 1], over which a trainer's anchors are averaged (`averaging.anchors`); the
+    average is evaluated and saved. It takes a vector of the model's size, and sends nothing. null: the last anchor."""
     nonfinite_rounds: int = 10
     """Rounds in a row in which workers of a trainer may be left out as non-finite before the run stops."""
 
@@ -150,6 +153,8 @@ class OuterSettings:
             raise SettingsError.of("outer.outlier_deviations", self.outlier_deviations, "must be > 0, or null")
         if self.outlier_rounds < 2:
             raise SettingsError.of("outer.outlier_rounds", self.outlier_rounds, "must be >= 2 rounds")
+        if self.average_span is not None and not 0 < self.average_span <= 1:
+            raise SettingsError.of("outer.average_span", self.average_span, "must be in (0, 1], or null")
         usable = not self.nesterov or self.momentum > 0
         if self.nonfinite_rounds < 1:
             raise SettingsError.of("outer.nonfinite_rounds", self.nonfinite_rounds, "must be >= 1")

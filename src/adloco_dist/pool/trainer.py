@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from adloco_dist.averaging.anchors import average_in, weight_of
 from adloco_dist.averaging.averager import Averager
 from adloco_dist.averaging.background import Background
 from adloco_dist.averaging.checks import checksum
@@ -32,6 +33,7 @@ class Trainer:
         anchor: (num_elements,), on the rank's device, or in CPU memory (pool.outer_state=cpu).
         momentum: the outer SGD's (DiLoCo, 2311.08105, Algorithm 1, line 14), as large as the anchor and in the same
             place, zeros at first; None: there is none.
+        mean_anchor: the average of the anchors so far (outer.average_span), like these; None: there is none.
         averager: how its pseudo-gradients travel between ranks.
         fragments: the parts of the model that are averaged at different times.
         residual: what this rank has not sent of its pseudo-gradients, as large as the anchor, fragment after fragment;
@@ -62,15 +64,32 @@ class Trainer:
         on_cpu = settings.pool.outer_state is OuterState.cpu
         self.anchor = new_outer_vector(initial_weights, on_cpu)
         self.momentum = new_outer_vector(torch.zeros_like(initial_weights), on_cpu) if self.outer.momentum else None
+        self._average_span = outer.average_span
+        self.mean_anchor = new_outer_vector(initial_weights, on_cpu) if outer.average_span else None
 
     @property
     def outer_vectors(self) -> list[torch.Tensor]:
-        """What a merge averages: the anchor, and the momentum if there is any."""
-        return [self.anchor] if self.momentum is None else [self.anchor, self.momentum]
+        """What a merge averages: the anchor, and what there is beside it."""
+        return list(self.state().values())
+
+    @property
+    def result(self) -> torch.Tensor:
+        """What is evaluated and saved: the anchor, or the average of the anchors."""
+        return self.anchor if self.mean_anchor is None else self.mean_anchor
+
+    def average_anchors(self, tokens_before: int, tokens: int) -> None:
+        """Let the anchor of this round count in the average.
+
+        Args:
+            tokens_before, tokens: of the whole pool before the round, and in it.
+        """
+        if self.mean_anchor is not None and self._average_span:
+            average_in(self.mean_anchor, self.anchor, weight_of(tokens_before, tokens, self._average_span))
 
     def state(self) -> dict[str, torch.Tensor]:
         """What a checkpoint keeps of the outer state, by name: these very tensors."""
-        return dict(zip(("anchor", "momentum"), self.outer_vectors, strict=False))
+        vectors = {"anchor": self.anchor, "momentum": self.momentum, "mean_anchor": self.mean_anchor}
+        return {name: vector for name, vector in vectors.items() if vector is not None}
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
         """Become what `state` was taken of.

@@ -55,7 +55,7 @@ def finish(
         for trainer in trainers.values():
             part = part_of(control.rank, trainer.id, layout)
             sums[candidate_name(trainer.id)] = evaluate(
-                flat_model, objective, trainer.anchor, validation, sequences, batch, part
+                flat_model, objective, trainer.result, validation, sequences, batch, part
             )
         return _exchange(control, sums)
 
@@ -88,11 +88,11 @@ def _bring(
     shares: Mapping[int, float], needed: tuple[int, ...], trainers: Mapping[int, Trainer], layout: Layout,
     flat_model: FlatModel, groups: Groups,
 ) -> torch.Tensor:  # fmt: skip
-    """The trainers' anchors in these shares, in the flat model's gradient on the ranks in `needed`."""
+    """The trainers' results in these shares, in the flat model's gradient on the ranks in `needed`."""
     wanted = transfer(0, shares, layout, needed)
     group = groups.of(wanted.ranks)
     if dist.get_rank() in wanted.ranks:
-        anchors = {trainer_id: trainer.anchor for trainer_id, trainer in trainers.items()}
+        anchors = {trainer_id: trainer.result for trainer_id, trainer in trainers.items()}
         combine(anchors, wanted, flat_model.gradient, group)
     return flat_model.gradient
 

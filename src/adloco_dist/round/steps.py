@@ -178,10 +178,16 @@ def complete_all(pool: LocalPool) -> dict[int, OuterReport]:
     return completed
 
 
+def average_anchors(pool: LocalPool, plan: RoundPlan) -> None:
+    """Let every trainer's anchor count in the average of its anchors; no communication."""
+    for trainer in pool.trainers.values():
+        trainer.average_anchors(plan.pool_tokens, plan.round_tokens)
+
+
 def evaluate_anchors(
     pool: LocalPool, layout: Layout, only: Collection[int] | None = None
 ) -> dict[int, EvaluationReport]:  # fmt: skip
-    """Evaluate every trainer's anchor on this rank's part of the validation sequences.
+    """Evaluate every trainer's anchor, or their average, on this rank's part of the validation sequences.
 
     Args:
         only: these trainers alone.
@@ -196,7 +202,7 @@ def evaluate_anchors(
             sums = evaluate(
                 pool.flat_model,
                 pool.objective,
-                trainer.anchor,
+                trainer.result,
                 validation,
                 chosen,
                 pool.settings.evaluation.batch,

@@ -54,7 +54,14 @@ def test_the_last_and_every_nth_are_kept() -> None:
 
 
 def test_what_may_change_when_a_run_goes_on() -> None:
-    saved = {"inner.lr": 1e-3, "model.hidden": 8, "outer.momentum": 0.9, "run.root": "a", "cluster.device": "cpu"}
+    saved = {
+        "inner.lr": 1e-3,
+        "model.hidden": 8,
+        "outer.momentum": 0.9,
+        "outer.average_span": 0.1,
+        "run.root": "a",
+        "cluster.device": "cpu",
+    }
     assert check_resumed("x", saved, dict(saved)) == []
     assert check_resumed("x", saved, {**saved, "run.root": "b"}) == []
     assert check_resumed("x", saved, {**saved, "inner.lr": 1e-4}) == ["resumes with inner.lr=0.0001 instead of 0.001"]
@@ -69,7 +76,7 @@ def test_what_may_change_when_a_run_goes_on() -> None:
     for before, changed in ((streamed, {"data.revision": "2"}), (moved, {"model.warm_start": None})):
         with pytest.raises(SettingsError, match="was trained with"):
             check_resumed("x", before, {**before, **changed})
-    for key, value in (("model.hidden", 16), ("outer.momentum", 0.0)):
+    for key, value in (("model.hidden", 16), ("outer.momentum", 0.0), ("outer.average_span", None)):
         with pytest.raises(SettingsError, match=rf"^{key}={value}: the run in x was trained with {key}={saved[key]}"):
             check_resumed("x", saved, {**saved, key: value})
 
