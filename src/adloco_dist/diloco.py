@@ -22,7 +22,6 @@ from adloco_dist.averaging.checks import (
     configurations_differ,
     contact,
 )
-from adloco_dist.averaging.fragments import fragments_of
 from adloco_dist.averaging.group import Group, group_of
 from adloco_dist.averaging.outer import OuterSGD
 from adloco_dist.averaging.parameters import TrainedParameters, check_data_parallel, unwrapped
@@ -111,7 +110,7 @@ class DiLoCo:
             raise ValueError(f"outer: radial={outer.radial} {rule}")
         if self._shards.ranks and outer.radial:
             raise ValueError(f"outer: radial={outer.radial} needs whole tensors; it does not go with a sharded model")
-        fragments = fragments_of(self._parameters.layout, streaming.fragments)
+        fragments = self._parameters.fragments(streaming.fragments)
         self._worker = AnchoredWorker(
             self._parameters, self._buffers, fragments, outer, averager, self._group, self._shards,
             is_delayed=streaming.delay_updates > 0,

@@ -22,7 +22,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "whole": {},
     "clipped": {"outer": OuterSGD(clip_norm=0.05)},
     "outliers": {"outer": OuterSGD(outlier_deviations=0.01, outlier_rounds=2)},
-    "fragments": {"streaming": Streaming(fragments=2)},
+    "fragments": {"streaming": Streaming(fragments=4), "outer": OuterSGD(clip_norm=0.05)},
     "delayed": {"streaming": Streaming(delay_updates=2)},
 }
 

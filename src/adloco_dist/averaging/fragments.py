@@ -45,11 +45,14 @@ def packed_part(vector: torch.Tensor, fragments: Sequence[Fragment], index: int)
     return vector[start : start + fragments[index].num_elements]
 
 
-def fragments_of(layout: VectorLayout, count: int) -> list[Fragment]:
+def fragments_of(layout: VectorLayout, count: int, whole: VectorLayout | None = None) -> list[Fragment]:
     """Divide a model's tensors into `count` fragments of about as many elements.
 
     The largest tensor that is left goes to the fragment with the fewest elements; the average of every fragment then
     takes about as long. Ties go to the first, so all ranks come to the same.
+
+    Args:
+        whole: the layout of the whole tensors, of which `layout` has a rank's parts; None: it has them whole.
 
     Raises:
         ValueError: there are fewer tensors; one line.
@@ -57,7 +60,8 @@ def fragments_of(layout: VectorLayout, count: int) -> list[Fragment]:
     num_tensors = len(layout.names)
     if count > num_tensors:
         raise ValueError(f"fragments={count}: must be <= the {num_tensors} tensors that are trained")
-    sizes = [layout.boundary(index + 1) - layout.boundary(index) for index in range(num_tensors)]
+    weighed = whole or layout
+    sizes = [weighed.boundary(index + 1) - weighed.boundary(index) for index in range(num_tensors)]
     members: list[list[int]] = [[] for _ in range(count)]
     loads = [0] * count
     for index in sorted(range(num_tensors), key=lambda index: -sizes[index]):

@@ -10,6 +10,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from adloco_dist.averaging.checks import checksum
+from adloco_dist.averaging.fragments import Fragment, fragments_of
 from adloco_dist.averaging.outer import chunk_elements, pseudo_gradient, rejoin, restart
 from adloco_dist.averaging.shards import Shards, local, sharded_modules
 from adloco_dist.text import ranks_in_words
@@ -154,6 +155,10 @@ class TrainedParameters:
             sums.append(total.sum())
             start += len(total)
         return torch.stack(sums).sum()
+
+    def fragments(self, count: int) -> list[Fragment]:
+        """Divide them into fragments, the same on all ranks that hold parts of one model; see `fragments_of`."""
+        return fragments_of(self.layout, count, VectorLayout.of(self._trained.items()))
 
     def shards(self, averaged_with: Sequence[int], timeout_seconds: float) -> Shards:
         """The ranks that hold these parameters together; see `Shards`."""
