@@ -1,7 +1,7 @@
 """What a second machine is worth: the time of two hosts to the loss that one alone reaches, over its time.
 
-A small version of experiments/, on a simulated clock: what it prints depends on no speed of this machine. A second machine
-is worth less to `nano` than to `tiny`: the sketches that measure gradients are as large, and weigh seven times as much.
+A small version of experiments/, on a simulated clock: what it prints depends on no speed of this machine. A second
+machine is worth less to `nano` than to `tiny`: sketches of gradients are as large, and weigh seven times as much.
 """
 
 import sys
