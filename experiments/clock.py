@@ -4,18 +4,14 @@ A run on the hosts, then the same on the clock with the seconds of an update and
 """
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from runs import ROOT
-
-from adloco_dist.testing.hosts import hosts, run_on
+from runs import ROOT, Record, on_two_hosts, rows_of
 
 WIRES = {
     "fp32": ("algorithm=localsgd", "algorithm.updates_per_round=10"),
@@ -26,45 +22,36 @@ WIRES = {
 }  # fmt: skip
 COMMON = (
     "cluster.threads_per_rank=1", "pool.workers_per_trainer=2", "batching.request=none", "evaluation=final_only",
-    "evaluation.final_sequences=8", "evaluation.sequences=8", "tracking=none", "run.directory=run",
+    "evaluation.final_sequences=8", "evaluation.sequences=8", "tracking=none",
 )  # fmt: skip
-PORT = 29541
 FIRST = 3
 """Rounds that are not counted: caches are cold, and the link is being looked at."""
 
 
-def real(overrides: Sequence[str], rate: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def real(overrides: Sequence[str], rate: str) -> tuple[list[Record], Record]:
     """The rounds of a run on two hosts, and the facts of it."""
-    with hosts(2, rate) as made, tempfile.TemporaryDirectory() as folder:
-        commands = []
-        for host in made:
-            place = ("--nnodes", "2", "--nproc-per-node", "1", "--local-addr", host.address, "--rdzv-endpoint",
-                     f"{made[0].address}:{PORT}")  # fmt: skip
-            commands.append((host, [sys.executable, str(ROOT / "launch" / "train.py"), *place, *COMMON, *overrides]))
-        ended = run_on(commands, Path(folder), timeout_seconds=600)
-        if any(code for code, _ in ended):
-            raise RuntimeError("\n".join(output for _, output in ended))
-        return _read(Path(folder) / made[0].name / "run")
+    rows, facts = on_two_hosts((*COMMON, *overrides), rate, timeout_seconds=600)
+    return _counted(rows), facts
 
 
-def simulated(overrides: Sequence[str]) -> list[dict[str, Any]]:
+def simulated(overrides: Sequence[str]) -> list[Record]:
     """The rounds of the same run on the clock."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(ROOT / "launch" / "train.py"), "--nproc-per-node", "2", *COMMON, *overrides]
+        command = [sys.executable, str(ROOT / "launch" / "train.py"), "--nproc-per-node", "2", *COMMON, *overrides,
+                   "run.directory=run"]  # fmt: skip
         subprocess.run(command, cwd=folder, check=True, capture_output=True)
-        return _read(Path(folder) / "run")[0]
+        return _counted(rows_of(Path(folder) / "run"))
 
 
-def _read(directory: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return [row for row in rows if row["round"] > FIRST], json.loads((directory / "run.json").read_text("utf-8"))
+def _counted(rows: Sequence[Record]) -> list[Record]:
+    return [row for row in rows if row["round"] > FIRST]
 
 
-def update_seconds(row: dict[str, Any]) -> float:
+def update_seconds(row: Record) -> float:
     return row["seconds"]["inner"] / row["updates"]
 
 
-def seconds_per_update(row: dict[str, Any]) -> float:
+def seconds_per_update(row: Record) -> float:
     """All of a round's time, so that rounds of other lengths compare."""
     return sum(row["seconds"].values()) / row["updates"]
 

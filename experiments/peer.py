@@ -13,7 +13,7 @@ from typing import Any
 
 from cases import MEASURED
 from figures import seconds_to
-from runs import ROOT
+from runs import on_two_hosts, saved_loss
 
 from adloco_dist.testing.hosts import hosts, run_on
 
@@ -27,7 +27,6 @@ SIDES: dict[str, dict[str, Any]] = {
     "streaming averages, H 70, 2 fragments, delay 30": {**STREAMED, **AVERAGE, "lr": 2e-3},
 }
 """Of torchft; the last is the best that was found of its methods (docs/evidence.md)."""
-PORT = 29542
 
 
 def theirs(seconds: float, settings: dict[str, Any]) -> float:
@@ -46,19 +45,8 @@ def theirs(seconds: float, settings: dict[str, Any]) -> float:
 
 def ours(seconds: float) -> float:
     """The loss that the default settings reach."""
-    with hosts(2, RATE) as made, tempfile.TemporaryDirectory() as folder:
-        commands = []
-        for host in made:
-            place = ("--nnodes", "2", "--nproc-per-node", "1", "--local-addr", host.address, "--rdzv-endpoint",
-                     f"{made[0].address}:{PORT}")  # fmt: skip
-            overrides = (*MEASURED, "model=tiny", "inner.lr=2e-3", "budget=seconds", f"budget.seconds={seconds:g}",
-                         "run.directory=run")  # fmt: skip
-            commands.append((host, [sys.executable, str(ROOT / "launch" / "train.py"), *place, *overrides]))
-        ended = run_on(commands, Path(folder), timeout_seconds=seconds + 300)
-        if any(code for code, _ in ended):
-            raise RuntimeError("\n".join(output for _, output in ended))
-        result = json.loads((Path(folder) / made[0].name / "run" / "run.json").read_text("utf-8"))["result"]
-        return next(one["validation_loss"] for one in result["candidates"] if one["name"] == result["saved"])
+    overrides = (*MEASURED, "model=tiny", "inner.lr=2e-3", "budget=seconds", f"budget.seconds={seconds:g}")
+    return saved_loss(on_two_hosts(overrides, RATE, timeout_seconds=seconds + 300)[1]["result"])
 
 
 def main() -> None:

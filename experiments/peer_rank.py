@@ -24,7 +24,7 @@ import their_diloco
 from adloco_dist.config.compose import compose
 from adloco_dist.data.corpora import TextSplits, load_corpus
 from adloco_dist.objective.language import LanguageObjective
-from adloco_dist.policy.evaluation import subsets
+from adloco_dist.policy.evaluation import Evaluation, subsets
 from adloco_dist.policy.schedule import Progress, learning_rate
 
 BATCH = 4
@@ -92,8 +92,7 @@ def train(job: Job) -> float:
         parameter.data /= 2
     places = subsets(splits.validation.num_sequences, settings.evaluation).final
     batches = [splits.validation.batch(np.array(places[i : i + 64])) for i in range(0, len(places), 64)]
-    sums = [objective.evaluate(module, batch) for batch in batches]
-    return sum(sums[1:], sums[0]).loss
+    return sum((objective.evaluate(module, batch) for batch in batches), Evaluation()).loss
 
 
 def _is_over(start: float, job: Job) -> bool:

@@ -21,11 +21,11 @@ DIFFERENT = ("10", "30")
 ROUNDS = (2, 5, 10, 25)
 """Lengths of rounds, in updates."""
 POOLS = {
-    "merged_early": ("merge.every_rounds=2", 0.08),
-    "merged_by_a_quarter": ("merge.every_rounds=8", 0.25),
-    "merged_late": ("merge.every_rounds=25", 0.75),
-    "merged_by_loss": ("merge=worst_loss_with_best,merge.every_rounds=8", 0.25),
-    "merged_radially": ("merge.radial=true,merge.every_rounds=8", 0.25),
+    "merged_early": (("merge.every_rounds=2",), 0.08),
+    "merged_by_a_quarter": (("merge.every_rounds=8",), 0.25),
+    "merged_late": (("merge.every_rounds=25",), 0.75),
+    "merged_by_loss": (("merge=worst_loss_with_best", "merge.every_rounds=8"), 0.25),
+    "merged_radially": (("merge.radial=true", "merge.every_rounds=8"), 0.25),
 }
 """Four trainers of one worker, in rounds of 10 updates until the first two of them have merged; with the share of the
 run by which all have. A trainer has as many sequences a worker as one of four workers from the start: its batch doubles
@@ -100,7 +100,7 @@ def merging(_: Path | None) -> list[Case]:
             "batching.request=staged", f"batching.stage_fractions=[0,{merged_at / 2:g},{merged_at:g}]",
             "batching.stage_batches=[4,8,16]",
         )  # fmt: skip
-        found += cases("merging", side, 4, (*pool, *merges.split(","), *stages), (45,), SEEDS)
+        found += cases("merging", side, 4, (*pool, *merges, *stages), (45,), SEEDS)
     return found
 
 

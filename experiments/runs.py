@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,8 +16,12 @@ from typing import Any
 
 from cases import Case
 
+from adloco_dist.testing.hosts import hosts, run_on
+
 ROOT = Path(__file__).parents[1]
 Record = dict[str, Any]
+PORT = 29541
+"""Of the rendezvous on two hosts, whose addresses are their own."""
 
 
 class Cores:
@@ -55,6 +60,41 @@ def read(wanted: Iterable[Case], folder: Path) -> list[Record]:
     return [record for case in wanted if (record := _record(case, folder / case.name))]
 
 
+def on_two_hosts(overrides: Sequence[str], rate: str, timeout_seconds: float) -> tuple[list[Record], Record]:
+    """Train with a rank on each of two real hosts; the rows of the run's records, and the facts of it.
+
+    Raises:
+        RuntimeError: the run failed; its output.
+    """
+    with hosts(2, rate) as made, tempfile.TemporaryDirectory() as folder:
+        commands = []
+        for host in made:
+            place = ("--nnodes", "2", "--nproc-per-node", "1", "--local-addr", host.address, "--rdzv-endpoint",
+                     f"{made[0].address}:{PORT}")  # fmt: skip
+            train = [sys.executable, str(ROOT / "launch" / "train.py"), *place, *overrides, "run.directory=run"]
+            commands.append((host, train))
+        ended = run_on(commands, Path(folder), timeout_seconds)
+        if any(code for code, _ in ended):
+            raise RuntimeError("\n".join(output for _, output in ended))
+        directory = Path(folder) / made[0].name / "run"
+        return rows_of(directory), facts_of(directory)
+
+
+def rows_of(directory: Path) -> list[Record]:
+    """The rows of a run's records."""
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def facts_of(directory: Path) -> Record:
+    """What run.json says."""
+    return json.loads((directory / "run.json").read_text(encoding="utf-8"))
+
+
+def saved_loss(result: Record) -> float:
+    """The validation loss of what a run has saved."""
+    return next(one["validation_loss"] for one in result["candidates"] if one["name"] == result["saved"])
+
+
 def _made(case: Case, folder: Path, cores: Cores) -> Record:
     directory = folder / case.name
     done = _record(case, directory)
@@ -82,18 +122,17 @@ def _made(case: Case, folder: Path, cores: Cores) -> Record:
 def _record(case: Case, directory: Path) -> Record | None:
     """What a run that has ended came to."""
     try:
-        facts = json.loads((directory / "run.json").read_text(encoding="utf-8"))
+        facts = facts_of(directory)
     except OSError:
         return None
     result = facts.get("result")
     if not result or not result.get("candidates"):
         return None
-    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = rows_of(directory)
     rounds = [row for row in rows if row["round"] and row["trainer"] == rows[-1]["trainer"]]
-    best = next(one for one in result["candidates"] if one["name"] == result["saved"])
     return {
         "name": case.name,
-        "loss": best["validation_loss"],
+        "loss": saved_loss(result),
         "budget": next(limit for limit in facts["settings"]["budget"].values() if limit is not None),
         "rounds": result["rounds"],
         "updates": sum(row["updates"] for row in rounds),

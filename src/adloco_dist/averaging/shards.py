@@ -7,7 +7,7 @@ worker, whether its weights are finite and how long its pseudo-gradient is, its 
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -30,7 +30,7 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part of a tensor, or all of one that is whole; detached, in the memory that it has."""
     detached = tensor.detach()
-    return detached.to_local() if is_sharded(tensor) else detached  # type: ignore[attr-defined]
+    return _dtensor(detached).to_local() if is_sharded(tensor) else detached
 
 
 def sharded_modules(module: nn.Module) -> "list[FSDPModule]":
@@ -124,4 +124,4 @@ def _num_copies(parameter: torch.Tensor, num_ranks: int) -> int:
 
 
 def _dtensor(tensor: torch.Tensor) -> "DTensor":
-    return tensor  # type: ignore[return-value]
+    return cast("DTensor", tensor)
