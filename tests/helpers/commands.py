@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import shlex
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import psutil
 ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 150.0
 """Longer than anything takes that other processes bring about."""
+WAIT = re.compile(r"^(?!error: )[^:]+: (still at it|still importing|waiting for rank \d+ .*)$")
 SMALL = (
     "algorithm=diloco",
     "pool.trainers=4",
@@ -171,4 +173,4 @@ def errors(output: str) -> list[str]:
 
 def without_waits(output: str) -> list[str]:
     """The lines of an output, without those that a busy machine adds: what is slow is reported."""
-    return [line for line in output.splitlines() if not line.endswith((": still at it", "still importing"))]
+    return [line for line in output.splitlines() if not WAIT.search(line)]
