@@ -20,7 +20,7 @@ class Placement(Enum):
 
 
 class OuterState(Enum):
-    """Where anchors and outer momentum live."""
+    """Where anchors, outer momentum and averages of anchors live."""
 
     device = "device"
     cpu = "cpu"

@@ -21,7 +21,7 @@ class PoolSettings:
     placement: Placement = Placement.pack
     """pack: a trainer's workers on as few nodes as balance allows. spread: on as many as it has workers."""
     outer_state: OuterState = OuterState.device
-    """Where anchors and outer momentum live: on the device, or in (pinned) CPU memory."""
+    """Where anchors, outer momentum and averages of anchors live: on the device, or in (pinned) CPU memory."""
 
     def __post_init__(self) -> None:
         if self.trainers < 1:

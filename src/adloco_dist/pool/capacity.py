@@ -25,14 +25,13 @@ SIGNS_OF_NO_MEMORY = (
 
 def state_vectors(settings: Settings, num_trainers: int, num_workers: int, num_slots: int = 1) -> dict[str, int]:
     """Flat vectors that a rank holds for its share of the pool, by kind; the checkpoint's copy always on the CPU."""
-    inner, has_outer_momentum = settings.inner, settings.outer.momentum > 0
+    inner, outer = settings.inner, settings.outer
     # Of Muon's matrices there is one, but which parameters those are is known when the model has been built.
     moments = 2 if inner.optimizer is not InnerOptimizer.sgd else 1 if inner.momentum else 0
     kept = {
         "weights": num_workers,
         "inner moments": num_workers * moments,
-        "anchors": num_trainers,
-        "outer momentum": num_trainers * has_outer_momentum,
+        "outer state": num_trainers * (1 + (outer.momentum > 0) + (outer.average_span is not None)),
     }
     wire = settings.wire
     if wire.keeps_residual:  # a checkpoint has one for each worker

@@ -59,7 +59,7 @@ def count_resident(
     per_worker = (vectors["weights"] + vectors["inner moments"]) * vector_bytes // num_workers
     taken = micro_batch_bytes(slot, 1)
     if settings.pool.outer_state is OuterState.device:
-        taken += (vectors["anchors"] + vectors["outer momentum"]) * vector_bytes
+        taken += vectors["outer state"] * vector_bytes
     free_device_memory()
     free, _ = torch.cuda.mem_get_info(flat_model.device)
     left = settings.batching.padding_fraction * (free / sharers - reserved_bytes) - taken

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from adloco_dist.config import Settings
-from adloco_dist.pool.capacity import PeakBytes, is_out_of_memory, max_fitting
+from adloco_dist.pool.capacity import PeakBytes, is_out_of_memory, max_fitting, state_vectors
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.probe import probe_capacity
 from adloco_dist.testing.lone import lone_trainer
@@ -24,6 +24,19 @@ def probed(settings: Settings, maximum: int = MANY, num_workers: int = 2) -> int
         assert not any(vector.any() for vector in worker.vectors()[1:]), "moments"
     assert not slot.flat_model.gradient.any()
     return capacity
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("span", ["null", "0.05"])
+def test_all_vectors_of_a_trainer_are_counted(momentum: float, span: str) -> None:
+    overrides = (f"outer.momentum={momentum}", f"outer.nesterov={momentum > 0}", f"outer.average_span={span}")
+    settings = small_settings(*overrides)
+    trainer, _ = lone_trainer(settings, small_objective(settings), small_module(settings), small_store(), range(2))
+    counted = state_vectors(settings, num_trainers=1, num_workers=2)
+    inner = sum(vector.numel() for worker in trainer.workers for vector in worker.vectors())
+    assert counted["outer state"] == len(trainer.outer_vectors)
+    assert (counted["weights"] + counted["inner moments"]) * trainer.anchor.numel() == inner
+    assert counted["checkpoint"] * trainer.anchor.numel() == inner + sum(map(torch.numel, trainer.outer_vectors))
 
 
 def test_doubling_and_bisection_find_the_largest_that_fits() -> None:
