@@ -16,7 +16,7 @@ from pathlib import Path
 from runs import ROOT, Record, on_two_hosts, rows_of
 
 WIRES = {
-    "fp32": ("algorithm=localsgd", "algorithm.updates_per_round=10"),
+    "fp32": ("algorithm=localsgd", "algorithm.updates_per_round=1"),
     "int4": ("algorithm=localsgd", "wire=int4", "algorithm.updates_per_round=10"),
     "sparse": ("algorithm=localsgd", "wire=sparse", "wire.fraction=0.0625", "wire.delay_updates=2",
                "algorithm.updates_per_round=3"),
