@@ -138,7 +138,8 @@ class OuterSettings:
     """Rounds of a worker, >= 2, after which it may be left out."""
     average_span: float | None = None
     """Share of the tokens so far, in (0, 1], over which a trainer's anchors are averaged (`averaging.anchors`); the
-    average is evaluated and saved. It takes a vector of the model's size, which only merges send. null: the last anchor."""
+    average is evaluated and saved. It takes a vector of the model's size, which merges alone send. null: the last
+    anchor."""
     nonfinite_rounds: int = 10
     """Rounds in a row in which workers of a trainer may be left out as non-finite before the run stops."""
 
