@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from cases import SEEDS
-from questions import BATCHES, DIFFERENT, POOLS, QUESTIONS, ROUNDS
+from questions import BATCHES, DIFFERENT, FAR_APART, POOLS, QUESTIONS, ROUNDS
 from runs import Record, read
 
 RECORDS = Path(__file__).parent / "records.jsonl"
@@ -112,8 +112,11 @@ def print_all(records: Records) -> None:
     for link in DIFFERENT:
         fixed = {f"H {updates}": f"H{updates}_{link}" for updates in ROUNDS}
         _print_best("over_best_fixed_h", link, over_others(records, "rhythm", f"link_{link}", fixed, 60))
-    constant = {f"constant {batch}": f"constant_{batch}" for batch in BATCHES} | {"norm test": "norm_test"}
-    _print_best("over_best_constant", "10", over_others(records, "batches", "two_10", constant, 90, "second_machine"))
+    for link in FAR_APART:
+        constant = {f"constant {batch}": f"constant_{batch}_{link}" for batch in BATCHES}
+        others = constant | {"norm test": f"norm_test_{link}"}
+        ratios = over_others(records, "batches", f"two_{link}", others, 90, "second_machine")
+        _print_best("over_best_constant", link, ratios)
     for name, values in over_others(records, "merging", "one_trainer", {name: name for name in POOLS}, 45).items():
         print(f"merging_over_one_trainer, {name} = {spread([1 / value for value in values])}")
     _print_controls(records)

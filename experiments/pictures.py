@@ -66,11 +66,11 @@ def draw_batches(axes: Axes, records: Records) -> None:
         (float(batch), loss)
         for batch in sorted(BATCHES)
         for seed in SEEDS
-        if (loss := records.loss("batches", f"constant_{batch}", 90, seed)) is not None
+        if (loss := records.loss("batches", f"constant_{batch}_10", 90, seed)) is not None
     ]
     _points(axes, points, "constant")
     for place, (question, side, label) in enumerate(
-        (("second_machine", "two_10", "by progress per second"), ("batches", "norm_test", "norm test")), start=1
+        (("second_machine", "two_10", "by progress per second"), ("batches", "norm_test_10", "norm test")), start=1
     ):
         _level(axes, f"C{place}", records, question, side, 90)
         axes.plot([], [], color=f"C{place}", linestyle="--", label=label)

@@ -1,6 +1,7 @@
 """What is asked, and the runs that answer it: a side is named by what it does."""
 
 from collections.abc import Callable, Mapping
+from itertools import product
 from pathlib import Path
 
 from cases import FREE, LINKS, NANO, NANO_SHARE, SEEDS, TINY, Case, cases, corpora, link
@@ -14,6 +15,8 @@ DILOCO = ("algorithm=diloco", "batching.request=none")
 """DiLoCo as published: Nesterov momentum of 0.9 at a rate of 0.7, fp32."""
 DDP = ("algorithm=ddp",)
 CONSTANT = ("batching.request=none", "batching.local_batch=4")
+FAR_APART = ("10", "100")
+"""Links between which other batches may be the best ones."""
 BATCHES = (8, 16, 4, 32)
 """Constant batches of two workers together."""
 DIFFERENT = ("10", "30")
@@ -81,12 +84,13 @@ def batches(_: Path | None) -> list[Case]:
 
     On `tiny`: the sketches that measure gradients are as large for `nano`, and would weigh seven times as much there.
     """
-    place, found = (*TINY, *link("10")), []
-    for batch in BATCHES:
+    found = []
+    for name, batch in product(FAR_APART, BATCHES):
         rate = 2e-3 * (batch / 8) ** 0.5
         constant = ("batching.request=none", f"batching.local_batch={batch // 2}", f"inner.lr={rate:.3g}")
-        found += cases("batches", f"constant_{batch}", 2, (*place, *constant), (90,), SEEDS)
-    found += cases("batches", "norm_test", 2, (*place, "batching.request=norm_test"), (90,), SEEDS[:1])
+        found += cases("batches", f"constant_{batch}_{name}", 2, (*TINY, *link(name), *constant), (90,), SEEDS)
+    norm_test = (*TINY, *link("10"), "batching.request=norm_test")
+    found += cases("batches", "norm_test_10", 2, norm_test, (90,), SEEDS[:1])
     return found
 
 
