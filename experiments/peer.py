@@ -29,12 +29,12 @@ SIDES: dict[str, dict[str, Any]] = {
 """Of torchft; the last is the best that was found of its methods (docs/evidence.md)."""
 
 
-def theirs(seconds: float, settings: dict[str, Any]) -> float:
+def theirs(seconds: float, seed: int, settings: dict[str, Any]) -> float:
     """The loss that torchft reaches."""
     with hosts(2, RATE) as made, tempfile.TemporaryDirectory() as folder:
         commands = []
         for rank, host in enumerate(made):
-            place = {"rank": rank, "own": host.address, "master": made[0].address, "seconds": seconds, "seed": 0}
+            place = {"rank": rank, "own": host.address, "master": made[0].address, "seconds": seconds, "seed": seed}
             script = str(Path(__file__).with_name("peer_rank.py"))
             commands.append((host, [sys.executable, script, json.dumps({**place, **settings})]))
         (code, output), *_ = run_on(commands, Path(folder), timeout_seconds=seconds + 300)
@@ -43,22 +43,24 @@ def theirs(seconds: float, settings: dict[str, Any]) -> float:
         return json.loads(output.splitlines()[-1])["loss"]
 
 
-def ours(seconds: float) -> float:
+def ours(seconds: float, seed: int) -> float:
     """The loss that the default settings reach."""
-    overrides = (*MEASURED, "model=tiny", "inner.lr=2e-3", "budget=seconds", f"budget.seconds={seconds:g}")
+    counted = ("budget=seconds", f"budget.seconds={seconds:g}", f"seed={seed}")
+    overrides = (*MEASURED, "model=tiny", "inner.lr=2e-3", *counted)
     return saved_loss(on_two_hosts(overrides, RATE, timeout_seconds=seconds + 300)[1]["result"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=90.0, help="that torchft has")
+    parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     points = []
     for share in (0.2, 0.4, 0.7):
-        points.append((share * options.seconds, ours(share * options.seconds)))
+        points.append((share * options.seconds, ours(share * options.seconds, options.seed)))
         print(f"ours: {points[-1][1]:.4f} in {points[-1][0]:g} s", flush=True)
     for name, settings in SIDES.items():
-        loss = theirs(options.seconds, settings)
+        loss = theirs(options.seconds, options.seed, settings)
         equal = seconds_to(loss, points)
         print(f"torchft, {name}: {loss:.4f} in {options.seconds:g} s, ours in {equal:.1f} s; "
               f"torchft_10mbit = {options.seconds / equal:.2f}", flush=True)  # fmt: skip

@@ -9,14 +9,15 @@ from cases import FREE, LINKS, NANO, NANO_SHARE, SEEDS, TINY, Case, cases, corpo
 ALONE = ("algorithm=localsgd", "batching.request=none", "inner.warmup_fraction=0.2")
 """One worker that averages with nobody, at the best of its settings: rates of 1, 2 and 3e-3, warm-ups of 0.05 to 0.2,
 batches of 2, 4 and 8 (docs/lab-notes.md)."""
+COSINE = ("inner.schedule=cosine", "outer.average_span=null")
+AVERAGED = ("inner.schedule=constant", "outer.average_span=0.05")
+"""What the default has."""
 PLAIN = ("algorithm=localsgd", "batching.request=none")
 """Plain averaging of fp32 in rounds of a fixed length."""
 DILOCO = ("algorithm=diloco", "batching.request=none")
 """DiLoCo as published: Nesterov momentum of 0.9 at a rate of 0.7, fp32."""
 DDP = ("algorithm=ddp",)
 CONSTANT = ("batching.request=none", "batching.local_batch=4")
-FAR_APART = ("10", "100")
-"""Links between which other batches may be the best ones."""
 BATCHES = (8, 16, 4, 32)
 """Constant batches of two workers together."""
 DIFFERENT = ("10", "30")
@@ -51,19 +52,19 @@ def second_machine(_: Path | None) -> list[Case]:
 def controls(_: Path | None) -> list[Case]:
     """What do DDP, DiLoCo and plain averaging reach at 10 Mbit/s, at their best settings?"""
     slow = (*TINY, *link("10"))
-    found = [*cases("controls", "ours", 2, slow, (20, 40, 180), (0,))]
+    found = [*cases("controls", "ours", 2, slow, (20, 40, 180), SEEDS)]
     for batch, rate in ((4, "2e-3"), (16, "4e-3"), (64, "4e-3")):
         sides = (*slow, *DDP, f"batching.local_batch={batch}", f"inner.lr={rate}")
         budgets = (850, 1700) if batch == 64 else (1700,)
-        found += cases("controls", f"ddp_b{batch}", 2, sides, budgets, (0,))
+        found += cases("controls", f"ddp_b{batch}", 2, sides, budgets, SEEDS)
     for updates in (50, 100):
         length = (f"algorithm.updates_per_round={updates}",)
-        found += cases("controls", f"plain_H{updates}", 2, (*slow, *PLAIN, *length), (90,), (0,))
+        found += cases("controls", f"plain_H{updates}", 2, (*slow, *PLAIN, *length), (90,), SEEDS)
     for updates, rate in ((50, "1e-3"), (100, "1e-3")):
         sides = (*slow, *DILOCO, f"algorithm.updates_per_round={updates}", f"inner.lr={rate}")
-        found += cases("controls", f"diloco_H{updates}_lr{rate}", 2, sides, (90,), (0,))
+        found += cases("controls", f"diloco_H{updates}_lr{rate}", 2, sides, (90,), SEEDS)
     streamed = ("algorithm.updates_per_round=70", "wire.fragments=2", "wire.delay_updates=30")
-    found += cases("controls", "plain_streamed", 2, (*slow, *PLAIN, *streamed), (90,), (0,))
+    found += cases("controls", "plain_streamed", 2, (*slow, *PLAIN, *streamed), (90,), SEEDS)
     return found
 
 
@@ -85,12 +86,23 @@ def batches(_: Path | None) -> list[Case]:
     On `tiny`: the sketches that measure gradients are as large for `nano`, and would weigh seven times as much there.
     """
     found = []
-    for name, batch in product(FAR_APART, BATCHES):
+    for name, batch in product(LINKS, BATCHES):
         rate = 2e-3 * (batch / 8) ** 0.5
         constant = ("batching.request=none", f"batching.local_batch={batch // 2}", f"inner.lr={rate:.3g}")
         found += cases("batches", f"constant_{batch}_{name}", 2, (*TINY, *link(name), *constant), (90,), SEEDS)
+    found += cases("batches", "two_30", 2, (*TINY, *link("30")), (75, 90), SEEDS)
     norm_test = (*TINY, *link("10"), "batching.request=norm_test")
     found += cases("batches", "norm_test_10", 2, norm_test, (90,), SEEDS[:1])
+    return found
+
+
+def schedules(_: Path | None) -> list[Case]:
+    """Is a constant rate with an average of anchors better than a cosine, at whatever length of the run?"""
+    slow = (*TINY, *link("10"))
+    found = [*cases("schedules", "cosine", 2, (*slow, *COSINE), (20, 40, 75, 90), SEEDS)]
+    for rate in ("1e-3", "2e-3", "3e-3"):
+        constant = (*ALONE, *AVERAGED, f"inner.lr={rate}")
+        found += cases("schedules", f"alone_constant_{rate}", 1, (*TINY, *constant), (150,), SEEDS)
     return found
 
 
@@ -152,5 +164,5 @@ def sources(_: Path | None) -> list[Case]:
 
 QUESTIONS: Mapping[str, Callable[[Path | None], list[Case]]] = {
     question.__name__: question
-    for question in (second_machine, controls, rhythm, batches, merging, other_corpora, sources)
+    for question in (second_machine, controls, rhythm, batches, schedules, merging, other_corpora, sources)
 }
