@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from cases import SEEDS
-from questions import BATCHES, DIFFERENT, FAR_APART, POOLS, QUESTIONS, ROUNDS
+from cases import LINKS, SEEDS
+from questions import ALONE_RATES, BATCHES, DIFFERENT, POOLS, QUESTIONS, ROUNDS, SCHEDULED
 from runs import Record, read
 
 RECORDS = Path(__file__).parent / "records.jsonl"
@@ -66,6 +66,7 @@ def second_machine(records: Records, question: str = "second_machine", suffix: s
     found: dict[str, list[float]] = {}
     sides = {
         "second_machine_10mbit": "two_10",
+        "second_machine_30mbit": "two_30",
         "second_machine_100mbit": "two_100",
         "four_machines_100mbit": "four_100",
     }
@@ -112,7 +113,7 @@ def print_all(records: Records) -> None:
     for link in DIFFERENT:
         fixed = {f"H {updates}": f"H{updates}_{link}" for updates in ROUNDS}
         _print_best("over_best_fixed_h", link, over_others(records, "rhythm", f"link_{link}", fixed, 60))
-    for link in FAR_APART:
+    for link in LINKS:
         constant = {f"constant {batch}": f"constant_{batch}_{link}" for batch in BATCHES}
         others = constant | {"norm test": f"norm_test_{link}"}
         ratios = over_others(records, "batches", f"two_{link}", others, 90, "second_machine")
@@ -120,6 +121,7 @@ def print_all(records: Records) -> None:
     for name, values in over_others(records, "merging", "one_trainer", {name: name for name in POOLS}, 45).items():
         print(f"merging_over_one_trainer, {name} = {spread([1 / value for value in values])}")
     _print_controls(records)
+    _print_schedules(records)
     _print_sources(records)
 
 
@@ -146,14 +148,43 @@ def _print_best(figure: str, link: str, ratios: Mapping[str, list[float]]) -> No
 
 
 def _print_controls(records: Records) -> None:
-    """Losses of the controls at 10 Mbit/s, with the time in which our side reaches the same."""
-    ours = sorted([*records.points("controls", "ours", 0), *records.points("second_machine", "two_10", 0)])
-    for name, record in sorted(records.by_name.items()):
-        question, side, *_ = name.split("/")
-        if question == "controls" and side != "ours" and len(ours) > 1:
-            equal = seconds_to(record["loss"], ours)
-            print(f"{side}: {record['loss']:.4f} in {record['budget']:g} s, ours in {equal:.1f} s; "
-                  f"{record['budget'] / equal:.1f} times as long")  # fmt: skip
+    """Losses of the controls at 10 Mbit/s, and how many times as long as ours they take to reach them."""
+    found: dict[tuple[str, float], list[tuple[float, float]]] = {}
+    for name, record in records.by_name.items():
+        question, side, _, seeded = name.split("/")
+        if question == "controls" and side != "ours":
+            ours = _ours_at_10mbit(records, int(seeded.removeprefix("seed")))
+            ratio = record["budget"] / seconds_to(record["loss"], ours)
+            found.setdefault((side, record["budget"]), []).append((record["loss"], ratio))
+    for (side, budget), made in sorted(found.items()):
+        losses, ratios = zip(*made, strict=True)
+        print(f"{side}: loss {spread(losses)} in {budget:g} s; {spread(ratios)} times as long as ours")
+
+
+def _print_schedules(records: Records) -> None:
+    """Losses by seconds of a cosine and of a constant rate with an average of anchors, seeds paired."""
+    for seconds in SCHEDULED:
+        sides: dict[str, list[float]] = {}
+        for seed in SEEDS:
+            cosine = records.loss("schedules", "cosine", seconds, seed)
+            constant = dict(_ours_at_10mbit(records, seed)).get(seconds)
+            if cosine is not None and constant is not None:
+                sides.setdefault("cosine", []).append(cosine)
+                sides.setdefault("constant", []).append(constant)
+        if sides:
+            print(
+                f"schedules, {seconds:g} s: " + "; ".join(f"{name} {spread(losses)}" for name, losses in sides.items())
+            )
+    for rate in ALONE_RATES:
+        losses = [records.loss("schedules", f"alone_constant_{rate}", 150, seed) for seed in SEEDS]
+        made = [loss for loss in losses if loss is not None]
+        if made:
+            print(f"schedules, one alone, constant {rate}: {spread(made)}")
+
+
+def _ours_at_10mbit(records: Records, seed: int) -> Points:
+    """The default settings on two hosts, by rising seconds."""
+    return sorted([*records.points("controls", "ours", seed), *records.points("second_machine", "two_10", seed)])
 
 
 def main() -> None:

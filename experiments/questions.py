@@ -10,6 +10,9 @@ ALONE = ("algorithm=localsgd", "batching.request=none", "inner.warmup_fraction=0
 """One worker that averages with nobody, at the best of its settings: rates of 1, 2 and 3e-3, warm-ups of 0.05 to 0.2,
 batches of 2, 4 and 8 (docs/lab-notes.md)."""
 COSINE = ("inner.schedule=cosine", "outer.average_span=null")
+SCHEDULED = (20, 40, 75, 90)
+"""Seconds for which schedules are compared."""
+ALONE_RATES = ("1e-3", "2e-3", "3e-3")
 AVERAGED = ("inner.schedule=constant", "outer.average_span=0.05")
 """What the default has."""
 PLAIN = ("algorithm=localsgd", "batching.request=none")
@@ -41,6 +44,7 @@ def second_machine(_: Path | None) -> list[Case]:
     found = [*cases("second_machine", "alone", 1, (*TINY, *ALONE), (150,), SEEDS)]
     for side, ranks, where, seconds in (
         ("two_10", 2, link("10"), (75, 90)),
+        ("two_30", 2, link("30"), (75, 90)),
         ("two_100", 2, link("100"), (82.5, 90)),
         ("two_free", 2, FREE, (75,)),
         ("four_100", 4, link("100"), (60, 67.5)),
@@ -90,7 +94,6 @@ def batches(_: Path | None) -> list[Case]:
         rate = 2e-3 * (batch / 8) ** 0.5
         constant = ("batching.request=none", f"batching.local_batch={batch // 2}", f"inner.lr={rate:.3g}")
         found += cases("batches", f"constant_{batch}_{name}", 2, (*TINY, *link(name), *constant), (90,), SEEDS)
-    found += cases("batches", "two_30", 2, (*TINY, *link("30")), (75, 90), SEEDS)
     norm_test = (*TINY, *link("10"), "batching.request=norm_test")
     found += cases("batches", "norm_test_10", 2, norm_test, (90,), SEEDS[:1])
     return found
@@ -99,8 +102,8 @@ def batches(_: Path | None) -> list[Case]:
 def schedules(_: Path | None) -> list[Case]:
     """Is a constant rate with an average of anchors better than a cosine, at whatever length of the run?"""
     slow = (*TINY, *link("10"))
-    found = [*cases("schedules", "cosine", 2, (*slow, *COSINE), (20, 40, 75, 90), SEEDS)]
-    for rate in ("1e-3", "2e-3", "3e-3"):
+    found = [*cases("schedules", "cosine", 2, (*slow, *COSINE), SCHEDULED, SEEDS)]
+    for rate in ALONE_RATES:
         constant = (*ALONE, *AVERAGED, f"inner.lr={rate}")
         found += cases("schedules", f"alone_constant_{rate}", 1, (*TINY, *constant), (150,), SEEDS)
     return found
