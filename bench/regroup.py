@@ -124,7 +124,7 @@ def payload(runtime: Runtime, rounds: int) -> dict[str, Any]:
 
     def ours() -> None:
         dist.barrier()
-        merge(before, after, steps, rank.groups, rank.flat_model)
+        merge(before, after, steps, rank.groups, rank.flat_model, rank.runtime.seat)
 
     def bare() -> None:
         dist.barrier()

@@ -58,7 +58,7 @@ class Outcome:
     result: dict[str, Any] | None = None
     """The evaluation of all candidates and which one was chosen, the same on every rank; None: stopped early."""
     weights: torch.Tensor | None = None
-    """The flat weights that were chosen, on rank 0."""
+    """The flat weights that were chosen, on rank 0; where ranks hold a worker together, on the first such ranks."""
 
 
 def train(
@@ -208,6 +208,6 @@ def evaluated_candidates(pool: LocalPool, plan: RoundPlan) -> tuple[dict[str, An
     heartbeat.enter("evaluation at the end")
     with reported_wait(heartbeat.in_words, speaks=pool.runtime.rank == 0):
         return finish(
-            pool.trainers, plan.layout, pool.flat_model, pool.objective, pool.groups, pool.runtime.control,
+            pool.trainers, plan.layout, pool.flat_model, pool.objective, pool.groups, pool.runtime,
             pool.splits.validation, settings.evaluation, settings.final,
         )  # fmt: skip

@@ -11,6 +11,7 @@ PACKAGE = Path(adloco_dist.__file__).parent
 NAMES_TRANSFORMERS = re.compile(r"^\s*(import|from) transformers\b", re.MULTILINE)
 LIBRARY = {
     "text": 0,
+    "deal": 0,
     "vectors": 0,
     "buffers": 0,
     "averaging": 1,

@@ -46,6 +46,7 @@ class Shards:
     Attributes:
         ranks: those ranks, ascending; none where it is whole.
         met: these, and all with whom this rank averages.
+        index: this rank's place among `ranks`.
         place: which part of the model this rank holds, in words.
     """
 
@@ -65,6 +66,7 @@ class Shards:
         self.ranks: RankSet = tuple(sorted(mesh.mesh.flatten().tolist())) if mesh else ()
         self.met: RankSet = tuple(sorted({*self.ranks, *averaged_with}))
         _check_group(self.ranks, averaged_with)
+        self.index = self.ranks.index(dist.get_rank()) if mesh else 0
         self.place = f"{tuple(mesh.get_coordinate() or ())} of {tuple(mesh.shape)}" if mesh else "all of it"
         self._copies = [_num_copies(parameter, len(self.ranks)) for parameter in parameters.values()] if mesh else []
         self._groups: list[Group] = []
@@ -80,6 +82,39 @@ class Shards:
             holds = all(answer for (answer,) in group.exchange([holds]))
         return holds
 
+    def smallest(self, number: int) -> int:
+        """The smallest of the numbers of the worker's ranks. Collective over them."""
+        for group in self._groups:
+            number = min(answer for (answer,) in group.exchange([number]))
+        return number
+
+    def joined_norm(self, norm: torch.Tensor) -> torch.Tensor:
+        """The norm of a vector of which this rank's part, with no part in common, has `norm`; a scalar.
+
+        Collective over the worker's ranks.
+        """
+        if not self._groups:
+            return norm
+        square = norm.double().square()
+        self.sum(square)
+        return square.sqrt().to(norm.dtype)
+
+    def total(self, count: int) -> int | torch.Tensor:
+        """The sum of a whole number over the worker's ranks; where there are several, a scalar on their device.
+
+        Collective over them.
+        """
+        if not self._groups:
+            return count
+        total = torch.tensor(count, dtype=torch.float64, device=self._groups[0].device)  # exact up to 2^53
+        self.sum(total)
+        return total
+
+    def sum(self, tensor: torch.Tensor) -> None:
+        """Replace a tensor by the sum of those of all of the worker's ranks. Collective over them."""
+        for group in self._groups:
+            group.all_reduce(tensor)
+
     def whole_norms(self, norms: Sequence[float], which: Sequence[int]) -> list[float]:
         """The norms of whole tensors from those of this rank's parts. Collective over the worker's ranks.
 
@@ -90,8 +125,7 @@ class Shards:
             return list(norms)
         squares = [norm**2 / self._copies[index] for norm, index in zip(norms, which, strict=True)]
         total = torch.tensor(squares, dtype=torch.float64, device=self._groups[0].device)
-        for group in self._groups:
-            group.all_reduce(total)
+        self.sum(total)
         return [math.sqrt(square) for square in total.tolist()]
 
 

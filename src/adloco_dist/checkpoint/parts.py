@@ -25,14 +25,30 @@ class TensorKind:
     shape: tuple[int, ...]
 
 
-def trainer_file(trainer: int) -> str:
+@dataclass(frozen=True)
+class Share:
+    """Which part of a model a file is about: that of the rank at `index` of `size` that hold it together."""
+
+    index: int = 0
+    size: int = 1
+
+    @property
+    def suffix(self) -> str:
+        return "" if self.size == 1 else f"-part-{self.index + 1}-of-{self.size}"
+
+    @classmethod
+    def all_of(cls, size: int) -> "list[Share]":
+        return [cls(index, size) for index in range(size)]
+
+
+def trainer_file(trainer: int, share: Share) -> str:
     """What holds a trainer's outer state."""
-    return f"trainer-{trainer}.safetensors"
+    return f"trainer-{trainer}{share.suffix}.safetensors"
 
 
-def worker_file(trainer: int, worker: int) -> str:
+def worker_file(trainer: int, worker: int, share: Share) -> str:
     """What holds one worker's inner state."""
-    return f"trainer-{trainer}-worker-{worker}.safetensors"
+    return f"trainer-{trainer}-worker-{worker}{share.suffix}.safetensors"
 
 
 def decode_tensors(name: str, content: bytes) -> dict[str, torch.Tensor]:

@@ -15,6 +15,7 @@ from adloco_dist.checkpoint.storage import StorageDomains, domains_of
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Settings, SettingsError, Unfinished
 from adloco_dist.config.compose import flatten, to_plain
+from adloco_dist.policy.layout import seat_nodes
 from adloco_dist.round.local_pool import LocalPool
 from adloco_dist.run.directory import LOCK_FILE, free_name
 from adloco_dist.run.manifest import MANIFEST_FILE, DamagedError
@@ -86,9 +87,10 @@ def resumed(runtime: Runtime, settings: Settings, report_line: ReportLine) -> It
             yield None
             return
         reader, state = found
-        where, num_ranks = folder / reader.name, state.world_size
+        where, num_ranks = folder / reader.name, state.world_size * state.ranks_per_worker
         remarks = check_resumed(str(where), state.settings, flatten(to_plain(settings)))
-        is_same = num_ranks == runtime.world_size
+        seats = seat_nodes(runtime.nodes, settings.pool.ranks_per_worker)
+        is_same = (num_ranks, state.world_size) == (runtime.world_size, len(seats))
         if settings.algorithm.is_data_parallel and not is_same:
             rule = f"algorithm=ddp has one worker per rank; start {num_ranks} ranks instead of {runtime.world_size}"
             raise SettingsError(f"run.directory={directory}: {rule}")
@@ -97,7 +99,7 @@ def resumed(runtime: Runtime, settings: Settings, report_line: ReportLine) -> It
         place = "" if state.pool else ", in the middle of the next"
         ranks = "" if is_same else f"; workers of {num_ranks} ranks are placed on {runtime.world_size}"
         report_line(f"resumes from {where}{place}{ranks}")
-        yield ResumePoint(reader, state.placed_on(runtime.nodes, settings.pool.placement), is_same)
+        yield ResumePoint(reader, state.placed_on(seats, settings.pool.placement, is_same), is_same)
 
 
 def restore_pool(pool: LocalPool, resume_point: ResumePoint) -> None:

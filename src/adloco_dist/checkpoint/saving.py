@@ -3,11 +3,14 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import torch
 
-from adloco_dist.checkpoint.parts import RECORDS_FILE, STATE_FILE, TensorKind, trainer_file, worker_file
+from adloco_dist.checkpoint.parts import RECORDS_FILE, STATE_FILE, Share, TensorKind, trainer_file, worker_file
+from adloco_dist.checkpoint.resharding import Resharding
 from adloco_dist.checkpoint.state import RunState
 from adloco_dist.checkpoint.writer import CheckpointWriter, Snapshot
 from adloco_dist.config import InnerOptimizer, Settings
@@ -62,7 +65,7 @@ class Checkpoints:
             state = RunState(
                 settings=self._settings,
                 corpus=pool.splits.digest,
-                world_size=pool.runtime.world_size,
+                world_size=pool.runtime.num_seats,
                 plan=replace(plan, last_checkpoint=checkpoint_id),
                 pool=known,
                 merge=merge,
@@ -83,12 +86,12 @@ def parts(pool: LocalPool, plan: RoundPlan, is_midway: bool) -> Snapshot:
     can. After an outer step workers stand at their anchor: their weights are written in the middle of a round alone,
     unless fragments meet at different times. What a rank has not sent is written with the first of its workers.
     """
-    wire = pool.settings.wire
+    wire, shard = pool.settings.wire, Share(pool.runtime.shard, pool.runtime.ranks_per_worker)
     found: dict[str, dict[str, torch.Tensor]] = {}
     for trainer_id, trainer in pool.trainers.items():
         ranks = plan.layout.ranks(trainer_id)
-        if ranks[trainer_id % len(ranks)] == pool.runtime.rank:
-            found[trainer_file(trainer_id)] = trainer.state()
+        if ranks[trainer_id % len(ranks)] == pool.runtime.seat:
+            found[trainer_file(trainer_id, shard)] = trainer.state()
         for worker in trainer.workers:
             state = worker.state(with_weights=is_midway or wire.is_streaming)
             if trainer.residual is not None:
@@ -96,7 +99,7 @@ def parts(pool: LocalPool, plan: RoundPlan, is_midway: bool) -> Snapshot:
                 state["residual"] = trainer.residual if is_first else torch.zeros_like(trainer.residual)
             if is_midway and wire.is_streaming and trainer_id in pool.estimators:
                 state |= pool.estimators[trainer_id].state(worker.id)
-            found[worker_file(trainer_id, worker.id)] = state
+            found[worker_file(trainer_id, worker.id, shard)] = state
     return found
 
 
@@ -114,9 +117,10 @@ def needed_parts(state: RunState) -> dict[str, frozenset[str]]:
     of_trainer = {"anchor"} | {name for name, setting in beside.items() if state.settings.get(setting)}
     needed: dict[str, frozenset[str]] = {}
     layout = state.plan.layout
-    for trainer in layout.trainers:
-        needed[trainer_file(trainer)] = frozenset(of_trainer)
-        needed |= {worker_file(trainer, worker): frozenset(of_worker) for worker in range(layout.num_workers(trainer))}
+    for trainer, share in product(layout.trainers, Share.all_of(state.ranks_per_worker)):
+        needed[trainer_file(trainer, share)] = frozenset(of_trainer)
+        for worker in range(layout.num_workers(trainer)):
+            needed[worker_file(trainer, worker, share)] = frozenset(of_worker)
     return needed
 
 
@@ -152,11 +156,11 @@ def restore(pool: LocalPool, state: RunState, read: ReadPart) -> None:
         OSError: a part cannot be read.
     """
     for trainer_id, trainer in pool.trainers.items():
-        file = trainer_file(trainer_id)
-        trainer.restore(_fitting(file, read(file), trainer.state()))
+        file, saved = _read(pool, state, read, partial(trainer_file, trainer_id))
+        trainer.restore(_fitting(file, saved, trainer.state()))
         for worker in trainer.workers:
-            file = worker_file(trainer_id, worker.id)
-            saved, wanted = read(file), worker.state(state.has_weights)
+            file, saved = _read(pool, state, read, partial(worker_file, trainer_id, worker.id))
+            wanted = worker.state(state.has_weights)
             has_residual = trainer.residual is not None and state.wire.keeps_residual
             wanted |= {"residual": trainer.anchor} if has_residual else {}
             worker.restore(_fitting(file, saved, wanted), trainer.anchor)
@@ -164,10 +168,26 @@ def restore(pool: LocalPool, state: RunState, read: ReadPart) -> None:
                 trainer.residual += saved["residual"].to(trainer.residual.device)
             if saved.keys() & OF_STATISTICS and trainer_id in pool.estimators:
                 pool.estimators[trainer_id].restore(worker.id, saved)
-    capacity = state.capacity(pool.runtime.rank)
+    capacity = state.capacity(pool.runtime.seat)
     if capacity is not None:  # micro-batches of the same size: the same sums
         for slot in pool.slots:
             slot.flat_model.capacity = min(capacity, slot.flat_model.capacity or capacity)
+
+
+def _read(
+    pool: LocalPool, state: RunState, read: ReadPart, file_of: Callable[[Share], str]
+) -> tuple[str, Mapping[str, torch.Tensor]]:
+    """A file of a part and this rank's tensors of it, from several files where as many ranks held a worker."""
+    runtime, was = pool.runtime, Share.all_of(state.ranks_per_worker)
+    if len(was) == runtime.ranks_per_worker:
+        file = file_of(was[runtime.shard])
+        return file, read(file)
+    file = file_of(was[0])
+    whole, fragments = pool.flat_model.whole_layout, pool.settings.wire.fragments
+    if pool.flat_model.num_buffer_elements:
+        raise DamagedError(f"{file}: is of {len(was)} ranks a worker, and training changes buffers of this model")
+    resharding = Resharding(whole, fragments, len(was), runtime.ranks_per_worker, runtime.shard)
+    return file, resharding.collect(file, (read(file_of(share)) for share in was))
 
 
 def _fitting(

@@ -2,25 +2,22 @@
 
 import errno
 import fcntl
-import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from itertools import accumulate
 from pathlib import Path
 
 import torch
 from xxhash import xxh3_128
 
 from adloco_dist.run.manifest import Part, write_whole
+from adloco_dist.run.tensor_file import header
 
 BLOCK_BYTES = 4096
 """Memory and lengths that go to a disk past the page cache are multiples of it."""
 NOT_DIRECTLY = (errno.EINVAL, errno.EFAULT)
 """What a disk answers that wants other blocks, after a block that was cut off, and for memory that a GPU's driver has
 pinned in a way of its own: then the file is written through the page cache."""
-DTYPES = {torch.float64: "F64", torch.int64: "I64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-"""Types of elements, as safetensors calls them."""
 
 
 class StagingBuffer:
@@ -36,12 +33,12 @@ class StagingBuffer:
 
     def fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copy `tensors` by name; those on a GPU are there once it is synchronised."""
-        header, offsets = _layout(tensors)
-        self._num_bytes = len(header) + sum(tensor.nbytes for tensor in tensors.values())
+        start_of_file, offsets = header(tensors)
+        self._num_bytes = len(start_of_file) + sum(tensor.nbytes for tensor in tensors.values())
         self._make_room(on_gpu=any(tensor.is_cuda for tensor in tensors.values()))
-        self._room[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
+        self._room[: len(start_of_file)] = torch.frombuffer(bytearray(start_of_file), dtype=torch.uint8)
         for name, tensor in tensors.items():
-            start = len(header) + offsets[name]
+            start = len(start_of_file) + offsets[name]
             place = self._room[start : start + tensor.nbytes]
             place.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=True)
 
@@ -78,18 +75,3 @@ class StagingBuffer:
             os.ftruncate(file, self._num_bytes)
         finally:
             os.close(file)
-
-
-def _layout(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, dict[str, int]]:
-    """The safetensors header, and where each tensor starts behind it."""
-    # Wide elements first: each tensor starts at a multiple of its elements' size, as a view of it must.
-    names = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
-    ends = accumulate(tensors[name].nbytes for name in names)
-    spans = {name: [end - tensors[name].nbytes, end] for name, end in zip(names, ends, strict=True)}
-    entries = {
-        name: {"dtype": DTYPES[tensors[name].dtype], "shape": list(tensors[name].shape), "data_offsets": spans[name]}
-        for name in names
-    }
-    content = json.dumps(entries).encode()
-    content += b" " * (-len(content) % 8)
-    return len(content).to_bytes(8, "little") + content, {name: start for name, (start, _) in spans.items()}

@@ -53,6 +53,7 @@ class RunState:
     corpus: str
     """Digest of the corpus."""
     world_size: int
+    """Ranks, or seats of several."""
     plan: RoundPlan
     """Plan of the last round that was begun."""
     pool: PoolReport | None
@@ -65,6 +66,18 @@ class RunState:
     """The state of every trainer's cursor into the data."""
     journal: Mapping[str, Any]
     """Where the records stand: a `JournalState`."""
+
+    @property
+    def ranks_per_worker(self) -> int:
+        """Ranks that held a worker together.
+
+        Raises:
+            ValueError: there is no such number in the settings.
+        """
+        size = self.settings.get("pool.ranks_per_worker", 1)
+        if type(size) is not int or size < 1:
+            raise ValueError(f"settings: pool.ranks_per_worker={size!r} is no number of ranks")
+        return size
 
     @property
     def phase(self) -> Phase:
@@ -102,7 +115,7 @@ class RunState:
             raise ValueError(f"version {version}; this release reads version {STATE_VERSION}")
         state = decode(cls, message)
         decode(JournalState, state.journal)
-        _ = state.wire
+        _ = state.wire, state.ranks_per_worker
         workers = state.plan.layout.workers
         spans = [ranks for of_trainer in workers.values() for ranks in of_trainer]
         is_empty = not (spans and all(spans) and all(workers.values()))
@@ -115,15 +128,19 @@ class RunState:
                 raise ValueError(f"{name}: is of other trainers than the plan's layout")
         return state
 
-    def placed_on(self, nodes: Sequence[int], placement: Placement) -> "RunState":
+    def placed_on(self, nodes: Sequence[int], placement: Placement, is_same: bool) -> "RunState":
         """The same run on these ranks: on as many as before nothing changes, on others workers are placed again.
 
         Args:
-            nodes: the node of each rank, one entry per rank.
+            nodes: the node of each rank, or seat.
+            is_same: whether there are as many ranks as before, and as many hold a worker together.
         """
-        if len(nodes) == self.world_size:
+        if is_same:
             return self
-        plan = replace(self.plan, layout=place_again(self.plan.layout, nodes, placement), probed=())
+        layout = self.plan.layout
+        if len(nodes) != self.world_size:
+            layout = place_again(layout, nodes, placement)
+        plan = replace(self.plan, layout=layout, probed=())
         return replace(
             self,
             world_size=len(nodes),

@@ -60,14 +60,20 @@ def num_communicators_to_come(num_formed: int, num_trainers: int, maximum: int) 
 
 
 class Groups:
-    """Groups for tensors, one per rank set, formed when they are first asked for and kept while in use.
+    """Groups for tensors, one per set of seats, formed when they are first asked for and kept while in use.
+
+    A seat is a rank, or the neighbouring ranks that hold a worker's model together. Ranks of several seats that hold
+    the same part of a model exchange tensors with each other: a set of seats of S ranks each has S groups, of which
+    every rank is in one. The ranks of a seat have a group of their own, for as long as the run lasts.
 
     Everything here is collective over the whole world: every rank makes the same calls in the same order, also for
     sets that it is not in. (`use_local_synchronization` would spare the others the call, but its names collide when
     a set of ranks is formed again, and it hangs.)
     """
 
-    def __init__(self, backend: Backend, timeout_seconds: float, maximum: int | None = None) -> None:
+    def __init__(
+        self, backend: Backend, timeout_seconds: float, maximum: int | None = None, ranks_per_seat: int = 1
+    ) -> None:  # fmt: skip
         """
         Args:
             timeout_seconds: timeout of one collective.
@@ -75,6 +81,7 @@ class Groups:
         """
         self._backend, self._timeout_seconds = backend, timeout_seconds
         self._maximum = NCCL_COMMUNICATORS if maximum is None and backend is Backend.nccl else maximum
+        self._ranks_per_seat = ranks_per_seat
         # All ranks know all sets, least recently used first, so that all release the same.
         self._groups: dict[RankSet, Group | None] = {}
 
@@ -83,17 +90,30 @@ class Groups:
         """The sets that have a group now, least recently used first."""
         return list(self._groups)
 
-    def of(self, ranks: RankSet) -> Group | None:
-        """The group of these ranks, formed if need be; None on other ranks, and where a rank is alone."""
-        if len(ranks) < 2:
+    def of(self, seats: RankSet) -> Group | None:
+        """This rank's group of these seats, formed if need be; None on other seats, and where a seat is alone."""
+        if len(seats) < 2:
             return None
-        if ranks in self._groups:
-            group = self._groups.pop(ranks)
+        if seats in self._groups:
+            group = self._groups.pop(seats)
         else:
-            self._make_room(ranks)
-            group = form_group(ranks, self._backend, self._timeout_seconds)
-        self._groups[ranks] = group
+            self._make_room(seats)
+            size = self._ranks_per_seat
+            group = self._formed([tuple(size * seat + shard for seat in seats) for shard in range(size)])
+        self._groups[seats] = group
         return group
+
+    def of_seat(self, num_seats: int) -> Group | None:
+        """The group of this rank's own seat, which is kept; None where that is this rank alone."""
+        size = self._ranks_per_seat
+        if size == 1:
+            return None
+        return self._formed([tuple(range(size * seat, size * seat + size)) for seat in range(num_seats)])
+
+    def _formed(self, rank_sets: Sequence[RankSet]) -> Group | None:
+        """Groups of ranks that have none in common; the one that this rank is in."""
+        groups = [form_group(ranks, self._backend, self._timeout_seconds) for ranks in rank_sets]
+        return next((group for group in groups if group is not None), None)
 
     def form_all(self, rank_sets: Sequence[RankSet]) -> None:
         """Form and connect the groups of all these sets, in the order in which they will be used; release all others.

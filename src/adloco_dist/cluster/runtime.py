@@ -79,6 +79,28 @@ class Runtime:
     monitor: Monitor
     store: Store
     """Store that all ranks share, for messages apart from collectives."""
+    ranks_per_worker: int = 1
+    """S: neighbouring ranks that hold a worker's model together. Layouts and plans count such runs of ranks, called
+    seats; of one rank each where a worker fits a device."""
+
+    @property
+    def seat(self) -> int:
+        """The seat that this rank is a part of."""
+        return self.rank // self.ranks_per_worker
+
+    @property
+    def shard(self) -> int:
+        """Which of its seat's ranks this is, and so which part of every parameter it holds."""
+        return self.rank % self.ranks_per_worker
+
+    @property
+    def num_seats(self) -> int:
+        return self.world_size // self.ranks_per_worker
+
+    @property
+    def seat_nodes(self) -> tuple[int, ...]:
+        """The node of every seat."""
+        return self.nodes[:: self.ranks_per_worker]
 
 
 def join_store(place: Place) -> Store:
@@ -95,13 +117,16 @@ def join_store(place: Place) -> Store:
 
 
 @contextmanager
-def started(cluster: ClusterSettings, place: Place, store: Store, stop: StopRequest) -> Iterator[Runtime]:
+def started(
+    cluster: ClusterSettings, place: Place, store: Store, stop: StopRequest, ranks_per_worker: int = 1
+) -> Iterator[Runtime]:  # fmt: skip
     """Join the control plane, settle on devices and backend, and leave in order.
 
     The default process group is the control plane (gloo); tensors travel in groups of their own.
 
     Args:
         stop: set when any rank was asked to stop.
+        ranks_per_worker: neighbouring ranks that hold a worker's model together.
 
     Raises:
         SettingsError: on every rank, when the interface, device or backend that was asked for is unsupported on one, or
@@ -156,6 +181,7 @@ def started(cluster: ClusterSettings, place: Place, store: Store, stop: StopRequ
             heartbeat=heartbeat,
             monitor=monitor,
             store=store,
+            ranks_per_worker=ranks_per_worker,
         )
     except RuntimeError as error:
         if is_timeout(error):

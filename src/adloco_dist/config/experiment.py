@@ -18,6 +18,9 @@ class PoolSettings:
     """k: trainers that run side by side, each with an anchor and a shard of its own."""
     workers_per_trainer: int | None = None
     """M: model instances of each trainer. null: as many as there are ranks for each trainer."""
+    ranks_per_worker: int = 1
+    """S: neighbouring ranks of a node that hold a worker's model together, each a part of every parameter
+    (fully_shard). 1: a worker fits one device."""
     placement: Placement = Placement.pack
     """pack: a trainer's workers on as few nodes as balance allows. spread: on as many as it has workers."""
     outer_state: OuterState = OuterState.device
@@ -26,6 +29,8 @@ class PoolSettings:
     def __post_init__(self) -> None:
         if self.trainers < 1:
             raise SettingsError.of("pool.trainers", self.trainers, "must be >= 1")
+        if self.ranks_per_worker < 1:
+            raise SettingsError.of("pool.ranks_per_worker", self.ranks_per_worker, "must be >= 1")
         workers = self.workers_per_trainer
         if workers is not None and workers < 1:
             raise SettingsError.of("pool.workers_per_trainer", workers, "must be >= 1, or null")

@@ -15,6 +15,7 @@ from adloco_dist.config.choices import (
     Device,
     Estimator,
     Final,
+    InnerOptimizer,
     MergePolicy,
     Precision,
     RoundLength,
@@ -89,6 +90,8 @@ class Settings:
         request = self.batching.request
         if self.algorithm.is_data_parallel:
             self._check_data_parallel()
+        if self.pool.ranks_per_worker > 1:
+            self._check_sharded()
         self._check_wire()
         merge, trainers = self.merge, self.pool.trainers
         if merge.policy is not MergePolicy.none:
@@ -146,6 +149,25 @@ class Settings:
             rule = f"must be < the {distance} updates between two averages"
             given = f"(algorithm.updates_per_round={updates}, wire.fragments={wire.fragments})"
             raise SettingsError.of("wire.delay_updates", delay, f"{rule} {given}")
+
+    def _check_sharded(self) -> None:
+        """What needs a worker's whole model on one device."""
+        given = f"goes with pool.ranks_per_worker=1 alone, not {self.pool.ranks_per_worker}"
+        if self.algorithm.is_data_parallel:
+            raise SettingsError(f"algorithm=ddp: {given}; use another algorithm")
+        if self.measures_gradients and self.batching.estimator is not Estimator.sketch:
+            raise SettingsError.of("batching.estimator", self.batching.estimator, f"{given}; use sketch")
+        if self.inner.optimizer is InnerOptimizer.muon:
+            rule = f"{given}, for it needs whole matrices; use adamw or sgd"
+            raise SettingsError.of("inner.optimizer", self.inner.optimizer, rule)
+        for name, radial in (("outer.radial", self.outer.radial), ("merge.radial", self.merge.radial)):
+            if radial:
+                raise SettingsError.of(name, radial, f"{given}, for it needs the norms of whole tensors; leave it out")
+        if self.instances.concurrency in (Concurrency.streams, Concurrency.threads):
+            rule = f"{given}: ranks that compute a worker together take turns together; use serial"
+            raise SettingsError.of("instances.concurrency", self.instances.concurrency, rule)
+        if self.model.compile:
+            raise SettingsError.of("model.compile", self.model.compile, f"{given}; leave it out")
 
     def _check_data_parallel(self) -> None:
         if self.algorithm.round is not RoundLength.updates:

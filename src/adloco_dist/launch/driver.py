@@ -15,7 +15,7 @@ from adloco_dist.data.hub import prefer_cache_without_hub
 from adloco_dist.launch.exit_codes import ends_reported
 from adloco_dist.launch.nodes import add_torchrun_options, asked_nodes, check_num_ranks, check_restarts, rendezvous_of
 from adloco_dist.launch.rendezvous import Rendezvous
-from adloco_dist.policy.layout import check_ranks
+from adloco_dist.policy.layout import check_ranks, seat_nodes
 from adloco_dist.run.directory import check_directory
 from adloco_dist.setup.parts import NamedParts, Parts
 from adloco_dist.terminal import output_was_lost, reported_wait, show
@@ -120,7 +120,9 @@ def _refuse_early(settings: Settings, rendezvous: Rendezvous, num_ranks: int) ->
     Raises:
         SettingsError: the ranks would refuse it, too.
     """
-    minimum = num_ranks + (rendezvous.min_nodes or rendezvous.num_nodes) - 1
+    size = settings.pool.ranks_per_worker
+    seat_nodes([0] * num_ranks, size)
+    minimum = num_ranks + size * ((rendezvous.min_nodes or rendezvous.num_nodes) - 1)
     check_ranks(settings, minimum, is_all=rendezvous.num_nodes == 1)
     check_restarts(settings, rendezvous.max_restarts)
     if rendezvous.num_nodes == 1:
@@ -150,13 +152,13 @@ def _parser() -> argparse.ArgumentParser:
 def _num_ranks(settings: Settings, options: argparse.Namespace) -> int:
     """Return how many ranks to start: as many as asked for; else one per GPU, but no idle ones.
 
-    Without GPUs two are started, so that there is something to distribute.
+    Without GPUs two are started, or as many as a worker spans, so that there is something to distribute.
     """
     check_num_ranks(options)
     if options.nproc_per_node is not None:
         return options.nproc_per_node
     import torch
 
-    workers = settings.pool.workers_per_trainer
-    num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 2
-    return min(num_devices, settings.pool.trainers * workers) if workers else num_devices
+    workers, size = settings.pool.workers_per_trainer, settings.pool.ranks_per_worker
+    num_devices = torch.cuda.device_count() if torch.cuda.is_available() else max(2, size)
+    return min(num_devices, settings.pool.trainers * workers * size) if workers else num_devices

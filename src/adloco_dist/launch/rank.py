@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import torch
 from torch import nn
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -100,9 +101,9 @@ def reported_as_rank(work: Callable[[Place, Store], None]) -> None:
 def _run(place: Place, store: Store, overrides: Sequence[str], dry_run: bool, parts: Parts) -> None:
     settings, error = _compose(overrides, parts)
     with ExitStack() as stack:
-        stop = StopRequest()
+        stop, size = StopRequest(), settings.pool.ranks_per_worker
         stack.enter_context(stop_on_signals(stop, [number for number in STOP_SIGNALS if number != signal.SIGTERM]))
-        runtime = stack.enter_context(started(settings.cluster, place, store, stop))
+        runtime = stack.enter_context(started(settings.cluster, place, store, stop, size))
         # Not before: an agent whose other ranks have failed ends with it those that wait for them to start.
         stack.enter_context(stop_on_signals(stop, [signal.SIGTERM]))
         control = runtime.control
@@ -179,11 +180,13 @@ def _set_up_pool(
         if runtime.rank == 0:
             print_note(f"budget.epochs={epochs:g} of {splits.source}: {settings.budget.tokens:,} tokens")
     runtime.heartbeat.enter("setting up the pool")
+    # Of a model that is to be divided no device ever has all.
+    born_on = runtime.device if settings.pool.ranks_per_worker == 1 else torch.device("cpu")
     module: nn.Module | None = None
     error: SettingsError | None = None
     try:
         set_up_arithmetic(settings, runtime.device)
-        module = objective.build(runtime.device, computes_in_bf16(settings.precision, runtime.device))
+        module = objective.build(born_on, computes_in_bf16(settings.precision, runtime.device))
     except SettingsError as mistake:
         error = mistake
     runtime.control.agree(error)

@@ -90,6 +90,18 @@ class LanguageObjective:
         # save_pretrained removes duplicates of tied tensors by storage; parameters that are views of one flat vector
         # would look tied, so it gets tensors of their own.
         module.save_pretrained(directory, state_dict={name: one.clone() for name, one in module.state_dict().items()})
+        self._save_tokenizer(directory)
+
+    def save_beside_weights(self, module: nn.Module, directory: Path) -> None:
+        assert isinstance(module, PreTrainedModel)
+        module.config.architectures = [type(module).__name__.removeprefix("FSDP")]  # the class that fully_shard makes
+        module.config.dtype = module.dtype
+        module.config.save_pretrained(directory)
+        if module.can_generate() and module.generation_config is not None:
+            module.generation_config.save_pretrained(directory)
+        self._save_tokenizer(directory)
+
+    def _save_tokenizer(self, directory: Path) -> None:
         if self._vocabulary.tokenizer is not None:
             self._vocabulary.tokenizer.save_pretrained(directory)
 

@@ -84,6 +84,9 @@ class OwnObjective:
             {name: value.detach().clone() for name, value in module.state_dict().items()}, directory / WEIGHTS_FILE
         )
 
+    def save_beside_weights(self, module: nn.Module, directory: Path) -> None:
+        """Write nothing: the weights are all there is."""
+
     def implementation(self, module: nn.Module) -> str:
         return f"model {_name(self._build)}, loss {_name(self._loss)}"
 

@@ -87,6 +87,10 @@ class Objective(Protocol):
         """Write the module, whose parameters may be views into one vector, and what belongs to it."""
         ...
 
+    def save_beside_weights(self, module: nn.Module, directory: Path) -> None:
+        """Write what belongs to the module beside its weights, where nobody has these whole."""
+        ...
+
     def implementation(self, module: nn.Module) -> str:
         """Return how the module and the loss are computed on this rank, for people."""
         ...

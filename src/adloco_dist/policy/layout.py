@@ -1,4 +1,8 @@
-"""Which workers run on which ranks: plain integers (design, section 3.7)."""
+"""Which workers run on which ranks: plain integers (design, section 3.7).
+
+Where several ranks hold a worker's model together (pool.ranks_per_worker), such neighbouring ranks are one seat, and
+what is called a rank here is a seat.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,10 +13,10 @@ from adloco_dist.config import Placement, Settings, SettingsError
 
 @dataclass(frozen=True)
 class Layout:
-    """The ranks that every worker of every trainer runs on."""
+    """The rank (or seat) that every worker of every trainer runs on."""
 
     workers: Mapping[int, tuple[tuple[int, ...], ...]]
-    """The ranks that each worker of a trainer spans, by trainer; today every worker has one."""
+    """The ranks of each worker of a trainer, by trainer: one each, which is a seat where several hold it together."""
 
     @classmethod
     def one_rank_per_worker(cls, ranks: Mapping[int, Sequence[int]]) -> "Layout":
@@ -99,8 +103,8 @@ def place_again(layout: Layout, nodes: Sequence[int], placement: Placement) -> L
     """
     order = list(range(len(nodes)))
     if placement is Placement.spread:  # the first rank of every node, then the second
-        seat = {rank: nodes[:rank].count(nodes[rank]) for rank in order}
-        order.sort(key=lambda rank: (seat[rank], rank))
+        position = {rank: nodes[:rank].count(nodes[rank]) for rank in order}
+        order.sort(key=lambda rank: (position[rank], rank))
     ranks: dict[int, Sequence[int]] = {}
     dealt = 0
     for trainer in layout.trainers:
@@ -110,7 +114,7 @@ def place_again(layout: Layout, nodes: Sequence[int], placement: Placement) -> L
 
 
 # Where a rank stands, (-vacancies of its node, -its own vacancies, rank): fuller nodes and lower ranks sort first.
-_Seat = tuple[int, int, int]
+_Offer = tuple[int, int, int]
 
 
 def _choose_ranks(
@@ -126,7 +130,7 @@ def _choose_ranks(
     must be chosen now; the others follow the placement, fuller nodes and lower ranks first.
     """
     chosen = [rank for rank, vacant in enumerate(vacancies) if vacant == trainers_left]
-    offers: list[tuple[int, list[_Seat]]] = []  # per node: how many ranks are chosen, and the ones still open
+    offers: list[tuple[int, list[_Offer]]] = []  # per node: how many ranks are chosen, and the ones still open
     for ranks in ranks_on.values():
         vacant = [vacancies[rank] for rank in ranks]
         on_node = sum(vacant)
@@ -137,13 +141,13 @@ def _choose_ranks(
     return chosen + choose(offers, width - len(chosen))
 
 
-def _packed(offers: Sequence[tuple[int, list[_Seat]]], wanted: int) -> list[int]:
+def _packed(offers: Sequence[tuple[int, list[_Offer]]], wanted: int) -> list[int]:
     """`wanted` open ranks: a node is used up before another is begun, and what covers most of the rest goes first."""
     begun = [candidates for used, candidates in offers if used]
     untouched = [candidates for used, candidates in offers if not used]
     chosen: list[int] = []
 
-    def preference(candidates: list[_Seat]) -> tuple[int, _Seat]:
+    def preference(candidates: list[_Offer]) -> tuple[int, _Offer]:
         return -min(wanted - len(chosen), len(candidates)), candidates[0]
 
     while len(chosen) < wanted:
@@ -158,7 +162,7 @@ def _packed(offers: Sequence[tuple[int, list[_Seat]]], wanted: int) -> list[int]
     return chosen
 
 
-def _spread(offers: Sequence[tuple[int, list[_Seat]]], wanted: int) -> list[int]:
+def _spread(offers: Sequence[tuple[int, list[_Offer]]], wanted: int) -> list[int]:
     """`wanted` open ranks, each on a node with the fewest chosen: a node's next rank waits for those before it."""
     turns = [turn for used, candidates in offers for turn in enumerate(candidates, start=used)]
     return [rank for _, (_, _, rank) in nsmallest(wanted, turns)]
@@ -173,11 +177,13 @@ def check_ranks(settings: Settings, num_ranks: int, is_all: bool = True) -> None
     Raises:
         SettingsError: they do not.
     """
-    pool, workers = settings.pool, _workers_per_trainer(settings, num_ranks)
-    if pool.trainers * workers < num_ranks:
+    pool, num_seats = settings.pool, num_ranks // settings.pool.ranks_per_worker
+    workers = _workers_per_trainer(settings, num_seats)
+    if pool.trainers * workers < num_seats:
+        ranks = f"{num_ranks} ranks" if num_seats == num_ranks else f"{num_seats} x {pool.ranks_per_worker} ranks"
         raise SettingsError(
             f"pool.trainers={pool.trainers}, pool.workers_per_trainer={workers}: {pool.trainers * workers} "
-            f"workers leave some of {num_ranks} ranks idle; start fewer ranks, or raise either"
+            f"workers leave some of {ranks} idle; start fewer ranks, or raise either"
         )
     if is_all and settings.algorithm.is_data_parallel and workers != num_ranks:
         raise SettingsError(
@@ -195,9 +201,33 @@ def experiment_layout(settings: Settings, nodes: Sequence[int]) -> Layout:
     Raises:
         SettingsError: when the ranks and workers do not fit together.
     """
-    check_ranks(settings, len(nodes))
     pool = settings.pool
-    return place(pool.trainers, _workers_per_trainer(settings, len(nodes)), nodes, pool.placement)
+    seats = seat_nodes(nodes, pool.ranks_per_worker)
+    check_ranks(settings, len(nodes))
+    return place(pool.trainers, _workers_per_trainer(settings, len(seats)), seats, pool.placement)
+
+
+def seat_nodes(nodes: Sequence[int], ranks_per_worker: int) -> Sequence[int]:
+    """The node of every seat.
+
+    Args:
+        nodes: the node of each rank, one entry per rank.
+
+    Raises:
+        SettingsError: ranks cannot be divided into such seats.
+    """
+    size = ranks_per_worker
+    if len(nodes) % size:
+        rule = f"{len(nodes)} ranks are no multiple of it; start {-(-len(nodes) // size) * size}, or set another"
+        raise SettingsError.of("pool.ranks_per_worker", size, rule)
+    for first in range(0, len(nodes), size):
+        on = [nodes[rank] for rank in range(first, first + size)]
+        if len(set(on)) > 1:
+            rule = f"ranks {first} to {first + size - 1} stand on nodes {', '.join(map(str, sorted(set(on))))}"
+            most = min(on.count(node) for node in set(on))
+            remedy = f"a worker's ranks must stand on one node; start a multiple of {size} ranks on each"
+            raise SettingsError.of("pool.ranks_per_worker", size, f"{rule}; {remedy}, or set at most {most}")
+    return nodes[::size]
 
 
 def _workers_per_trainer(settings: Settings, num_ranks: int) -> int:

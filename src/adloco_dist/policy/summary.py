@@ -14,27 +14,42 @@ Shares = dict[int, list[tuple[RankReport, TrainerReport]]]
 """The reports of a trainer's ranks, each with the trainer's share in it, by trainer."""
 
 
-def pool_report(reports: Sequence[RankReport], last: RoundPlan | None, seconds: float) -> PoolReport:
+def disagreements(reports: Sequence[RankReport], ranks_per_worker: int = 1) -> list[str]:
+    """Why ranks must not continue: they hold different anchors of a trainer, or acted on different plans.
+
+    Args:
+        ranks_per_worker: ranks that hold a worker together; of these each has another part of the anchor.
+    """
+    errors = []
+    for trainer, parts in sorted(shares_by_trainer(reports).items()):
+        for shard in range(ranks_per_worker):
+            same = [(rank.rank, share) for rank, share in parts if rank.rank % ranks_per_worker == shard]
+            groups = ranks_by_value([(rank, tuple(share.anchor.checksum)) for rank, share in same])
+            if len(groups) > 1:
+                errors.append(f"the anchor of trainer {trainer} differs between {' and '.join(groups.values())}")
+    groups = ranks_by_value([(report.rank, report.plan_digest) for report in reports])
+    if len(groups) > 1:
+        errors.append(f"another plan was acted on by {' and by '.join(groups.values())}")
+    return errors
+
+
+def pool_report(
+    reports: Sequence[RankReport], last: RoundPlan | None, seconds: float, errors: Sequence[str] = ()
+) -> PoolReport:
     """What the next plan needs to know.
 
     Args:
+        reports: of all seats.
+        errors: why ranks must not continue.
         last: the plan of the round that the reports are about; None for the state before training.
         seconds: rank 0's clock since the first round began.
     """
     shares = shares_by_trainer(reports)
     cost = _round_cost(reports, last) if last else None
-    errors = []
-    for trainer in sorted(shares):
-        groups = ranks_by_value([(rank.rank, tuple(share.anchor.checksum)) for rank, share in shares[trainer]])
-        if len(groups) > 1:
-            errors.append(f"the anchor of trainer {trainer} differs between {' and '.join(groups.values())}")
-    groups = ranks_by_value([(report.rank, report.plan_digest) for report in reports])
-    if len(groups) > 1:
-        errors.append(f"another plan was acted on by {' and by '.join(groups.values())}")
     return PoolReport(
         stop_requested=any(report.stop_requested for report in reports),
         seconds=seconds,
-        errors=errors,
+        errors=list(errors),
         batches=_batch_reports(reports, shares, last, cost) if last else {},
         train_loss={trainer: train_loss(parts) for trainer, parts in shares.items()} if last else {},
         validation_loss={

@@ -11,8 +11,11 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from adloco_dist.averaging.fragments import Fragment, fragments_of
+from adloco_dist.averaging.shards import Shards, is_sharded, local
 from adloco_dist.buffers import Buffer, Watched, persistent_buffers
 from adloco_dist.config import Precision
+from adloco_dist.noise.sketch import Sketch
 from adloco_dist.vectors import VectorLayout, embeddings_of
 
 
@@ -53,8 +56,12 @@ class FlatModel:
 
     Frozen parameters (without requires_grad) and all other buffers stay in the module as they are, in no vector.
 
+    Of a module whose parameters several ranks hold together (pool/sharding.py) vectors have this rank's parts.
+
     Attributes:
-        parameter_layout: where flat vectors hold the trained parameters.
+        shards: the ranks that hold the module together; this one alone where it is whole.
+        parameter_layout: where flat vectors hold the trained parameters, or this rank's parts of them.
+        whole_layout: where vectors of the whole module would; the same where it is whole.
         embeddings: indices of the trained embeddings in that layout.
         hidden_matrices: where they hold matrices between embeddings and output, and their shapes; ascending.
         changing: names of the buffers that training changes.
@@ -69,22 +76,26 @@ class FlatModel:
     """
 
     def __init__(
-        self, module: nn.Module, device: torch.device, precision: Precision, changing: Sequence[str] = ()
-    ) -> None:
+        self, module: nn.Module, device: torch.device, precision: Precision, changing: Sequence[str] = (),
+        timeout_seconds: float = 60.0,
+    ) -> None:  # fmt: skip
         """
         Args:
             changing: names of the module's buffers that training changes (`changing_buffers` finds them).
+            timeout_seconds: of a collective of the ranks that hold the module together.
         """
         self.dtype = vector_dtype(precision)
         self.device = device
         self.capacity: int | None = None
-        self.module = converted(module, device, precision).train()
+        trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+        self.shards = Shards(dict(trained), (), timeout_seconds)
+        self.module = (module if self.shards.ranks else converted(module, device, precision)).train()
         self.changing = tuple(changing)
         self._precision = precision
-        trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
         trained.sort(key=lambda item: item[1].ndim < 2)  # stable: order is kept
         self._parameters = [parameter for _, parameter in trained]
-        self.parameter_layout = VectorLayout.of(trained)
+        self.whole_layout = VectorLayout.of(trained)
+        self.parameter_layout = VectorLayout.of((name, local(parameter)) for name, parameter in trained)
         self.embeddings = embeddings_of(module, self._parameters)
         self.hidden_matrices = _hidden_matrices(module, trained, self.parameter_layout, self.embeddings)
         self.decay_boundary = self.parameter_layout.boundary(sum(p.ndim >= 2 for p in self._parameters))
@@ -101,8 +112,16 @@ class FlatModel:
         self.payload = self.room[: self.num_elements + 1]
         self.gradient = self.payload[:-1]
         self.weights = self.gradient  # until it is pointed at something
-        for parameter, view in self._parameter_views(self.gradient):
-            parameter.grad = view
+        self._set_gradients()
+
+    @property
+    def num_buffer_elements(self) -> int:
+        """Of a flat vector, behind the parameters."""
+        return self.num_elements - self.buffer_boundary
+
+    def fragments(self, count: int) -> list[Fragment]:
+        """The parts of the model that are averaged at different times, the same tensors on all ranks."""
+        return fragments_of(self.parameter_layout, count, self.whole_layout)
 
     @property
     def radial_slices(self) -> list[slice]:
@@ -115,7 +134,7 @@ class FlatModel:
         """The module's present parameters and changing buffers as a new flat vector, to which it then points."""
         weights = torch.zeros(self.num_elements, dtype=self.dtype, device=self.device)
         for parameter, view in self._parameter_views(weights):
-            view.copy_(parameter.data)
+            view.copy_(local(parameter))
         for _, tensor, view in self._buffer_views(weights):
             view.copy_(tensor)
         self.point_at(weights)
@@ -123,9 +142,8 @@ class FlatModel:
 
     def point_at(self, weights: torch.Tensor) -> None:
         """Make `weights` the module's parameters, of which nothing is copied, and the values of its buffers."""
+        self._set_parameters(weights)
         self.weights = weights
-        for parameter, view in self._parameter_views(weights):
-            parameter.data = view
         self.load_buffers()
 
     def load_buffers(self) -> None:
@@ -166,8 +184,26 @@ class FlatModel:
             yield self.module
         self.module.train()
 
+    def gradient_norm(self) -> torch.Tensor:
+        """The norm of the whole gradient, a scalar on the device."""
+        return torch.linalg.vector_norm(self.gradient)
+
+    def sketch(self, sketch: Sketch) -> torch.Tensor:
+        """The sketch of the gradient, (BUCKETS,)."""
+        return sketch(self.gradient)
+
     def autocast(self) -> torch.autocast:
         return autocast(self.device, self._precision)
+
+    def _set_gradients(self) -> None:
+        """Make the flat gradient what backward passes add to."""
+        for parameter, view in self._parameter_views(self.gradient):
+            parameter.grad = view
+
+    def _set_parameters(self, weights: torch.Tensor) -> None:
+        """Make a flat vector the module's parameters."""
+        for parameter, view in self._parameter_views(weights):
+            parameter.data = view
 
     def _parameter_views(self, vector: torch.Tensor) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
         """Every trained parameter with what a flat vector holds for it."""
@@ -184,6 +220,8 @@ def _hidden_matrices(
     module: nn.Module, trained: Sequence[tuple[str, nn.Parameter]], layout: VectorLayout, embeddings: Collection[int]
 ) -> list[tuple[slice, tuple[int, ...]]]:  # fmt: skip
     """The matrices that Muon updates: all but embeddings, and the output layer of a model of transformers."""
+    if any(map(is_sharded, module.parameters())):
+        return []  # of which no rank has one whole
     output = getattr(module, "get_output_embeddings", lambda: None)()
     others = {id(output.weight)} if isinstance(output, nn.Linear) else set()
     return [

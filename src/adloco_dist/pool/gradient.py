@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from adloco_dist.averaging.shards import Shards
 from adloco_dist.data.protocols import Batch
 from adloco_dist.objective.protocol import Objective
 from adloco_dist.policy.switch import micro_batch_size
@@ -55,13 +56,15 @@ class AccumulatedLoss:
     """Sum of the losses over the batch's targets on this rank, a scalar on the device."""
     num_targets: int
     """Number of those targets."""
+    worker_targets: int | torch.Tensor
+    """Targets of the worker's whole batch, which ranks share where they hold its model together."""
     scale: float | torch.Tensor
     """What makes the accumulated gradient that of the mean loss over all targets, those of other ranks included."""
 
     @property
     def mean(self) -> torch.Tensor:
-        """The mean loss on this rank, a scalar on the device."""
-        return self.loss_sum / self.num_targets
+        """The worker's mean loss, or what this rank's targets contribute to it; a scalar on the device."""
+        return self.loss_sum / self.worker_targets
 
 
 def accumulate_gradient(
@@ -69,6 +72,9 @@ def accumulate_gradient(
     watcher: GradientWatcher | None = None, averager: GradientAverager | None = None,
 ) -> AccumulatedLoss:  # fmt: skip
     """Fill the flat model's gradient with that of the loss summed over `batch`, divided by its number of sequences.
+
+    Ranks that hold the module together share every micro-batch out among themselves, and the gradient is the mean of
+    what they come to, whose sum is wanted: the mean number of targets makes up for that.
 
     How many targets there are is known only when all losses were computed, so the gradient still has to be multiplied
     by the returned scale (`scale_and_clip`); every target then has the same weight, whatever the micro-batches.
@@ -90,24 +96,44 @@ def accumulate_gradient(
         for part in parts:
             is_last = chunk is chunks[-1] and part is parts[-1]
             with averager.micro_batch(is_last) if averager else nullcontext():
+                own, weight = share(part, flat_model.shards)
                 with flat_model.autocast():
-                    loss, num_targets = objective.loss(module, part)
-                (loss / len(batch)).backward()
-            loss_sum += loss.detach()
-            chunk_targets += num_targets
+                    loss, num_targets = objective.loss(module, own)
+                (weight * loss / len(batch)).backward()
+            loss_sum += weight * loss.detach()
+            chunk_targets += weight * num_targets
         if watcher:
             watcher.observe(chunk, chunk_targets)
         total_targets += chunk_targets
-    mean_targets = averager.mean_targets(total_targets) if averager else total_targets
-    return AccumulatedLoss(loss_sum, total_targets, len(batch) / mean_targets)
+    if averager:
+        return AccumulatedLoss(
+            loss_sum, total_targets, total_targets, len(batch) / averager.mean_targets(total_targets)
+        )
+    worker_targets, num_ranks = flat_model.shards.total(total_targets), len(flat_model.shards.ranks) or 1
+    return AccumulatedLoss(loss_sum, total_targets, worker_targets, len(batch) * num_ranks / worker_targets)
 
 
-def scale_and_clip(gradient: torch.Tensor, scale: float | torch.Tensor, clip_norm: float | None) -> None:
-    """Multiply an accumulated gradient by `scale`, and clip its norm then; in place, in one multiplication."""
+def share(batch: Batch, shards: Shards) -> tuple[Batch, int]:
+    """The sequences of a batch that are this rank's, and what they count: all, where it holds the module by itself.
+
+    All ranks must compute, for they gather parameters from each other: one that has no sequence takes the first, which
+    counts as nothing.
+    """
+    num_ranks = len(shards.ranks)
+    if num_ranks < 2:
+        return batch, 1
+    if len(batch) >= num_ranks:
+        return batch.chunks(num_ranks)[shards.index], 1
+    is_enough = shards.index < len(batch)
+    return batch.split(1)[shards.index if is_enough else 0], int(is_enough)
+
+
+def scale_and_clip(flat_model: FlatModel, scale: float | torch.Tensor, clip_norm: float | None) -> None:
+    """Multiply the accumulated gradient by `scale`, and clip its norm then; in place, in one multiplication."""
     if clip_norm is not None:
-        norm = torch.linalg.vector_norm(gradient) * scale
+        norm = flat_model.gradient_norm() * scale
         scale = (clip_norm / (norm + 1e-6)).clamp(max=1.0) * scale  # on the device: no synchronisation
-    gradient.mul_(scale)
+    flat_model.gradient.mul_(scale)
 
 
 def mean_gradient(
@@ -115,5 +141,5 @@ def mean_gradient(
 ) -> AccumulatedLoss:  # fmt: skip
     """Do as `accumulate_gradient` does, and scale the gradient to that of the mean loss."""
     done = accumulate_gradient(flat_model, objective, batch, capacity)
-    scale_and_clip(flat_model.gradient, done.scale, None)
+    scale_and_clip(flat_model, done.scale, None)
     return done

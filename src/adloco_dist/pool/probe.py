@@ -34,7 +34,10 @@ def probe_capacity(
     free_device_memory()
     flat_model = slots[0].flat_model
     flat_model.point_at(trainers[0].workers[0].weights.to(flat_model.device))
-    if flat_model.device.type == "cuda":
+    shards = flat_model.shards
+    if shards.ranks:  # who must agree, and would wait for one whose micro-batch did not fit
+        capacity = shards.smallest(_by_counting(slots, trainers, settings, sharers)) * len(shards.ranks)
+    elif flat_model.device.type == "cuda":
         capacity = _by_trying(slots[0], settings, maximum * len(slots), sharers, reserved_bytes) // len(slots)
     else:
         capacity = _by_counting(slots, trainers, settings, sharers)
@@ -98,9 +101,11 @@ def _by_trying(slot: ComputeSlot, settings: Settings, maximum: int, sharers: int
 def _by_counting(slots: Sequence[ComputeSlot], trainers: Sequence[Trainer], settings: Settings, sharers: int) -> int:
     """Find the capacity from the bytes of micro-batches of one and of two sequences: they grow in proportion."""
     one, two = (micro_batch_bytes(slots[0], batch) for batch in (1, 2))
-    memory = settings.cluster.memory_bytes
+    memory, device = settings.cluster.memory_bytes, slots[0].flat_model.device
     vectors = state_vectors(settings, len(trainers), sum(len(trainer.workers) for trainer in trainers), len(slots))
-    if memory is None:  # what the pool holds is no longer available; the copy for a checkpoint is made later
+    if device.type == "cuda":
+        memory, held = torch.cuda.mem_get_info(device)[0] // sharers, 0
+    elif memory is None:  # what the pool holds is no longer available; the copy for a checkpoint is made later
         memory, held = psutil.virtual_memory().available // sharers, vectors["checkpoint"]
     else:
         held = sum(vectors.values())
@@ -111,9 +116,9 @@ def _by_counting(slots: Sequence[ComputeSlot], trainers: Sequence[Trainer], sett
 
 
 def micro_batch_bytes(slot: ComputeSlot, num_sequences: int) -> int:
-    """Count what a micro-batch takes beside weights and gradients, at its peak."""
+    """Count what a micro-batch of so many sequences on this rank takes beside weights and gradients, at its peak."""
     flat_model = slot.flat_model
-    batch = slot.objective.trial_batch(num_sequences, flat_model.device)
+    batch = slot.objective.trial_batch(num_sequences * (len(flat_model.shards.ranks) or 1), flat_model.device)
     with PeakBytes([flat_model.weights, flat_model.payload]) as counter:
         accumulate_gradient(flat_model, slot.objective, batch, None)
     return counter.peak

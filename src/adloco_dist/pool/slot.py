@@ -27,17 +27,27 @@ class ComputeSlot:
     stream: torch.cuda.Stream | None = None
     """Stream on which the slot computes; None: the device's present one."""
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether several ranks compute every update together."""
+        return self.averager is not None or len(self.flat_model.shards.ranks) > 1
+
 
 def new_slot(
     objective: Objective, module: nn.Module, device: torch.device, settings: Settings, changing: Sequence[str] = ()
 ) -> ComputeSlot:
-    """Return a compute slot around `module`, which is moved to `device`.
+    """Return a compute slot around `module`, which is moved to `device`, unless ranks hold it together there.
 
     Args:
         changing: names of the module's buffers that training changes.
     """
-    flat_model = FlatModel(module, device, settings.precision, changing)
-    sketch = Sketch(flat_model.num_elements, flat_model.dtype, device)
+    kind: type[FlatModel] = FlatModel
+    if settings.pool.ranks_per_worker > 1:
+        from adloco_dist.pool.sharding import ShardedFlatModel  # with fully_shard, whose import takes half a second
+
+        kind = ShardedFlatModel
+    flat_model = kind(module, device, settings.precision, changing, settings.cluster.outer_seconds)
+    sketch = Sketch(flat_model.whole_layout.num_elements + flat_model.num_buffer_elements, flat_model.dtype, device)
     return ComputeSlot(flat_model, objective, sketch)
 
 

@@ -9,7 +9,7 @@ from adloco_dist.averaging.anchors import average_in, weight_of
 from adloco_dist.averaging.averager import Averager
 from adloco_dist.averaging.background import Background
 from adloco_dist.averaging.checks import checksum
-from adloco_dist.averaging.fragments import fragments_of, largest, packed_part
+from adloco_dist.averaging.fragments import largest, packed_part
 from adloco_dist.averaging.outer import OuterSGD
 from adloco_dist.config import OuterState, Settings
 from adloco_dist.data.protocols import Cursor
@@ -55,7 +55,7 @@ class Trainer:
             outer.outlier_rounds,
         )  # fmt: skip
         self.averager = averager
-        self.fragments = fragments_of(flat_model.parameter_layout, settings.wire.fragments)
+        self.fragments = flat_model.fragments(settings.wire.fragments)
         self.residual = torch.zeros_like(initial_weights) if self.averager.keeps_residual else None
         self.under_way: UnderWay | None = None
         delayed = largest(self.fragments) if settings.wire.is_delayed else 0

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from adloco_dist.averaging.fragments import fragments_of, largest
+from adloco_dist.averaging.fragments import largest
 from adloco_dist.averaging.outliers import NormHistory
 from adloco_dist.config import InnerOptimizer, InnerSettings, WireSettings
 from adloco_dist.pool.flat_model import FlatModel
@@ -42,7 +42,7 @@ class Worker:
         wire = wire or WireSettings()
         self.norms = NormHistory(wire.fragments)
         """Of its pseudo-gradients, where they decide whether it is left out of an average."""
-        fragments = fragments_of(flat_model.parameter_layout, wire.fragments)
+        fragments = flat_model.fragments(wire.fragments)
         self.departed = weights.new_zeros(largest(fragments) if wire.is_delayed else 0)
         """Its weights in the fragment that it awaits as they were sent off."""
         self.num_targets = 0

@@ -11,15 +11,16 @@ from adloco_dist.messages import decode, encode
 from adloco_dist.policy.plan import PlanInputs, PoolReport, RoundPlan
 from adloco_dist.policy.planning import plan_round
 from adloco_dist.policy.report import MergeReport, RankReport
+from adloco_dist.policy.seats import seat_reports
 from adloco_dist.policy.simulation import round_seconds, simulated
-from adloco_dist.policy.summary import pool_report
+from adloco_dist.policy.summary import disagreements, pool_report
 
 
 class Coordinator:
     """Decides on rank 0, and keeps there what the last plan was decided from.
 
     Attributes:
-        reports: all ranks' reports, on rank 0; none elsewhere, and none where a run resumes: they were recorded before.
+        reports: all seats' reports, on rank 0; none elsewhere, and none where a run resumes: they were recorded before.
         pool_report: the reports reduced to what the plan needs.
     """
 
@@ -50,11 +51,13 @@ class Coordinator:
         """
         return coordinate(control, report, lambda reports: self._decide(reports, last))
 
-    def _decide(self, reports: Sequence[RankReport], last: RoundPlan | None) -> RoundPlan:
+    def _decide(self, of_ranks: Sequence[RankReport], last: RoundPlan | None) -> RoundPlan:
+        size = self._settings.pool.ranks_per_worker
+        errors, reports = disagreements(of_ranks, size), seat_reports(of_ranks, size)
         if self._settings.simulation.is_on and last:
             reports = simulated(self._settings, last, reports)
             self._simulated_seconds = last.seconds + round_seconds(reports)
-        self.reports, self.pool_report = reports, pool_report(reports, last, self.seconds)
+        self.reports, self.pool_report = reports, pool_report(reports, last, self.seconds, errors)
         if self._saved:  # the last round's, but for what a new start changes
             now = {name: getattr(self.pool_report, name) for name in ("errors", "stop_requested", "capacities")}
             nonfinite = self.pool_report.nonfinite

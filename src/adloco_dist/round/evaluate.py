@@ -12,6 +12,7 @@ from adloco_dist.policy.evaluation import Evaluation
 from adloco_dist.policy.layout import Layout
 from adloco_dist.pool.capacity import free_device_memory, is_out_of_memory
 from adloco_dist.pool.flat_model import FlatModel
+from adloco_dist.pool.gradient import share
 
 
 @dataclass(frozen=True)
@@ -44,16 +45,18 @@ def evaluate(
         size = min(batch, flat_model.capacity or batch)
         while start < len(mine):
             sequences = table.batch(mine[start : start + size]).to(flat_model.device)
+            own, weight = share(sequences, flat_model.shards)
             evaluated: Evaluation | None = None
             try:
-                evaluated = objective.evaluate(module, sequences)
+                evaluated = objective.evaluate(module, own)
             except RuntimeError as error:
-                if not is_out_of_memory(error) or size == 1:
+                # Ranks that hold the module together wait in the pass that failed.
+                if not is_out_of_memory(error) or size == 1 or flat_model.shards.ranks:
                     raise
             if evaluated is None:  # outside of the handler: the error's traceback holds what the failed pass had
                 size //= 2
                 free_device_memory()
                 continue
-            sums += evaluated
+            sums += evaluated if weight else Evaluation()
             start += len(sequences)
     return sums

@@ -6,10 +6,10 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from adloco_dist.cluster.control import ControlPlane
 from adloco_dist.cluster.groups import Groups
+from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import EvaluationSettings, Final
 from adloco_dist.data.protocols import SequenceTable
 from adloco_dist.objective.protocol import Objective
@@ -30,7 +30,7 @@ def finish(
     flat_model: FlatModel,
     objective: Objective,
     groups: Groups,
-    control: ControlPlane,
+    runtime: Runtime,
     validation: SequenceTable,
     evaluation: EvaluationSettings,
     final: Final,
@@ -44,16 +44,17 @@ def finish(
         trainers: this rank's, by id.
 
     Returns:
-        The result (the same on all ranks), and on rank 0 the weights that were chosen: none of trainers that are all
-        not finite.
+        The result (the same on all ranks), and on the first seat the weights that were chosen: none of trainers that
+        are all not finite.
     """
+    control, seat = runtime.control, runtime.seat
     batch, chosen = evaluation.batch, subsets(validation.num_sequences, evaluation)
 
     def losses(sequences: Sequence[int]) -> dict[str, Evaluation]:
         """Every trainer's, by name. Collective."""
         sums: dict[str, Evaluation] = {}
         for trainer in trainers.values():
-            part = part_of(control.rank, trainer.id, layout)
+            part = part_of(seat, trainer.id, layout)
             sums[candidate_name(trainer.id)] = evaluate(
                 flat_model, objective, trainer.result, validation, sequences, batch, part
             )
@@ -66,9 +67,9 @@ def finish(
     averaged = len(layout.trainers) > 1 and len(finite) > 0
     if averaged:
         shares = dict.fromkeys(finite, 1 / len(finite))
-        everywhere = tuple(range(control.world_size))
-        average = _bring(shares, everywhere, trainers, layout, flat_model, groups)
-        part = Part(control.rank, control.world_size)
+        everywhere = tuple(range(runtime.num_seats))
+        average = _bring(shares, everywhere, trainers, layout, flat_model, groups, seat)
+        part = Part(seat, runtime.num_seats)
         sums = {AVERAGE: evaluate(flat_model, objective, average, validation, chosen.final, batch, part)}
         evaluated |= _exchange(control, sums)
     saves_average = final is Final.average and averaged and math.isfinite(evaluated[AVERAGE].loss)
@@ -80,20 +81,20 @@ def finish(
         "candidates": [{"name": name, **sums.figures()} for name, sums in evaluated.items()],
     }
     if best is not None and not saves_average:  # the average, evaluated last, is still where weights are brought to
-        _bring({best: 1.0}, (0,), trainers, layout, flat_model, groups)
-    return result, flat_model.gradient if control.rank == 0 and saved else None
+        _bring({best: 1.0}, (0,), trainers, layout, flat_model, groups, seat)
+    return result, flat_model.gradient if seat == 0 and saved else None
 
 
 def _bring(
     shares: Mapping[int, float], needed: tuple[int, ...], trainers: Mapping[int, Trainer], layout: Layout,
-    flat_model: FlatModel, groups: Groups,
+    flat_model: FlatModel, groups: Groups, seat: int,
 ) -> torch.Tensor:  # fmt: skip
-    """The trainers' results in these shares, in the flat model's gradient on the ranks in `needed`."""
+    """The trainers' results in these shares, in the flat model's gradient on the seats in `needed`."""
     wanted = transfer(0, shares, layout, needed)
     group = groups.of(wanted.ranks)
-    if dist.get_rank() in wanted.ranks:
+    if seat in wanted.ranks:
         anchors = {trainer_id: trainer.result for trainer_id, trainer in trainers.items()}
-        combine(anchors, wanted, flat_model.gradient, group)
+        combine(anchors, wanted, flat_model.gradient, group, seat)
     return flat_model.gradient
 
 

@@ -158,7 +158,7 @@ class InnerPhase:
                 _update_gradient(slot, worker.id, self._read(task, slot, 0), batch.batch_limit, estimator, result.notes)
             worker.attach(slot.flat_model)
             for update in range(worker.updates_done, task.until):
-                if self.stop.is_heard and not slot.averager:  # ranks that average must stop together
+                if self.stop.is_heard and not slot.is_shared:  # ranks that compute together must stop together
                     return
                 is_timed = settings.measures_times and update == num_updates - 1
                 with timed(gradient.device) if is_timed else nullcontext(timing) as timing:
@@ -166,7 +166,7 @@ class InnerPhase:
                     done = _update_gradient(slot, worker.id, sequences, batch.batch_limit, watching, result.notes)
                     worker.loss_sum += done.mean
                     worker.num_targets += done.num_targets
-                scale_and_clip(gradient, done.scale, clip_norm)
+                scale_and_clip(slot.flat_model, done.scale, clip_norm)
                 place = update * plan.updates // num_updates  # of slower workers, the last has the same rate
                 worker.set_learning_rate(learning_rate(settings.inner, plan.progress, place) * rate_scale)
                 worker.step()
@@ -218,12 +218,13 @@ def _update_gradient(
     while True:
         size = micro_batch_size(len(sequences.batch), min_limit(limit, slot.flat_model.capacity))
         try:
-            _seed(*sequences.seed)
+            # Ranks that share a batch out draw numbers of their own.
+            _seed(*sequences.seed, *([slot.flat_model.shards.index] if slot.flat_model.shards.ranks else []))
             watcher = estimator.watch(worker, slot) if estimator else None
             return accumulate_gradient(slot.flat_model, slot.objective, sequences.batch, size, watcher, slot.averager)
         except RuntimeError as error:
             # Ranks that average gradients wait in the backward pass that failed: it cannot be repeated.
-            if not is_out_of_memory(error) or size == 1 or slot.averager:
+            if not is_out_of_memory(error) or size == 1 or slot.is_shared:
                 raise
         # Outside of the handler: the error's traceback holds the activations of the failed pass.
         slot.flat_model.capacity = size // 2

@@ -90,10 +90,12 @@ def bytes_reserved_for_groups(settings: Settings, groups: Groups, layout: Layout
 def probe_in_turn(pool: LocalPool, layout: Layout, takes_part: bool = True) -> bool:
     """Call `_probe` on ranks that share a GPU one after the other: each looks at its free memory. Collective."""
     runtime, fits = pool.runtime, True
-    for turn in range(runtime.num_turns):
-        if takes_part and turn == runtime.turn:
+    # Ranks that hold a worker together try it together; their memory is counted.
+    turn_of_rank, num_turns = (0, 1) if runtime.ranks_per_worker > 1 else (runtime.turn, runtime.num_turns)
+    for turn in range(num_turns):
+        if takes_part and turn == turn_of_rank:
             fits = _probe(pool, layout)
-        if runtime.num_turns > 1:
+        if num_turns > 1:
             runtime.control.exchange({})
     return fits
 
@@ -106,7 +108,7 @@ def _probe(pool: LocalPool, layout: Layout) -> bool:
     maximum = max(
         max_local_batch(settings.batching, layout.num_workers(trainer.id), trainer.cursor.size) for trainer in trainers
     )
-    reserved_bytes = bytes_reserved_for_groups(settings, pool.groups, layout, pool.runtime.rank)
+    reserved_bytes = bytes_reserved_for_groups(settings, pool.groups, layout, pool.runtime.seat)
     capacity = probe_capacity(pool.slots, trainers, settings, maximum, pool.runtime.ranks_on_device, reserved_bytes)
     for slot in pool.slots:
         slot.flat_model.capacity = None if capacity is None else max(1, capacity)

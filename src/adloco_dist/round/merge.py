@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import torch
-import torch.distributed as dist
 
 from adloco_dist.averaging.group import Group
 from adloco_dist.averaging.radial import exact_norms, restore_lengths
@@ -15,7 +14,7 @@ from adloco_dist.pool.trainer import Trainer
 
 
 def combine(
-    vectors: Mapping[int, torch.Tensor], transfer: Transfer, total: torch.Tensor, group: Group | None,
+    vectors: Mapping[int, torch.Tensor], transfer: Transfer, total: torch.Tensor, group: Group | None, rank: int,
     in_bf16: bool = False,
 ) -> int:  # fmt: skip
     """Fill `total` with the sum of share times vector over the members of a transfer, on all its ranks.
@@ -27,12 +26,13 @@ def combine(
     Args:
         vectors: this rank's vectors of the members, (num_elements,), by member, on any device; `total` may be one.
         total: (num_elements,); the same bits on every rank of `group` afterwards.
+        rank: this one, or its seat, as `transfer` counts them.
         in_bf16: what travels is rounded to bfloat16, half the bytes of fp32; sums are taken in the vectors' own type.
 
     Returns:
         Bytes that this rank sent.
     """
-    rank, ranks = dist.get_rank(), transfer.ranks
+    ranks = transfer.ranks
     bounds = [len(total) * number // len(ranks) for number in range(len(ranks) + 1)]
     slices = [slice(*pair) for pair in pairwise(bounds)]
     mine = slices[ranks.index(rank)]
@@ -81,7 +81,7 @@ def _sum_into(total: torch.Tensor, pieces: Mapping[int, torch.Tensor], shares: M
 
 def merge(
     before: Mapping[int, Trainer], after: Mapping[int, Trainer], transfers: Sequence[Transfer], groups: Groups,
-    flat_model: FlatModel, in_bf16: bool = False, radial: bool = False,
+    flat_model: FlatModel, rank: int, in_bf16: bool = False, radial: bool = False,
 ) -> dict[int, int]:  # fmt: skip
     """Give every trainer that merged, or came to other ranks, its anchor and outer momentum (AdLoCo, DO_MERGE).
 
@@ -91,6 +91,7 @@ def merge(
         before: this rank's trainers as they were.
         after: its trainers as they are to be; a trainer in both is the same object.
         flat_model: its gradient is scratch.
+        rank: this one, or its seat, as transfers count them.
         radial: averages of anchors are taken of directions and of norms; the anchors before are scratch then.
         in_bf16: averages over several trainers travel so; where a trainer only comes to other ranks, it stays as it
             is. Buffers may hold whole numbers, so a model that has some travels as it is, too.
@@ -98,7 +99,6 @@ def merge(
     Returns:
         Bytes that this rank sent, by trainer.
     """
-    rank = dist.get_rank()
     bytes_sent: dict[int, int] = {}
     for transfer in transfers:
         group = groups.of(transfer.ranks)
@@ -115,8 +115,8 @@ def merge(
             is_rounded = in_bf16 and len(transfer.shares) > 1 and flat_model.buffer_boundary == flat_model.num_elements
             lengths: list[float] = []
             if radial and place == 0 and len(transfer.shares) > 1:
-                lengths = _to_directions(vectors, transfer, flat_model, group)
-            sent = combine(vectors, transfer, total, group, is_rounded)
+                lengths = _to_directions(vectors, transfer, flat_model, group, rank)
+            sent = combine(vectors, transfer, total, group, rank, is_rounded)
             restore_lengths([total[one] for one in flat_model.radial_slices] if lengths else [], lengths)
             if result is not total:
                 result.copy_(total)
@@ -125,8 +125,8 @@ def merge(
 
 
 def _to_directions(
-    anchors: Mapping[int, torch.Tensor], transfer: Transfer, flat_model: FlatModel, group: Group | None
-) -> list[float]:
+    anchors: Mapping[int, torch.Tensor], transfer: Transfer, flat_model: FlatModel, group: Group | None, rank: int
+) -> list[float]:  # fmt: skip
     """Make the tensors of this rank's anchors unit vectors; return the weighted mean of all members' norms."""
     mean = torch.zeros(len(flat_model.radial_slices), dtype=torch.float64)
     for member, anchor in anchors.items():
@@ -134,7 +134,7 @@ def _to_directions(
         norms = exact_norms(tensors)
         for tensor, norm in zip(tensors, norms, strict=True):
             tensor.mul_(1 / norm if norm else 0.0)
-        if dist.get_rank() == min(transfer.holders[member]):
+        if rank == min(transfer.holders[member]):
             mean += torch.tensor(norms, dtype=torch.float64) * transfer.shares[member]
     mean = mean.to(flat_model.device)
     if group is not None:

@@ -52,7 +52,8 @@ def start(trainer: Trainer, group: Group | None, fragment: int, is_delayed: bool
         is_delayed: whether updates may be computed while they travel, which is still to be begun; else they arrive.
     """
     payload = trainer.payload(fragment)
-    nonfinite = [worker for worker in trainer.workers if not worker.is_finite]
+    shards = trainer.flat_model.shards
+    nonfinite = [worker for worker in trainer.workers if not shards.all_agree(worker.is_finite)]
     finite = [worker for worker in trainer.workers if worker not in nonfinite]
     norms = {worker: _norms(trainer, fragment, worker, payload) for worker in finite if trainer.outer.reads_norms}
     outliers = [worker for worker in norms if _is_outlier(trainer.outer, fragment, worker, norms[worker])]
@@ -210,7 +211,10 @@ def _sum_differences(
 
 
 def _norms(trainer: Trainer, fragment: int, worker: Worker, scratch: torch.Tensor) -> list[float]:
-    """The norm of every tensor of a worker's difference from the anchor, in the order of the fragment's tensors."""
+    """The norm of every tensor of a worker's difference from the anchor, in the order of the fragment's tensors.
+
+    Collective over the ranks that hold the worker together.
+    """
     norms = []
     parts = trainer.fragments[fragment].parts(trainer.anchor, worker.weights, packed=scratch, by_tensor=True)
     for anchor, weights, part in parts:
@@ -219,7 +223,7 @@ def _norms(trainer: Trainer, fragment: int, worker: Worker, scratch: torch.Tenso
             pseudo_gradient(anchor[chunk], [weights[chunk]], part[chunk])
             by_chunk.append(torch.linalg.vector_norm(part[chunk]))
         norms.append(torch.linalg.vector_norm(torch.stack(by_chunk)))
-    return torch.stack(norms).tolist()
+    return trainer.flat_model.shards.whole_norms(torch.stack(norms).tolist(), trainer.fragments[fragment].tensors)
 
 
 def _is_outlier(outer: OuterSGD, fragment: int, worker: Worker, norms: Sequence[float]) -> bool:

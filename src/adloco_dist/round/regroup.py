@@ -38,11 +38,11 @@ def regroup(pool: LocalPool, before: Layout, plan: RoundPlan) -> MergeReport:
         slot.flat_model.point_at(slot.flat_model.gradient)
     pool.groups.form_all(plan.layout.rank_sets)
     set_up_estimators(pool)
-    if pool.runtime.rank in plan.probed:
+    if pool.runtime.seat in plan.probed:
         del pool.slots[max(1, len(pool.workers)) :]
         pool.offload.settle(pool.workers)
     if plan.probed:
-        probe_in_turn(pool, plan.layout, takes_part=pool.runtime.rank in plan.probed)
+        probe_in_turn(pool, plan.layout, takes_part=pool.runtime.seat in plan.probed)
     seconds = round(time.perf_counter() - start, 6)
     merged = _losses(pool, plan.layout, {merge.survivor for merge in plan.regrouping.merges})
     return MergeReport(seconds, bytes_sent, members, merged)
@@ -58,9 +58,9 @@ def _losses(pool: LocalPool, layout: Layout, trainers: Collection[int]) -> dict[
 
 def _bring_together(pool: LocalPool, before: Layout, plan: RoundPlan, regrouping: Regrouping) -> dict[int, int]:
     """Make this rank's trainers and workers those after the merges; return the bytes sent for it, by trainer."""
-    old, me = pool.trainers, pool.runtime.rank
+    old, me, shards = pool.trainers, pool.runtime.seat, pool.flat_model.shards
     workers = {(trainer.id, worker.id): worker for trainer in old.values() for worker in trainer.workers}
-    broken = {trainer_id for trainer_id, trainer in old.items() if not trainer.is_finite}
+    broken = {trainer_id for trainer_id, trainer in old.items() if not shards.all_agree(trainer.is_finite)}
     pool.trainers = {
         trainer_id: old.get(trainer_id)
         or Trainer(
@@ -84,7 +84,7 @@ def _bring_together(pool: LocalPool, before: Layout, plan: RoundPlan, regrouping
     steps = transfers(before, plan.layout, regrouping)
     is_compressed = pool.settings.wire.format is not WireFormat.fp32
     bytes_sent = merge(
-        old, pool.trainers, steps, pool.groups, pool.flat_model, is_compressed, pool.settings.merge.radial
+        old, pool.trainers, steps, pool.groups, pool.flat_model, me, is_compressed, pool.settings.merge.radial
     )
     for trainer_id, trainer in pool.trainers.items():
         trainer.cursor = pool.cursors[trainer_id]

@@ -197,7 +197,7 @@ def evaluate_anchors(
     for trainer_id, trainer in pool.trainers.items():
         if only is not None and trainer_id not in only:
             continue
-        part = part_of(pool.runtime.rank, trainer_id, layout)
+        part = part_of(pool.runtime.seat, trainer_id, layout)
         with timed(pool.runtime.device) as timing:
             sums = evaluate(
                 pool.flat_model,

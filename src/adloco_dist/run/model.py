@@ -12,13 +12,23 @@ from adloco_dist.run.manifest import MANIFEST_FILE, DamagedError, check_part, di
 
 
 def save_model(directory: Path, flat_model: FlatModel, weights: torch.Tensor, objective: Objective) -> Path:
-    """Write the objective's model with `weights`; last comes a manifest of all its files, as in a checkpoint."""
-    path = directory / MODEL_DIRECTORY
-    (path / MANIFEST_FILE).unlink(missing_ok=True)  # of a start that was killed here
+    """Write the objective's model with `weights`; last comes a manifest of all its files, as in a checkpoint.
+
+    Collective over the ranks that hold the model together.
+    """
+    path, shards = directory / MODEL_DIRECTORY, flat_model.shards
     flat_model.point_at(weights)
     path.mkdir(parents=True, exist_ok=True)
-    objective.save(flat_model.module, path)
-    write_manifest(path, {file.name: digest_of(file) for file in path.iterdir() if file.is_file()})
+    if shards.index == 0:
+        (path / MANIFEST_FILE).unlink(missing_ok=True)  # of a start that was killed here
+    if shards.ranks:
+        from adloco_dist.run.sharded_model import write_together
+
+        write_together(path, flat_model, objective)
+    else:
+        objective.save(flat_model.module, path)
+    if shards.index == 0:
+        write_manifest(path, {file.name: digest_of(file) for file in path.iterdir() if file.is_file()})
     return path
 
 

@@ -29,9 +29,10 @@ def round_records(
 
     Args:
         plan: that of the round that the reports are about; None for the state before training.
+        reports: of all seats; of a seat of several ranks, figures that are a rank's are under its lowest.
         next_plan: what was decided from the reports: it holds the statistics smoothed over this round.
     """
-    shares = shares_by_trainer(reports)
+    shares, size = shares_by_trainer(reports), settings.pool.ranks_per_worker
     records = [_record(settings, plan, trainer, shares[trainer]) for trainer in sorted(shares)]
     for record in records:
         trainer = record["trainer"]
@@ -46,18 +47,18 @@ def round_records(
     for place, record in enumerate(records):
         record["bytes_sent"]["control"] += _even_part(unclaimed, place, len(records))
     if plan:  # what a rank notes is of no trainer more than of another
-        records[0]["notes"] += [f"rank {report.rank}: {note}" for report in reports for note in report.notes]
+        records[0]["notes"] += [f"rank {size * seat.rank}: {note}" for seat in reports for note in seat.notes]
     return records
 
 
 def _record(
     settings: Settings, plan: RoundPlan | None, trainer: int, shares: list[tuple[RankReport, TrainerReport]]
 ) -> Record:
-    reports = [share for _, share in shares]
+    reports, size = [share for _, share in shares], settings.pool.ranks_per_worker
     record: Record = {
         "round": plan.round + 1 if plan else 0,
         "trainer": trainer,
-        "ranks": [rank.rank for rank, _ in shares],
+        "ranks": [size * seat.rank + shard for seat, _ in shares for shard in range(size)],
         "workers": sum(share.num_workers for share in reports),
         "cursor": reports[0].anchor.position,
     }
@@ -72,7 +73,7 @@ def _record(
             "tokens": sequences * settings.data.sequence_length,
             "targets": sum(share.inner.num_targets for share in reports),
             "data_seconds": max(share.inner.data_seconds for share in reports),
-            "resources": {rank.rank: rank.resources for rank, _ in shares},
+            "resources": {size * seat.rank: seat.resources for seat, _ in shares},
             "pool_tokens": plan.pool_tokens + plan.round_tokens,
             "total_batch": plan.total_batch(trainer),
             **_batch(plan.batches[trainer], shares),
@@ -86,9 +87,10 @@ def _record(
         record |= evaluation.figures()
     record["seconds"] = _slowest([share.seconds for share in reports])
     if plan:
-        record["utilisation"] = {rank.rank: rank.utilisation for rank, _ in shares}
+        record["utilisation"] = {size * seat.rank: seat.utilisation for seat, _ in shares}
         record["waited_seconds"] = {
-            rank.rank: {"control": rank.control_seconds, "average": share.outer.wait_seconds} for rank, share in shares
+            size * seat.rank: {"control": seat.control_seconds, "average": share.outer.wait_seconds}
+            for seat, share in shares
         }
         record["transfer_seconds"] = max(share.outer.transfer_seconds for share in reports)
     record["seconds"]["control"] = max(rank.control_seconds for rank, _ in shares)
@@ -135,7 +137,8 @@ def _regrouping(
     detail: Record = {"origins": regrouping.origins[trainer]}
     for merge in regrouping.merges:
         if merge.survivor == trainer:
-            idle = [report.rank for report in reports if report.rank in plan.probed and not report.trainers]
+            size = settings.pool.ranks_per_worker
+            idle = [size * seat.rank for seat in reports if seat.rank in plan.probed and not seat.trainers]
             is_replay = settings.batching.request is BatchRequest.replay
             policy = BatchRequest.replay.name if is_replay else settings.merge.policy.name
             members = {one: _loss([report.merge.members.get(one) for report in reports]) for one in merge.shares}

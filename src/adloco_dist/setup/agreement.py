@@ -126,8 +126,9 @@ def check_memory(settings: Settings, runtime: Runtime, layout: Layout, objective
     parameters = objective.num_parameters()
     if parameters is None:
         return
-    placed = [len(layout.workers_on(runtime.rank, trainer)) for trainer in layout.trainers_on(runtime.rank)]
-    needed = state_bytes(settings, len(placed), sum(placed), parameters.trained, parameters.frozen)
+    placed = [len(layout.workers_on(runtime.seat, trainer)) for trainer in layout.trainers_on(runtime.seat)]
+    size = settings.pool.ranks_per_worker
+    needed = state_bytes(settings, len(placed), sum(placed), parameters.trained // size, parameters.frozen // size)
     given = settings.cluster.memory_bytes if runtime.device.type == "cpu" else None
     sharers = runtime.nodes.count(runtime.nodes[runtime.rank])
     memory = available_bytes(runtime.device, sharers) if given is None else given

@@ -66,6 +66,8 @@ def find_slots(
 def _obstacle(slot: ComputeSlot, offload: Offload, settings: Settings) -> str | None:
     """Why instances cannot compute concurrently here; None if they can."""
     concurrency, device = settings.instances.concurrency, slot.flat_model.device
+    if settings.pool.ranks_per_worker > 1:
+        return "ranks that compute a worker together take turns together; use serial"
     if settings.algorithm.is_data_parallel:
         return "algorithm=ddp has one instance per rank; use serial"
     if offload.resident is not None:

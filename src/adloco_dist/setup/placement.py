@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from adloco_dist.averaging.group import GroupError
+from adloco_dist.averaging.group import Group, GroupError
 from adloco_dist.baselines.ddp import DataParallel
 from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.runtime import Runtime
@@ -46,13 +46,15 @@ def set_up_pool(
     Raises:
         SettingsError: on all ranks, when one of them cannot do what is asked, or not even one sequence fits on it.
     """
-    groups = Groups(runtime.backend, settings.cluster.outer_seconds, settings.cluster.max_communicators)
+    size = settings.pool.ranks_per_worker
+    groups = Groups(runtime.backend, settings.cluster.outer_seconds, settings.cluster.max_communicators, size)
     merges = settings.merge.policy is not MergePolicy.none
     lacking = groups.lacking(layout.rank_sets, len(layout.trainers) - 1 if merges else 0)
     if settings.wire.is_delayed and lacking:
         raise SettingsError.of("wire.delay_updates", settings.wire.delay_updates, lacking)
-    _form_groups(groups, layout, runtime)  # before free memory is looked at, of which NCCL takes some for every group
-    changing = examine_module(objective, module, settings, runtime)
+    # Before free memory is looked at, of which NCCL takes some for every group.
+    of_seat = _form_groups(groups, layout, runtime)
+    changing = examine_module(objective, module, settings, runtime, of_seat)
     first = new_slot(objective, module, runtime.device, settings, changing)
     flat_model = first.flat_model
     num_tensors = len(flat_model.parameter_layout.names)
@@ -73,10 +75,10 @@ def set_up_pool(
     if settings.algorithm.round.is_unequal and has_streams:
         rule = "needs data that are read by number, and these are a stream; use updates"
         raise SettingsError.of("algorithm.round", settings.algorithm.round, rule)
-    me = runtime.rank
+    me = runtime.seat
     placed = {trainer_id: layout.workers_on(me, trainer_id) for trainer_id in layout.trainers_on(me)}
     num_workers = sum(map(len, placed.values()))
-    reserved_bytes = bytes_reserved_for_groups(settings, groups, layout, runtime.rank)
+    reserved_bytes = bytes_reserved_for_groups(settings, groups, layout, me)
     resident = count_resident(first, settings, len(placed), num_workers, runtime.ranks_on_device, reserved_bytes)
     born_on = runtime.device if resident is None else "cpu"
     trainers = {
@@ -115,27 +117,30 @@ def find_plan_inputs(pool: LocalPool, layout: Layout, trajectory: Trajectory, li
     Collective.
     """
     settings = pool.settings
-    replies = pool.runtime.control.exchange({"capacity": pool.flat_model.capacity})
+    replies = pool.runtime.control.exchange({"capacity": pool.flat_model.capacity})[:: pool.runtime.ranks_per_worker]
     limits = {
         trainer: settings.switch.batch_limit
         or min_limit(*(replies[rank]["capacity"] for rank in layout.ranks(trainer)))
         for trainer in layout.trainers
     }
     sizes = {trainer: cursor.size for trainer, cursor in pool.cursors.items() if cursor.size is not None}
-    network = Network(pool.runtime.nodes, {link.nodes: link.bytes_per_second for link in links})
+    network = Network(pool.runtime.seat_nodes, {link.nodes: link.bytes_per_second for link in links})
     return PlanInputs(layout, sizes, limits, trajectory, network, pool.is_concurrent)
 
 
-def _form_groups(groups: Groups, layout: Layout, runtime: Runtime) -> None:
-    """Form the groups of the layout, each of which is tried.
+def _form_groups(groups: Groups, layout: Layout, runtime: Runtime) -> Group | None:
+    """Form the groups of the layout, each of which is tried, and that of this rank's seat, which is returned.
 
     Raises:
         SettingsError: on all ranks, when some of them cannot exchange tensors.
     """
     runtime.heartbeat.enter("connecting ranks")
     error = None
+    of_seat = groups.of_seat(runtime.num_seats)
     try:
         groups.form_all(layout.rank_sets)
+        if of_seat is not None:
+            of_seat.connect()
     except GroupError as failure:
         remedy = "set cluster.interface (docs/guide/network.md)"
         if runtime.backend is Backend.nccl:
@@ -143,6 +148,7 @@ def _form_groups(groups: Groups, layout: Layout, runtime: Runtime) -> None:
         error = SettingsError(f"cluster.backend={runtime.backend.name}: {failure}; {remedy}")
     runtime.control.agree(error)
     runtime.heartbeat.enter("setting up the pool")
+    return of_seat
 
 
 def _find_capacity(pool: LocalPool, layout: Layout) -> None:

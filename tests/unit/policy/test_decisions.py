@@ -22,7 +22,7 @@ from adloco_dist.policy.report import (
     TrainerReport,
 )
 from adloco_dist.policy.schedule import Progress, learning_rate
-from adloco_dist.policy.summary import pool_report
+from adloco_dist.policy.summary import disagreements
 from adloco_dist.policy.switch import micro_batch_size
 from adloco_dist.run.rows import round_records
 
@@ -102,9 +102,9 @@ def test_the_ranks_that_differ_are_named() -> None:
         return RankReport(rank, trainers=reports)
 
     agreed = [report(0, (0, [1, 2])), report(1, (0, [1, 2]), (1, [7, 7]))]
-    assert pool_report(agreed, None, 0.0).errors == []
+    assert disagreements(agreed) == []
     torn = [report(0, (0, [1, 2])), report(1, (0, [1, 3])), report(2, (0, [1, 2]))]
-    assert pool_report(torn, None, 0.0).errors == ["the anchor of trainer 0 differs between ranks {0,2} and rank 1"]
+    assert disagreements(torn) == ["the anchor of trainer 0 differs between ranks {0,2} and rank 1"]
 
 
 def test_shares_of_several_ranks_add_up_to_one_record_per_trainer() -> None:

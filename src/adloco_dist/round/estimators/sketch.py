@@ -41,7 +41,7 @@ class _SketchWatcher:
 
     def observe(self, chunk: Batch, num_targets: int) -> None:
         self.seen.num_targets.append(num_targets)
-        self.seen.sums.append(self.slot.sketch(self.slot.flat_model.gradient))
+        self.seen.sums.append(self.slot.flat_model.sketch(self.slot.sketch))
 
 
 class SketchEstimator:
@@ -72,8 +72,9 @@ class SketchEstimator:
     def measure(self, trainer: Trainer, layout: Layout, group: Group | None) -> Measured:
         rows, sizes = {}, {}
         for worker, seen in sorted(self._seen.items()):
-            sums = torch.stack(seen.sums)
-            targets = sums.new_tensor(seen.num_targets)[:, None]
+            joined = torch.cat([torch.stack(seen.sums), seen.sums[0].new_tensor(seen.num_targets)[:, None]], dim=1)
+            trainer.flat_model.shards.sum(joined)  # of parts of the gradient, and of shares of the batch
+            sums, targets = joined[:, :-1], joined[:, -1:] / (len(trainer.flat_model.shards.ranks) or 1)
             sizes[worker] = relative_sizes(targets, seen.num_sequences)
             chunks = sums.diff(dim=0, prepend=torch.zeros_like(sums[:1]))
             rows[worker] = chunks * (seen.num_sequences / targets)  # what was seen are sums over so many sequences

@@ -1,0 +1,150 @@
+"""A module whose parameters the ranks of a worker hold together: each has a part of every one (fully_shard, FSDP2).
+
+Whole parameters are gathered block by block while they are computed with, and gradients are averaged over the ranks
+into everybody's parts. A flat model holds these parts: to averages, outer steps, merges and checkpoints they are a
+model like any other, only smaller.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+
+from adloco_dist.averaging.group import Group
+from adloco_dist.deal import Deal
+from adloco_dist.noise.sketch import BUCKETS, Sketch
+from adloco_dist.pool.flat_model import FlatModel
+
+
+class UnsuitableModuleError(ValueError):
+    """A module that ranks cannot hold together; half a line that says why, and what to do."""
+
+
+def shard_module(module: nn.Module, group: Group, in_bf16: bool) -> None:
+    """Give every rank of the group its part of each parameter, on the device of the group; in place.
+
+    Blocks are sharded by themselves, and so gathered one after the other; what is left belongs to the root.
+
+    Args:
+        module: whole, with the same weights on all ranks.
+        in_bf16: whether it is computed in bf16; its weights stay as they are, and gradients are averaged in fp32.
+
+    Raises:
+        UnsuitableModuleError: it cannot be divided.
+    """
+    size = len(group.ranks)
+    blocks = blocks_of(module)
+    _check_ties(module, blocks)
+    deals = {parameter: _dealt(name, parameter, size) for name, parameter in module.named_parameters()}
+    mesh = DeviceMesh.from_group(group.process_group, group.device.type)
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if in_bf16 else MixedPrecisionPolicy()
+    for one in (*blocks, module):
+        fully_shard(one, mesh=mesh, mp_policy=policy, shard_placement_fn=lambda one: Shard(deals[one].dimension))
+
+
+def blocks_of(module: nn.Module) -> list[nn.Module]:
+    """The layers that a model repeats: the members of its list that holds the most parameters.
+
+    Raises:
+        UnsuitableModuleError: there is none.
+    """
+    lists = [one for one in module.modules() if isinstance(one, nn.ModuleList | nn.Sequential) and len(one) > 1]
+    largest = max(lists, key=_num_parameters, default=None)
+    blocks = [] if largest is None else [block for block in largest if _num_parameters(block)]
+    if len(blocks) < 2:
+        rule = "has no list of layers (torch.nn.ModuleList or Sequential), whose members ranks would gather one by one"
+        raise UnsuitableModuleError(f"{rule}; build it of one, or use pool.ranks_per_worker=1")
+    return blocks
+
+
+class ShardedFlatModel(FlatModel):
+    """A flat model of this rank's parts of a sharded module.
+
+    Parameters are distributed tensors over views into vectors. Pointing makes new ones, for torch keeps what it gathers
+    from with them; gradients are added to what it finds there.
+    """
+
+    def _set_gradients(self) -> None:
+        """Nothing yet: parameters that are made anew get theirs."""
+        names: dict[int, list[str]] = {id(parameter): [] for parameter in self._parameters}
+        for name, parameter in self.module.named_parameters(remove_duplicate=False):
+            if id(parameter) in names:
+                names[id(parameter)].append(name)
+        self._names = list(names.values())
+
+    def _set_parameters(self, weights: torch.Tensor) -> None:
+        if weights.data_ptr() == self.weights.data_ptr():
+            return
+        placed = [self._parameter_views(vector) for vector in (weights, self.gradient)]
+        assigned, named = [], {}
+        for names, (parameter, part), (_, gradient) in zip(self._names, *placed, strict=True):
+            assigned.append(nn.Parameter(_placed(parameter, part)))
+            assigned[-1].grad = _placed(parameter, gradient)
+            named |= dict.fromkeys(names, assigned[-1])
+        nn.Module.load_state_dict(self.module, named, strict=False, assign=True)
+        self._parameters = assigned
+
+    @contextmanager
+    def borrowed(self, weights: torch.Tensor) -> Iterator[nn.Module]:
+        with super().borrowed(weights) as module:
+            yield module
+        assert isinstance(module, FSDPModule)
+        module.reshard()  # a pass without gradients leaves whole parameters in the root
+
+    def gradient_norm(self) -> torch.Tensor:
+        """Collective over the ranks that hold the module together."""
+        return self.shards.joined_norm(super().gradient_norm())
+
+    def sketch(self, sketch: Sketch) -> torch.Tensor:
+        """This rank's part of the sketch: those of all ranks add up to that of the whole gradient.
+
+        Elements are signed by their places in the whole module's vectors, so that it is the same sketch; but where
+        columns are dealt they are those that the part would have if it were rows.
+        """
+        layout, total = self.parameter_layout, torch.zeros(BUCKETS, dtype=self.dtype, device=self.device)
+        for parameter, start, shape, offset in zip(
+            self._parameters, layout.offsets, layout.shapes, self.whole_layout.offsets, strict=True
+        ):
+            assert isinstance(parameter, DTensor)
+            size = shape.numel()
+            place = offset + parameter.device_mesh.get_local_rank() * size
+            total += sketch(self.gradient[start : start + size], place)
+        return total
+
+
+def _placed(parameter: nn.Parameter, part: torch.Tensor) -> DTensor:
+    """The distributed tensor of which this rank has `part`, placed as `parameter` is."""
+    assert isinstance(parameter, DTensor)
+    shape, stride = parameter.shape, parameter.stride()
+    return DTensor.from_local(
+        part, parameter.device_mesh, parameter.placements, run_check=False, shape=shape, stride=stride
+    )
+
+
+def _dealt(name: str, parameter: nn.Parameter, size: int) -> Deal:
+    """How a parameter is dealt: evenly, for torch copies what it pads, and nothing else would see updates then."""
+    deal = Deal.of(parameter.shape, size)
+    if deal is not None:
+        return deal
+    rule = f"its parameter {name} {list(parameter.shape)} has no dimension that {size} ranks can share evenly"
+    raise UnsuitableModuleError(f"{rule}; change the shape, or pool.ranks_per_worker")
+
+
+def _check_ties(module: nn.Module, blocks: Sequence[nn.Module]) -> None:
+    """Refuse parameters that several blocks use, or a block and the root: they are gathered at different times."""
+    owners: dict[int, int] = {}
+    inside = {id(one): number for number, block in enumerate(blocks) for one in block.modules()}
+    for prefix, one in module.named_modules():
+        for name, parameter in one.named_parameters(recurse=False):
+            owner = inside.get(id(one), len(blocks))
+            if owners.setdefault(id(parameter), owner) != owner:
+                rule = f"its parameter {prefix}.{name} is used in several of its layers"
+                raise UnsuitableModuleError(f"{rule}; give each its own, or use pool.ranks_per_worker=1")
+
+
+def _num_parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

@@ -1,0 +1,75 @@
+"""Models that ranks hold together, written by all of them into the files of one model: nobody ever has it whole."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from huggingface_hub import split_torch_state_dict_into_shards
+
+from adloco_dist.averaging.shards import is_sharded, local
+from adloco_dist.deal import Deal
+from adloco_dist.objective.protocol import Objective
+from adloco_dist.pool.flat_model import FlatModel
+from adloco_dist.run.tensor_file import header
+
+FILE_BYTES = 5_000_000_000
+"""Maximum size of a file, as transformers have it."""
+INDEX_FILE = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a file has a tensor."""
+
+    path: Path
+    start: int
+    """Its first byte."""
+
+
+def write_together(directory: Path, flat_model: FlatModel, objective: Objective) -> None:
+    """Write the weights that the flat model points at as safetensors, every rank its parts at their places.
+
+    Collective over the ranks that hold the model together, which share a file system.
+    """
+    shards, module = flat_model.shards, flat_model.module
+    is_first = shards.index == 0
+    state = module.state_dict()
+    whole = {name: torch.empty(one.shape, dtype=one.dtype, device="meta") for name, one in state.items()}
+    split = split_torch_state_dict_into_shards(whole, max_shard_size=FILE_BYTES)
+    places: dict[str, _Place] = {}
+    for file, held in split.filename_to_tensors.items():
+        start_of_file, starts = header({name: whole[name] for name in held}, {"format": "pt"})
+        places |= {name: _Place(directory / file, len(start_of_file) + start) for name, start in starts.items()}
+        if is_first:
+            with (directory / file).open("wb") as stream:
+                stream.write(start_of_file)
+                stream.truncate(len(start_of_file) + sum(whole[name].nbytes for name in held))
+    if is_first:
+        objective.save_beside_weights(module, directory)
+        if split.is_sharded:
+            index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+            (directory / INDEX_FILE).write_text(json.dumps(index, indent=2, sort_keys=True), encoding="utf-8")
+    shards.all_agree(True)  # the files are there
+    for name, tensor in state.items():
+        if is_sharded(tensor):
+            deal = Deal.of(tensor.shape, len(shards.ranks))
+            assert deal is not None
+            _write(places[name], local(tensor), deal, shards.index)
+        elif is_first:
+            _write(places[name], tensor, Deal((1, *tensor.shape), 0, 1), 0)
+    shards.all_agree(True)  # and whole
+
+
+def _write(place: _Place, part: torch.Tensor, deal: Deal, index: int) -> None:
+    """Write a rank's part of a tensor."""
+    if not part.numel():
+        return
+    size = part.element_size()
+    width = deal.width * size
+    rows = part.detach().cpu().contiguous().view(torch.uint8).view(deal.num_rows, width).numpy()
+    shape = (deal.num_rows, deal.size * width)
+    file = np.memmap(place.path, np.uint8, "r+", place.start, shape)
+    file[:, index * width : (index + 1) * width] = rows
+    file.flush()
