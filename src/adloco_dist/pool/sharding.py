@@ -100,8 +100,9 @@ class ShardedFlatModel(FlatModel):
         return self.shards.joined_norm(super().gradient_norm())
 
     def sketch(self, sketch: Sketch) -> torch.Tensor:
-        """This rank's part of the sketch: those of all ranks add up to that of the whole gradient.
+        """This rank's part of the sketch: those of all ranks add up to that of the sum of their gradients.
 
+        What fully_shard leaves is the mean of what ranks have computed of their shares of a batch.
         Elements are signed by their places in the whole module's vectors, so that it is the same sketch; but where
         columns are dealt they are those that the part would have if it were rows.
         """
@@ -113,7 +114,7 @@ class ShardedFlatModel(FlatModel):
             size = shape.numel()
             place = offset + parameter.device_mesh.get_local_rank() * size
             total += sketch(self.gradient[start : start + size], place)
-        return total
+        return total * len(self.shards.ranks)
 
 
 def _placed(parameter: nn.Parameter, part: torch.Tensor) -> DTensor:

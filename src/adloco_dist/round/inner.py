@@ -158,7 +158,7 @@ class InnerPhase:
                 _update_gradient(slot, worker.id, self._read(task, slot, 0), batch.batch_limit, estimator, result.notes)
             worker.attach(slot.flat_model)
             for update in range(worker.updates_done, task.until):
-                if self.stop.is_heard and not slot.is_shared:  # ranks that compute together must stop together
+                if self._is_stopped(slot):
                     return
                 is_timed = settings.measures_times and update == num_updates - 1
                 with timed(gradient.device) if is_timed else nullcontext(timing) as timing:
@@ -175,6 +175,12 @@ class InnerPhase:
                 yield
         result.loss_sum, result.num_targets = float(worker.loss_sum) / num_updates, worker.num_targets
         result.compute_seconds_per_sequence = timing.seconds / batch.local_batch
+
+    def _is_stopped(self, slot: ComputeSlot) -> bool:
+        """Whether no further update is taken; ranks that compute together stop together."""
+        if slot.averager:
+            return False
+        return not slot.flat_model.shards.all_agree(not self.stop.is_heard)
 
     def _read(self, task: _Task, slot: ComputeSlot, update: int) -> "_Sequences":
         """Bring the sequences of an update to the slot's device."""

@@ -25,7 +25,7 @@ _spawned = multiprocessing.get_context("spawn")
 
 def run_ranks(
     function: Callable[..., Any], nodes: list[int], *arguments: Any, cluster: ClusterSettings = CPU_RANKS,
-    timeout_seconds: float = TIMEOUT_SECONDS,
+    timeout_seconds: float = TIMEOUT_SECONDS, ranks_per_worker: int = 1,
 ) -> list[Any]:  # fmt: skip
     """Call `function(runtime, *arguments)` on len(nodes) ranks at once; their return values by rank.
 
@@ -34,6 +34,7 @@ def run_ranks(
         nodes: which node each rank believes to stand on.
         cluster: the device and the backend, with the timeouts; ranks on GPUs are spawned, which takes seconds.
         timeout_seconds: how long no rank may end.
+        ranks_per_worker: neighbouring ranks that hold a worker together.
 
     Raises:
         AssertionError: with the traceback of the first rank that failed, or if ranks do not end in time.
@@ -47,7 +48,7 @@ def run_ranks(
             receiver, sender = processes_of.Pipe(duplex=False)
             place = Place(rank, len(nodes), rank, len(nodes), node, init_method=store)
             process = processes_of.Process(
-                target=_run_rank, args=(sender, place, cluster, function, arguments), daemon=True
+                target=_run_rank, args=(sender, place, cluster, ranks_per_worker, function, arguments), daemon=True
             )
             process.start()
             sender.close()
@@ -79,10 +80,11 @@ def _collect(pipes: dict[Connection, int], timeout_seconds: float) -> list[Any]:
 
 
 def _run_rank(
-    pipe: Connection, place: Place, cluster: ClusterSettings, function: Callable[..., Any], arguments: tuple[Any, ...]
-) -> None:
+    pipe: Connection, place: Place, cluster: ClusterSettings, ranks_per_worker: int, function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+) -> None:  # fmt: skip
     try:
-        with started(cluster, place, join_store(place), StopRequest()) as runtime:
+        with started(cluster, place, join_store(place), StopRequest(), ranks_per_worker) as runtime:
             result = function(runtime, *arguments)
         pipe.send((result, None))
     except Exception:  # reported to the test, whatever it is

@@ -74,7 +74,7 @@ class SketchEstimator:
         for worker, seen in sorted(self._seen.items()):
             joined = torch.cat([torch.stack(seen.sums), seen.sums[0].new_tensor(seen.num_targets)[:, None]], dim=1)
             trainer.flat_model.shards.sum(joined)  # of parts of the gradient, and of shares of the batch
-            sums, targets = joined[:, :-1], joined[:, -1:] / (len(trainer.flat_model.shards.ranks) or 1)
+            sums, targets = joined[:, :-1], joined[:, -1:]
             sizes[worker] = relative_sizes(targets, seen.num_sequences)
             chunks = sums.diff(dim=0, prepend=torch.zeros_like(sums[:1]))
             rows[worker] = chunks * (seen.num_sequences / targets)  # what was seen are sums over so many sequences

@@ -1,0 +1,71 @@
+"""Workers that several ranks hold together compute what workers of one rank do."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adloco_dist.policy.plan import INTERRUPTED
+from helpers.sharded import assert_equal, run_whole
+
+MERGING = (
+    "pool.trainers=3", "pool.workers_per_trainer=1", "merge=worst_with_worst", "merge.every_rounds=2",
+    "batching.request=norm_test", "budget.rounds=6",
+)  # fmt: skip
+ONE = ("pool.trainers=1", "pool.workers_per_trainer=2")
+CASES = {
+    "momentum": (*ONE, "outer=nesterov"),
+    "merges and growing batches": MERGING,
+    "odd batches in micro-batches": (*ONE, "batching.local_batch=3", "batching.capacity=4"),
+    "a sequence for several ranks": (*ONE, "batching.local_batch=1"),
+    "clipped, and outliers left out": (
+        *ONE, "inner.clip_norm=0.05", "outer.clip_norm=0.02", "outer.outlier_deviations=1", "outer.outlier_rounds=2"
+    ),
+    "outer state in CPU memory": (*ONE, "pool.outer_state=cpu", "outer.average_span=0.1"),
+    "workers that take turns": ("pool.trainers=2", "pool.workers_per_trainer=2", "instances.resident=1"),
+    "fragments that travel during updates": (
+        *ONE, "wire.fragments=2", "wire.delay_updates=1", "algorithm.updates_per_round=4"
+    ),
+    "plain SGD": (*ONE, "inner=sgd"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_hold_what_one_does(case: str, tmp_path: Path) -> None:
+    reference = run_whole(1, 2, tmp_path / "one", *CASES[case])
+    assert_equal(run_whole(2, 2, tmp_path / "two", *CASES[case]), reference)
+
+
+def test_four_ranks_hold_what_one_does(tmp_path: Path) -> None:
+    reference = run_whole(1, 1, tmp_path / "one", *MERGING)
+    assert len({rank["total_batch"] for rank in reference[0]["records"] if rank["round"]}) > 1, "batches grew"
+    assert_equal(run_whole(4, 1, tmp_path / "four", *MERGING), reference)
+
+
+@pytest.mark.parametrize("wire", ["int4", "sparse"])
+def test_few_bits_bring_parts_about_as_far(wire: str, tmp_path: Path) -> None:
+    chosen = (*ONE, f"wire={wire}", "outer=average", "budget.rounds=12", "inner.lr=1e-2")
+    whole, parts = (run_whole(size, 2, tmp_path / str(size), *chosen)[0]["records"] for size in (1, 2))
+    assert parts[-1]["train_loss"] == pytest.approx(whole[-1]["train_loss"], rel=0.1)
+    assert parts[-1]["train_loss"] < 0.98 * parts[1]["train_loss"]
+
+
+DELAYED = (*MERGING, "wire.delay_updates=1")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run_whole(1, 2, tmp_path_factory.mktemp("whole"), *DELAYED)
+
+
+@pytest.mark.parametrize("looks", [4, 9])
+def test_resumes_with_other_numbers_of_ranks(uninterrupted: list[dict[str, Any]], tmp_path: Path, looks: int) -> None:
+    records, midway = [], []
+    for size, seats, left in ((2, 2, looks), (1, 2, 5), (4, 1, 5), (2, 1, None)):
+        ranks = run_whole(size, seats, tmp_path, *DELAYED, looks=left)
+        assert {rank["stop"] == INTERRUPTED for rank in ranks} == {left is not None}
+        records += ranks[0]["records"]
+        midway += [done for rank in ranks for done in rank["updates_done"] if 0 < done < 3]
+    assert midway, "in the middle of a round"
+    ranks[0]["records"] = records
+    assert_equal(ranks, uninterrupted, is_resumed=True)
