@@ -28,6 +28,8 @@ def assert_refused(done: Finished, cwd: Path, *words: str) -> None:
         (["--slurm"], ["--slurm", "SLURM_JOB_ID", "srun"]),
         (["--jobs", "2"], ["--jobs: has no effect without -m"]),
         (["--master-port", "99999"], ["--master-port=99999"]),
+        (["--nproc-per-node", "3", "pool.ranks_per_worker=2"], ["pool.ranks_per_worker=2: 3 ranks", "start 4, or"]),
+        (["--nproc-per-node", "2", "pool.ranks_per_worker=4"], ["pool.ranks_per_worker=4: 2 ranks", "start 4, or"]),
     ],
 )
 def test_mistakes_that_the_driver_sees_before_it_starts_anything(

@@ -25,6 +25,7 @@ def test_defaults_are_the_demonstration() -> None:
     assert settings.budget.rounds is None
 
 
+TOGETHER = ("pool.ranks_per_worker=2", "wire=fp32", "algorithm.round=updates")
 CHOICES = sorted(f"{file.parent.name}={file.stem}" for file in (ROOT / "conf").glob("*/*.yaml"))
 INCOMPLETE = {
     **dict.fromkeys(("data=csv", "data=json", "data=parquet", "data=text", "data=tokens"), r"data\.train=\[\]: "),
@@ -190,6 +191,13 @@ def test_combinations_that_cannot_work() -> None:
         (["instances.concurrency=threads", "algorithm=ddp", "pool.trainers=1"], r"concurrency=threads: algorithm=ddp"),
         (["instances.concurrency=threads", "instances.resident=1"], r"instances.resident=1: instances that swap"),
         (["switch.n=auto", "batching.request=ramp"], r"switch.n=auto.*noise"),
+        (["pool.ranks_per_worker=0"], r"pool.ranks_per_worker=0: must be >= 1"),
+        (["algorithm=ddp", *TOGETHER], r"algorithm=ddp: .*ranks_per_worker=1 alone, not 2; use another algorithm"),
+        (["batching.estimator=per_sequence", *TOGETHER], r"estimator=per_sequence: .*ranks_per_worker=1.*use sketch"),
+        (["inner=muon", *TOGETHER], r"inner.optimizer=muon: .*ranks_per_worker=1.*whole matrices; use adamw"),
+        (["merge.radial=true", *TOGETHER], r"merge.radial=True: .*ranks_per_worker=1.*leave it out"),
+        (["instances.concurrency=threads", *TOGETHER], r"concurrency=threads: .*ranks_per_worker=1.*use serial"),
+        (["model.compile=true", *TOGETHER], r"model.compile=True: .*ranks_per_worker=1.*leave it out"),
         *(
             (
                 ["batching.request=staged", f"batching.stage_fractions={fractions}", "batching.stage_batches=[4,8]"],
