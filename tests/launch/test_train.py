@@ -258,23 +258,6 @@ def test_ctrl_c_leaves_a_checkpoint_and_whole_rounds(tmp_path: Path) -> None:
     assert rows[-1]["round"] >= 2
 
 
-def test_dry_run_plans_and_trains_nothing(tmp_path: Path) -> None:
-    done = run(
-        train_command("--dry-run", "--nnodes", "2", "--nproc-per-node", "4", *SMALL, "pool.workers_per_trainer=4"),
-        tmp_path,
-    )
-    assert done.code == 0, done.output
-    for words in ("117,120 parameters", "{0,1,2,3}", "{4,5,6,7}", "nothing was trained"):
-        assert words in done.output
-    assert list(tmp_path.iterdir()) == []
-    under_torchrun = run(
-        torchrun_command("--dry-run", *SMALL, torchrun=("--standalone", "--nproc-per-node", "2")), tmp_path
-    )
-    assert under_torchrun.code == 0, under_torchrun.output
-    assert under_torchrun.output.count("nothing was trained") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_merges_are_shown_recorded_and_drawn(tmp_path: Path) -> None:
     """Three trainers on three ranks become one; the second merge leaves nobody out."""
     overrides = ("--nproc-per-node", "3", *SMALL, "pool.trainers=3", "merge.every_rounds=1", "run.directory=run")

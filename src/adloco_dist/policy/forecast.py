@@ -33,6 +33,35 @@ class RoundForecast:
         return self.transfer_seconds / (self.updates * (1 / utilisation - 1) + hidden)
 
 
+def shortest_round(
+    utilisation: float, update_seconds: float, transfer_seconds: float, fragments: int, delay_updates: int | None
+) -> int:  # fmt: skip
+    """The smallest H with which updates have that share of a round, in (0, 1); the inverse of `RoundForecast`.
+
+    Args:
+        update_seconds: of one update of each of the rank's workers, one after the other.
+        transfer_seconds: time that the bytes of the round's averages need on the rank's slowest link.
+        fragments: averages among which they are divided.
+        delay_updates: updates that are computed while one of them travels; None: as many as there is room for, which is
+            one less than H over the fragments.
+    """
+    transfer = transfer_seconds / update_seconds
+    if delay_updates is None:  # of m updates for each fragment, m - 1 hide it
+        return fragments * max(2, math.ceil(utilisation * (transfer / fragments + 1)))
+    exposed = max(0.0, transfer - fragments * delay_updates)
+    return max(fragments * (delay_updates + 1), math.ceil(exposed * utilisation / (1 - utilisation)))
+
+
+FLOPS_PER_PARAMETER = 6
+"""Of each token of an update: a multiplication and an addition forward, and twice as many back; attention's own
+products are not counted."""
+
+
+def computing_seconds(num_parameters: int, tokens: int, flops_per_second: float) -> float:
+    """Time in which a device computes an update of so many tokens, whatever else it waits for."""
+    return FLOPS_PER_PARAMETER * num_parameters * tokens / flops_per_second
+
+
 GROWS_FROM = 0.1
 """Share of the sequences that is seen before a batch outgrows the first one, about (docs/evidence.md)."""
 

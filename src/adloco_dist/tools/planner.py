@@ -5,27 +5,24 @@ from collections.abc import Mapping, Sequence
 import torch
 from rich.table import Table
 
-from adloco_dist.averaging.group import ring_bytes_sent
 from adloco_dist.cluster.survey import Link
 from adloco_dist.config import RoundLength, Settings
 from adloco_dist.objective.protocol import ParameterCount
 from adloco_dist.policy.forecast import RoundForecast, rounds_until
-from adloco_dist.policy.layout import Layout, experiment_layout
+from adloco_dist.policy.layout import Layout, experiment_layout, seat_nodes
 from adloco_dist.policy.link import Rhythm, RoundCost, best_rhythm
 from adloco_dist.policy.views import Network
-from adloco_dist.pool.averager import new_averager
 from adloco_dist.pool.capacity import state_vectors
 from adloco_dist.pool.flat_model import vector_dtype
 from adloco_dist.setup.agreement import with_known_budget
 from adloco_dist.setup.parts import Parts
 from adloco_dist.setup.preflight import examine_data, examine_replay
 from adloco_dist.terminal import new_console
+from adloco_dist.tools.scale import GOOD_UTILISATION, LARGE, assumptions, predictions, scale_table
+from adloco_dist.tools.traffic import Traffic
 
-MEGA = 1e6
-TABLE_WIDTH = 120
-
-
-GOOD_UTILISATION = 0.95
+MEGA, GIGA = 1e6, 1e9
+TABLE_WIDTH = 144
 UPDATE_SECONDS = (0.01, 0.1, 1.0, 10.0)
 """For which utilisation is predicted."""
 
@@ -50,26 +47,34 @@ def print_dry_run(settings: Settings, nodes: Sequence[int], parts: Parts, links:
     objective.check_shape()
     parameters = objective.num_parameters() or ParameterCount.of(objective.build(torch.device("cpu"), in_bf16=False))
     element_bytes = vector_dtype(settings.precision).itemsize
-    vector_bytes = parameters.trained * element_bytes
+    size = settings.pool.ranks_per_worker
+    seats, part_bytes = seat_nodes(nodes, size), -(-parameters.trained // size) * element_bytes
     console = new_console(min_width=TABLE_WIDTH)
     console.soft_wrap = True
     sequences = "not counted" if splits.train.num_sequences is None else f"{splits.train.num_sequences:,}"
-    console.print(f"model: {parameters.trained:,} parameters; one flat vector is {vector_bytes / MEGA:,.1f} MB")
+    together = f" on each of {size} ranks that hold it together" if size > 1 else ""
+    console.print(f"model: {parameters.trained:,} parameters; one flat vector is {_in_words(part_bytes)}{together}")
     if parameters.frozen:
-        size = f"{parameters.frozen * element_bytes / MEGA:,.1f} MB"
-        console.print(f"frozen: {parameters.frozen:,} more parameters, {size} on every rank, which are never sent")
+        held = _in_words(-(-parameters.frozen // size) * element_bytes)
+        console.print(f"frozen: {parameters.frozen:,} more parameters, {held} on every rank, which are never sent")
     console.print(
         f"data: {splits.source}: {sequences} training and {splits.validation.num_sequences:,} "
         f"validation sequences of {settings.data.sequence_length} tokens"
     )
-    console.print(_trainer_table(settings, layout, nodes, parameters.trained))
-    console.print(_rank_table(settings, layout, nodes, vector_bytes))
-    network = Network(nodes, {link.nodes: link.bytes_per_second for link in links})
-    seconds = _link_seconds(settings, layout, network, parameters.trained)
+    traffic = Traffic(settings, parameters.trained, nodes)
+    console.print(_trainer_table(settings, layout, seats, traffic))
+    console.print(_rank_table(settings, layout, seats, part_bytes))
+    network = Network(seats, {link.nodes: link.bytes_per_second for link in links})
+    seconds = _link_seconds(layout, network, traffic)
     if seconds:
         console.print(_utilisation_table(settings, layout, seconds))
     elif len(set(nodes)) > 1 and not links:
         console.print("links: not measured; on the nodes, under torchrun, they are, and utilisation is predicted")
+    if parameters.total >= LARGE and not settings.algorithm.is_data_parallel:
+        ranks_per_node = list(nodes).count(nodes[0])
+        if found := predictions(settings, parameters, ranks_per_node):
+            console.print(scale_table(found, ranks_per_node))
+            console.print(assumptions(settings, parameters))
     budget = with_known_budget(settings, splits).budget.tokens
     if budget is not None and any(layout.num_workers(trainer) > 1 for trainer in layout.trainers):
         console.print(_averages(settings, layout, budget))
@@ -93,7 +98,24 @@ def _averages(settings: Settings, layout: Layout, budget: int) -> str:
     )
 
 
-def _trainer_table(settings: Settings, layout: Layout, nodes: Sequence[int], num_elements: int) -> Table:
+def _in_words(num_bytes: int) -> str:
+    return f"{num_bytes / GIGA:,.1f} GB" if num_bytes >= GIGA else f"{num_bytes / MEGA:,.1f} MB"
+
+
+def _ranks_of(seat: int, settings: Settings) -> str:
+    """A rank, or the first and the last of a seat."""
+    size = settings.pool.ranks_per_worker
+    return str(seat) if size == 1 else f"{size * seat}-{size * seat + size - 1}"
+
+
+def _groups_of(seats: Sequence[int], settings: Settings) -> str:
+    """The ranks that average with each other: of all of them, or of the first and the last part."""
+    size = settings.pool.ranks_per_worker
+    first, last = ("{" + ",".join(str(size * seat + shard) for seat in seats) + "}" for shard in (0, size - 1))
+    return first if size == 1 else f"{first} to {last}"
+
+
+def _trainer_table(settings: Settings, layout: Layout, seats: Sequence[int], traffic: Traffic) -> Table:
     table = Table(title="trainers")
     for title in (
         "trainer",
@@ -105,44 +127,26 @@ def _trainer_table(settings: Settings, layout: Layout, nodes: Sequence[int], num
     ):
         table.add_column(title, justify="right")
     for trainer in layout.trainers:
-        ranks = layout.ranks(trainer)
+        of_trainer = layout.ranks(trainer)
         table.add_row(
             str(trainer),
-            " ".join("+".join(map(str, ranks)) for ranks in layout.workers[trainer]),
-            str(layout.num_nodes(trainer, nodes)),
-            "{" + ",".join(map(str, ranks)) + "}",
+            " ".join("+".join(_ranks_of(seat, settings) for seat in worker) for worker in layout.workers[trainer]),
+            str(layout.num_nodes(trainer, seats)),
+            _groups_of(of_trainer, settings),
             str(layout.num_workers(trainer) * settings.batching.local_batch),
-            f"{_bytes_sent(settings, num_elements, ranks, nodes) / MEGA:,.2f}",
+            f"{traffic.of_rank(of_trainer) / MEGA:,.2f}",
         )
     return table
 
 
-def _bytes_sent(settings: Settings, num_elements: int, ranks: Sequence[int], nodes: Sequence[int]) -> int:
-    """What each of a trainer's ranks sends in a round."""
-    dtype = vector_dtype(settings.precision)
-    if settings.algorithm.is_data_parallel:
-        return settings.algorithm.updates_per_round * ring_bytes_sent(num_elements * dtype.itemsize, len(ranks))
-    return new_averager(settings.wire, dtype, nodes).bytes_per_rank(num_elements + 1, 1, ranks)
-
-
-def _bytes_over_link(settings: Settings, num_elements: int, ranks: Sequence[int], nodes: Sequence[int]) -> int:
-    """What the fullest of a trainer's nodes sends to others in a round: sums are taken inside of nodes first."""
-    first = {nodes[rank]: rank for rank in reversed(ranks)}
-    return _bytes_sent(settings, num_elements, sorted(first.values()), nodes)
-
-
-def _link_seconds(settings: Settings, layout: Layout, network: Network, num_elements: int) -> dict[int, float]:
-    """What a round's averages take on the measured links of each rank whose trainers share one."""
+def _link_seconds(layout: Layout, network: Network, traffic: Traffic) -> dict[int, float]:
+    """What a round's averages take on the measured links of each seat whose trainers share one."""
     found = {}
-    for rank in range(len(network.nodes)):
-        links = {trainer: network.slowest_link(layout.ranks(trainer)) for trainer in layout.trainers_on(rank)}
-        seconds = sum(
-            _bytes_over_link(settings, num_elements, layout.ranks(trainer), network.nodes) / rate
-            for trainer, rate in links.items()
-            if rate
-        )
+    for seat in range(len(network.nodes)):
+        links = {trainer: network.slowest_link(layout.ranks(trainer)) for trainer in layout.trainers_on(seat)}
+        seconds = sum(traffic.over_link(layout.ranks(trainer)) / rate for trainer, rate in links.items() if rate)
         if seconds:
-            found[rank] = seconds
+            found[seat] = seconds
     return found
 
 
@@ -165,8 +169,8 @@ def _utilisation_table(settings: Settings, layout: Layout, link_seconds: Mapping
     is_fixed = settings.algorithm.round is not RoundLength.link
     if is_fixed:
         table.add_column(f"{GOOD_UTILISATION:.0%} from", justify="right")
-    for rank, on_link in link_seconds.items():
-        workers = sum(len(layout.workers_on(rank, trainer)) for trainer in layout.trainers_on(rank))
+    for seat, on_link in link_seconds.items():
+        workers = sum(len(layout.workers_on(seat, trainer)) for trainer in layout.trainers_on(seat))
         cells = []
         for seconds in UPDATE_SECONDS:
             forecast = _forecast(settings, workers, on_link, seconds)
@@ -175,19 +179,20 @@ def _utilisation_table(settings: Settings, layout: Layout, link_seconds: Mapping
         if is_fixed:
             enough = _forecast(settings, workers, on_link, 0.0).update_seconds(GOOD_UTILISATION)
             cells.append(f"{enough:.3g} s")
-        table.add_row(str(rank), f"{on_link:.3g}", *cells)
+        table.add_row(_ranks_of(seat, settings), f"{on_link:.3g}", *cells)
     return table
 
 
-def _rank_table(settings: Settings, layout: Layout, nodes: Sequence[int], vector_bytes: int) -> Table:
-    table = Table(title="memory per rank in MB, activations not counted; checkpoint: its copy, on the CPU")
+def _rank_table(settings: Settings, layout: Layout, seats: Sequence[int], part_bytes: int) -> Table:
+    unit, name = (GIGA, "GB") if part_bytes >= GIGA else (MEGA, "MB")
+    table = Table(title=f"memory per rank in {name}, activations not counted; checkpoint: its copy, on the CPU")
     kinds = list(state_vectors(settings, 0, 0))
     for title in ("rank", "node", "workers", *kinds, "sum"):
         table.add_column(title, justify="right")
-    for rank, node in enumerate(nodes):
-        placed = {trainer: len(layout.workers_on(rank, trainer)) for trainer in layout.trainers_on(rank)}
+    for seat, node in enumerate(seats):
+        placed = {trainer: len(layout.workers_on(seat, trainer)) for trainer in layout.trainers_on(seat)}
         vectors = state_vectors(settings, len(placed), sum(placed.values()))
         counts = [*vectors.values(), sum(vectors.values())]
-        row = [f"{count * vector_bytes / MEGA:,.1f}" for count in counts]
-        table.add_row(str(rank), str(node), str(vectors["weights"]), *row)
+        row = [f"{count * part_bytes / unit:,.1f}" for count in counts]
+        table.add_row(_ranks_of(seat, settings), str(node), str(vectors["weights"]), *row)
     return table

@@ -38,10 +38,17 @@ def gradient(settings: Settings) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("model", "num_parameters"), [("microllama", 304_636_928), ("llama_1b", 1_100_048_384), ("gpt2", 124_439_808)]
+    ("model", "num_parameters"),
+    [
+        ("microllama", 304_636_928),
+        ("llama_1b", 1_100_048_384),
+        ("llama_7b", 6_738_415_616),
+        ("llama_70b", 68_976_648_192),
+        ("gpt2", 124_439_808),
+    ],
 )
 def test_published_shapes(model: str, num_parameters: int) -> None:
-    """With their own vocabularies; TinyLlama's and GPT-2's counts are those of their cards."""
+    """With their own vocabularies; the counts of TinyLlama, Llama 2 and GPT-2 are those of their cards."""
     settings = compose([f"model={model}"])
     size = 50257 if model == "gpt2" else 32000
     config = model_config(settings.model, Vocabulary(size), 1024)

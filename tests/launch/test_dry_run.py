@@ -1,0 +1,51 @@
+"""Dry runs from the command line."""
+
+import os
+import subprocess
+from pathlib import Path
+
+from helpers.commands import SMALL, documented, environment, run, torchrun_command, train_command
+
+
+def test_dry_run_plans_and_trains_nothing(tmp_path: Path) -> None:
+    done = run(
+        train_command("--dry-run", "--nnodes", "2", "--nproc-per-node", "4", *SMALL, "pool.workers_per_trainer=4"),
+        tmp_path,
+    )
+    assert done.code == 0, done.output
+    for words in ("117,120 parameters", "{0,1,2,3}", "{4,5,6,7}", "nothing was trained"):
+        assert words in done.output
+    assert list(tmp_path.iterdir()) == []
+    under_torchrun = run(
+        torchrun_command("--dry-run", *SMALL, torchrun=("--standalone", "--nproc-per-node", "2")), tmp_path
+    )
+    assert under_torchrun.code == 0, under_torchrun.output
+    assert under_torchrun.output.count("nothing was trained") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_dry_run_of_a_model_that_does_not_fit_here(tmp_path: Path) -> None:
+    """Whose weights alone would take 276 GB."""
+    command = documented("docs/guide/gpus.md", "python launch/train.py --dry-run")[2:]
+    with subprocess.Popen(
+        train_command(*command), cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        output = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0, output
+    assert usage.ru_maxrss * 1024 < 2e9
+    assert "model: 68,976,648,192 parameters; one flat vector is 34.5 GB on each of 8 ranks" in output
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines()]
+    assert [row[0] for row in cells if row and row[0] in ("0-7", "8-15")] == ["0-7", "8-15"]
+    assert [row[0] for row in cells if len(row) == 7] == ["2", "4", "8", "16", "32", "64"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_dry_run_refuses_ranks_that_do_not_divide_into_workers(tmp_path: Path) -> None:
+    done = run(train_command("--dry-run", "--nproc-per-node", "8", *SMALL, "pool.ranks_per_worker=3"), tmp_path)
+    assert done.code == 2
+    (line,) = done.output.splitlines()
+    assert line.startswith("error: pool.ranks_per_worker=3: 8 ranks are no multiple of it; start 9, or ")
