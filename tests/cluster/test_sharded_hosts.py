@@ -46,6 +46,7 @@ def check(directory: Path, reference: Path) -> None:
     facts = json.loads((directory / "run.json").read_text())
     assert facts["cluster"]["nodes"] == [0, 0, 1, 1]
     assert facts["settings"]["pool"]["ranks_per_worker"] == 2
+    assert facts["layout"]["workers"] == {"0": [[0, 1], [2, 3]]}
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     assert all(row["ranks"] == [0, 1, 2, 3] and row["workers"] == 2 for row in rows)
     found, expected = weights(directory), weights(reference)

@@ -13,15 +13,27 @@ from adloco_dist.config import Placement, Settings, SettingsError
 
 @dataclass(frozen=True)
 class Layout:
-    """The rank (or seat) that every worker of every trainer runs on."""
+    """The ranks, or the one seat, that every worker of every trainer runs on."""
 
     workers: Mapping[int, tuple[tuple[int, ...], ...]]
-    """The ranks of each worker of a trainer, by trainer: one each, which is a seat where several hold it together."""
+    """The ranks of each worker of a trainer, by trainer: one each, but for what `in_ranks` returns."""
 
     @classmethod
     def one_rank_per_worker(cls, ranks: Mapping[int, Sequence[int]]) -> "Layout":
         """The layout in which worker m of trainer i runs on `ranks[i][m]` alone."""
         return cls({trainer: tuple((rank,) for rank in of_workers) for trainer, of_workers in ranks.items()})
+
+    def in_ranks(self, ranks_per_seat: int) -> "Layout":
+        """This layout of seats, with the ranks of each."""
+        return Layout(
+            {
+                trainer: tuple(
+                    tuple(ranks_per_seat * seat + place for seat in worker for place in range(ranks_per_seat))
+                    for worker in workers
+                )
+                for trainer, workers in self.workers.items()
+            }
+        )
 
     @property
     def trainers(self) -> list[int]:

@@ -142,7 +142,7 @@ def _facts(
         },
         "script": Path(sys.argv[0]).name,  # a user's own, perhaps
         "settings": plain,
-        "layout": encode(inputs.layout),
+        "layout": encode(inputs.layout.in_ranks(settings.pool.ranks_per_worker)),
         "batch_limits": inputs.batch_limits,
         "arithmetic": in_words(settings, pool.slots[0]),
         "instances": {"is_concurrent": inputs.is_concurrent, "resident": pool.offload.resident},
