@@ -45,6 +45,7 @@ bench: setup
 	$(BIN)/python bench/inner_loop.py $(ARGS)
 	$(BIN)/python bench/outer_step.py $(ARGS)
 	$(BIN)/python bench/memory.py $(ARGS)
+	$(BIN)/python bench/sharded.py $(ARGS)
 	$(BIN)/python bench/batch_test.py $(ARGS)
 	$(BIN)/python bench/noise.py $(ARGS)
 	$(BIN)/python bench/library.py $(ARGS)

@@ -1,10 +1,10 @@
 """Models that ranks hold together, written by all of them into the files of one model: nobody ever has it whole."""
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 
@@ -66,10 +66,11 @@ def _write(place: _Place, part: torch.Tensor, deal: Deal, index: int) -> None:
     """Write a rank's part of a tensor."""
     if not part.numel():
         return
-    size = part.element_size()
-    width = deal.width * size
+    width = deal.width * part.element_size()
     rows = part.detach().cpu().contiguous().view(torch.uint8).view(deal.num_rows, width).numpy()
-    shape = (deal.num_rows, deal.size * width)
-    file = np.memmap(place.path, np.uint8, "r+", place.start, shape)
-    file[:, index * width : (index + 1) * width] = rows
-    file.flush()
+    with place.path.open("r+b") as file:  # not a mapped one, whose pages would count as memory of this process
+        for number, row in enumerate(rows):
+            file.seek(place.start + (number * deal.size + index) * width)
+            file.write(row)
+        file.flush()
+        os.fsync(file.fileno())

@@ -98,6 +98,7 @@ def set_up_pool(
         settings, runtime, splits, objective, algorithm, groups, [first], Offload(runtime.device, resident), cursors,
         trainers, {},
     )  # fmt: skip
+    del initial_weights  # which workers and trainers have copies of
     pool.offload.settle(pool.workers)
     pool.slots, pool.is_concurrent = find_slots(
         first, pool.offload, list(trainers.values()), layout, settings, runtime, was_concurrent
