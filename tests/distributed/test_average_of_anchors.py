@@ -62,3 +62,35 @@ def begun_from(runtime: Any, weights: np.ndarray[Any, Any]) -> float:
 
     done = train_small_pool(runtime, *ONE, "pool.workers_per_trainer=1", "budget.rounds=1", prepare=prepare)
     return done["records"][0]["validation_loss"]
+
+
+def merged(runtime: Any) -> dict[str, Any]:
+    """The anchor and the average of a trainer that two have become, before its next round and after it."""
+    seen: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
+
+    def prepare(pool: LocalPool) -> None:
+        form_all = pool.groups.form_all
+
+        def after_merges(rank_sets: Any) -> None:
+            (trainer,) = pool.trainers.values()
+            assert trainer.mean_anchor is not None
+            seen.append((trainer.anchor.numpy(force=True).copy(), trainer.mean_anchor.numpy(force=True).copy()))
+            form_all(rank_sets)
+
+        pool.groups.form_all = after_merges
+
+    pair = ("pool.trainers=2", "pool.workers_per_trainer=1", "merge=worst_with_worst", "merge.every_rounds=2")
+    done = train_small_pool(runtime, *ONE, *pair, "budget.rounds=3", f"outer.average_span={SPAN}", prepare=prepare)
+    return {**done, "seen": seen}
+
+
+def test_it_begins_anew_where_trainers_merge() -> None:
+    ranks = run_ranks(merged, [0, 0])
+    for rank in ranks:
+        ((anchor, mean),) = rank["seen"]
+        np.testing.assert_array_equal(mean, anchor)
+        (last,) = rank["anchors"].values()
+        weight = weight_of(4, 1, SPAN)  # two workers share the batch that each had
+        expected = anchor * (1 - weight) + last * weight
+        if rank["chosen"] is not None:
+            np.testing.assert_allclose(rank["chosen"], expected, rtol=0, atol=1e-12)

@@ -69,8 +69,13 @@ class Trainer:
 
     @property
     def outer_vectors(self) -> list[torch.Tensor]:
-        """What a merge averages: the anchor, and what there is beside it."""
-        return list(self.state().values())
+        """What a merge averages: the anchor, and its momentum."""
+        return [self.anchor] if self.momentum is None else [self.anchor, self.momentum]
+
+    def begin_average(self) -> None:
+        """Let the average of anchors begin at this one."""
+        if self.mean_anchor is not None:
+            self.mean_anchor.copy_(self.anchor)
 
     @property
     def result(self) -> torch.Tensor:

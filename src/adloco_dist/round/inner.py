@@ -178,9 +178,8 @@ class InnerPhase:
 
     def _is_stopped(self, slot: ComputeSlot) -> bool:
         """Whether no further update is taken; ranks that compute together stop together."""
-        if slot.averager:
-            return False
-        return not slot.flat_model.shards.all_agree(not self.stop.is_heard)
+        is_heard = self.stop.is_heard
+        return slot.averager is None and not slot.flat_model.shards.all_agree(not is_heard)
 
     def _read(self, task: _Task, slot: ComputeSlot, update: int) -> "_Sequences":
         """Bring the sequences of an update to the slot's device."""

@@ -85,6 +85,9 @@ def merge(
 ) -> dict[int, int]:  # fmt: skip
     """Give every trainer that merged, or came to other ranks, its anchor and outer momentum (AdLoCo, DO_MERGE).
 
+    Averages of anchors begin anew there: on a slow link another vector takes longer than they take to be as good again
+    (docs/evidence.md).
+
     Collective over the whole world.
 
     Args:
@@ -121,6 +124,8 @@ def merge(
             if result is not total:
                 result.copy_(total)
             bytes_sent[transfer.trainer] = bytes_sent.get(transfer.trainer, 0) + sent
+        if trainer:
+            trainer.begin_average()
     return bytes_sent
 
 

@@ -34,9 +34,9 @@ def test_all_vectors_of_a_trainer_are_counted(momentum: float, span: str) -> Non
     trainer, _ = lone_trainer(settings, small_objective(settings), small_module(settings), small_store(), range(2))
     counted = state_vectors(settings, num_trainers=1, num_workers=2)
     inner = sum(vector.numel() for worker in trainer.workers for vector in worker.vectors())
-    assert counted["outer state"] == len(trainer.outer_vectors)
+    assert counted["outer state"] == len(trainer.state())
     assert (counted["weights"] + counted["inner moments"]) * trainer.anchor.numel() == inner
-    assert counted["checkpoint"] * trainer.anchor.numel() == inner + sum(map(torch.numel, trainer.outer_vectors))
+    assert counted["checkpoint"] * trainer.anchor.numel() == inner + sum(map(torch.numel, trainer.state().values()))
 
 
 def test_doubling_and_bisection_find_the_largest_that_fits() -> None:
