@@ -87,8 +87,9 @@ def train(runtime: Runtime, name: str, size: int, folder: str) -> Any:
     objective = OwnObjective(lambda: built(name), sum_and_count, own_first_batch, seed=0)
     wanted = (*POOL, f"pool.ranks_per_worker={size}")
     try:
+        whole = built(name) if size == 1 else None
         train_small_pool(
-            runtime, *wanted, module=built(name), objective=objective, splits=own_small_splits(), prepare=pools.append
+            runtime, *wanted, module=whole, objective=objective, splits=own_small_splits(), prepare=pools.append
         )
     except SettingsError as error:
         return str(error)

@@ -17,6 +17,7 @@ from adloco_dist.policy.layout import experiment_layout
 from adloco_dist.policy.replay import Trajectory
 from adloco_dist.round.local_pool import LocalPool
 from adloco_dist.run.journal import Journal, MetricsFile, RunFile
+from adloco_dist.setup.building import build_module
 from adloco_dist.setup.journal import restore_records
 from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
 from adloco_dist.testing.records import KeptRecords
@@ -74,6 +75,8 @@ def train_kept(
         layout = state.plan.layout if state else experiment_layout(settings, runtime.nodes)
         shards = state.shards if state else None
         splits, objective, named = corpus_and_model(settings)
+        if settings.pool.ranks_per_worker > 1:
+            named = build_module(objective, settings, runtime)
         rank = set_up_pool(
             settings, runtime, splits, objective, module or named, layout, shards, source and source.was_concurrent
         )

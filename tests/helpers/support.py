@@ -29,6 +29,7 @@ from adloco_dist.policy.replay import Trajectory
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.round.local_pool import LocalPool
 from adloco_dist.run.journal import Journal
+from adloco_dist.setup.building import build_module
 from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
 from adloco_dist.testing.lone import lone_trainer
 from adloco_dist.testing.records import KeptRecords
@@ -182,7 +183,10 @@ def train_small_pool(
     sink = KeptRecords([])
     layout = experiment_layout(settings, runtime.nodes)
     own_splits, built_in, own_module = corpus_and_model(settings)
-    rank = set_up_pool(settings, runtime, splits or own_splits, objective or built_in, module or own_module, layout)
+    objective = objective or built_in
+    if settings.pool.ranks_per_worker > 1:
+        own_module = build_module(objective, settings, runtime)
+    rank = set_up_pool(settings, runtime, splits or own_splits, objective, module or own_module, layout)
     inputs = find_plan_inputs(rank, layout, trajectory or Trajectory())
     prepare(rank)
     outcome = train(rank, inputs, Journal([sink] if runtime.rank == 0 else []), StopRequest())

@@ -46,6 +46,21 @@ def form_group(ranks: RankSet, backend: Backend, timeout_seconds: float) -> Grou
     return Group(ranks, made, device, timeout_seconds, CONNECT_SECONDS)
 
 
+def form_disjoint(rank_sets: Sequence[RankSet], backend: Backend, timeout_seconds: float) -> Group | None:
+    """New groups of ranks that have none in common; the one that this rank is in. Collective over the whole world."""
+    groups = [form_group(ranks, backend, timeout_seconds) for ranks in rank_sets]
+    return next((group for group in groups if group is not None), None)
+
+
+def form_seat_group(world_size: int, ranks_per_seat: int, backend: Backend, timeout_seconds: float) -> Group | None:
+    """The group of this rank's own seat; None where that is this rank alone. Collective over the whole world."""
+    size = ranks_per_seat
+    if size == 1 or world_size % size:  # the latter is refused later, on all ranks
+        return None
+    return form_disjoint([tuple(range(start, start + size)) for start in range(0, world_size, size)], backend,
+                         timeout_seconds)  # fmt: skip
+
+
 def num_communicators_to_come(num_formed: int, num_trainers: int, maximum: int) -> int:
     """Groups that a rank can be in at one time after merges, beyond those that it is in now.
 
@@ -99,21 +114,10 @@ class Groups:
         else:
             self._make_room(seats)
             size = self._ranks_per_seat
-            group = self._formed([tuple(size * seat + shard for seat in seats) for shard in range(size)])
+            columns = [tuple(size * seat + shard for seat in seats) for shard in range(size)]
+            group = form_disjoint(columns, self._backend, self._timeout_seconds)
         self._groups[seats] = group
         return group
-
-    def of_seat(self, num_seats: int) -> Group | None:
-        """The group of this rank's own seat, which is kept; None where that is this rank alone."""
-        size = self._ranks_per_seat
-        if size == 1:
-            return None
-        return self._formed([tuple(range(size * seat, size * seat + size)) for seat in range(num_seats)])
-
-    def _formed(self, rank_sets: Sequence[RankSet]) -> Group | None:
-        """Groups of ranks that have none in common; the one that this rank is in."""
-        groups = [form_group(ranks, self._backend, self._timeout_seconds) for ranks in rank_sets]
-        return next((group for group in groups if group is not None), None)
 
     def form_all(self, rank_sets: Sequence[RankSet]) -> None:
         """Form and connect the groups of all these sets, in the order in which they will be used; release all others.

@@ -12,10 +12,11 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from adloco_dist.averaging.group import Group
 from adloco_dist.cluster.control import ControlPlane
 from adloco_dist.cluster.devices import Gpu, choose_backend, choose_device, identity
 from adloco_dist.cluster.failures import is_timeout
-from adloco_dist.cluster.groups import NCCL_ENVIRONMENT
+from adloco_dist.cluster.groups import NCCL_ENVIRONMENT, form_seat_group
 from adloco_dist.cluster.heartbeat import Heartbeat
 from adloco_dist.cluster.monitor import Monitor
 from adloco_dist.cluster.network import Interface, check_store, join_network
@@ -82,6 +83,8 @@ class Runtime:
     ranks_per_worker: int = 1
     """S: neighbouring ranks that hold a worker's model together. Layouts and plans count such runs of ranks, called
     seats; of one rank each where a worker fits a device."""
+    of_seat: Group | None = None
+    """The ranks of this rank's seat; None where that is this rank alone."""
 
     @property
     def seat(self) -> int:
@@ -162,13 +165,15 @@ def started(
     turns = [uuids[:rank].count(uuid) if uuid else 0 for rank, uuid in enumerate(uuids)]
     places_of_work = [gpu.uuid if gpu else one["node"] for one, gpu in zip(census, gpus, strict=True)]
     heartbeat.hosts = hosts = tuple(member["host"] for member in census)
+    backend = choose_backend(cluster.backend, gpus)
+    of_seat = form_seat_group(place.world_size, ranks_per_worker, backend, cluster.outer_seconds)
     monitor = Monitor(found.device)
     try:
         yield Runtime(
             rank=place.rank,
             world_size=place.world_size,
             device=found.device,
-            backend=choose_backend(cluster.backend, gpus),
+            backend=backend,
             unused_gpu=found.unused_gpu,
             nodes=tuple(member["node"] for member in census),
             hosts=hosts,
@@ -182,6 +187,7 @@ def started(
             monitor=monitor,
             store=store,
             ranks_per_worker=ranks_per_worker,
+            of_seat=of_seat,
         )
     except RuntimeError as error:
         if is_timeout(error):

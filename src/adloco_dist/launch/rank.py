@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-import torch
-from torch import nn
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.elastic.multiprocessing.errors import record
 
@@ -27,7 +25,6 @@ from adloco_dist.launch.restarts import check_restarts_of_rank, check_store_of_r
 from adloco_dist.policy.evaluation import in_words
 from adloco_dist.policy.plan import INTERRUPTED, NONFINITE, PlanInputs
 from adloco_dist.pool.arithmetic import set_up_arithmetic
-from adloco_dist.pool.flat_model import computes_in_bf16
 from adloco_dist.round.local_pool import LocalPool
 from adloco_dist.run.directory import STOP_FILE
 from adloco_dist.run.journal import Journal
@@ -40,6 +37,7 @@ from adloco_dist.setup.agreement import (
     survey_cluster,
     with_known_budget,
 )
+from adloco_dist.setup.building import build_module
 from adloco_dist.setup.journal import open_journal, print_note
 from adloco_dist.setup.parts import Parts
 from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
@@ -180,17 +178,13 @@ def _set_up_pool(
         if runtime.rank == 0:
             print_note(f"budget.epochs={epochs:g} of {splits.source}: {settings.budget.tokens:,} tokens")
     runtime.heartbeat.enter("setting up the pool")
-    # Of a model that is to be divided no device ever has all.
-    born_on = runtime.device if settings.pool.ranks_per_worker == 1 else torch.device("cpu")
-    module: nn.Module | None = None
     error: SettingsError | None = None
     try:
         set_up_arithmetic(settings, runtime.device)
-        module = objective.build(born_on, computes_in_bf16(settings.precision, runtime.device))
     except SettingsError as mistake:
         error = mistake
     runtime.control.agree(error)
-    assert module is not None
+    module = build_module(objective, settings, runtime)
     pool = set_up_pool(
         settings, runtime, splits, objective, module, layout, state.shards if state else None,
         resume_point.was_concurrent if resume_point else None,

@@ -75,10 +75,12 @@ class ShardedFlatModel(FlatModel):
             if id(parameter) in names:
                 names[id(parameter)].append(name)
         self._names = list(names.values())
+        self._address = 0
 
     def _set_parameters(self, weights: torch.Tensor) -> None:
-        if weights.data_ptr() == self.weights.data_ptr():
+        if weights.data_ptr() == self._address:  # of the memory, for a worker that is swapped takes its vector along
             return
+        self._address = weights.data_ptr()
         placed = [self._parameter_views(vector) for vector in (weights, self.gradient)]
         assigned, named = [], {}
         for names, (parameter, part), (_, gradient) in zip(self._names, *placed, strict=True):

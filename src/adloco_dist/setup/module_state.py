@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from adloco_dist.averaging.group import Group
+from adloco_dist.averaging.shards import local
 from adloco_dist.buffers import UnsuitableBufferError, changing_buffers, persistent_buffers
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Estimator, Settings, SettingsError
 from adloco_dist.objective.protocol import LossError, Objective
 from adloco_dist.pool.capacity import is_out_of_memory
-from adloco_dist.pool.flat_model import autocast, computes_in_bf16, converted, vector_dtype
+from adloco_dist.pool.flat_model import autocast, converted, vector_dtype
 from adloco_dist.text import first_difference, first_line
 
 TRIALS = (2, 1)
@@ -21,58 +21,39 @@ TRIALS = (2, 1)
 
 
 def examine_module(
-    objective: Objective, module: nn.Module, settings: Settings, runtime: Runtime, of_seat: Group | None = None
+    objective: Objective, module: nn.Module, settings: Settings, runtime: Runtime
 ) -> tuple[str, ...]:  # fmt: skip
     """Move the module to the rank's device and try it out there; the names of the buffers that training changes.
 
     Collective.
 
     Args:
-        of_seat: ranks that from here on hold the module together, each a part of every parameter; None: this alone.
+        module: whole, or this rank's part of it, on its device.
 
     Raises:
         SettingsError: on all ranks, where none of its parameters is trained, a changing buffer cannot be averaged, or
             ranks differ in what is not trained.
     """
-    trained = [parameter.detach() for parameter in module.parameters() if parameter.requires_grad]
+    trained = [local(parameter) for parameter in module.parameters() if parameter.requires_grad]
     built = {"the model as it was built": _bits(trained), "what the model keeps frozen": _bits(_frozen(module))}
     error: SettingsError | None = None
     changing: tuple[str, ...] = ()
     try:
-        _bring(objective, module, settings, runtime, of_seat)
+        if runtime.of_seat is None:
+            converted(module, runtime.device, settings.precision)
         changing = _changing(objective, module, settings, runtime.device)
-        if changing and of_seat is not None:
+        if changing and runtime.of_seat is not None:
             rule = f"goes with models alone that training changes no buffer of, as it does {changing[0]}; use 1"
             raise SettingsError.of("pool.ranks_per_worker", settings.pool.ranks_per_worker, rule)
     except SettingsError as mistake:
         error = mistake
     runtime.control.agree(error)
-    found = {**built, "what training changes of the model": list(changing)}
-    if difference := first_difference(runtime.control.exchange(found)):
-        remedy = "start every node with the same command and model, whose random numbers come from torch alone"
-        raise SettingsError(f"{difference}; {remedy}")
+    found = runtime.control.exchange({**built, "what training changes of the model": list(changing)})
+    for shard in range(runtime.ranks_per_worker):  # of those that have the same part of it
+        if difference := first_difference(found[shard :: runtime.ranks_per_worker]):
+            remedy = "start every node with the same command and model, whose random numbers come from torch alone"
+            raise SettingsError(f"{difference}; {remedy}")
     return changing
-
-
-def _bring(
-    objective: Objective, module: nn.Module, settings: Settings, runtime: Runtime, of_seat: Group | None
-) -> None:  # fmt: skip
-    """Bring the module to the rank's device, or this rank's part of it.
-
-    Raises:
-        SettingsError: it cannot be divided.
-    """
-    if of_seat is None:
-        converted(module, runtime.device, settings.precision)
-        return
-    from adloco_dist.pool.sharding import UnsuitableModuleError, shard_module  # with fully_shard: half a second
-
-    converted(module, torch.device("cpu"), settings.precision)  # whole, it may not fit the device
-    try:
-        shard_module(module, of_seat, computes_in_bf16(settings.precision, runtime.device))
-    except UnsuitableModuleError as mistake:
-        setting = f"pool.ranks_per_worker={settings.pool.ranks_per_worker}"
-        raise SettingsError(f"{setting}: {objective.describe()}: {mistake}") from mistake
 
 
 def _changing(
@@ -138,7 +119,7 @@ def _where(error: Exception) -> str:
 
 def _frozen(module: nn.Module) -> list[torch.Tensor]:
     """Return what no checkpoint holds: frozen parameters, and persistent buffers as they begin."""
-    frozen = [parameter.detach() for parameter in module.parameters() if not parameter.requires_grad]
+    frozen = [local(parameter) for parameter in module.parameters() if not parameter.requires_grad]
     return frozen + [tensor for buffer in persistent_buffers(module) if (tensor := buffer.tensor) is not None]
 
 

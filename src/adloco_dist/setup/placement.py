@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from adloco_dist.averaging.group import Group, GroupError
+from adloco_dist.averaging.group import GroupError
 from adloco_dist.baselines.ddp import DataParallel
 from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.runtime import Runtime
@@ -39,7 +39,7 @@ def set_up_pool(
     Collective.
 
     Args:
-        module: what the objective has built.
+        module: what the objective has built, or this rank's part of it (`build_module`).
         shard_states: states of the trainers' cursors where a run resumes; None: cursors are dealt.
         was_concurrent: whether instances computed concurrently, where a run resumes as it was; None: it is found out.
 
@@ -52,9 +52,8 @@ def set_up_pool(
     lacking = groups.lacking(layout.rank_sets, len(layout.trainers) - 1 if merges else 0)
     if settings.wire.is_delayed and lacking:
         raise SettingsError.of("wire.delay_updates", settings.wire.delay_updates, lacking)
-    # Before free memory is looked at, of which NCCL takes some for every group.
-    of_seat = _form_groups(groups, layout, runtime)
-    changing = examine_module(objective, module, settings, runtime, of_seat)
+    _form_groups(groups, layout, runtime)  # before free memory is looked at, of which NCCL takes some for every group
+    changing = examine_module(objective, module, settings, runtime)
     first = new_slot(objective, module, runtime.device, settings, changing)
     flat_model = first.flat_model
     num_tensors = len(flat_model.parameter_layout.names)
@@ -129,19 +128,18 @@ def find_plan_inputs(pool: LocalPool, layout: Layout, trajectory: Trajectory, li
     return PlanInputs(layout, sizes, limits, trajectory, network, pool.is_concurrent)
 
 
-def _form_groups(groups: Groups, layout: Layout, runtime: Runtime) -> Group | None:
-    """Form the groups of the layout, each of which is tried, and that of this rank's seat, which is returned.
+def _form_groups(groups: Groups, layout: Layout, runtime: Runtime) -> None:
+    """Form the groups of the layout, each of which is tried, as is that of this rank's seat.
 
     Raises:
         SettingsError: on all ranks, when some of them cannot exchange tensors.
     """
     runtime.heartbeat.enter("connecting ranks")
     error = None
-    of_seat = groups.of_seat(runtime.num_seats)
     try:
+        if runtime.of_seat is not None:
+            runtime.of_seat.connect()
         groups.form_all(layout.rank_sets)
-        if of_seat is not None:
-            of_seat.connect()
     except GroupError as failure:
         remedy = "set cluster.interface (docs/guide/network.md)"
         if runtime.backend is Backend.nccl:
@@ -149,7 +147,6 @@ def _form_groups(groups: Groups, layout: Layout, runtime: Runtime) -> Group | No
         error = SettingsError(f"cluster.backend={runtime.backend.name}: {failure}; {remedy}")
     runtime.control.agree(error)
     runtime.heartbeat.enter("setting up the pool")
-    return of_seat
 
 
 def _find_capacity(pool: LocalPool, layout: Layout) -> None:
