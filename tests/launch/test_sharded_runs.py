@@ -16,7 +16,7 @@ SETTINGS = (
     *small_without("cluster.threads_per_rank", "precision"), "cluster.threads_per_rank=1", "precision=fp64",
     "pool.trainers=2", "pool.workers_per_trainer=1", "merge.every_rounds=4", "budget.rounds=10",
     "algorithm.updates_per_round=4", "checkpoint.every_rounds=1", "checkpoint.keep_last=9", "run.directory=run",
-    "batching.request=norm_test", "+model.overrides.vocab_size=260",
+    "batching.request=norm_test", "batching.capacity=4096", "+model.overrides.vocab_size=260",
     "run.unfinished=resume",
 )  # fmt: skip
 MODEL = "run/model/model.safetensors"
