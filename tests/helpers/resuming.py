@@ -103,7 +103,7 @@ def train_kept(
     trainers = outcome.pool.trainers.values()
     return {
         "anchors": {trainer.id: trainer.anchor.numpy(force=True).copy() for trainer in trainers},
-        "momentum": {trainer.id: trainer.outer_vectors[-1].numpy(force=True).copy() for trainer in trainers},
+        "momentum": {trainer.id: list(trainer.state().values())[-1].numpy(force=True).copy() for trainer in trainers},
         "cursors": {trainer.id: trainer.cursor.position for trainer in trainers},
         "stop": outcome.stop,
         "round": outcome.plan.round,

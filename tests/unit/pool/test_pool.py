@@ -170,7 +170,7 @@ def test_the_outer_step_depends_neither_on_chunks_nor_on_the_place_of_its_state(
             for number, worker in enumerate(trainer.workers):
                 worker.weights.mul_(1.01 + 0.01 * number)
             outer(trainer, None)
-        return [*trainer.outer_vectors, *(worker.weights for worker in trainer.workers)]
+        return [*trainer.state().values(), *(worker.weights for worker in trainer.workers)]
 
     wanted = stepped("device")
     if chunk is not None:
