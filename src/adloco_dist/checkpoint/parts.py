@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load
+from safetensors.torch import load, load_file
 
 from adloco_dist.checkpoint.retention import number_in, obsolete
 from adloco_dist.config import CheckpointSettings
@@ -61,6 +61,21 @@ def decode_tensors(name: str, content: bytes) -> dict[str, torch.Tensor]:
         return load(content)
     except Exception as error:  # safetensors has errors of its own, torch of several kinds
         raise DamagedError(f"{name}: holds no tensors ({error})") from error
+
+
+def mapped_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a part on the CPU, in mapped memory: of the file only what is looked at is read.
+
+    Raises:
+        DamagedError: it holds none, whatever its digest says.
+        OSError: it cannot be read.
+    """
+    try:
+        return load_file(path)
+    except OSError:
+        raise
+    except Exception as error:  # safetensors has errors of its own, torch of several kinds
+        raise DamagedError(f"{path.name}: holds no tensors ({error})") from error
 
 
 def tensor_kinds(folder: Path, name: str) -> dict[str, TensorKind]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from adloco_dist.checkpoint.parts import RECORDS_FILE, STATE_FILE, decode_tensors, tensor_kinds
+from adloco_dist.checkpoint.parts import RECORDS_FILE, STATE_FILE, decode_tensors, mapped_tensors, tensor_kinds
 from adloco_dist.checkpoint.retention import number_in
 from adloco_dist.checkpoint.saving import needed_parts, vector_size
 from adloco_dist.checkpoint.state import RunState
@@ -36,6 +36,8 @@ class CheckpointReader:
             DamagedError: it is not what the manifest says.
             OSError: it cannot be read.
         """
+        if self.domains.mine in self.holders.get(file, ()):
+            return mapped_tensors(self.domains.folder / self.name / file)
         return decode_tensors(file, self.content(file))
 
     def content(self, file: str) -> bytes:
