@@ -47,18 +47,25 @@ def shard_module(module: nn.Module, group: Group, in_bf16: bool) -> None:
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """The layers that a model repeats: the members of its list that holds the most parameters.
+    """The layers that a model repeats: members of one class, of its lists that lie in no other such list.
 
     Raises:
-        UnsuitableModuleError: there is none.
+        UnsuitableModuleError: there are none.
     """
-    lists = [one for one in module.modules() if isinstance(one, nn.ModuleList | nn.Sequential) and len(one) > 1]
-    largest = max(lists, key=_num_parameters, default=None)
-    blocks = [] if largest is None else [block for block in largest if _num_parameters(block)]
-    if len(blocks) < 2:
+    lists = [one for one in module.modules() if isinstance(one, nn.ModuleList | nn.Sequential) and _repeats(one)]
+    inner = {id(one) for outer in lists for one in outer.modules() if one is not outer}
+    blocks = [block for one in lists if id(one) not in inner for block in one]
+    if not blocks:
         rule = "has no list of layers (torch.nn.ModuleList or Sequential), whose members ranks would gather one by one"
         raise UnsuitableModuleError(f"{rule}; build it of one, or use pool.ranks_per_worker=1")
     return blocks
+
+
+def _repeats(modules: nn.ModuleList | nn.Sequential) -> bool:
+    """Whether these are several layers of a kind, with parameters, that can be called."""
+    kinds = {type(one) for one in modules}
+    is_called = not kinds & {nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict}
+    return len(modules) > 1 and len(kinds) == 1 and is_called and all(map(_num_parameters, modules))
 
 
 class ShardedFlatModel(FlatModel):
