@@ -14,8 +14,10 @@ from pathlib import Path
 import psutil
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 
 
 def parse(description: str) -> argparse.ArgumentParser:
@@ -51,6 +53,22 @@ def together(side: Callable[[], object]) -> Callable[[], None]:
         dist.barrier()
 
     return turn
+
+
+def plain_update(model: nn.Module, optimizer: torch.optim.Optimizer, rows: torch.Tensor, in_bf16: bool = False) -> None:
+    """One update of a language model as one would write it by hand.
+
+    Args:
+        rows: tokens, a sequence and its next token a row.
+        in_bf16: compute under autocast.
+    """
+    with torch.autocast(rows.device.type, torch.bfloat16, in_bf16):
+        logits = model(input_ids=rows[:, :-1], use_cache=False).logits
+        loss = F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
 
 
 def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:

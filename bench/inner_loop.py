@@ -5,7 +5,6 @@ Same model, optimizer (fused AdamW), clipping, batch, data and threads; pairs ar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from adloco_dist.config.compose import compose
 from adloco_dist.data.corpora import load_corpus
@@ -16,7 +15,7 @@ from adloco_dist.policy.plan import PlanInputs, PoolReport
 from adloco_dist.policy.planning import plan_round
 from adloco_dist.round.inner import InnerPhase
 from adloco_dist.testing.lone import lone_trainer
-from common import interleave, median_ratio, parse, report, spread
+from common import interleave, median_ratio, parse, plain_update, report, spread
 
 UPDATES = 20
 
@@ -62,12 +61,7 @@ def main() -> None:
         for _ in range(updates):
             starts = rng.integers(0, len(tokens) - length - 1, size=batch)
             rows = torch.stack([tokens[start : start + length + 1] for start in starts])
-            logits = model(input_ids=rows[:, :-1], use_cache=False).logits
-            loss = F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
+            plain_update(model, optimizer, rows)
 
     ours_seconds, plain_seconds = interleave([ours, plain], rounds=12 if options.quick else 24)
     processed = updates * batch * length

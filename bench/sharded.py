@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
@@ -49,7 +48,7 @@ from adloco_dist.round.inner import InnerPhase
 from adloco_dist.run.model import save_model
 from adloco_dist.testing.lone import lone_trainer
 from adloco_dist.testing.processes import run_ranks
-from common import interleave, median_ratio, parse, report, spread, together
+from common import interleave, median_ratio, parse, plain_update, report, spread, together
 from sharded_rank import FOLDER, Memory
 
 VOCAB_SIZE = 32_000
@@ -162,7 +161,7 @@ def speed(quick: bool, model: str, batch: int) -> tuple[Figures, Rows]:
 def seconds_of_sides(runtime: Runtime, model: str, batch: int, pairs: int) -> list[list[float]]:
     settings = settings_of(model, runtime.world_size, batch)
     objective, module = built(settings, runtime, 257)
-    shard_module(module, group_of(runtime), computes_in_bf16(settings.precision, runtime.device))
+    shard_module(module, blocks_of(module), group_of(runtime), computes_in_bf16(settings.precision, runtime.device))
     table = TokenTable([np.random.default_rng(0).integers(0, 256, 1_000_000).astype(np.uint16)], 128)
     trainer, slot = lone_trainer(settings, objective, module, table, device=runtime.device)
     plan = plan_round(settings, PlanInputs(experiment_layout(settings, [0] * runtime.world_size)), None, PoolReport())
@@ -191,15 +190,7 @@ def plain_loop(model: nn.Module, settings: Settings, table: TokenTable, runtime:
             starts = rng.integers(0, len(tokens) - 129, size=batch)
             rows = torch.stack([tokens[start : start + 129] for start in starts[runtime.rank :: runtime.world_size]])
             rows = rows.to(runtime.device)
-            with torch.autocast(
-                runtime.device.type, torch.bfloat16, computes_in_bf16(settings.precision, runtime.device)
-            ):
-                logits = model(input_ids=rows[:, :-1], use_cache=False).logits
-                loss = F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
+            plain_update(model, optimizer, rows, computes_in_bf16(settings.precision, runtime.device))
         if runtime.device.type == "cuda":
             torch.cuda.synchronize()
 
@@ -223,7 +214,7 @@ def added_by_saving(runtime: Runtime) -> tuple[int, int]:
     """Bytes that saving adds to this rank's resident memory at its peak, and bytes of its share of the model."""
     settings = settings_of("small", runtime.world_size, 4)
     objective, module = built(settings, runtime, VOCAB_SIZE)
-    shard_module(module, group_of(runtime), in_bf16=False)
+    shard_module(module, blocks_of(module), group_of(runtime), in_bf16=False)
     flat_model = new_slot(objective, module, runtime.device, settings).flat_model
     weights = flat_model.initial_weights()
     folder = [tempfile.mkdtemp() if runtime.rank == 0 else ""]

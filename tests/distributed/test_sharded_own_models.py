@@ -1,6 +1,7 @@
 """Models of users that several ranks hold together, and those that they cannot."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import SettingsError
@@ -55,6 +57,8 @@ def built(name: str) -> nn.Module:
     match name:
         case "layers":
             return Layers(layer(), layer(), layer())
+        case "named":
+            return Named()
         case "one layer":
             return nn.Sequential(nn.Embedding(TOKENS, TOKENS + 1))
         case "tied":
@@ -63,6 +67,18 @@ def built(name: str) -> nn.Module:
             return Layers(layer(7), layer(7))
         case _:
             return Layers(layer(), nn.Sequential(nn.Linear(WIDTH, WIDTH), Normed()))
+
+
+class Named(nn.Module):
+    """Logits of the next token, of layers that are in no list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(TOKENS + 1, WIDTH), nn.Linear(WIDTH, TOKENS, bias=False)
+        self.first, self.second = layer(), layer()
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.second(self.first(self.embedding(tokens))))
 
 
 class Normed(nn.Module):
@@ -81,10 +97,15 @@ def sum_and_count(module: nn.Module, batch: TokenBatch) -> tuple[torch.Tensor, i
     return F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum"), wanted.numel()
 
 
+BLOCKS: dict[str, Callable[[Any], list[nn.Module]]] = {
+    "named": lambda module: [module.first, module.second],
+}
+
+
 def train(runtime: Runtime, name: str, size: int, folder: str) -> Any:
     """The whole anchors; the files of the model lie in the folder."""
     pools: list[LocalPool] = []
-    objective = OwnObjective(lambda: built(name), sum_and_count, own_first_batch, seed=0)
+    objective = OwnObjective(lambda: built(name), sum_and_count, own_first_batch, 0, BLOCKS.get(name))
     wanted = (*POOL, f"pool.ranks_per_worker={size}")
     try:
         whole = built(name) if size == 1 else None
@@ -94,6 +115,8 @@ def train(runtime: Runtime, name: str, size: int, folder: str) -> Any:
     except SettingsError as error:
         return str(error)
     anchors = whole_anchors(pools[0])
+    kinds = {name for name, one in pools[0].flat_model.module.named_modules() if isinstance(one, FSDPModule)}
+    assert name not in BLOCKS or size == 1 or kinds == {"", "first", "second"}
     save_model(Path(folder), pools[0].flat_model, pools[0].trainers[0].anchor, objective)
     return anchors
 
@@ -103,15 +126,16 @@ def train_into_small_files(runtime: Runtime, *arguments: Any) -> Any:
     return train(runtime, *arguments)
 
 
-def test_layers_are_found_and_frozen_parameters_stay(tmp_path: Path) -> None:
-    (reference,) = run_ranks(train, [0], "layers", 1, str(tmp_path / "one"))
-    for anchors in run_ranks(train, [0, 0], "layers", 2, str(tmp_path / "two"), ranks_per_worker=2):
-        for name, value in reference[0].items():
-            np.testing.assert_allclose(anchors[0][name], value, rtol=0, atol=1e-12, err_msg=name)
+@pytest.mark.parametrize("name", ["layers", "named"])
+def test_layers_are_found_or_named_and_frozen_parameters_stay(name: str, tmp_path: Path) -> None:
+    (reference,) = run_ranks(train, [0], name, 1, str(tmp_path / "one"))
+    for anchors in run_ranks(train, [0, 0], name, 2, str(tmp_path / "two"), ranks_per_worker=2):
+        for key, value in reference[0].items():
+            np.testing.assert_allclose(anchors[0][key], value, rtol=0, atol=1e-12, err_msg=key)
     ours, theirs = (load_file(tmp_path / folder / "model" / "model.safetensors") for folder in ("two", "one"))
     assert ours.keys() == theirs.keys()
-    for name, tensor in theirs.items():
-        torch.testing.assert_close(ours[name], tensor, rtol=0, atol=1e-12, msg=name)
+    for key, tensor in theirs.items():
+        torch.testing.assert_close(ours[key], tensor, rtol=0, atol=1e-12, msg=key)
 
 
 def test_a_large_model_is_written_into_several_files(tmp_path: Path) -> None:

@@ -44,6 +44,15 @@ def test_dry_run_of_a_model_that_does_not_fit_here(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_dry_run_refuses_a_shape_that_ranks_cannot_share(tmp_path: Path) -> None:
+    odd = ("model=causal", "model.architecture=gpt2", "+model.overrides.n_embd=66", "+model.overrides.n_head=6")
+    done = run(train_command("--dry-run", "--nproc-per-node", "4", *odd, "pool.ranks_per_worker=4"), tmp_path)
+    assert done.code == 2
+    (line,) = done.output.splitlines()
+    assert line.startswith("error: pool.ranks_per_worker=4: ")
+    assert "has no dimension that 4 ranks can share evenly" in line
+
+
 def test_dry_run_refuses_ranks_that_do_not_divide_into_workers(tmp_path: Path) -> None:
     done = run(train_command("--dry-run", "--nproc-per-node", "8", *SMALL, "pool.ranks_per_worker=3"), tmp_path)
     assert done.code == 2

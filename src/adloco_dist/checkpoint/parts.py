@@ -29,8 +29,8 @@ class TensorKind:
 class Share:
     """Which part of a model a file is about: that of the rank at `index` of `size` that hold it together."""
 
-    index: int = 0
-    size: int = 1
+    index: int
+    size: int
 
     @property
     def suffix(self) -> str:

@@ -19,6 +19,8 @@ SUMS = frozenset({"loss_sum", "num_targets", "sketches", "chunk_targets"})
 """What ranks have parts of that add up: the first takes the sum, the others nothing."""
 PACKED = frozenset({"residual"})
 """Vectors that have one fragment after the other."""
+EQUAL = "norms"
+"""A vector that is the same on all ranks of a worker."""
 OF_FRAGMENT = "departed"
 """A vector of the fragment that the worker awaits."""
 
@@ -47,26 +49,27 @@ class Resharding:
         found: dict[str, torch.Tensor] = {}
         for place, part in enumerate(parts):
             awaits = int(part.get("awaits", NOTHING))
-            for name, value in _joined(part).items():
-                if not value.ndim or name == "norms" or name in SUMS:
-                    is_sum = name in SUMS
-                    before = found.get(name, torch.zeros_like(value))
-                    found[name] = before + value if is_sum and not self.index else before if is_sum else value
-                    continue
-                tensors = self._tensors(name, awaits)
-                was, now = self._layout(tensors, self.was), self._layout(tensors, self.now)
-                length = max(now.num_elements, self._largest(self.now) if name == OF_FRAGMENT else 0)
-                target = found.setdefault(name, value.new_zeros(length))
-                if len(value) < was.num_elements:
-                    raise DamagedError(f"{file}: {name} has {len(value)} elements, the model {was.num_elements}")
-                for number, shape in enumerate(self.whole.shapes[index] for index in tensors):
-                    self._copy(shape, place, was.view(value, number), now.view(target, number))
-        boundary = self._layout(range(len(self.whole.shapes)), self.now).boundary(self._num_decayed)
-        return _divided(found, boundary)
+            for name, value in part.items():
+                if name in SUMS:
+                    found[name] = found.get(name, torch.zeros_like(value)) + (value if self.index == 0 else 0)
+                elif not value.ndim or name == EQUAL:
+                    found[name] = value
+                else:
+                    self._take(file, found, name, value, place, self._tensors(name, awaits))
+        return found
 
-    @property
-    def _num_decayed(self) -> int:
-        return sum(len(shape) >= 2 for shape in self.whole.shapes)
+    def _take(
+        self, file: str, found: dict[str, torch.Tensor], name: str, value: torch.Tensor, place: int,
+        tensors: Sequence[int],
+    ) -> None:  # fmt: skip
+        """Take what this rank needs of a vector of the rank that was at `place`."""
+        was, now = self._layout(tensors, self.was), self._layout(tensors, self.now)
+        length = self._largest(self.now) if name == OF_FRAGMENT else now.num_elements
+        target = found.setdefault(name, value.new_zeros(length))
+        if len(value) < was.num_elements:
+            raise DamagedError(f"{file}: {name} has {len(value)} elements, the model {was.num_elements}")
+        for number, index in enumerate(tensors):
+            self._copy(self.whole.shapes[index], place, was.view(value, number), now.view(target, number))
 
     def _tensors(self, name: str, awaits: int) -> Sequence[int]:
         """The parameters that a vector has, in its order."""
@@ -75,7 +78,15 @@ class Resharding:
             return () if awaits == NOTHING else fragments[awaits].tensors
         if name in PACKED:
             return [index for fragment in fragments for index in fragment.tensors]
-        return range(len(self.whole.shapes))
+        num_tensors, num_decayed = len(self.whole.shapes), sum(len(shape) >= 2 for shape in self.whole.shapes)
+        number, is_moment, _ = name.partition(".")
+        if not is_moment:
+            return range(num_tensors)
+        # As optimizers number them: what is decayed, then what is not, as far as there is any.
+        groups = [group for group in (range(num_decayed), range(num_decayed, num_tensors)) if group]
+        if number not in map(str, range(len(groups))):
+            raise DamagedError(f"{name}: is of no part of the model")
+        return groups[int(number)]
 
     def _largest(self, size: int) -> int:
         """Elements of a rank's part of the largest fragment."""
@@ -106,27 +117,3 @@ def _deal(shape: Sequence[int], size: int) -> Deal:
 def _within(region: Sequence[slice], part: Sequence[slice]) -> tuple[slice, ...]:
     """A region of a whole tensor, as indices into a part of it."""
     return tuple(slice(a.start - b.start, a.stop - b.start) for a, b in zip(region, part, strict=True))
-
-
-def _joined(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same, with the moments of what is decayed and of what is not as one vector: "0.exp_avg", "1.exp_avg"."""
-    joined: dict[str, torch.Tensor] = {}
-    for name in sorted(tensors):
-        number, _, vector = name.rpartition(".")
-        value = tensors[name]
-        before = joined.get(f".{vector}") if number else None
-        key = f".{vector}" if number and value.ndim else name
-        joined[key] = value if before is None or not value.ndim else torch.cat([before, value])
-    return joined
-
-
-def _divided(tensors: Mapping[str, torch.Tensor], boundary: int) -> dict[str, torch.Tensor]:
-    """What `_joined` has joined, in two again."""
-    divided: dict[str, torch.Tensor] = {}
-    for name, value in tensors.items():
-        if name.startswith("."):
-            pieces = [piece for piece in (value[:boundary], value[boundary:]) if len(piece)]
-            divided |= {f"{number}{name}": piece for number, piece in enumerate(pieces)}
-        else:
-            divided[name] = value
-    return divided

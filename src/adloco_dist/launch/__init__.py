@@ -1,6 +1,6 @@
 """The commands: a driver that starts torchrun, what each rank does under it, and settings from Hydra."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 
@@ -10,6 +10,7 @@ def launch(
     data: Callable[[], Any],
     loss: Callable[[Any, Any], tuple[Any, int]],
     collate: Callable[[list[Any]], Any] | None = None,
+    blocks: Callable[[Any], Sequence[Any]] | None = None,
 ) -> NoReturn:
     """Train a user's own model on the user's own data, with settings from the command line; ends the process.
 
@@ -23,8 +24,10 @@ def launch(
             function stream(index, count) that returns part `index` of `count` as an iterable with a state.
         loss: takes the module and a batch; returns the loss summed over the batch's targets, and their number.
         collate: makes a batch of a list of items; None: torch's default_collate.
+        blocks: takes the module; returns its layers, which ranks that hold a worker together (pool.ranks_per_worker)
+            gather one by one. None: the members of its lists of layers of one class.
     """
     from adloco_dist.launch.driver import main
     from adloco_dist.setup.parts import OwnParts
 
-    main(parts=OwnParts(model, data, loss, collate))
+    main(parts=OwnParts(model, data, loss, collate, blocks))

@@ -54,8 +54,8 @@ class LanguageObjective:
     def num_parameters(self) -> ParameterCount:
         return num_parameters(self._settings.model, self.config, self._settings.data.is_labelled)
 
-    def check_shape(self) -> None:
-        try_shape(self._settings.model, self.config, self._settings.data.is_labelled)
+    def check_shape(self) -> nn.Module:
+        return try_shape(self._settings.model, self.config, self._settings.data.is_labelled)
 
     def build(self, device: torch.device, in_bf16: bool) -> PreTrainedModel:
         """Build the model from a seed or a warm start; from then on the loss is compiled where the settings ask it."""
@@ -64,6 +64,9 @@ class LanguageObjective:
         return build_model(
             settings.model, self.config, settings.seed, settings.data.is_labelled, device, in_bf16
         )  # fmt: skip
+
+    def blocks(self, module: nn.Module) -> None:
+        """Return nothing: models of transformers have lists of layers."""
 
     def loss(self, module: nn.Module, batch: TokenBatch) -> tuple[torch.Tensor, int]:
         return self._losses(module, batch).sum(), batch.total_targets

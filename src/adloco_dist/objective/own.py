@@ -1,6 +1,6 @@
 """A user's own model and loss."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,18 @@ class OwnObjective:
         loss: takes the module and what was collated; returns the loss summed over all targets, and their number.
         first_batch: returns that many of the first training items, on the CPU.
         seed: seed of the initial weights.
+        blocks: returns the layers that ranks gather one by one; None: they are found.
     """
 
     def __init__(
         self, build: Callable[[], nn.Module], loss: Callable[[nn.Module, Any], tuple[torch.Tensor, int]],
         first_batch: Callable[[int], ItemBatch], seed: int,
+        blocks: Callable[[nn.Module], Sequence[nn.Module]] | None = None,
     ) -> None:  # fmt: skip
         self._build, self._loss = build, loss
         self._first_batch = first_batch
         self._seed = seed
+        self._blocks = blocks
 
     def describe(self) -> str:
         return f"model={_name(self._build)}"
@@ -52,6 +55,25 @@ class OwnObjective:
             rule = "the module that it returned has no parameter that requires a gradient"
             raise SettingsError(f"{self.describe()}: {rule}; leave some to be trained")
         return module.to(device)
+
+    def blocks(self, module: nn.Module) -> Sequence[nn.Module] | None:
+        if self._blocks is None:
+            return None
+        blocks = self._blocks(module)
+        is_list = isinstance(blocks, Sequence | nn.ModuleList) and len(blocks) > 0
+        if not is_list or not all(isinstance(one, nn.Module) for one in blocks):
+            raise self._blocks_error(f"returned {_shown(blocks)}; it must return a list of the model's layers")
+        names = {id(one): name for name, one in module.named_modules()}
+        for one in blocks:
+            if id(one) not in names:
+                raise self._blocks_error(f"returned a {type(one).__name__} that is not in the model")
+            if next(one.parameters(), None) is None:
+                raise self._blocks_error(f"returned {names[id(one)]}, which has no parameters; leave it out")
+        within = [id(inner) for one in blocks for inner in one.modules()]
+        for one in blocks:
+            if within.count(id(one)) > 1:
+                raise self._blocks_error(f"returned {names[id(one)] or 'all'} twice, or with one that it lies in")
+        return list(blocks)
 
     def loss(self, module: nn.Module, batch: ItemBatch) -> tuple[torch.Tensor, int]:
         result = self._loss(module, batch.collated)
@@ -89,6 +111,10 @@ class OwnObjective:
 
     def implementation(self, module: nn.Module) -> str:
         return f"model {_name(self._build)}, loss {_name(self._loss)}"
+
+    def _blocks_error(self, detail: str) -> SettingsError:
+        assert self._blocks is not None
+        return SettingsError(f"blocks={_name(self._blocks)}: {detail}")
 
     def _error(self, detail: str) -> LossError:
         return LossError(f"loss={_name(self._loss)}: {detail}")

@@ -1,5 +1,6 @@
 """What a run computes, as everything above sees it: a module, and the sum of its losses over targets."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -45,8 +46,11 @@ class Objective(Protocol):
         """Return the size of the module that `build` builds, without building it; None: it is not known before."""
         ...
 
-    def check_shape(self) -> None:
+    def check_shape(self) -> nn.Module | None:
         """Find out, without memory for the module, whether it can be computed, as far as that can be known.
+
+        Returns:
+            The module cut down to two layers, on the meta device; None: its shape is not known before it is built.
 
         Raises:
             SettingsError: it cannot.
@@ -62,6 +66,17 @@ class Objective(Protocol):
 
         Raises:
             SettingsError: there is no such model, or it cannot be computed.
+        """
+        ...
+
+    def blocks(self, module: nn.Module) -> Sequence[nn.Module] | None:
+        """Return the layers whose parameters ranks that hold the module together gather one layer after the other.
+
+        Returns:
+            Modules of which none lies in another; None: the lists of layers of one class that the module has.
+
+        Raises:
+            SettingsError: these are not such layers.
         """
         ...
 

@@ -16,11 +16,14 @@ SIZES_DIFFER = re.compile(r"\b(shape|size)s?\b")
 NUM_TOKENS = 3
 
 
-def try_shape(model: ModelSettings, config: PretrainedConfig, is_classifier: bool) -> None:
+def try_shape(model: ModelSettings, config: PretrainedConfig, is_classifier: bool) -> PreTrainedModel:
     """Pass a few tokens through the model, cut down to two layers: on the meta device, which knows shapes alone.
 
     What it cannot know, for a layer looks at values, is computed, unless the two layers are large themselves: then only
     sizes that do not go together are refused.
+
+    Returns:
+        The model that was tried, on the meta device.
 
     Raises:
         SettingsError: there is no model of such settings.
@@ -34,11 +37,12 @@ def try_shape(model: ModelSettings, config: PretrainedConfig, is_classifier: boo
         masks = (None, torch.zeros(1, 1, NUM_TOKENS, NUM_TOKENS))
         errors = [error for mask in masks if (error := _error(module, mask))]
     if len(errors) < len(masks):
-        return
+        return module
     if num_parameters(model, config, is_classifier).total <= MAX_COMPUTED:
         try_out(model, fresh(model, config, is_classifier), is_classifier)
     elif SIZES_DIFFER.search(str(errors[-1])):
         raise not_computable(model, errors[-1]) from errors[-1]
+    return module
 
 
 def _error(module: PreTrainedModel, mask: torch.Tensor | None) -> Exception | None:

@@ -28,8 +28,7 @@ class Layout:
         return Layout(
             {
                 trainer: tuple(
-                    tuple(ranks_per_seat * seat + place for seat in worker for place in range(ranks_per_seat))
-                    for worker in workers
+                    tuple(rank for seat in worker for rank in ranks_of_seat(seat, ranks_per_seat)) for worker in workers
                 )
                 for trainer, workers in self.workers.items()
             }
@@ -217,6 +216,11 @@ def experiment_layout(settings: Settings, nodes: Sequence[int]) -> Layout:
     seats = seat_nodes(nodes, pool.ranks_per_worker)
     check_ranks(settings, len(nodes))
     return place(pool.trainers, _workers_per_trainer(settings, len(seats)), seats, pool.placement)
+
+
+def ranks_of_seat(seat: int, ranks_per_seat: int) -> range:
+    """The neighbouring ranks that are a seat."""
+    return range(ranks_per_seat * seat, ranks_per_seat * (seat + 1))
 
 
 def seat_nodes(nodes: Sequence[int], ranks_per_worker: int) -> Sequence[int]:

@@ -87,12 +87,13 @@ class FlatModel:
         self.dtype = vector_dtype(precision)
         self.device = device
         self.capacity: int | None = None
-        trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
-        self.shards = Shards(dict(trained), (), timeout_seconds)
-        self.module = (module if self.shards.ranks else converted(module, device, precision)).train()
+        is_divided = any(map(is_sharded, module.parameters()))
+        self.module = (module if is_divided else converted(module, device, precision)).train()
         self.changing = tuple(changing)
         self._precision = precision
+        trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
         trained.sort(key=lambda item: item[1].ndim < 2)  # stable: order is kept
+        self.shards = Shards(dict(trained), (), timeout_seconds)
         self._parameters = [parameter for _, parameter in trained]
         self.whole_layout = VectorLayout.of(trained)
         self.parameter_layout = VectorLayout.of((name, local(parameter)) for name, parameter in trained)

@@ -96,12 +96,14 @@ def accumulate_gradient(
         for part in parts:
             is_last = chunk is chunks[-1] and part is parts[-1]
             with averager.micro_batch(is_last) if averager else nullcontext():
-                own, weight = share(part, flat_model.shards)
+                own, counts = share(part, flat_model.shards)
                 with flat_model.autocast():
                     loss, num_targets = objective.loss(module, own)
-                (weight * loss / len(batch)).backward()
-            loss_sum += weight * loss.detach()
-            chunk_targets += weight * num_targets
+                if not counts:
+                    loss, num_targets = 0 * loss, 0
+                (loss / len(batch)).backward()
+            loss_sum += loss.detach()
+            chunk_targets += num_targets
         if watcher:
             watcher.observe(chunk, chunk_targets)
         total_targets += chunk_targets
@@ -113,19 +115,19 @@ def accumulate_gradient(
     return AccumulatedLoss(loss_sum, total_targets, worker_targets, len(batch) * num_ranks / worker_targets)
 
 
-def share(batch: Batch, shards: Shards) -> tuple[Batch, int]:
-    """The sequences of a batch that are this rank's, and what they count: all, where it holds the module by itself.
+def share(batch: Batch, shards: Shards) -> tuple[Batch, bool]:
+    """The sequences of a batch that are this rank's, and whether they count: all, where it holds the module by itself.
 
     All ranks must compute, for they gather parameters from each other: one that has no sequence takes the first, which
     counts as nothing.
     """
     num_ranks = len(shards.ranks)
     if num_ranks < 2:
-        return batch, 1
+        return batch, True
     if len(batch) >= num_ranks:
-        return batch.chunks(num_ranks)[shards.index], 1
+        return batch.chunks(num_ranks)[shards.index], True
     is_enough = shards.index < len(batch)
-    return batch.split(1)[shards.index if is_enough else 0], int(is_enough)
+    return batch.split(1)[shards.index if is_enough else 0], is_enough
 
 
 def scale_and_clip(flat_model: FlatModel, scale: float | torch.Tensor, clip_norm: float | None) -> None:

@@ -24,26 +24,34 @@ class UnsuitableModuleError(ValueError):
     """A module that ranks cannot hold together; half a line that says why, and what to do."""
 
 
-def shard_module(module: nn.Module, group: Group, in_bf16: bool) -> None:
+def shard_module(module: nn.Module, blocks: Sequence[nn.Module], group: Group, in_bf16: bool) -> None:
     """Give every rank of the group its part of each parameter, on the device of the group; in place.
 
     Blocks are sharded by themselves, and so gathered one after the other; what is left belongs to the root.
 
     Args:
         module: whole, with the same weights on all ranks.
+        blocks: modules within it, of which none lies in another.
         in_bf16: whether it is computed in bf16; its weights stay as they are, and gradients are averaged in fp32.
 
     Raises:
-        UnsuitableModuleError: it cannot be divided.
+        UnsuitableModuleError: it cannot be divided (`check_division`).
     """
-    size = len(group.ranks)
-    blocks = blocks_of(module)
-    _check_ties(module, blocks)
-    deals = {parameter: _dealt(name, parameter, size) for name, parameter in module.named_parameters()}
+    deals = check_division(module, blocks, len(group.ranks))
     mesh = DeviceMesh.from_group(group.process_group, group.device.type)
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if in_bf16 else MixedPrecisionPolicy()
     for one in (*blocks, module):
         fully_shard(one, mesh=mesh, mp_policy=policy, shard_placement_fn=lambda one: Shard(deals[one].dimension))
+
+
+def check_division(module: nn.Module, blocks: Sequence[nn.Module], size: int) -> dict[nn.Parameter, Deal]:
+    """How so many ranks share each parameter.
+
+    Raises:
+        UnsuitableModuleError: there is one that they cannot share evenly, or one that several blocks use.
+    """
+    _check_ties(module, blocks)
+    return {parameter: _dealt(name, parameter, size) for name, parameter in module.named_parameters()}
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:

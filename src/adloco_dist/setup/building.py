@@ -1,5 +1,7 @@
 """The module that a rank trains, as its objective builds it; of a worker that ranks hold together, its part."""
 
+from collections.abc import Sequence
+
 import psutil
 import torch
 from torch import nn
@@ -40,16 +42,29 @@ def _built(objective: Objective, settings: Settings, runtime: Runtime) -> nn.Mod
     in_bf16 = computes_in_bf16(settings.precision, runtime.device)
     if runtime.of_seat is None:
         return objective.build(runtime.device, in_bf16)
-    from adloco_dist.pool.sharding import UnsuitableModuleError, shard_module  # with fully_shard: half a second
+    from adloco_dist.pool.sharding import shard_module  # with fully_shard: half a second
 
     cpu = torch.device("cpu")  # no device has room for all of it
     module = converted(objective.build(cpu, in_bf16), cpu, settings.precision)
-    try:
-        shard_module(module, runtime.of_seat, in_bf16)
-    except UnsuitableModuleError as mistake:
-        setting = f"pool.ranks_per_worker={settings.pool.ranks_per_worker}"
-        raise SettingsError(f"{setting}: {objective.describe()}: {mistake}") from mistake
+    shard_module(module, divided_blocks(objective, module, settings), runtime.of_seat, in_bf16)
     return module
+
+
+def divided_blocks(objective: Objective, module: nn.Module, settings: Settings) -> Sequence[nn.Module]:
+    """The layers that the ranks of a worker gather one by one.
+
+    Raises:
+        SettingsError: ranks cannot hold such a module together.
+    """
+    from adloco_dist.pool.sharding import UnsuitableModuleError, blocks_of, check_division
+
+    size = settings.pool.ranks_per_worker
+    try:
+        blocks = objective.blocks(module) or blocks_of(module)
+        check_division(module, blocks, size)
+    except UnsuitableModuleError as mistake:
+        raise SettingsError(f"pool.ranks_per_worker={size}: {objective.describe()}: {mistake}") from mistake
+    return blocks
 
 
 def _turns(objective: Objective, settings: Settings, runtime: Runtime) -> tuple[int, int]:

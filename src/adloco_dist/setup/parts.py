@@ -97,8 +97,9 @@ class OwnParts:
         data: Callable[[], Any],
         loss: Callable[[Any, Any], tuple[Any, int]],
         collate: Callable[[list[Any]], Any] | None = None,
+        blocks: Callable[[Any], Sequence[Any]] | None = None,
     ) -> None:
-        self._model, self._data, self._loss, self._collate = model, data, loss, collate
+        self._model, self._data, self._loss, self._collate, self._blocks = model, data, loss, collate, blocks
         self._script = Path(sys.argv[0]).resolve()
 
     @property
@@ -109,9 +110,9 @@ class OwnParts:
         return (str(self._script),)
 
     def compose(self, overrides: Sequence[str]) -> Settings:
-        for name in ("model", "data", "loss", "collate"):
+        for name in ("model", "data", "loss", "collate", "blocks"):
             part = getattr(self, f"_{name}")
-            if not callable(part) and not (name == "collate" and part is None):
+            if not callable(part) and not (name in ("collate", "blocks") and part is None):
                 raise SettingsError(f"launch({name}={part!r}): must be a function; see docs/guide/own-model.md")
         for override in parse(overrides):
             key = override.key_or_group.partition(".")[0]
@@ -133,4 +134,4 @@ class OwnParts:
     def objective(self, settings: Settings, splits: Any, reads_weights: bool = True) -> "Objective":
         from adloco_dist.objective.own import OwnObjective
 
-        return OwnObjective(self._model, self._loss, splits.first_batch, settings.seed)
+        return OwnObjective(self._model, self._loss, splits.first_batch, settings.seed, self._blocks)

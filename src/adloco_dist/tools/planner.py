@@ -9,12 +9,13 @@ from adloco_dist.cluster.survey import Link
 from adloco_dist.config import RoundLength, Settings
 from adloco_dist.objective.protocol import ParameterCount
 from adloco_dist.policy.forecast import RoundForecast, rounds_until
-from adloco_dist.policy.layout import Layout, experiment_layout, seat_nodes
+from adloco_dist.policy.layout import Layout, experiment_layout, ranks_of_seat, seat_nodes
 from adloco_dist.policy.link import Rhythm, RoundCost, best_rhythm
 from adloco_dist.policy.views import Network
 from adloco_dist.pool.capacity import state_vectors
 from adloco_dist.pool.flat_model import vector_dtype
 from adloco_dist.setup.agreement import with_known_budget
+from adloco_dist.setup.building import divided_blocks
 from adloco_dist.setup.parts import Parts
 from adloco_dist.setup.preflight import examine_data, examine_replay
 from adloco_dist.terminal import new_console
@@ -44,10 +45,12 @@ def print_dry_run(settings: Settings, nodes: Sequence[int], parts: Parts, links:
     splits = examine_data(settings, layout, parts)
     objective = parts.objective(settings, splits)
     examine_replay(settings, layout)
-    objective.check_shape()
-    parameters = objective.num_parameters() or ParameterCount.of(objective.build(torch.device("cpu"), in_bf16=False))
+    module = objective.check_shape() or objective.build(torch.device("cpu"), in_bf16=False)
+    parameters = objective.num_parameters() or ParameterCount.of(module)
     element_bytes = vector_dtype(settings.precision).itemsize
     size = settings.pool.ranks_per_worker
+    if size > 1:
+        divided_blocks(objective, module, settings)
     seats, part_bytes = seat_nodes(nodes, size), -(-parameters.trained // size) * element_bytes
     console = new_console(min_width=TABLE_WIDTH)
     console.soft_wrap = True
@@ -104,8 +107,8 @@ def _in_words(num_bytes: int) -> str:
 
 def _ranks_of(seat: int, settings: Settings) -> str:
     """A rank, or the first and the last of a seat."""
-    size = settings.pool.ranks_per_worker
-    return str(seat) if size == 1 else f"{size * seat}-{size * seat + size - 1}"
+    ranks = ranks_of_seat(seat, settings.pool.ranks_per_worker)
+    return str(seat) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
 
 
 def _groups_of(seats: Sequence[int], settings: Settings) -> str:

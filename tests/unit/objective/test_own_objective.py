@@ -93,3 +93,26 @@ def test_only_the_loss_is_reported_of_a_loss_of_unknown_meaning() -> None:
         whole = objective.evaluate(module, objective.trial_batch(4, CPU))
     assert set(whole.figures()) == {"validation_loss"}
     assert (parts[0] + parts[1]).loss == pytest.approx(whole.loss)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "detail"),
+    [
+        (lambda module: module.transformer.h[0], "returned a GPT2Block; it must return a list"),
+        (lambda module: [], "returned a list of 0; it must return a list of the model's layers"),
+        (lambda module: [nn.Linear(2, 2)], "returned a Linear that is not in the model"),
+        (
+            lambda module: [module.transformer.drop],
+            r"returned transformer\.drop, which has no parameters; leave it out",
+        ),
+        (
+            lambda module: [module.transformer, module.transformer.h[0]],
+            r"returned transformer\.h\.0 twice, or with one that",
+        ),
+        (lambda module: [module.lm_head, module.lm_head], "returned lm_head twice, or with one that it lies in"),
+    ],
+)
+def test_blocks_that_are_none(blocks: Callable[[Any], Any], detail: str) -> None:
+    objective = OwnObjective(build, sum_and_count, own_first_batch, 0, blocks)
+    with pytest.raises(SettingsError, match=f"^blocks=.*: {detail}"):
+        objective.blocks(objective.build(CPU, in_bf16=False))
