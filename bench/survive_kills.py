@@ -50,7 +50,7 @@ COMMAND = (
 HUNG_SECONDS = 300.0
 GONE_SECONDS = 15.0  # after a kill
 CLOCKS = (
-    "seconds", "data_seconds", "waited_seconds", "transfer_seconds", "utilisation", "resources", "plan", "worth",
+    "seconds", "data_seconds", "elapsed_seconds", "rank_seconds", "utilisation", "resources", "plan", "worth",
 )  # fmt: skip
 START, END = "start: ", "end: "
 CALLS = (

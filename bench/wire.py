@@ -217,9 +217,9 @@ def unequal(quick: bool) -> tuple[Figures, Rows]:
 
 def _waiting(record: dict[str, Any], rank: str) -> float:
     """Share of a round in which a rank waited for others."""
-    waited = record["waited_seconds"][rank]
-    seconds = record["seconds"]
-    return (waited["control"] + waited["average"]) / (seconds["outer"] + waited["control"] + seconds["inner"])
+    spent, seconds = record["rank_seconds"][rank], record["seconds"]
+    waited = spent["control"] + spent.get("wait", 0.0)
+    return waited / (seconds["outer"] + spent["control"] + seconds["inner"])
 
 
 def _tokens_per_second(record: dict[str, Any]) -> float:

@@ -1,6 +1,7 @@
 """The loop (design, section 3): report, plan, record, merge, and a round of updates and outer steps."""
 
 import logging
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +89,7 @@ def train(
             last, (plan, report) = plan, coordinator.plan_next(control, report, plan)
             begin_averages(pool)
             completed = complete_all(pool) if plan.needs_newest_anchors else {}
-            record(pool, coordinator, last, plan, journal, checkpoints)
+            record(pool, coordinator, last, plan, journal, checkpoints, report)
             if plan.stop:
                 break
             if last and plan.regrouping:
@@ -170,13 +171,14 @@ def run_round(
 
 def record(
     pool: LocalPool, coordinator: Coordinator, last: RoundPlan | None, plan: RoundPlan, journal: Journal,
-    checkpoints: Checkpoints | None,
+    checkpoints: Checkpoints | None, report: RankReport,
 ) -> None:  # fmt: skip
     """Record the round that has ended, and write a checkpoint if the plan says so.
 
     Args:
         last: the plan of that round; None for the state before training.
         plan: the next one, which holds the statistics smoothed over that round.
+        report: the next one of this rank, of which the checkpoint's cost is a part.
 
     Raises:
         RanksDisagreeError: the ranks must not continue.
@@ -186,7 +188,9 @@ def record(
     if plan.error:
         raise RanksDisagreeError(f"after round {plan.round}: {plan.error}")
     if checkpoints and last and plan.checkpoint:
+        start = time.perf_counter()
         checkpoints.save(pool, plan.last_checkpoint, last, coordinator.pool_report, plan.seconds, MergeReport())
+        report.checkpoint_seconds = time.perf_counter() - start
 
 
 def interrupted(

@@ -121,4 +121,4 @@ def test_averages_in_four_bits_are_counted_as_the_link_counts_them(tmp_path: Pat
     last_exchanges = 3 * 4 * 120_000 * 2 * 2
     assert counted < sum(on_the_wire) < 1.25 * counted + last_exchanges
     assert all(0 < share <= 1 for row in rows if row["round"] for share in row["utilisation"].values())
-    assert all(row["transfer_seconds"] > 0 for row in rows if row["round"] > 1)
+    assert all(spent["transfer"] > 0 for row in rows if row["round"] > 1 for spent in row["rank_seconds"].values())

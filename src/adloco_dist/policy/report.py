@@ -161,6 +161,8 @@ class RankReport(Struct, omit_defaults=True):
     """Time in the last exchange of report and plan, waiting for slower ranks included."""
     control_bytes_sent: int = 0
     """Bytes that the rank sent in that exchange."""
+    checkpoint_seconds: float = 0.0
+    """Time in which updates waited for a checkpoint's copy of the state, before the round."""
     plan_digest: str = ""
     """Digest of the plan that the rank acted on."""
     merge: MergeReport = MergeReport()
@@ -186,6 +188,7 @@ class RankReport(Struct, omit_defaults=True):
         steps = [seconds for trainer in self.trainers.values() for seconds in trainer.seconds.items()]
         inner = sum(seconds for step, seconds in steps if step == "inner")
         total = sum(seconds for _, seconds in steps) + self.control_seconds + self.merge.seconds
+        total += self.checkpoint_seconds
         return round(inner / total, 6) if total else 0.0
 
     def in_words(self) -> str:

@@ -37,6 +37,7 @@ def _seat(number: int, ranks: Sequence[RankReport]) -> RankReport:
         stop_requested=any(rank.stop_requested for rank in ranks),
         control_seconds=max(rank.control_seconds for rank in ranks),
         control_bytes_sent=sum(rank.control_bytes_sent for rank in ranks),
+        checkpoint_seconds=max(rank.checkpoint_seconds for rank in ranks),
         plan_digest=first.plan_digest,
         merge=sum((rank.merge for rank in ranks[1:]), first.merge),
         capacity=min_limit(*(rank.capacity for rank in ranks)),

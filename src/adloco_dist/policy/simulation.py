@@ -14,7 +14,7 @@ HIDDEN_GRADIENTS = 2 / 3
 
 
 def simulated(settings: Settings, plan: RoundPlan, reports: Sequence[RankReport]) -> list[RankReport]:
-    """The reports of a round as if every rank were a host of its own; evaluations take no time.
+    """The reports of a round as if every rank were a host of its own; evaluations and checkpoints take no time.
 
     Ranks wait for the slowest in report and plan.
     """
@@ -22,7 +22,7 @@ def simulated(settings: Settings, plan: RoundPlan, reports: Sequence[RankReport]
     spent = [_seconds(report) for report in timed]
     latency = 2 * settings.simulation.latency_seconds  # of the report, and of the plan
     return [
-        replace(report, control_seconds=latency + max(spent) - seconds)
+        replace(report, control_seconds=latency + max(spent) - seconds, checkpoint_seconds=0.0)
         for report, seconds in zip(timed, spent, strict=True)
     ]
 

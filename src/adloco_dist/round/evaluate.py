@@ -45,7 +45,7 @@ def evaluate(
         size = min(batch, flat_model.capacity or batch)
         while start < len(mine):
             sequences = table.batch(mine[start : start + size]).to(flat_model.device)
-            own, weight = share(sequences, flat_model.shards)
+            own, counts = share(sequences, flat_model.shards)
             evaluated: Evaluation | None = None
             try:
                 evaluated = objective.evaluate(module, own)
@@ -57,6 +57,6 @@ def evaluate(
                 size //= 2
                 free_device_memory()
                 continue
-            sums += evaluated if weight else Evaluation()
+            sums += evaluated if counts else Evaluation()
             start += len(sequences)
     return sums

@@ -10,6 +10,7 @@ from adloco_dist.messages import decode, encode
 from adloco_dist.noise.statistics import GradientStatistics
 from adloco_dist.policy.batch import BatchPlan
 from adloco_dist.policy.evaluation import Evaluation
+from adloco_dist.policy.layout import ranks_of_seat
 from adloco_dist.policy.merging import Merge
 from adloco_dist.policy.plan import RoundPlan
 from adloco_dist.policy.regrouping import Regrouping
@@ -33,7 +34,8 @@ def round_records(
         next_plan: what was decided from the reports: it holds the statistics smoothed over this round.
     """
     shares, size = shares_by_trainer(reports), settings.pool.ranks_per_worker
-    records = [_record(settings, plan, trainer, shares[trainer]) for trainer in sorted(shares)]
+    seconds = next_plan.seconds
+    records = [_record(settings, plan, seconds, trainer, shares[trainer]) for trainer in sorted(shares)]
     for record in records:
         trainer = record["trainer"]
         if plan and plan.regrouping and trainer in plan.regrouping.origins:
@@ -52,13 +54,15 @@ def round_records(
 
 
 def _record(
-    settings: Settings, plan: RoundPlan | None, trainer: int, shares: list[tuple[RankReport, TrainerReport]]
-) -> Record:
+    settings: Settings, plan: RoundPlan | None, elapsed_seconds: float, trainer: int,
+    shares: list[tuple[RankReport, TrainerReport]],
+) -> Record:  # fmt: skip
     reports, size = [share for _, share in shares], settings.pool.ranks_per_worker
     record: Record = {
         "round": plan.round + 1 if plan else 0,
         "trainer": trainer,
-        "ranks": [size * seat.rank + shard for seat, _ in shares for shard in range(size)],
+        "elapsed_seconds": round(elapsed_seconds, 6),
+        "ranks": [rank for seat, _ in shares for rank in ranks_of_seat(seat.rank, size)],
         "workers": sum(share.num_workers for share in reports),
         "cursor": reports[0].anchor.position,
     }
@@ -88,15 +92,27 @@ def _record(
     record["seconds"] = _slowest([share.seconds for share in reports])
     if plan:
         record["utilisation"] = {size * seat.rank: seat.utilisation for seat, _ in shares}
-        record["waited_seconds"] = {
-            size * seat.rank: {"control": seat.control_seconds, "average": share.outer.wait_seconds}
-            for seat, share in shares
-        }
-        record["transfer_seconds"] = max(share.outer.transfer_seconds for share in reports)
+        record["rank_seconds"] = {size * seat.rank: _rank_seconds(seat, share) for seat, share in shares}
     record["seconds"]["control"] = max(rank.control_seconds for rank, _ in shares)
     record["bytes_sent"] = _total([share.bytes_sent for share in reports])
     record["bytes_sent"]["control"] = sum(_control_share(rank, trainer) for rank, _ in shares)
     return record
+
+
+def _rank_seconds(rank: RankReport, share: TrainerReport) -> dict[str, float]:
+    """Where a rank's round went, by step; `wait` is a part of `outer`, and `transfer` went on beside other steps.
+
+    What concerns all trainers on the rank (`control`, `merge`, `checkpoint`) is the same in the record of each.
+    """
+    steps = {
+        **share.seconds,
+        "control": rank.control_seconds,
+        "merge": rank.merge.seconds,
+        "checkpoint": rank.checkpoint_seconds,
+        "wait": share.outer.wait_seconds,
+        "transfer": share.outer.transfer_seconds,
+    }
+    return {step: round(seconds, 6) for step, seconds in steps.items() if seconds}
 
 
 def _batch(batch: BatchPlan, shares: list[tuple[RankReport, TrainerReport]]) -> Record:
