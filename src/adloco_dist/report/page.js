@@ -1,0 +1,65 @@
+// Draws the figures of a page, again where another axis is chosen, and on a live page whenever the run has gone on.
+"use strict";
+const LIVE_SECONDS = 5;
+let { figures, axes } = JSON.parse(document.getElementById("data").textContent);
+let axis = "round";
+let turn = Promise.resolve();
+
+/** The specification with "round" on its x axis replaced by the chosen one. */
+function against(name, node) {
+  if (Array.isArray(node)) return node.map((item) => against(name, item));
+  if (node === null || typeof node !== "object") return node;
+  const changed = {};
+  for (const [key, value] of Object.entries(node)) {
+    if (key === "x" && value?.field === "round") changed.x = { ...value, field: name, title: axes[name] };
+    else if (key === "x2" && value?.field === "round_end") changed.x2 = { ...value, field: `${name}_end` };
+    else changed[key] = against(name, value);
+  }
+  return changed;
+}
+
+async function draw() {
+  delete document.body.dataset.drawn;
+  for (const button of document.querySelectorAll("[data-axis]")) {
+    button.setAttribute("aria-pressed", String(button.dataset.axis === axis));
+  }
+  for (const { name, specification, points } of figures) {
+    const drawn = { ...against(axis, specification), datasets: { rows: points } };
+    const actions = { export: true, source: false, compiled: false, editor: false };
+    await vegaEmbed(`#figure-${name}`, drawn, { actions, downloadFileName: name });
+  }
+  document.body.dataset.drawn = axis;
+}
+
+/** Draw after what is being drawn, so that two never draw at once. */
+function drawNext() {
+  turn = turn.then(draw);
+  return turn;
+}
+
+async function renew() {
+  try {
+    const answer = await fetch("state", { cache: "no-store" });
+    if (!answer.ok) return;
+    const state = await answer.json();
+    if (state.version === document.body.dataset.version) return;
+    figures = state.figures;
+    document.getElementById("content").innerHTML = state.content;
+    document.body.dataset.version = state.version;
+    await drawNext();
+  } catch {
+    // The run's machine cannot be reached, or the page's process has ended: what is shown stays.
+  } finally {
+    setTimeout(renew, LIVE_SECONDS * 1000);
+  }
+}
+
+document.addEventListener("click", (event) => {
+  const chosen = event.target.dataset?.axis;
+  if (chosen) {
+    axis = chosen;
+    drawNext();
+  }
+});
+drawNext();
+if (document.body.dataset.live) setTimeout(renew, LIVE_SECONDS * 1000);

@@ -1,0 +1,198 @@
+"""The page of a run while it trains, for a browser: `launch/watch.py RUN`, or run.watch=PORT.
+
+A process of its own, which reads what rank 0 writes and takes the processor when nobody else wants it.
+"""
+
+import argparse
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from adloco_dist.config import SettingsError, as_tool
+from adloco_dist.report.one import page_of
+from adloco_dist.report.page import vega_script
+from adloco_dist.report.source import Source, read_source
+from adloco_dist.terminal import show
+from adloco_dist.text import reason
+
+LOCALHOST = "127.0.0.1"
+TOKEN_VARIABLE = "ADLOCO_WATCH_TOKEN"
+"""Names the token to the process that a run starts: arguments are seen by everybody on a machine."""
+TOKEN_BYTES = 24
+NICENESS = 19
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'self' 'unsafe-inline' 'unsafe-eval'; img-src 'self' data: blob:",
+    "Referrer-Policy": "no-referrer",  # the address holds the token
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of launch/watch.py."""
+    parser = argparse.ArgumentParser(
+        description="Show the page of a run in a browser, renewed while it trains. The address that is printed holds a "
+        "random token, without which nothing is shown. Runs are only read. Ctrl-C ends it.",
+    )
+    parser.add_argument("run", metavar="RUN", help="run directory")
+    parser.add_argument("--port", type=int, default=0, help="default: any that is free")
+    parser.add_argument("--address", default=LOCALHOST, help="where to listen (%(default)s: this machine alone)")
+    parser.add_argument("--descriptor", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    with as_tool():
+        watched = Watched(read_source(Path(options.run)))
+        token = os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(TOKEN_BYTES)
+        if options.descriptor is None:
+            listener = listen("--port", options.port, options.address)
+            show(f"{options.run} is shown on {address_of(listener, token)}")
+        else:
+            listener = socket.socket(fileno=options.descriptor)
+            threading.Thread(target=_end_with_parent, daemon=True).start()
+        os.nice(NICENESS)
+        with Server(listener, partial(Handler, watched, token)) as server:
+            server.serve_forever()
+
+
+def listen(setting: str, port: int, address: str) -> socket.socket:
+    """A socket that listens.
+
+    Raises:
+        SettingsError: the port is in use, or the address is not of this machine.
+    """
+    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+        listener.listen()
+    except (OSError, OverflowError) as error:
+        listener.close()
+        rule = f"cannot be listened on at {address} ({reason(error)}); name another port, or 0 for any that is free"
+        raise SettingsError(f"{setting}={port}: {rule}") from error
+    return listener
+
+
+def address_of(listener: socket.socket, token: str) -> str:
+    """Where a browser finds the page."""
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/{token}/"
+
+
+@contextmanager
+def shown_live(directory: Path, listener: socket.socket | None) -> Iterator[str | None]:
+    """Show a run while it trains, from a process that ends with this one.
+
+    Args:
+        listener: where; None: it is not shown.
+
+    Yields:
+        The address.
+    """
+    if listener is None:
+        yield None
+        return
+    token, descriptor = secrets.token_urlsafe(TOKEN_BYTES), listener.fileno()
+    command = [sys.executable, "-m", __spec__.name, str(directory), "--descriptor", str(descriptor)]
+    with (directory / "logs" / "watch.log").open("ab") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[descriptor],
+            env={**os.environ, TOKEN_VARIABLE: token},
+        )  # fmt: skip
+    address = address_of(listener, token)
+    listener.close()  # the process has it now
+    try:
+        yield address
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it has ended, however it did: its end of standard input closes."""
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+class Watched:
+    """A run as it was last read; threads that ask at one time wait for each other."""
+
+    def __init__(self, source: Source) -> None:
+        self._source, self._lock = source, threading.Lock()
+        self._version, self._state = "", b""
+
+    def page(self) -> bytes:
+        """The page, which asks for `state` and `vega.js`."""
+        with self._lock:
+            self._source = self._source.read_on()
+            return page_of(self._source).html(is_live=True).encode()
+
+    def state(self) -> bytes:
+        """What the page shows now, as JSON; made anew where the run has gone on."""
+        with self._lock:
+            self._source = source = self._source.read_on()
+            version = f"{source.read_bytes} {source.state}"
+            if version != self._version:
+                page = page_of(source)
+                state = {"version": version, "content": page.content(), **page.data()}
+                self._version, self._state = version, json.dumps(state, allow_nan=False).encode()
+            return self._state
+
+
+class Server(ThreadingHTTPServer):
+    """Serves on a socket that listens already."""
+
+    daemon_threads = True
+
+    def __init__(self, listener: socket.socket, handler: partial["Handler"]) -> None:
+        super().__init__(listener.getsockname()[:2], handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers three addresses, all below the token; whatever else is asked for, it knows nothing."""
+
+    server_version, sys_version = "adloco_dist", ""
+
+    def __init__(self, watched: Watched, token: str, *rest: object) -> None:
+        self._watched, self._token = watched, token
+        super().__init__(*rest)  # type: ignore[arg-type]
+
+    def do_GET(self) -> None:
+        """Answer a request."""
+        token, _, name = self.path.removeprefix("/").partition("/")
+        answers = {
+            "": ("text/html; charset=utf-8", self._watched.page),
+            "state": ("application/json", self._watched.state),
+            "vega.js": ("text/javascript; charset=utf-8", lambda: vega_script().encode()),
+        }
+        if not secrets.compare_digest(token.encode(), self._token.encode()) or name not in answers:
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        kind, content = answers[name]
+        try:
+            body = content()
+        except SettingsError as error:  # the run directory is gone
+            self.send_error(HTTPStatus.NOT_FOUND, explain=str(error))
+            return
+        self.send_response(HTTPStatus.OK)
+        for key, value in {"Content-Type": kind, "Content-Length": str(len(body)), **HEADERS}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing: addresses hold the token."""
+
+
+if __name__ == "__main__":
+    main()

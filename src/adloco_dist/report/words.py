@@ -1,0 +1,193 @@
+"""What happened in a run, in sentences: each stands on the records, and says nothing that they do not show."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from adloco_dist.policy.evaluation import in_words
+from adloco_dist.report.history import History, Numbers
+from adloco_dist.report.pool import loss_in_words, merges_of, place_in_words
+from adloco_dist.report.source import Source
+from adloco_dist.report.training import REQUEST
+
+KILO, UNITS = 1000.0, ("B", "kB", "MB", "GB", "TB", "PB")
+RECENT = 0.25
+"""The last share of rounds, which says how a run ended up."""
+
+
+def sentences(source: Source) -> list[str]:
+    """The story of a run: what it learned, who merged, why batches were what they were, what the link cost."""
+    history = source.history
+    if not history.num_rounds:
+        return ["No round has been trained yet."]
+    return [*_learned(source), *_merged(source), *_batches(source), *_link(source), *_incidents(source)]
+
+
+def _learned(source: Source) -> Iterator[str]:
+    history = source.history
+    seconds, tokens = history.axes["seconds"][-1], history.axes["tokens"][-1]
+    workers = np.nan_to_num(history.values("workers"))[history.row_rounds == history.num_rounds]
+    pool = f"{counted(len(workers), 'trainer')} with {counted(int(workers.sum()), 'worker')} at the end"
+    yield (
+        f"{counted(history.num_rounds, 'round')} in {duration(seconds)}: {tokens:,.0f} tokens, "
+        f"{history.axes['updates'][-1]:,.0f} updates of each worker; {pool}."
+    )
+    losses = history.values("validation_loss")
+    known = np.flatnonzero(np.isfinite(losses))
+    if len(known):
+        first = float(losses[known[0]])
+        last = float(losses[known][history.row_rounds[known] == history.row_rounds[known[-1]]].min())
+        best = float(losses[known].min())
+        later = "" if best == last else f", at its lowest {best:.4f}"
+        yield f"The validation loss of the best trainer went from {first:.4f} to {last:.4f} while training{later}."
+    result = source.result
+    if result and result["candidates"]:
+        saved = next((one for one in result["candidates"] if one["name"] == result["saved"]), None)
+        if saved:
+            figure = in_words(saved)
+            yield f"Saved: {result['saved']}, {figure} on {result.get('validation_targets', 0):,} targets."
+
+
+def _merged(source: Source) -> Iterator[str]:
+    history, merges = source.history, merges_of(source.history)
+    if not merges:
+        one = len(history.trainers) == 1
+        yield "There was one trainer, so nothing to merge." if one else "No trainers merged."
+        return
+    for merge in merges:
+        shares = ", ".join(f"{member} ({share:.2f})" for member, share in merge.shares.items())
+        detail = f"Before round {merge.before_round:,} trainers {shares} became trainer {merge.survivor}"
+        if merge.loss is not None:
+            found = ", ".join(f"{loss_in_words(merge.losses.get(member))}" for member in merge.shares)
+            detail += f": validation losses {found}, of the average {loss_in_words(merge.loss)}"
+        where = place_in_words(merge.ranks, source.nodes)
+        yield f"{detail}; {counted(merge.workers, 'worker')} on {where}."
+
+
+def _batches(source: Source) -> Iterator[str]:
+    history = source.history
+    for trainer in history.trainers[:8]:
+        rows = history.rows_of(trainer)
+        batch = history.values("total_batch")[rows]
+        known = batch[np.isfinite(batch)]
+        if not len(known):
+            continue
+        name = "Batches" if len(history.trainers) == 1 else f"Batches of trainer {trainer}"
+        change = f"stayed at {known[0]:,.0f}" if known.min() == known.max() else f"went from {known[0]:,.0f} to "
+        change += "" if known.min() == known.max() else f"{known[-1]:,.0f} sequences"
+        if known.max() > max(known[0], known[-1]):
+            change += f", {known.max():,.0f} at most"
+        yield f"{name} {change}{_why(source, history, rows)}."
+
+
+def _why(source: Source, history: History, rows: Numbers) -> str:
+    """What the request was bounded by, in most of the rounds."""
+    bounds, modes = history.words("bound"), history.words("mode")
+    trained = [row for row in rows.tolist() if modes[row] is not None]
+    counts: dict[str, int] = {}
+    for row in trained:
+        counts[bounds[row] or REQUEST] = counts.get(bounds[row] or REQUEST, 0) + 1
+    bound, count = max(counts.items(), key=lambda item: item[1])
+    request = history.values("request")[trained]
+    asked = request[np.isfinite(request)]
+    rule = source.settings.get("batching.request", "")
+    share = f"in {count:,} of {len(trained):,} rounds"
+    if rule == "none" or not len(asked):
+        return "; nothing asked for others (batching.request=none)" if rule == "none" else ""
+    wish = f"{rule or 'the request'} asked for {asked[0]:,.3g} at first and {asked[-1]:,.3g} at last"
+    passes = history.values("passes")[trained]
+    split = f", computed in up to {np.nanmax(passes):,.0f} micro-batches" if np.nanmax(passes) > 1 else ""
+    decided = "which was taken" if bound == REQUEST else f"and {bound} decided"
+    return f": {wish}, {decided} {share}{split}"
+
+
+def _link(source: Source) -> Iterator[str]:
+    history = source.history
+    sent = float(history.axes["bytes"][-1])
+    several = len(source.nodes) and len(set(source.nodes)) > 1
+    where = "" if several else " (all ranks on one node)" if source.nodes else ""
+    hidden, exposed, total = _communication(history)
+    if not sent or not total:
+        return
+    yield (
+        f"All ranks sent {in_bytes(sent)}{where}. Of the ranks' time {exposed / total:.1%} went into exposed averages "
+        "and waiting for others; averages that travelled beside updates would have been another "
+        f"{hidden / total:.1%}."
+    )
+    worth = history.values("worth")
+    last = worth[history.row_rounds > (1 - RECENT) * history.num_rounds]
+    known = last[np.isfinite(last)]
+    if len(known):
+        middle = float(np.median(known))
+        verdict = "It paid" if middle > 1 else "It did not pay"
+        yield (
+            f"{verdict}: in the last quarter of the rounds, averaging made at most {middle:.2f} times the progress per "
+            "second of one worker alone."
+        )
+
+
+def _communication(history: History) -> tuple[float, float, float]:
+    """Seconds of all ranks: hidden averages, exposed averages and waiting, and all steps."""
+    hidden = exposed = total = 0.0
+    for rank in history.names("rank_seconds"):
+        for step in history.names("rank_seconds", rank):
+            seconds = float(np.nansum(history.values("rank_seconds", rank, step)))
+            hidden += seconds if step == "transfer" else 0.0
+            exposed += seconds if step in ("outer", "control") else 0.0
+            total += seconds if step not in ("transfer", "wait") else 0.0
+    return hidden, exposed, total
+
+
+def _incidents(source: Source) -> Iterator[str]:
+    resumed = source.facts.get("resumed", [])
+    if resumed:
+        yield f"The run was resumed {counted(len(resumed), 'time')}."
+    left_out = source.history.records("nonfinite_workers")
+    if left_out:
+        yield f"Workers that were not finite were left out of averages in {len(left_out):,} rounds of a trainer."
+
+
+def tiles(source: Source) -> list[tuple[str, str]]:
+    """The figures that one looks for first: what they are, and what they say."""
+    history, found = source.history, []
+    if not history.num_rounds:
+        return found
+    losses = history.values("validation_loss")
+    known = losses[np.isfinite(losses)]
+    result = source.result
+    saved = [one for one in result["candidates"] if one["name"] == result["saved"]] if result else []
+    if saved:
+        found.append(("validation", in_words(saved[0]).removeprefix("validation ")))
+    elif len(known):
+        found.append(("best validation loss", f"{known.min():.4f}"))
+    total = _communication(history)[2]
+    inner = [np.nansum(history.values("rank_seconds", rank, "inner")) for rank in history.names("rank_seconds")]
+    found += [("rounds", f"{history.num_rounds:,}"), ("tokens", f"{history.axes['tokens'][-1]:,.0f}")]
+    found += [("time", duration(history.axes["seconds"][-1])), ("sent", in_bytes(history.axes["bytes"][-1]))]
+    if total:
+        found.append(("time in updates", f"{sum(inner) / total:.1%}"))
+    merges = merges_of(history)
+    found.append(("merges", str(len(merges))))
+    return found
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of things."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def in_bytes(count: float) -> str:
+    """Return bytes with a unit and three digits."""
+    power = min(int(math.log(max(count, 1.0), KILO)), len(UNITS) - 1)
+    return f"{count / KILO**power:,.3g} {UNITS[power]}"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds, minutes or hours, as people say them."""
+    if not math.isfinite(seconds):
+        return "an unknown time"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    minutes, hours = seconds / 60, seconds / 3600
+    return f"{minutes:.1f} min" if minutes < 120 else f"{hours:.1f} h"

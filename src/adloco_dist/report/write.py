@@ -1,0 +1,77 @@
+"""Pages of runs as files: `launch/report.py RUN...`, and what a run writes of itself when it ends."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from adloco_dist.config import SettingsError, as_tool
+from adloco_dist.report.one import page_of
+from adloco_dist.report.page import FIGURES_FOLDER, HTML_FILE, Page
+from adloco_dist.report.several import Runs, page_of_several
+from adloco_dist.report.source import Source, read_source
+from adloco_dist.run.directory import METRICS_FILE
+from adloco_dist.run.reading import RUN_FILE
+from adloco_dist.terminal import report_error, show
+from adloco_dist.text import reason
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of launch/report.py."""
+    parser = argparse.ArgumentParser(
+        description="Write a page that shows what happened in a run, or how several runs compare: report.html, which "
+        "needs neither a network nor a server, and its figures as pictures. Runs may be killed, or still train.",
+    )
+    parser.add_argument(
+        "runs", metavar="RUN", nargs="+", help="run directory, or a folder of runs, as a sweep leaves it"
+    )
+    parser.add_argument("--output", metavar="FOLDER", help="where to write; default: RUN itself, of several ./report")
+    parser.add_argument("--loss", type=float, help="of several: count tokens, bytes and time to this validation loss")
+    options = parser.parse_args(arguments)
+    with as_tool():
+        folders = [folder for run in options.runs for folder in run_folders(Path(run))]
+        sources = [read_source(folder) for folder in folders]
+        for source in sources:
+            for problem in source.problems:
+                report_error(f"note: RUN={source.directory}: {problem}")
+        default = folders[0] if len(sources) == 1 else Path("report")
+        show(str(write_page(page(sources, options.loss), Path(options.output or default))))
+
+
+def page(sources: Sequence[Source], wanted_loss: float | None = None) -> Page:
+    """The page of a run, or of several."""
+    return page_of(sources[0]) if len(sources) == 1 else page_of_several(Runs.of(sources), wanted_loss)
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """A run directory itself, or else the run directories in a folder, by name.
+
+    Raises:
+        SettingsError: there are none.
+    """
+    if _is_run(folder) or not folder.is_dir():
+        return [folder]
+    found = sorted(path for path in folder.iterdir() if _is_run(path))
+    if not found:
+        raise SettingsError(f"RUN={folder}: is no run, and holds none; name a run directory, or a folder of such")
+    return found
+
+
+def _is_run(path: Path) -> bool:
+    return (path / RUN_FILE).is_file() or (path / METRICS_FILE).is_file()
+
+
+def write_page(page: Page, folder: Path) -> Path:
+    """Write a page and its pictures.
+
+    Raises:
+        SettingsError: there is no room, or no permission.
+    """
+    try:
+        return page.write(folder)
+    except OSError as error:
+        rule = f"{HTML_FILE} and {FIGURES_FOLDER}/ cannot be written ({reason(error)}); name another folder"
+        raise SettingsError(f"--output={folder}: {rule}") from error
+
+
+if __name__ == "__main__":
+    main()
