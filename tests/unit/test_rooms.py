@@ -41,6 +41,7 @@ LAUNCHER = {
     "checkpoint": 9,
     "setup": 10,
     "train": 11,
+    "report": 12,
     "tools": 12,
     "sweep": 13,
     "launch": 14,
