@@ -36,6 +36,7 @@ SMALL = (
     "evaluation.sequences=8",
     "evaluation.final_sequences=8",
     "tracking=none",
+    "run.report=false",
 )
 ONE_RANK = ("--nproc-per-node", "1")
 """Where a test is not about several ranks: each takes seconds to import what it needs."""

@@ -7,6 +7,7 @@ from adloco_dist.config.errors import SettingsError
 
 MAX_SECONDS = 1_000_000
 """Maximum of a timeout, eleven days: libraries count timeouts in milliseconds of 32 bits."""
+MAX_PORT = 65_535
 
 
 @dataclass
@@ -162,7 +163,7 @@ class TrackingSettings:
 
 @dataclass
 class RunSettings:
-    """Where the run directory is, and how a run is asked to stop."""
+    """Where the run directory is, how a run is asked to stop, and who may look at it."""
 
     directory: str | None = None
     """The run directory; null: a new one under `root`, named by date and time."""
@@ -174,3 +175,15 @@ class RunSettings:
     stop_file: str | None = None
     """When this file appears, on any node, all ranks stop, a checkpoint is written, and the exit code is 75; null:
     `stop` in the run directory."""
+    report: bool = True
+    """Whether a run that ends writes report.html and figures/ into its directory: what happened, to look at."""
+    watch: int | None = None
+    """Port of rank 0's node on which that page is shown while the run trains, at an address with a random token that
+    is printed; 0: any that is free; null: none."""
+    watch_address: str = "127.0.0.1"
+    """Network address on which `watch` listens. 127.0.0.1: for this machine alone; 0.0.0.0: for all that reach it."""
+
+    def __post_init__(self) -> None:
+        watch = self.watch
+        if watch is not None and not 0 <= watch <= MAX_PORT:
+            raise SettingsError.of("run.watch", watch, f"must be a port from 0 to {MAX_PORT}, or null")

@@ -4,6 +4,7 @@ import logging
 import os
 import platform
 import signal
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -16,15 +17,17 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from adloco_dist.checkpoint.resume import ResumePoint, fresh_domains, restore_pool, resumed
 from adloco_dist.checkpoint.saving import Checkpoints
 from adloco_dist.checkpoint.writer import CheckpointWriter
+from adloco_dist.cluster.control import ControlPlane
 from adloco_dist.cluster.failures import PeerFailedError, RankFailedError, failed
 from adloco_dist.cluster.runtime import Place, Runtime, join_store, started
 from adloco_dist.cluster.signals import STOP_SIGNALS, StopRequest, stop_on_signals
 from adloco_dist.cluster.survey import Link
-from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, EXIT_USER_ERROR, Settings, SettingsError
+from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, EXIT_USER_ERROR, RunSettings, Settings, SettingsError
 from adloco_dist.launch.restarts import check_restarts_of_rank, check_store_of_restarts, has_ended, is_elastic
 from adloco_dist.policy.evaluation import in_words
 from adloco_dist.policy.plan import INTERRUPTED, NONFINITE, PlanInputs
 from adloco_dist.pool.arithmetic import set_up_arithmetic
+from adloco_dist.report.processes import listen, shown_live, write_report
 from adloco_dist.round.local_pool import LocalPool
 from adloco_dist.run.directory import STOP_FILE
 from adloco_dist.run.journal import Journal
@@ -127,6 +130,7 @@ def _run(place: Place, store: Store, overrides: Sequence[str], dry_run: bool, pa
             resume_point = stack.enter_context(resumed(runtime, settings, report_line))
             pool, inputs = _set_up_pool(runtime, settings, parts, resume_point, links)
         needed_bytes = 4 * pool.flat_model.num_parameters + RECORDS_BYTES
+        listener = _agree_on_listener(control, settings.run)
         directory, taken = agree_on_directory(control, settings, needed_bytes, is_resumed=resume_point is not None)
         domains = (
             resume_point.reader.domains
@@ -138,6 +142,8 @@ def _run(place: Place, store: Store, overrides: Sequence[str], dry_run: bool, pa
         (directory / STOP_FILE).unlink(missing_ok=True)  # what stopped the run before it resumes now
         stop.file = Path(settings.run.stop_file) if settings.run.stop_file else directory / STOP_FILE
         journal, report_line = open_journal(pool, inputs, taken, environments, links, resume_point)
+        if address := stack.enter_context(shown_live(directory, listener)):
+            report_line(f"the run is shown on {address}")
         writer = CheckpointWriter(domains, runtime.store, runtime.world_size, settings.checkpoint, report_line)
         try:
             checkpoints = Checkpoints(writer, journal, directory, settings)
@@ -149,8 +155,10 @@ def _run(place: Place, store: Store, overrides: Sequence[str], dry_run: bool, pa
                 raise NonfiniteError(
                     "the validation loss of no trainer is finite, so no model is saved; lower inner.lr"
                 )
-        except Exception:
+        except Exception as error:
             journal.close()
+            if isinstance(error, NonfiniteError):
+                _report(runtime, settings, directory)
             raise
         detail = _end(outcome, journal, directory, writer.newest)
         log.info("%s", "; ".join(detail))
@@ -158,12 +166,32 @@ def _run(place: Place, store: Store, overrides: Sequence[str], dry_run: bool, pa
             show("\n".join(detail))
         elif place.local_rank == 0:  # every node's terminal shows how it went; files are on rank 0's node
             show(f"{detail[0]}; run directory on {runtime.hosts[0]}: {directory}", terminal)
+        resumes_at_once = outcome.stop == INTERRUPTED and is_elastic()
+        if not resumes_at_once:
+            _report(runtime, settings, directory)
         # Before any rank ends: torchrun ends the others as soon as one exits with another code than 0.
         control.exchange({})
-        if outcome.stop == INTERRUPTED and is_elastic():
+        if resumes_at_once:
             stop.wait_for_signal(AGENT_SECONDS)
     if outcome.stop == INTERRUPTED:
         sys.exit(EXIT_STOPPED)
+
+
+def _agree_on_listener(control: ControlPlane, run: RunSettings) -> socket.socket | None:
+    """Rank 0 listens where the run is to be shown live, before anything is written.
+
+    Raises:
+        SettingsError: on all ranks, when it cannot.
+    """
+    listener: socket.socket | None = None
+    error: SettingsError | None = None
+    if control.rank == 0 and run.watch is not None:
+        try:
+            listener = listen("run.watch", run.watch, run.watch_address)
+        except SettingsError as mistake:
+            error = mistake
+    control.agree(error)
+    return listener
 
 
 def _set_up_pool(
@@ -211,6 +239,15 @@ def _end(outcome: Outcome, journal: Journal, directory: Path, checkpoint: str | 
         detail.append(f"model: {save_model(directory, pool.flat_model, outcome.weights, pool.objective)}")
     journal.close({"stop": outcome.stop, **result})
     return detail
+
+
+def _report(runtime: Runtime, settings: Settings, directory: Path) -> None:
+    """Rank 0 writes the page of the run that has ended, and says where it is."""
+    if runtime.rank == 0 and settings.run.report:
+        runtime.heartbeat.enter("writing the report")
+        line = write_report(directory)
+        log.info("%s", line)
+        show(line)
 
 
 def _compose(overrides: Sequence[str], parts: Parts) -> tuple[Settings, SettingsError | None]:

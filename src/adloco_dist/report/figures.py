@@ -1,6 +1,6 @@
 """A figure: how it is drawn (Vega-Lite, by Altair), and its points apart, so that a live page can renew them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,10 @@ class Figure:
         return vl_convert.vegalite_to_png(specification, scale=PNG_SCALE)
 
 
+Figures = Iterable[Figure | None]
+"""None: there is nothing to draw."""
+
+
 @dataclass(frozen=True)
 class Curve:
     """A number over the rounds, in one row for each of some rows of the history."""
@@ -53,6 +57,11 @@ class Curve:
     """Where in the history the values are."""
     kind: str = ""
     """Which of several curves of the series it is."""
+
+
+def drawable(figures: Figures) -> list[Figure]:
+    """Those that there is something to draw of."""
+    return [figure for figure in figures if figure]
 
 
 def curves(history: History, name: str, found: Sequence[Curve]) -> list[Point]:

@@ -73,6 +73,11 @@ class History:
         return np.searchsorted(self.rounds, self.row_rounds)
 
     @cached_property
+    def first_rows(self) -> Numbers:
+        """Where a row of every round is, for what all rows of a round have in common."""
+        return np.unique(self.row_rounds, return_index=True)[1]
+
+    @cached_property
     def trainers(self) -> list[int]:
         """All trainers that ever were, ascending."""
         return np.unique(self.row_trainers).tolist()

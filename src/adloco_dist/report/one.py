@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from adloco_dist.report import training
+from adloco_dist.report import costs, training
+from adloco_dist.report.figures import drawable
 from adloco_dist.report.page import Page, Section, Table
 from adloco_dist.report.pool import loss_in_words, merge_tree, merges_of, place_in_words
 from adloco_dist.report.source import Source
@@ -20,12 +21,12 @@ def page_of(source: Source) -> Page:
     history = source.history
     tree = merge_tree(history, source.nodes)
     sections = [
-        Section("Learning", training.drawn(training.learning(history))),
+        Section("Learning", drawable(training.learning(history))),
         Section("Trainers", [tree] if tree else [], _merges(source)),
-        Section("Batches and rounds", training.drawn(training.batches(history))),
-        Section("Time", training.drawn(training.time(history))),
-        Section("Link", training.drawn(training.link(history)), [*_bytes(source), *_links(source)]),
-        Section("Processes and devices", training.drawn(training.resources(history)), _ranks(source)),
+        Section("Batches and rounds", drawable(training.batches(history))),
+        Section("Time", drawable(costs.time(history))),
+        Section("Link", drawable(costs.link(history)), [*_bytes(source), *_links(source)]),
+        Section("Processes and devices", drawable(costs.resources(history)), _ranks(source)),
         Section("Warnings and restarts", (), _events(source)),
         Section("Configuration", (), _configuration(source)),
     ]

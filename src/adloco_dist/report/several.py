@@ -8,13 +8,12 @@ from dataclasses import dataclass
 import altair as alt
 import numpy as np
 
-from adloco_dist.report.figures import ROWS, Figure, line_figure, size
+from adloco_dist.report.figures import ROWS, Figure, Figures, drawable, line_figure, size
 from adloco_dist.report.history import History, Values
 from adloco_dist.report.one import shown
 from adloco_dist.report.page import Page, Section, Table
 from adloco_dist.report.sampling import Point, points
 from adloco_dist.report.source import Source
-from adloco_dist.report.training import drawn
 from adloco_dist.report.words import duration, in_bytes
 
 OF_PLACE = ("run.", "tracking.")
@@ -76,12 +75,12 @@ def page_of_several(runs: Runs, wanted_loss: float | None = None) -> Page:
     problems = [
         f"{name}: {one}" for name, source in zip(runs.names, runs.sources, strict=True) for one in source.problems
     ]
-    sections = [Section("Curves", drawn(_curves(runs))), Section("Results", drawn([_heat_map(runs)]), tables)]
+    sections = [Section("Curves", drawable(_curves(runs))), Section("Results", drawable([_heat_map(runs)]), tables)]
     title, subtitle = f"{len(runs.sources)} runs", ", ".join(runs.names)
     return Page(title, subtitle, sections, problems)
 
 
-def _curves(runs: Runs) -> Iterator[Figure | None]:
+def _curves(runs: Runs) -> Figures:
     found = {name: _validation(source) for name, source in zip(runs.names, runs.sources, strict=True)}
     axes = {name: source.history.axes for name, source in zip(runs.names, runs.sources, strict=True)}
     curves = [

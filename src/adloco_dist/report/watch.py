@@ -8,27 +8,20 @@ import json
 import os
 import secrets
 import socket
-import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from adloco_dist.config import SettingsError, as_tool
+from adloco_dist.config import RunSettings, SettingsError, as_tool
 from adloco_dist.report.one import page_of
 from adloco_dist.report.page import vega_script
+from adloco_dist.report.processes import TOKEN_VARIABLE, address_of, listen, new_token
 from adloco_dist.report.source import Source, read_source
 from adloco_dist.terminal import show
-from adloco_dist.text import reason
 
-LOCALHOST = "127.0.0.1"
-TOKEN_VARIABLE = "ADLOCO_WATCH_TOKEN"
-"""Names the token to the process that a run starts: arguments are seen by everybody on a machine."""
-TOKEN_BYTES = 24
 NICENESS = 19
 HEADERS = {
     "Cache-Control": "no-store",
@@ -46,12 +39,14 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("run", metavar="RUN", help="run directory")
     parser.add_argument("--port", type=int, default=0, help="default: any that is free")
-    parser.add_argument("--address", default=LOCALHOST, help="where to listen (%(default)s: this machine alone)")
+    parser.add_argument(
+        "--address", default=RunSettings().watch_address, help="where to listen (%(default)s: this machine alone)"
+    )
     parser.add_argument("--descriptor", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     with as_tool():
         watched = Watched(read_source(Path(options.run)))
-        token = os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(TOKEN_BYTES)
+        token = os.environ.get(TOKEN_VARIABLE) or new_token()
         if options.descriptor is None:
             listener = listen("--port", options.port, options.address)
             show(f"{options.run} is shown on {address_of(listener, token)}")
@@ -61,59 +56,6 @@ def main(arguments: list[str] | None = None) -> None:
         os.nice(NICENESS)
         with Server(listener, partial(Handler, watched, token)) as server:
             server.serve_forever()
-
-
-def listen(setting: str, port: int, address: str) -> socket.socket:
-    """A socket that listens.
-
-    Raises:
-        SettingsError: the port is in use, or the address is not of this machine.
-    """
-    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((address, port))
-        listener.listen()
-    except (OSError, OverflowError) as error:
-        listener.close()
-        rule = f"cannot be listened on at {address} ({reason(error)}); name another port, or 0 for any that is free"
-        raise SettingsError(f"{setting}={port}: {rule}") from error
-    return listener
-
-
-def address_of(listener: socket.socket, token: str) -> str:
-    """Where a browser finds the page."""
-    host, port = listener.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}/{token}/"
-
-
-@contextmanager
-def shown_live(directory: Path, listener: socket.socket | None) -> Iterator[str | None]:
-    """Show a run while it trains, from a process that ends with this one.
-
-    Args:
-        listener: where; None: it is not shown.
-
-    Yields:
-        The address.
-    """
-    if listener is None:
-        yield None
-        return
-    token, descriptor = secrets.token_urlsafe(TOKEN_BYTES), listener.fileno()
-    command = [sys.executable, "-m", __spec__.name, str(directory), "--descriptor", str(descriptor)]
-    with (directory / "logs" / "watch.log").open("ab") as log:
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[descriptor],
-            env={**os.environ, TOKEN_VARIABLE: token},
-        )  # fmt: skip
-    address = address_of(listener, token)
-    listener.close()  # the process has it now
-    try:
-        yield address
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def _end_with_parent() -> None:

@@ -1,0 +1,97 @@
+"""What a run has other processes do of itself: its page when it ends, and its page while it trains."""
+
+import os
+import platform
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from adloco_dist.config import SettingsError
+from adloco_dist.text import one_line, reason
+
+WRITE, WATCH = "adloco_dist.report.write", "adloco_dist.report.watch"
+TOKEN_VARIABLE = "ADLOCO_WATCH_TOKEN"
+"""Names the token to the process that a run starts: arguments are seen by everybody on a machine."""
+TOKEN_BYTES = 24
+PATIENCE_SECONDS = 120.0
+"""Far longer than the page of any run takes."""
+ANY_ADDRESS = ("0.0.0.0", "::")
+
+
+def write_report(directory: Path) -> str:
+    """Write the page of a run that has ended; nothing that goes wrong there concerns the run.
+
+    Returns:
+        A line for the user: where the page is, or why there is none.
+    """
+    command = [sys.executable, "-m", WRITE, str(directory)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"no report: {reason(error)}"
+    said = (done.stderr if done.returncode else done.stdout).strip().splitlines()
+    last = one_line(said[-1]) if said else f"exit code {done.returncode}"
+    return f"no report: {last.removeprefix('error: ')}" if done.returncode else f"report: {last}"
+
+
+def listen(setting: str, port: int, address: str) -> socket.socket:
+    """A socket that listens.
+
+    Raises:
+        SettingsError: the port is in use, or the address is not of this machine.
+    """
+    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+        listener.listen()
+    except (OSError, OverflowError) as error:
+        listener.close()
+        rule = f"cannot be listened on at {address} ({reason(error)}); name another port, or 0 for any that is free"
+        raise SettingsError(f"{setting}={port}: {rule}") from error
+    return listener
+
+
+def new_token() -> str:
+    """What nobody can guess."""
+    return secrets.token_urlsafe(TOKEN_BYTES)
+
+
+def address_of(listener: socket.socket, token: str) -> str:
+    """Where a browser finds the page."""
+    host, port = listener.getsockname()[:2]
+    host = platform.node() if host in ANY_ADDRESS else host
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/{token}/"
+
+
+@contextmanager
+def shown_live(directory: Path, listener: socket.socket | None) -> Iterator[str | None]:
+    """Show a run while it trains, from a process that ends with this one.
+
+    Args:
+        listener: where; None: it is not shown.
+
+    Yields:
+        The address.
+    """
+    if listener is None:
+        yield None
+        return
+    token, descriptor = new_token(), listener.fileno()
+    command = [sys.executable, "-m", WATCH, str(directory), "--descriptor", str(descriptor)]
+    with (directory / "logs" / "watch.log").open("ab") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[descriptor],
+            env={**os.environ, TOKEN_VARIABLE: token}, start_new_session=True,
+        )  # fmt: skip
+    address = address_of(listener, token)
+    listener.close()  # the process has it now
+    try:
+        yield address
+    finally:
+        process.terminate()
+        process.wait()
