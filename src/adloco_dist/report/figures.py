@@ -14,6 +14,8 @@ ROWS = "rows"
 """The name of the points in a specification."""
 WIDTH, HEIGHT = 460, 220
 PNG_SCALE = 1.5
+LOG_PADDING = 8
+"""Pixels between a curve and the edge, where no round number is the edge."""
 MAX_LINES = 12
 """Curves of ranks in one figure; of more, the highest, the median and the lowest are drawn."""
 LABEL = "abs(datum.value) >= 10000 ? format(datum.value, '~s') : format(datum.value, '~g')"
@@ -104,7 +106,7 @@ def line_figure(
     if not drawn:
         return None
     names = names or list(dict.fromkeys(str(point["series"]) for point in drawn))
-    scale = alt.Scale(type="log", nice=False) if is_log else alt.Scale(zero=False)
+    scale = alt.Scale(type="log", nice=False, padding=LOG_PADDING) if is_log else alt.Scale(zero=False)
     base = alt.Chart(alt.NamedData(ROWS)).encode(
         x=over_rounds(),
         y=alt.Y(y, type="quantitative", title=y, scale=scale, axis=alt.Axis(labelExpr=LABEL)),

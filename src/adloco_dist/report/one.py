@@ -113,7 +113,12 @@ def _ranks(source: Source) -> list[Table]:
 def _events(source: Source) -> list[Table]:
     history = source.history
     starts = [
-        (str(start.get("started", "")), str(start.get("checkpoint", "")), str(start.get("world_size", "")))
+        (
+            str(start.get("started", "")),
+            str(start.get("checkpoint", "")),
+            str(start.get("world_size", "")),
+            ", ".join(dict.fromkeys(map(str, start.get("hosts", [])))),
+        )
         for start in source.facts.get("resumed", [])
     ]
     events = [
@@ -130,7 +135,7 @@ def _events(source: Source) -> list[Table]:
             for row in history.records(name)
         ]
     more = [] if len(events) <= MAX_NOTES else [("", "", f"and {len(events) - MAX_NOTES:,} more, in metrics.jsonl")]
-    tables = [Table("Restarts", ("started", "from checkpoint", "ranks"), starts)] if starts else []
+    tables = [Table("Restarts", ("started", "from checkpoint", "ranks", "hosts"), starts)] if starts else []
     if events:
         tables.append(Table("Notes", ("rounds", "trainer", "note"), [*events[:MAX_NOTES], *more]))
     return tables

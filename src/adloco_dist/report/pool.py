@@ -91,7 +91,7 @@ def merge_tree(history: History, nodes: Sequence[int]) -> Figure | None:
     )  # fmt: skip
     labels = joints.mark_text(dx=6, dy=-9, align="left", fontSize=11).encode(x=over_rounds(), y=y, text="label:N")
     caption = "A lane is a trainer, as thick as it has workers. Numbers are what members count for in the average."
-    layers = alt.layer(lives, falls, labels).properties(**size(max(90, LANE * len(lanes))))
+    layers = alt.layer(lives, *([falls, labels] if merges else [])).properties(**size(max(90, LANE * len(lanes))))
     return Figure("merges", "Trainers and merges", caption, layers, drawn)
 
 

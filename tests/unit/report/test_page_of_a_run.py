@@ -1,0 +1,118 @@
+"""What the page of a run says and draws, of records made by hand."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adloco_dist.report.one import page_of
+from adloco_dist.report.page import Page
+from adloco_dist.report.source import read_source
+from helpers.run_directories import before_training, result, row, run_directory
+
+MARKUP = "<script>alert(1)</script><img src=x onerror=alert(2)>&{{ 7 * 7 }}"
+MERGE = {
+    "survivor": 1, "shares": {"0": 0.25, "1": 0.75}, "candidates": {}, "policy": "worst_with_worst", "idle_ranks": [],
+    "member_losses": {"0": 3.9, "1": 3.7}, "loss": 3.65,
+}  # fmt: skip
+
+
+def page(path: Path, rows: list[dict[str, Any]], **named: Any) -> Page:
+    return page_of(read_source(run_directory(path / "run", rows, **named)))
+
+
+def figures(shown: Page) -> list[str]:
+    return [figure.name for figure in shown.figures]
+
+
+def test_one_trainer_that_ended(tmp_path: Path) -> None:
+    rows = [*before_training(0), *(row(number) for number in range(1, 4))]
+    rows[-1]["validation_loss"] = 3.6
+    shown = page(tmp_path, rows, ends=result())
+    assert shown.subtitle.startswith("ended: budget.rounds=3 reached")
+    assert "There was one trainer, so nothing to merge." in shown.sentences
+    assert shown.sentences[0].startswith("3 rounds in 30 s: 3,000 tokens, 12 updates of each worker; 1 trainer with 1 ")
+    assert "The validation loss of the best trainer went from 5.0000 to 3.6000 while training." in shown.sentences
+    (batches,) = [one for one in shown.sentences if one.startswith("Batches")]
+    assert batches.startswith("Batches stayed at 8: ")
+    assert batches.endswith("asked for 6 at first and 6 at last, and min_batch decided in 3 of 3 rounds.")
+    (paid,) = [one for one in shown.sentences if "paid" in one or "pay" in one]
+    assert paid.startswith("It paid: in the last quarter of the rounds, averaging made at most 1.50 times")
+    assert {"loss", "batch", "bounds", "merges", "phases", "utilisation", "bytes"} <= set(figures(shown))
+    phases = next(figure for figure in shown.figures if figure.name == "phases")
+    seconds = {point["series"]: point["seconds"] for point in phases.points}
+    assert seconds == {"updates": 24, "exposed averages": 4.5, "waiting for ranks": 1.5, "hidden averages": 9}
+
+
+def test_trainers_that_merge(tmp_path: Path) -> None:
+    rows = [*before_training(0, 1), *(row(number, trainer) for number in (1, 2) for trainer in (0, 1))]
+    rows += [row(3, 1, ranks=[0, 1], workers=2, merge=MERGE, total_batch=16), row(4, 1, ranks=[0, 1], workers=2)]
+    shown = page(tmp_path, rows)
+    assert (
+        "Before round 3 trainers 0 (0.25), 1 (0.75) became trainer 1: validation losses 3.9000, 3.7000, of the average "
+        "3.6500; 2 workers on ranks {0,1} on node 0." in shown.sentences
+    )
+    tree = next(figure for figure in shown.figures if figure.name == "merges")
+    lives = [point for point in tree.points if point["kind"] == "life"]
+    assert [(one["trainer"], one["round"], one["round_end"], one["workers"]) for one in lives] == [
+        (0, 0, 2, 1),
+        (1, 0, 2, 1),
+        (1, 2, 4, 2),
+    ]
+    joints = [point for point in tree.points if point["kind"] == "joint"]
+    assert [(one["trainer"], one["survivor"], one["round"], one["share"]) for one in joints] == [
+        (0, 1, 2, 0.25),
+        (1, 1, 2, 0.75),
+    ]
+    (table,) = [table for section in shown.sections for table in section.tables if table.title == "Merges"]
+    assert table.rows == [
+        ("3", "0 (0.2500), 1 (0.7500)", "1", "0: 3.9000, 1: 3.7000", "3.6500", "2 on ranks {0,1} on node 0",
+         "worst_with_worst"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [[], before_training(0, 1)])
+def test_a_run_that_has_trained_nothing(rows: list[dict[str, Any]], tmp_path: Path) -> None:
+    shown = page(tmp_path, rows)
+    assert shown.sentences == ["No round has been trained yet."]
+    assert shown.html().count("<h1>run</h1>") == 1
+
+
+def test_losses_that_are_not_finite_are_gaps(tmp_path: Path) -> None:
+    rows = [row(number) for number in range(1, 5)]
+    rows[1] |= {"train_loss": None, "noise_scale": None, "request": None, "worth": None, "nonfinite_workers": [0]}
+    rows[3] |= {"train_loss": math.nan}
+    shown = page(tmp_path, [json.loads(json.dumps(one)) for one in rows])
+    loss = next(figure for figure in shown.figures if figure.name == "loss")
+    assert [point["round"] for point in loss.points] == [1, 3]
+    assert "NaN" not in json.dumps(shown.data(), allow_nan=False)
+    assert "Workers that were not finite were left out of averages in 1 round of a trainer." in shown.sentences
+
+
+def test_whatever_comes_from_outside_is_shown_as_text(tmp_path: Path) -> None:
+    rows = [row(1, notes=[MARKUP], bound=MARKUP, ranks=[0], bytes_sent={MARKUP: 5})]
+    facts = {"corpus": {"source": MARKUP, "digest": "0"}, "versions": {MARKUP: MARKUP}, "script": MARKUP}
+    directory = tmp_path / "<img src=x onerror=alert(3)>"
+    overrides = [f'run.directory="{MARKUP}"']
+    shown = page_of(read_source(run_directory(directory, rows, overrides, result() | {"stop": MARKUP}, facts)))
+    html = shown.html()
+    assert "<script>alert" not in html
+    assert "<img src=x" not in html
+    assert html.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 5
+    assert "{{ 7 * 7 }}" in html
+
+
+def test_a_hundred_thousand_rounds_are_small_and_keep_their_extremes(tmp_path: Path) -> None:
+    rows = [row(number, trainer) for number in range(1, 25_001) for trainer in range(4)]
+    rows[4 * 12_344]["train_loss"] = 99.0  # trainer 0, round 12,345
+    rows[4 * 20_000 + 3]["worth"] = 0.001  # trainer 3, round 20,001
+    shown = page(tmp_path, rows)
+    points = {figure.name: figure.points for figure in shown.figures}
+    assert max(len(found) for found in points.values()) < 9_000
+    assert {"series": "trainer 0", "round": 12_345, "loss": 99} in [
+        {key: point[key] for key in ("series", "round", "loss")} for point in points["loss"]
+    ]
+    assert min(point["worth"] for point in points["worth"]) == 0.001
+    assert len(json.dumps(shown.data())) < 8_000_000
