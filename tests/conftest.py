@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from adloco_dist.testing import hosts, images, slurm
+from helpers import browser
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before anything asks CUDA, which looks once
 
@@ -32,6 +33,7 @@ OBSTACLES: dict[str, Callable[[], str | None]] = {
     "user": lambda: "root may read every file" if os.geteuid() == 0 else None,
     "hosts": hosts.why_unavailable,
     "slurm": slurm.why_unavailable,
+    "browser": browser.why_unavailable,
     "image": images.why_unavailable,
     "accelerate": lambda: None if find_spec("accelerate") else "accelerate is not installed",
     "peft": lambda: None if find_spec("peft") else "peft is not installed",

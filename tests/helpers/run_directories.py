@@ -50,7 +50,8 @@ def run_directory(
     """
     path.mkdir(parents=True)
     content = {
-        "started": "2026-01-31T12:00:00+00:00", "versions": {"torch": "2.13.0"}, "settings": to_plain(compose(overrides)),
+        "started": "2026-01-31T12:00:00+00:00", "versions": {"torch": "2.13.0"},
+        "settings": to_plain(compose(overrides)),
         "cluster": {"world_size": 2, "nodes": [0, 0], "hosts": ["one", "one"], "ranks": [], "links": []},
         "corpus": {"source": "a text", "digest": "0"}, "merges": [], "result": ends, **(facts or {}),
     }  # fmt: skip

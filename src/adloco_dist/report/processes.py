@@ -23,7 +23,7 @@ ANY_ADDRESS = ("0.0.0.0", "::")
 
 
 def write_report(directory: Path) -> str:
-    """Write the page of a run that has ended; nothing that goes wrong there concerns the run.
+    """Write the page of a run that has ended, or of a sweep; nothing that goes wrong there concerns it.
 
     Returns:
         A line for the user: where the page is, or why there is none.

@@ -145,7 +145,8 @@ def _incidents(source: Source) -> Iterator[str]:
         yield f"The run was resumed {counted(len(resumed), 'time')}."
     left_out = source.history.records("nonfinite_workers")
     if left_out:
-        yield f"Workers that were not finite were left out of averages in {counted(len(left_out), 'round')} of a trainer."
+        rounds = counted(len(left_out), "round")
+        yield f"Workers that were not finite were left out of averages in {rounds} of a trainer."
 
 
 def tiles(source: Source) -> list[tuple[str, str]]:

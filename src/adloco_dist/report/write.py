@@ -24,7 +24,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "runs", metavar="RUN", nargs="+", help="run directory, or a folder of runs, as a sweep leaves it"
     )
-    parser.add_argument("--output", metavar="FOLDER", help="where to write; default: RUN itself, of several ./report")
+    parser.add_argument(
+        "--output", metavar="FOLDER", help="where to write; default: RUN itself, of several RUNs ./report"
+    )
     parser.add_argument("--loss", type=float, help="of several: count tokens, bytes and time to this validation loss")
     options = parser.parse_args(arguments)
     with as_tool():
@@ -33,7 +35,7 @@ def main(arguments: list[str] | None = None) -> None:
         for source in sources:
             for problem in source.problems:
                 report_error(f"note: RUN={source.directory}: {problem}")
-        default = folders[0] if len(sources) == 1 else Path("report")
+        default = options.runs[0] if len(options.runs) == 1 else "report"
         show(str(write_page(page(sources, options.loss), Path(options.output or default))))
 
 

@@ -14,6 +14,7 @@ from hydra.core.override_parser.types import Override
 from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, Settings, SettingsError
 from adloco_dist.config.compose import flatten, parse, to_plain
 from adloco_dist.config.paths import as_text, quoted
+from adloco_dist.report.processes import write_report
 from adloco_dist.run.directory import archive, is_finished, read_run
 from adloco_dist.run.journal import strict_json
 from adloco_dist.sweep.jobs import prepare_launch
@@ -75,9 +76,11 @@ def sweep(overrides: Sequence[str], program: Program, options: Sequence[str], nu
         SettingsError: a mistake in any of the runs' settings; nothing was started then.
     """
     points, hydra_overrides = expand(overrides)
+    wants_report = False
     with reported_wait(lambda: f"checking the settings of {len(points)} runs: still at it"):
         for point in points:
             settings = program.compose(point.overrides)
+            wants_report |= settings.run.report
             if not redo and is_finished(point.directory):
                 _refuse_other_run(point.directory, settings)
     folder = points[0].directory.parent
@@ -108,6 +111,8 @@ def sweep(overrides: Sequence[str], program: Program, options: Sequence[str], nu
     rows = [(point.values, point.directory, code_of.get(point.directory), point.log) for point in points]
     write_csv(folder / "sweep.csv", rows)
     states = show_table(rows)
+    if wants_report and "finished" in states:
+        report_line(write_report(folder))
     return EXIT_FAILURE if "failed" in states else EXIT_STOPPED if "stopped" in states else 0
 
 

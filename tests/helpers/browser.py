@@ -1,0 +1,97 @@
+"""A real browser without a window, and what its console says."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
+
+from helpers.commands import PATIENCE_SECONDS
+
+
+class Browser:
+    """Shows one page at a time."""
+
+    def __init__(self, driver: webdriver.Chrome) -> None:
+        self._driver = driver
+
+    def open(self, address: str) -> None:
+        """Open a page, and wait until its figures are drawn."""
+        self._driver.get(address)
+        self.wait_until_drawn("round")
+
+    def wait_until_drawn(self, axis: str) -> None:
+        self._wait_until(f"document.body.dataset.drawn === '{axis}'")
+
+    def wait_until_text(self, text: str) -> None:
+        """Wait until the page shows a text, and has drawn its figures."""
+        self._wait_until("document.body.innerText.includes(arguments[0]) && !!document.body.dataset.drawn", text)
+
+    def choose(self, axis: str) -> None:
+        """Press the button of an axis, and wait until all is drawn against it."""
+        self._driver.find_element(By.CSS_SELECTOR, f"[data-axis={axis}]").click()
+        self.wait_until_drawn(axis)
+
+    def marks(self) -> dict[str, int]:
+        """How many curves, bars, areas and rules with an extent every figure has; 0: nothing is drawn."""
+        script = """
+            const shown = ".role-mark path:not([opacity='0']), .role-mark line";  // points under the pointer are clear
+            const extended = (mark) => mark.getBBox().width + mark.getBBox().height > 0;
+            const of = (figure) => [...figure.querySelectorAll(shown)].filter(extended);
+            return Object.fromEntries([...document.querySelectorAll("[id^=figure-]")].map(
+                (figure) => [figure.id.replace("figure-", ""), of(figure).length]));
+        """
+        return self._driver.execute_script(script)
+
+    def axis_titles(self) -> dict[str, list[str]]:
+        """The titles of the axes of every figure."""
+        script = """
+            const of = (figure) => [...figure.querySelectorAll(".role-axis-title text")].map((one) => one.textContent);
+            return Object.fromEntries([...document.querySelectorAll("[id^=figure-]")].map(
+                (figure) => [figure.id.replace("figure-", ""), of(figure)]));
+        """
+        return self._driver.execute_script(script)
+
+    def text(self) -> str:
+        return self._driver.execute_script("return document.body.innerText")
+
+    def elements(self, selector: str) -> int:
+        return len(self._driver.find_elements(By.CSS_SELECTOR, selector))
+
+    def errors(self) -> list[str]:
+        """What the console said since this was last asked."""
+        found = [dict(entry) for entry in self._driver.get_log("browser")]
+        return [str(entry["message"]) for entry in found]
+
+    def keep_screenshot(self, path: Path) -> None:
+        height = self._driver.execute_script("return document.documentElement.scrollHeight")
+        self._driver.set_window_size(1300, height + 200)
+        assert self._driver.save_screenshot(str(path))
+
+    def _wait_until(self, condition: str, *arguments: str) -> None:
+        wait = WebDriverWait(self._driver, PATIENCE_SECONDS)
+        wait.until(lambda driver: driver.execute_script(f"return {condition}", *arguments))
+
+
+@contextmanager
+def browser() -> Iterator[Browser]:
+    """A browser, closed in the end."""
+    options = webdriver.ChromeOptions()
+    # A sandbox needs privileges that containers lack; /dev/shm is small in them.
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
+    try:
+        yield Browser(driver)
+    finally:
+        driver.quit()
+
+
+def why_unavailable() -> str | None:
+    """Why this machine has no browser to test with; None: it has one."""
+    missing = [name for name in ("chromium", "chromedriver") if not shutil.which(name)]
+    return f"Debian's {' and '.join(missing)} are not installed" if missing else None

@@ -1,0 +1,151 @@
+"""The pages of real runs in a real browser, and what is done with folders that are none."""
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from helpers.browser import Browser, browser
+from helpers.commands import ROOT, SMALL, facts, metrics, run, running, small_without, tool, train_command
+
+SCREENSHOTS = ROOT / "build" / "screenshots"
+MARKUP = "<img src=x onerror=alert(1)>"
+POOL = (
+    *small_without("run.report", "pool", "batching", "budget.rounds"), "pool.trainers=2", "pool.workers_per_trainer=1",
+    "merge.every_rounds=2", "budget.rounds=5", "batching.min_batch=1", "batching.local_batch=2",
+)  # fmt: skip
+
+pytestmark = pytest.mark.needs("browser")
+
+
+@pytest.fixture(scope="module")
+def shown() -> Iterator[Browser]:
+    with browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run of two trainers that merge, in a folder whose name is markup, and what it printed."""
+    folder = tmp_path_factory.mktemp("finished")
+    done = run(train_command("--nproc-per-node", "2", *POOL, f'run.directory="{MARKUP}"'), folder)
+    assert done.code == 0, done.output
+    return folder / MARKUP, done.output
+
+
+def test_a_run_ends_by_naming_its_report(finished: tuple[Path, str]) -> None:
+    directory, output = finished
+    assert output.splitlines()[-1] == f"report: {MARKUP}/report.html"
+    names = {path.stem for path in (directory / "figures").iterdir()}
+    assert {"loss", "batch", "merges", "phases", "bytes"} <= names
+    for path in (directory / "figures").iterdir():
+        with Image.open(path) as picture:
+            assert min(picture.size) > 100
+            assert len(picture.convert("RGB").getcolors(1 << 20) or []) > 10
+
+
+def test_every_figure_is_drawn_and_no_error_is_on_the_console(finished: tuple[Path, str], shown: Browser) -> None:
+    directory, _ = finished
+    shown.open((directory / "report.html").as_uri())
+    marks = shown.marks()
+    assert set(marks) == {path.stem for path in (directory / "figures").iterdir()}
+    assert min(marks.values()) > 0, marks
+    assert shown.errors() == []
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    shown.keep_screenshot(SCREENSHOTS / "report.png")
+
+
+def test_the_axis_can_be_chosen(finished: tuple[Path, str], shown: Browser) -> None:
+    directory, _ = finished
+    shown.open((directory / "report.html").as_uri())
+    titles = {"updates": "updates of a worker", "tokens": "tokens of the pool", "bytes": "bytes sent by all ranks"}
+    for axis, title in {**titles, "seconds": "seconds", "round": "round"}.items():
+        shown.choose(axis)
+        assert {found[0] for found in shown.axis_titles().values()} == {title, "seconds"}  # of ranks: always
+        assert min(shown.marks().values()) > 0
+    assert shown.errors() == []
+
+
+def test_the_page_says_what_the_records_say(finished: tuple[Path, str], shown: Browser) -> None:
+    directory, _ = finished
+    shown.open((directory / "report.html").as_uri())
+    text, (merge,) = shown.text(), facts(directory)["merges"]
+    assert f"Before round {merge['before_round']} trainers" in text
+    assert f"became trainer {merge['survivor']}" in text
+    assert f"{metrics(directory)[-1]['pool_tokens']:,} tokens" in text
+    assert text.startswith(MARKUP)
+    assert shown.elements("img") == 0
+
+
+def test_a_run_that_was_killed_is_shown_as_far_as_it_came(tmp_path: Path, shown: Browser) -> None:
+    with running(train_command(*SMALL, "budget.rounds=500", "run.directory=killed"), tmp_path) as (process, _):
+        while_it_trains = run(tool("report.py", "killed"), tmp_path)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert while_it_trains.output.splitlines() == ["killed/report.html"]
+    shown.open((tmp_path / "killed" / "report.html").as_uri())
+    assert "training" in shown.text()
+    with (tmp_path / "killed" / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 400, "trai')  # as a power cut leaves it
+    assert run(tool("report.py", "killed"), tmp_path).output.splitlines() == ["killed/report.html"]
+    shown.open((tmp_path / "killed" / "report.html").as_uri())
+    assert "no end was recorded" in shown.text()
+    assert min(shown.marks().values()) > 0
+    assert shown.errors() == []
+
+
+def test_runs_of_a_sweep_stand_side_by_side(tmp_path: Path, shown: Browser) -> None:
+    swept = ("pool.trainers=1", "algorithm.updates_per_round=2,4", "inner.lr=1e-3,2e-3", "hydra.sweep.dir=grid")
+    settings = small_without("run.report", "pool.trainers", "algorithm.updates_per_round")
+    done = run(train_command("-m", "--jobs", "2", "--nproc-per-node", "1", *settings, *swept), tmp_path)
+    assert done.code == 0, done.output
+    assert done.output.splitlines()[-1] == "report: grid/report.html"
+    shown.open((tmp_path / "grid" / "report.html").as_uri())
+    assert {"validation", "train_loss", "heat_map"} <= set(shown.marks())
+    assert min(shown.marks().values()) > 0
+    assert "4 runs" in shown.text()
+    assert shown.errors() == []
+    shown.choose("tokens")
+    assert shown.axis_titles()["validation"] == ["tokens of the pool", "loss"]
+    directories = sorted(path.parent.name for path in (tmp_path / "grid").glob("*/run.json"))
+    two = run(tool("report.py", *(f"grid/{name}" for name in directories[:2])), tmp_path)
+    assert two.output.splitlines() == ["report/report.html"]
+
+
+def test_what_cannot_be_shown_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "nonsense").mkdir()
+    (tmp_path / "nonsense" / "metrics.jsonl").write_bytes(b"\xff\xfe nonsense\n[]\n")
+    for name, rule in {
+        "no": "is no directory",
+        "file": "is no directory",
+        "empty": "is no run, and holds none",
+        "nonsense": "has no readable run.json",
+    }.items():
+        done = run(tool("report.py", name), tmp_path)
+        assert done.code == 2
+        (line,) = done.output.splitlines()
+        assert line.startswith(f"error: RUN={name}: ")
+        assert rule in line
+    assert not list(tmp_path.glob("*/report.html"))
+
+
+def test_lines_that_are_left_out_are_named_on_the_terminal_and_on_the_page(
+    finished: tuple[Path, str], tmp_path: Path, shown: Browser
+) -> None:
+    rows = metrics(finished[0])
+    (tmp_path / "damaged").mkdir()
+    lines = [json.dumps(row) for row in rows]
+    lines[3] = lines[3][:40]
+    (tmp_path / "damaged" / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    done = run(tool("report.py", "damaged"), tmp_path)
+    assert done.code == 0
+    notes = [line for line in done.output.splitlines() if line.startswith("note: ")]
+    assert any("metrics.jsonl: 1 line is left out, the first: line 4" in line for line in notes)
+    shown.open((tmp_path / "damaged" / "report.html").as_uri())
+    assert "metrics.jsonl: 1 line is left out" in shown.text()
+    assert min(shown.marks().values()) > 0
