@@ -11,6 +11,11 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from helpers.commands import PATIENCE_SECONDS
 
+ROUNDS = """
+    Number([...document.querySelectorAll(".tile")].find((tile) => tile.innerText.startsWith("rounds"))
+        ?.querySelector("b").innerText.replaceAll(",", "") ?? 0)
+"""
+
 
 class Browser:
     """Shows one page at a time."""
@@ -26,9 +31,13 @@ class Browser:
     def wait_until_drawn(self, axis: str) -> None:
         self._wait_until(f"document.body.dataset.drawn === '{axis}'")
 
-    def wait_until_text(self, text: str) -> None:
-        """Wait until the page shows a text, and has drawn its figures."""
-        self._wait_until("document.body.innerText.includes(arguments[0]) && !!document.body.dataset.drawn", text)
+    def rounds(self) -> int:
+        """How many rounds the page says that the run has trained."""
+        return self._driver.execute_script(f"return {ROUNDS.strip()}")
+
+    def wait_until_rounds(self, count: int) -> None:
+        """Wait until the page shows this many rounds, and has drawn its figures."""
+        self._wait_until(f"{ROUNDS} >= arguments[0] && !!document.body.dataset.drawn", count)
 
     def choose(self, axis: str) -> None:
         """Press the button of an axis, and wait until all is drawn against it."""
@@ -73,7 +82,7 @@ class Browser:
 
     def _wait_until(self, condition: str, *arguments: str) -> None:
         wait = WebDriverWait(self._driver, PATIENCE_SECONDS)
-        wait.until(lambda driver: driver.execute_script(f"return {condition}", *arguments))
+        wait.until(lambda driver: driver.execute_script(f"return {condition.strip()}", *arguments))
 
 
 @contextmanager

@@ -111,13 +111,13 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer a request."""
-        token, _, name = self.path.removeprefix("/").partition("/")
+        token, slash, name = self.path.removeprefix("/").partition("/")
         answers = {
             "": ("text/html; charset=utf-8", self._watched.page),
             "state": ("application/json", self._watched.state),
             "vega.js": ("text/javascript; charset=utf-8", lambda: vega_script().encode()),
         }
-        if not secrets.compare_digest(token.encode(), self._token.encode()) or name not in answers:
+        if not secrets.compare_digest(token.encode(), self._token.encode()) or not slash or name not in answers:
             self.send_error(HTTPStatus.NOT_FOUND)
             return
         kind, content = answers[name]
