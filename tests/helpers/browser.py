@@ -80,7 +80,7 @@ class Browser:
         self._driver.set_window_size(1300, height + 200)
         assert self._driver.save_screenshot(str(path))
 
-    def _wait_until(self, condition: str, *arguments: str) -> None:
+    def _wait_until(self, condition: str, *arguments: object) -> None:
         wait = WebDriverWait(self._driver, PATIENCE_SECONDS)
         wait.until(lambda driver: driver.execute_script(f"return {condition.strip()}", *arguments))
 
