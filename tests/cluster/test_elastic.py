@@ -1,5 +1,6 @@
 """Hosts that are lost with all they hold, and come back, under the commands of docs/guide/reliability.md."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -92,6 +93,9 @@ def test_a_lost_host_costs_a_checkpoint_interval_and_is_taken_back(tmp_path: Pat
         job.wait_for_rounds(2)
         assert job.stop() == [75, 75], job.everything()
     assert "Traceback" not in job.everything()
+    (records,) = (tmp_path / first.name / "runs").glob("*/run.json")
+    lost = [start["lost_hosts"] for start in json.loads(records.read_text())["resumed"]]
+    assert lost == [[second.name], []]
 
 
 def test_a_host_whose_link_was_cut_joins_again(tmp_path: Path) -> None:

@@ -33,15 +33,18 @@ class Figure:
     caption: str
     layers: Layers
     points: Sequence[Point]
+    under_pointer: alt.Chart | None = None
+    """A layer that is not seen, but says what is under the pointer."""
+    is_wide: bool = False
+    """Whether it takes the whole width of a page."""
 
     def specification(self) -> dict[str, Any]:
-        """The figure in Vega-Lite, without its points."""
-        chart = self.layers.configure_view(strokeWidth=0).configure_axis(gridColor="#e6e6e6", domainColor="#999")
-        return chart.to_dict(validate=False)
+        """The figure of a page in Vega-Lite, without its points."""
+        return _plain(alt.layer(self.layers, self.under_pointer) if self.under_pointer else self.layers)
 
     def png(self) -> bytes:
         """The figure as a picture."""
-        specification = {**self.specification(), "datasets": {ROWS: self.points}, "title": self.title}
+        specification = {**_plain(self.layers), "datasets": {ROWS: self.points}, "title": self.title}
         return vl_convert.vegalite_to_png(specification, scale=PNG_SCALE)
 
 
@@ -118,9 +121,7 @@ def line_figure(
         dashes = alt.Scale(domain=list(kinds), range=[list(dash) for dash in kinds.values()])
         legend = alt.Legend(orient="bottom")
         line = line.encode(strokeDash=alt.StrokeDash("kind:N", title=None, scale=dashes, legend=legend))
-    return Figure(
-        name, title, caption, alt.layer(line, base.mark_point(opacity=0, size=50)).properties(**size()), drawn
-    )
+    return Figure(name, title, caption, line.properties(**size()), drawn, base.mark_point(opacity=0, size=50))
 
 
 def over_rounds(start: str = "round") -> alt.X:
@@ -133,8 +134,17 @@ def over_rounds(start: str = "round") -> alt.X:
 def color(names: Sequence[str], title: str) -> alt.Color:
     """Colours of series, the same in all figures that have the same series."""
     scheme = "tableau10" if len(names) <= 10 else "tableau20"
-    legend = None if len(names) < 2 else alt.Legend(orient="bottom", columns=4, symbolLimit=40)
+    legend = (
+        None
+        if len(names) < 2
+        else alt.Legend(orient="bottom", columns=4, symbolLimit=40, symbolType="stroke", symbolStrokeWidth=3)
+    )
     return alt.Color("series:N", title=title, scale=alt.Scale(domain=list(names), scheme=scheme), legend=legend)
+
+
+def _plain(layers: Layers) -> dict[str, Any]:
+    chart = layers.configure_view(strokeWidth=0).configure_axis(gridColor="#e6e6e6", domainColor="#999")
+    return chart.to_dict(validate=False)
 
 
 def size(height: int = HEIGHT) -> dict[str, int]:

@@ -214,7 +214,7 @@ def _parsed(content: bytes) -> tuple[pa.Table, list[str]]:
 
 
 def _table(content: bytes) -> pa.Table:
-    if not content.strip():
+    if not content or content.isspace():
         return pa.table({"round": pa.array([], pa.int64()), "trainer": pa.array([], pa.int64())})
     options = arrow_json.ReadOptions(block_size=BLOCK_BYTES)
     return arrow_json.read_json(pa.BufferReader(content), read_options=options).combine_chunks()

@@ -118,6 +118,7 @@ def _events(source: Source) -> list[Table]:
             str(start.get("checkpoint", "")),
             str(start.get("world_size", "")),
             ", ".join(dict.fromkeys(map(str, start.get("hosts", [])))),
+            ", ".join(map(str, start.get("lost_hosts", []))),
         )
         for start in source.facts.get("resumed", [])
     ]
@@ -135,7 +136,7 @@ def _events(source: Source) -> list[Table]:
             for row in history.records(name)
         ]
     more = [] if len(events) <= MAX_NOTES else [("", "", f"and {len(events) - MAX_NOTES:,} more, in metrics.jsonl")]
-    tables = [Table("Restarts", ("started", "from checkpoint", "ranks", "hosts"), starts)] if starts else []
+    tables = [Table("Restarts", ("started", "from checkpoint", "ranks", "hosts", "lost"), starts)] if starts else []
     if events:
         tables.append(Table("Notes", ("rounds", "trainer", "note"), [*events[:MAX_NOTES], *more]))
     return tables

@@ -6,12 +6,22 @@ from collections.abc import Iterator
 import numpy as np
 
 from adloco_dist.policy.evaluation import in_words
-from adloco_dist.report.history import History, Numbers
+from adloco_dist.report.history import History, Numbers, Values
 from adloco_dist.report.pool import loss_in_words, merges_of, place_in_words
 from adloco_dist.report.source import Source
 from adloco_dist.report.training import REQUEST
 
 KILO, UNITS = 1000.0, ("B", "kB", "MB", "GB", "TB", "PB")
+BOUNDS = {
+    "min_batch": "the minimum (batching.min_batch)",
+    "max_batch": "the maximum (batching.max_batch)",
+    "shard": "one epoch of its shard",
+    "growth_limit": "the largest growth after one measurement (batching.growth_limit)",
+    "shrink_limit": "the largest decrease after one measurement (batching.shrink_limit)",
+    "measurable": "the smallest batch whose noise can be measured",
+    "may_shrink": "the last batch (batching.may_shrink=false)",
+}
+"""What bounded a batch, in words."""
 RECENT = 0.25
 """The last share of rounds, which says how a run ended up."""
 
@@ -69,8 +79,7 @@ def _batches(source: Source) -> Iterator[str]:
     history = source.history
     for trainer in history.trainers[:8]:
         rows = history.rows_of(trainer)
-        batch = history.values("total_batch")[rows]
-        known = batch[np.isfinite(batch)]
+        known, workers = (_known(history.values(name)[rows]) for name in ("total_batch", "workers"))
         if not len(known):
             continue
         name = "Batches" if len(history.trainers) == 1 else f"Batches of trainer {trainer}"
@@ -78,28 +87,34 @@ def _batches(source: Source) -> Iterator[str]:
         change += "" if known.min() == known.max() else f"{known[-1]:,.0f} sequences"
         if known.max() > max(known[0], known[-1]):
             change += f", {known.max():,.0f} at most"
-        yield f"{name} {change}{_why(source, history, rows)}."
+        if len(workers) and workers[0] != workers[-1]:
+            change += f" ({counted(int(workers[0]), 'worker')} at first, {int(workers[-1])} at last)"
+        yield f"{name} {change}{_why(source, rows)}."
 
 
-def _why(source: Source, history: History, rows: Numbers) -> str:
-    """What the request was bounded by, in most of the rounds."""
+def _why(source: Source, rows: Numbers) -> str:
+    """What asked for the batches, and what bounded the request in most of the rounds."""
+    history = source.history
     bounds, modes = history.words("bound"), history.words("mode")
     trained = [row for row in rows.tolist() if modes[row] is not None]
     counts: dict[str, int] = {}
     for row in trained:
         counts[bounds[row] or REQUEST] = counts.get(bounds[row] or REQUEST, 0) + 1
     bound, count = max(counts.items(), key=lambda item: item[1])
-    request = history.values("request")[trained]
-    asked = request[np.isfinite(request)]
+    asked, noise = (_known(history.values(name)[trained]) for name in ("request", "noise_scale"))
     rule = source.settings.get("batching.request", "")
-    share = f"in {count:,} of {len(trained):,} rounds"
     if rule == "none" or not len(asked):
         return "; nothing asked for others (batching.request=none)" if rule == "none" else ""
-    wish = f"{rule or 'the request'} asked for {asked[0]:,.3g} at first and {asked[-1]:,.3g} at last"
+    measured = f"the gradient noise scale went from {noise[0]:,.3g} to {noise[-1]:,.3g}, " if len(noise) else ""
+    wish = f"{measured}{rule or 'the request'} asked for {asked[0]:,.3g} at first and {asked[-1]:,.3g} at last"
     passes = history.values("passes")[trained]
     split = f", computed in up to {np.nanmax(passes):,.0f} micro-batches" if np.nanmax(passes) > 1 else ""
-    decided = "which was taken" if bound == REQUEST else f"and {bound} decided"
-    return f": {wish}, {decided} {share}{split}"
+    decided = "which was taken" if bound == REQUEST else f"and {BOUNDS.get(bound, bound)} decided"
+    return f": {wish}, {decided} in {count:,} of {len(trained):,} rounds{split}"
+
+
+def _known(values: Values) -> Values:
+    return values[np.isfinite(values)]
 
 
 def _link(source: Source) -> Iterator[str]:
@@ -142,7 +157,9 @@ def _communication(history: History) -> tuple[float, float, float]:
 def _incidents(source: Source) -> Iterator[str]:
     resumed = source.facts.get("resumed", [])
     if resumed:
-        yield f"The run was resumed {counted(len(resumed), 'time')}."
+        lost = dict.fromkeys(host for start in resumed for host in start.get("lost_hosts", []))
+        without = f", without {', '.join(lost)}, which had been lost" if lost else ""
+        yield f"The run was resumed {counted(len(resumed), 'time')}{without}."
     left_out = source.history.records("nonfinite_workers")
     if left_out:
         rounds = counted(len(left_out), "round")

@@ -118,6 +118,7 @@ class RunFile:
     def state(self) -> Record:
         seconds = time.monotonic() - self._start
         kept = {key: self._facts[key] for key in ("merges", "started", "resumed") if key in self._facts}
+        kept["hosts"] = self._facts.get("cluster", {}).get("hosts", [])
         return {**kept, "totals": dict(self._totals), "seconds": seconds}
 
     def _save(self, content: Record) -> None:

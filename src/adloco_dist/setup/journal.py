@@ -64,7 +64,7 @@ def open_journal(
     keep_bytes = earlier.get("metrics_bytes", 0)
     if resume_point:
         restore_records(taken.path, resume_point)
-        facts["resumed"] = [*earlier.get("resumed", []), _start(resume_point, runtime)]
+        facts["resumed"] = [*earlier.get("resumed", []), _start(resume_point, runtime, earlier.get("hosts", []))]
         facts["started"] = earlier.get("started", facts["started"])
     sinks: list[Sink] = [taken, RunFile(taken.path, facts, earlier or None), MetricsFile(taken.path, keep_bytes)]
     if settings.tracking.mode is not TrackingMode.disabled:
@@ -113,13 +113,14 @@ def restore_records(directory: Path, resume_point: ResumePoint) -> None:
         print_note(f"{detail}: older records are lost")
 
 
-def _start(resume_point: ResumePoint, runtime: Runtime) -> dict[str, Any]:
+def _start(resume_point: ResumePoint, runtime: Runtime, earlier_hosts: Sequence[str]) -> dict[str, Any]:
     """Describe a start that resumes the run: from where, when, and on what."""
     return {
         "checkpoint": resume_point.reader.name,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "world_size": runtime.world_size,
         "hosts": runtime.hosts,
+        "lost_hosts": sorted(set(earlier_hosts) - set(runtime.hosts)),
     }
 
 

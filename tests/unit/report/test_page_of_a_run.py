@@ -37,7 +37,9 @@ def test_one_trainer_that_ended(tmp_path: Path) -> None:
     assert "The validation loss of the best trainer went from 5.0000 to 3.6000 while training." in shown.sentences
     (batches,) = [one for one in shown.sentences if one.startswith("Batches")]
     assert batches.startswith("Batches stayed at 8: ")
-    assert batches.endswith("asked for 6 at first and 6 at last, and min_batch decided in 3 of 3 rounds.")
+    assert batches.endswith(
+        "asked for 6 at first and 6 at last, and the minimum (batching.min_batch) decided in 3 of 3 rounds."
+    )
     (paid,) = [one for one in shown.sentences if "paid" in one or "pay" in one]
     assert paid.startswith("It paid: in the last quarter of the rounds, averaging made at most 1.50 times")
     assert {"loss", "batch", "bounds", "merges", "phases", "utilisation", "bytes"} <= set(figures(shown))
@@ -56,16 +58,20 @@ def test_trainers_that_merge(tmp_path: Path) -> None:
     )
     tree = next(figure for figure in shown.figures if figure.name == "merges")
     lives = [point for point in tree.points if point["kind"] == "life"]
-    assert [(one["trainer"], one["round"], one["round_end"], one["workers"]) for one in lives] == [
-        (0, 0, 2, 1),
-        (1, 0, 2, 1),
-        (1, 2, 4, 2),
+    shown_of_lives = ("trainer", "step", "step_end", "workers", "place", "after")
+    assert [tuple(one[name] for name in shown_of_lives) for one in lives] == [
+        (0, 0, 1, 1, "rank 0 on node 0", ""),
+        (1, 0, 1, 1, "rank 1 on node 0", ""),
+        (1, 1, 2, 2, "ranks {0,1} on node 0", "loss 3.6500"),
     ]
     joints = [point for point in tree.points if point["kind"] == "joint"]
-    assert [(one["trainer"], one["survivor"], one["round"], one["share"]) for one in joints] == [
-        (0, 1, 2, 0.25),
-        (1, 1, 2, 0.75),
+    assert [(one["trainer"], one["survivor"], one["step"], one["before"]) for one in joints] == [
+        (0, 1, 1, "weight 0.25, loss 3.9000"),
+        (1, 1, 1, "weight 0.75, loss 3.7000"),
     ]
+    assert "[['start'], ['before round 3', '20 s'], ['end of round 4', '40 s']][datum.value]" in str(
+        tree.specification()
+    )
     (table,) = [table for section in shown.sections for table in section.tables if table.title == "Merges"]
     assert table.rows == [
         ("3", "0 (0.2500), 1 (0.7500)", "1", "0: 3.9000, 1: 3.7000", "3.6500", "2 on ranks {0,1} on node 0",
@@ -104,7 +110,7 @@ def test_whatever_comes_from_outside_is_shown_as_text(tmp_path: Path) -> None:
     assert "{{ 7 * 7 }}" in html
 
 
-def test_a_hundred_thousand_rounds_are_small_and_keep_their_extremes(tmp_path: Path) -> None:
+def test_a_hundred_thousand_rows_are_small_and_keep_their_extremes(tmp_path: Path) -> None:
     rows = [row(number, trainer) for number in range(1, 25_001) for trainer in range(4)]
     rows[4 * 12_344]["train_loss"] = 99.0  # trainer 0, round 12,345
     rows[4 * 20_000 + 3]["worth"] = 0.001  # trainer 3, round 20,001
