@@ -25,7 +25,7 @@ AXES = {
     "seconds": "seconds",
 }
 """What curves are drawn against, by the name in the data, with what the axis is called."""
-BLOCK_BYTES = 1 << 24
+BLOCK_BYTES = 1 << 22
 """Of records, which threads parse block by block; a row fits into one."""
 
 
@@ -95,7 +95,7 @@ class History:
         column = _column(self.table, path)
         if column is None or not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
             return np.full(self.table.num_rows, np.nan)
-        return column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        return np.from_dlpack(column.cast(pa.float64()).fill_null(np.nan))  # to_numpy would import pandas
 
     def words(self, *path: str) -> list[str | None]:
         """A string of every row."""
@@ -143,9 +143,9 @@ class History:
         column = _column(self.table, (name,))
         if column is None or pa.types.is_null(column.type):
             return []
-        chosen = column.is_valid().to_numpy(zero_copy_only=False)
+        chosen = np.from_dlpack(column.is_valid().cast(pa.int8())).astype(bool)
         if pa.types.is_list(column.type):
-            chosen &= np.diff(column.offsets.to_numpy()) > 0
+            chosen &= np.diff(np.from_dlpack(column.offsets)) > 0
         columns = [one for one in ("round", "trainer", "ranks", "workers", name) if one in self.table.column_names]
         return [_without_nulls(row) for row in self.table.select(columns).take(np.flatnonzero(chosen)).to_pylist()]
 
@@ -155,7 +155,7 @@ class History:
         column = _column(self.table, ("notes",))
         if column is None or not pa.types.is_list(column.type) or not pa.types.is_string(column.type.value_type):
             return []
-        rows = np.repeat(np.arange(len(column)), np.diff(column.offsets.to_numpy()))
+        rows = np.repeat(np.arange(len(column)), np.diff(np.from_dlpack(column.offsets)))
         found: dict[tuple[int, str], tuple[int, int]] = {}
         for row, text in zip(rows.tolist(), column.flatten().to_pylist(), strict=True):
             round_, key = int(self.row_rounds[row]), (int(self.row_trainers[row]), text)
@@ -242,7 +242,7 @@ def _column(table: pa.Table, path: Sequence[str]) -> pa.Array | None:
 
 
 def _integers(table: pa.Table, name: str) -> Numbers:
-    return table[name].to_numpy().astype(np.int64)
+    return np.from_dlpack(table[name].chunk(0).cast(pa.int64()))
 
 
 def _without_nulls(value: Any) -> Any:

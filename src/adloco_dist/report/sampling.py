@@ -6,7 +6,7 @@ import numpy as np
 
 from adloco_dist.report.history import Numbers, Values
 
-BUCKETS = 250
+BUCKETS = 150
 """Stretches of a curve, each of which is drawn with its first and last, lowest and highest value."""
 DIGITS = 6
 """Significant digits of what is drawn."""

@@ -22,7 +22,8 @@ from adloco_dist.report.figures import (
 from adloco_dist.report.history import History
 from adloco_dist.report.sampling import Point, kept, rounded, stretches
 
-SOLID, DOTTED = (1, 0), (2, 3)
+STRONG, FAINT = 1.0, 0.35
+"""Opacities of curves of two kinds."""
 REQUEST = "the request itself"
 
 
@@ -32,8 +33,8 @@ def learning(history: History) -> Figures:
     train = by_trainer(history, "train_loss", kind="training")
     validation = by_trainer(history, "validation_loss", kind="validation")
     yield line_figure(
-        "loss", "Loss", "Dotted: training, a mean over the round. Solid: validation, of the anchors.", "loss",
-        curves(history, "loss", [*train, *validation]), kinds={"training": DOTTED, "validation": SOLID}, names=names,
+        "loss", "Loss", "Faint: training, a mean over the round. Strong: validation, of the anchors.", "loss",
+        curves(history, "loss", [*train, *validation]), kinds={"training": FAINT, "validation": STRONG}, names=names,
     )  # fmt: skip
     for figure in ("perplexity", "accuracy"):
         drawn = curves(history, figure, by_trainer(history, f"validation_{figure}"))
@@ -55,8 +56,8 @@ def batches(history: History) -> Figures:
     drawn = [point for point in curves(history, "sequences", [*taken, *asked]) if _positive(point, "sequences")]
     yield line_figure(
         "batch", "Total batch of a trainer",
-        "Solid: sequences of an update, over all workers. Dotted: what the statistics asked for, before bounds.",
-        "sequences", drawn, is_log=True, is_stepped=True, kinds={"asked for": DOTTED, "taken": SOLID},
+        "Strong: sequences of an update, over all workers. Faint: what the statistics asked for, before bounds.",
+        "sequences", drawn, is_log=True, is_stepped=True, kinds={"asked for": FAINT, "taken": STRONG},
         names=names,
     )  # fmt: skip
     yield _bounds(history)
@@ -71,8 +72,8 @@ def batches(history: History) -> Figures:
     ]
     drawn = curves(history, "updates of a worker", found)
     yield line_figure(
-        "round_length", "Length of rounds", "Solid: H, updates between two outer steps. Dotted: updates of delay.",
-        "updates of a worker", drawn, is_stepped=True, kinds={"H": SOLID, "delay": DOTTED},
+        "round_length", "Length of rounds", "Strong: H, updates between two outer steps. Faint: updates of delay.",
+        "updates of a worker", drawn, is_stepped=True, kinds={"H": STRONG, "delay": FAINT},
     )  # fmt: skip
     drawn = [
         point
