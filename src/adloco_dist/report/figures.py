@@ -14,6 +14,8 @@ ROWS = "rows"
 """The name of the points in a specification."""
 WIDTH, HEIGHT = 460, 220
 PNG_SCALE = 1.5
+LETTER = 7
+"""Pixels of a letter in a legend."""
 LOG_PADDING = 8
 """Pixels between a curve and the edge, where no round number is the edge."""
 MAX_LINES = 12
@@ -127,18 +129,23 @@ def line_figure(
 def over_rounds(start: str = "round") -> alt.X:
     """The axis that a page can change."""
     return alt.X(
-        start, type="quantitative", title=AXES["round"], axis=alt.Axis(format="~s"), scale=alt.Scale(nice=False)
+        start,
+        type="quantitative",
+        title=AXES["round"],
+        axis=alt.Axis(format="~s", tickMinStep=1),
+        scale=alt.Scale(nice=False),
     )
 
 
 def color(names: Sequence[str], title: str) -> alt.Color:
     """Colours of series, the same in all figures that have the same series."""
     scheme = "tableau10" if len(names) <= 10 else "tableau20"
-    legend = (
-        None
-        if len(names) < 2
-        else alt.Legend(orient="bottom", columns=4, symbolLimit=40, symbolType="stroke", symbolStrokeWidth=3)
-    )
+    columns = max(1, min(4, WIDTH // (LETTER * max(map(len, names)) + 50)))
+    legend = alt.Legend(
+        orient="bottom", columns=columns, symbolLimit=40, labelLimit=WIDTH // columns - 30, symbolType="stroke",
+        symbolStrokeWidth=3,
+    )  # fmt: skip
+    legend = legend if len(names) > 1 else None
     return alt.Color("series:N", title=title, scale=alt.Scale(domain=list(names), scheme=scheme), legend=legend)
 
 

@@ -14,7 +14,7 @@ from adloco_dist.report.sampling import Point
 from adloco_dist.run.rows import Record
 from adloco_dist.text import ranks_in_words
 
-LANE, STEP = 62, 210
+LANE, STEP = 62, 260
 """Pixels of a trainer, and between two merges."""
 MAX_LABELLED = 16
 """Merges up to which the picture says in words what the table below it says, too."""

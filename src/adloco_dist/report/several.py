@@ -90,18 +90,18 @@ def _curves(runs: Runs) -> Figures:
         "validation", "Validation loss", "Of the best of each run's trainers.", "loss", curves, series="run",
         names=runs.names,
     )  # fmt: skip
-    for field, title, caption, is_stepped in (
-        ("train_loss", "Training loss", "The lowest of each run's trainers.", False),
-        ("total_batch", "Total batch", "The largest of each run's trainers.", True),
-        ("updates", "Updates of a round, H", "Between two outer steps.", True),
+    for field, y, title, caption, is_stepped in (
+        ("train_loss", "loss", "Training loss", "The lowest of each run's trainers.", False),
+        ("total_batch", "sequences", "Total batch", "The largest of each run's trainers.", True),
+        ("updates", "updates of a worker", "Updates of a round, H", "Between two outer steps.", True),
     ):
         pooled: list[Point] = []
         for name, source in zip(runs.names, runs.sources, strict=True):
             history = source.history
             values = history.values(field)
             of_round = -history.highest(-values) if field == "train_loss" else history.highest(values)
-            pooled += points(history.axes, np.arange(len(of_round)), of_round, field, name)
-        yield line_figure(field, title, caption, field, pooled, series="run", names=runs.names, is_stepped=is_stepped)
+            pooled += points(history.axes, np.arange(len(of_round)), of_round, y, name)
+        yield line_figure(field, title, caption, y, pooled, series="run", names=runs.names, is_stepped=is_stepped)
 
 
 def _validation(source: Source) -> tuple[np.ndarray, Values]:
@@ -191,7 +191,12 @@ def _heat_map(runs: Runs) -> Figure | None:
         for (first, second), losses in cells.items()
     ]
     base = alt.Chart(alt.NamedData(ROWS)).encode(
-        x=alt.X("first:N", title=keys[0], sort=_ascending(str(point["first"]) for point in found)),
+        x=alt.X(
+            "first:N",
+            title=keys[0],
+            axis=alt.Axis(labelAngle=0),
+            sort=_ascending(str(point["first"]) for point in found),
+        ),
         y=alt.Y("second:N", title=keys[1], sort=_ascending(str(point["second"]) for point in found)),
         tooltip=["first:N", "second:N", "loss:Q", "runs:Q"],
     )

@@ -22,6 +22,8 @@ BOUNDS = {
     "may_shrink": "the last batch (batching.may_shrink=false)",
 }
 """What bounded a batch, in words."""
+MAX_TRAINERS = 8
+"""Trainers left at the end whose batches are described."""
 RECENT = 0.25
 """The last share of rounds, which says how a run ended up."""
 
@@ -77,7 +79,8 @@ def _merged(source: Source) -> Iterator[str]:
 
 def _batches(source: Source) -> Iterator[str]:
     history = source.history
-    for trainer in history.trainers[:8]:
+    left = history.row_trainers[history.row_rounds == history.num_rounds].tolist()
+    for trainer in left[:MAX_TRAINERS]:
         rows = history.rows_of(trainer)
         known, workers = (_known(history.values(name)[rows]) for name in ("total_batch", "workers"))
         if not len(known):
