@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class DiLoCo:
-    """Trains one worker per rank, and averages what the workers have learned every `updates_per_round` updates.
+    """Trains one worker per rank, and averages what the workers have learned every `updates_per_round` updates::
 
         with DiLoCo(model, optimizer, updates_per_round=500) as diloco:
             for batch in loader:
