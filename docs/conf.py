@@ -17,10 +17,9 @@ exclude_patterns = [".*", "build", "dist", "runs", "src", "tests", "wandb"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_heading_anchors = 4
 nitpicky = True
-nitpick_ignore_regex = [("py:.*", r"(torch|collections\.abc|dist|nn)\..*")]  # of other projects
+nitpick_ignore_regex = [("py:.*", r"(torch|collections\.abc|datetime|dist|nn)\..*")]  # of other projects
 
 default_role = "code"  # docstrings have code in single backticks
-autodoc_mock_imports = ["transformers"]  # takes longer to import than all pages to build
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_format = "short"
