@@ -23,7 +23,7 @@ default_role = "code"  # docstrings have code in single backticks
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_format = "short"
-autodoc_class_signature = "separated"
+autoclass_content = "both"
 
 html_theme = "furo"
 html_title = f"adloco_dist {__version__}"

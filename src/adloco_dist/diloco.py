@@ -80,6 +80,7 @@ class DiLoCo:
             model: on the device where it is trained, in its final types.
             optimizer: the optimizer of its parameters; several (Muon beside AdamW, say) as a list.
             updates_per_round: H, the updates between two outer steps.
+            outer: the optimizer of the anchor.
             group: the ranks, each of which has one worker, or the same part of one; None: the default process group.
             averager: how pseudo-gradients travel; None: in full precision.
             streaming: how averages are spread over a round, and hidden behind updates.

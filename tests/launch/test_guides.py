@@ -1,5 +1,7 @@
 """The scripts and commands of the pages, run as they are written there; what trains has smaller settings."""
 
+import importlib
+import re
 import shutil
 import subprocess
 import sys
@@ -7,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.commands import ONE_RANK, ROOT, documented, environment, facts, run, train_command
+from helpers.commands import ONE_RANK, ROOT, documented, environment, facts, run
 
 SMALLER = (
     "model=nano", "data.sequence_length=32", "algorithm.updates_per_round=2", "batching.local_batch=2", "budget=rounds",
@@ -58,15 +60,17 @@ def command(page: str, start: str, *more: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the runs that the pages name, which are copies of one, and a corpus."""
+    """A folder with the runs that the pages name, all of them copies of one, and a corpus."""
     folder = tmp_path_factory.mktemp("guides")
-    done = run(train_command(*TWO_ROUNDS, "run.directory=runs/2026-..."), folder)
+    settings = (*TWO_ROUNDS, "run.directory=runs/2026-...")
+    done = run(command("guide/report.md", "python launch/train.py run.watch=0", *settings), folder)
     assert done.code == 0, done.output
+    assert "the run is shown on http://127.0.0.1:" in done.output
     for name in ("first", "second", "sweep_eta_n/eta=0.5", "sweep_eta_n/eta=0.8"):
         shutil.copytree(folder / "runs" / "2026-...", folder / "runs" / name)
     (folder / "corpus").mkdir()
-    (folder / "corpus" / "some.txt").write_text("Some text, which is not long. " * 200, encoding="utf-8")
-    (folder / "corpus" / "more.txt").write_text("More text, which is no shorter. " * 200, encoding="utf-8")
+    for name in ("some", "more"):
+        (folder / "corpus" / f"{name}.txt").write_text(f"Of {name} text there is not much. " * 200, encoding="utf-8")
     return folder
 
 
@@ -77,54 +81,48 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("guide/start.md", "python launch/generate.py", ("--tokens", "4"), "def main("),
         ("guide/start.md", "python launch/batches.py", (), "asked for"),
         ("guide/start.md", "python launch/merges.py", (), "trainer 0"),
-        ("guide/start.md", "python launch/analyze_gradients.py", (*ONE_RANK, "--sequences", "16"), "noise scale"),
-        ("guide/start.md", "python -c", (), ""),
+        ("guide/start.md", "python launch/check_data.py", (), "labels"),
         ("guide/report.md", "python launch/report.py runs/2026", (), "runs/2026-.../report.html"),
         ("guide/report.md", "python launch/report.py runs/first", (), "report/report.html"),
         ("guide/report.md", "python launch/report.py runs/sweep_eta_n", (), "runs/sweep_eta_n/report.html"),
     ],
 )
-def test_what_reads_a_run(page: str, start: str, more: tuple[str, ...], shown: str, folder: Path) -> None:
-    done = run(command(page, start, *more), folder)
-    assert done.code == 0, done.output
-    assert shown in done.output
+def test_what_shows_a_run_or_data(
+    page: str, start: str, more: tuple[str, ...], shown: str, folder: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """In this process, which has imported what takes each of them seconds."""
+    _, script, *arguments = command(page, start, *more)
+    module = re.search(r'run_command\("(.+)"\)', Path(script).read_text(encoding="utf-8"))
+    assert module
+    monkeypatch.chdir(folder)
+    importlib.import_module(module[1]).main(arguments)
+    assert shown in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("page", "start", "more", "shown"),
     [
-        (
-            "concepts.md",
-            "python launch/train.py --nproc-per-node 4",
-            (*SMALLER, "merge.every_rounds=1", "budget.rounds=4"),
-            "before round 4: ",
-        ),
+        ("guide/start.md", "python launch/analyze_gradients.py", (*ONE_RANK, "--sequences", "16"), "noise scale"),
         ("guide/start.md", "python launch/train.py algorithm=localsgd", TWO_ROUNDS, "ended: budget.rounds=2 reached"),
         ("guide/start.md", "python launch/train.py data=text", TWO_ROUNDS, "ended: budget.rounds=2 reached"),
-        ("guide/start.md", "python launch/check_data.py", (), "labels"),
-        (
-            "guide/start.md",
-            "python launch/train.py experiment=two_by_two",
-            ("--nproc-per-node", "4"),
-            "memory per rank",
-        ),
         ("guide/start.md", "python launch/train.py --print-config", (), "updates_per_round: 25"),
-        ("guide/report.md", "python launch/train.py run.watch=0", TWO_ROUNDS, "the run is shown on http://127.0.0.1:"),
         (
-            "guide/coming-from.md",
-            "python launch/train.py algorithm=diloco",
-            TWO_ROUNDS,
-            "ended: budget.rounds=2 reached",
+            "concepts.md", "python launch/train.py --nproc-per-node 4",
+            (*ONE_RANK, *SMALLER, "merge.every_rounds=1", "budget.rounds=4"), "before round 4: ",
         ),
-        ("guide/coming-from.md", "python launch/train.py experiment", TWO_ROUNDS, "ended: budget.rounds=2 reached"),
     ],
-)
-def test_what_trains_or_looks_at_settings(
-    page: str, start: str, more: tuple[str, ...], shown: str, folder: Path
-) -> None:
+)  # fmt: skip
+def test_what_trains(page: str, start: str, more: tuple[str, ...], shown: str, folder: Path) -> None:
     done = run(command(page, start, *more), folder)
     assert done.code == 0, done.output
     assert shown in done.output
+
+
+def test_the_saved_model_is_one_of_transformers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    *_, code = documented("docs/guide/start.md", "python -c")
+    monkeypatch.chdir(folder)
+    exec(code, {})
 
 
 def test_a_run_is_watched_on_a_port(folder: Path) -> None:
