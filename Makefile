@@ -1,4 +1,4 @@
-# make setup | train | test | test-all | check | docs | bench | gpu-test | gpu-nccl | gpu-bench
+# make setup | train | test | test-all | check | docs | site | bench | gpu-test | gpu-nccl | gpu-bench
 PYTHON ?= python3
 BIN := .venv/bin
 # An accelerated torch may be wanted on machines with GPUs: make setup TORCH="torch==2.13.0 --index-url ..."
@@ -10,7 +10,7 @@ FIRST_TESTS := tests/unit tests/distributed/test_equivalence.py tests/distribute
 # Four files at a time, on two cores too: most tests wait for processes, and for what these wait for.
 PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile
 
-.PHONY: setup train test test-rest test-all check docs bench gpu-test gpu-nccl gpu-bench clean
+.PHONY: setup train test test-rest test-all check docs site bench gpu-test gpu-nccl gpu-bench clean
 
 setup: .venv/ready
 
@@ -33,13 +33,17 @@ test-rest: setup
 
 test-all: test test-rest
 
-check: setup
+check: setup site
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
 docs: setup
 	$(BIN)/python docs/generate_settings.py
+
+# Pages that the index does not list, links that lead nowhere and types that do not exist are errors.
+site: setup
+	$(BIN)/python -m sphinx -q -E -W --keep-going -c docs . build/site
 
 bench: setup
 	$(BIN)/python bench/inner_loop.py $(ARGS)

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class DiLoCo:
-    """Trains one worker per rank, and averages what the workers have learned every `updates_per_round` updates.
+    """Trains one worker per rank, and averages what the workers have learned every `updates_per_round` updates::
 
         with DiLoCo(model, optimizer, updates_per_round=500) as diloco:
             for batch in loader:
@@ -80,6 +80,7 @@ class DiLoCo:
             model: on the device where it is trained, in its final types.
             optimizer: the optimizer of its parameters; several (Muon beside AdamW, say) as a list.
             updates_per_round: H, the updates between two outer steps.
+            outer: the optimizer of the anchor.
             group: the ranks, each of which has one worker, or the same part of one; None: the default process group.
             averager: how pseudo-gradients travel; None: in full precision.
             streaming: how averages are spread over a round, and hidden behind updates.

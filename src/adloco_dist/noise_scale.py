@@ -21,7 +21,7 @@ _logger = logging.getLogger(__name__)
 
 
 class NoiseScale:
-    """Measures the gradient noise of a model while it trains, once in `every_updates` updates:
+    """Measures the gradient noise of a model while it trains, once in `every_updates` updates::
 
         noise = NoiseScale(model)                              # after DistributedDataParallel or fully_shard
         for batch in loader:

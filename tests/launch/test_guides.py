@@ -1,10 +1,22 @@
-"""The scripts of the guides, run as they are written there."""
+"""The scripts and commands of the pages, run as they are written there; what trains has smaller settings."""
 
+import importlib
+import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
-from helpers.commands import ROOT, facts, run
+import pytest
 
+from helpers.commands import ONE_RANK, ROOT, documented, environment, facts, run
+
+SMALLER = (
+    "model=nano", "data.sequence_length=32", "algorithm.updates_per_round=2", "batching.local_batch=2", "budget=rounds",
+    "evaluation.sequences=8", "evaluation.final_sequences=8", "tracking=none", "run.report=false",
+)  # fmt: skip
+"""Without the algorithm and the pool, which the commands set."""
+TWO_ROUNDS = (*ONE_RANK, *SMALLER, "budget.rounds=2")
 TWO_RANKS = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
@@ -38,3 +50,85 @@ def test_an_own_model_trains_in_the_launcher(tmp_path: Path) -> None:
     done = run([sys.executable, path, "--nproc-per-node", "2", *settings, "run.directory=run"], tmp_path)
     assert done.code == 0, done.output
     assert facts(tmp_path / "run")["result"]["stop"] == "budget.rounds=3 reached"
+
+
+def command(page: str, start: str, *more: str) -> list[str]:
+    """A command of a page that begins with `start`, with the scripts of this checkout."""
+    _, *words = documented(f"docs/{page}", start)
+    return [sys.executable, *(str(ROOT / word) if word.startswith("launch/") else word for word in words), *more]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the runs that the pages name, all of them copies of one, and a corpus."""
+    folder = tmp_path_factory.mktemp("guides")
+    settings = (*TWO_ROUNDS, "run.directory=runs/2026-...")
+    done = run(command("guide/report.md", "python launch/train.py run.watch=0", *settings), folder)
+    assert done.code == 0, done.output
+    assert "the run is shown on http://127.0.0.1:" in done.output
+    for name in ("first", "second", "sweep_eta_n/eta=0.5", "sweep_eta_n/eta=0.8"):
+        shutil.copytree(folder / "runs" / "2026-...", folder / "runs" / name)
+    (folder / "corpus").mkdir()
+    for name in ("some", "more"):
+        (folder / "corpus" / f"{name}.txt").write_text(f"Of {name} text there is not much. " * 200, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("page", "start", "more", "shown"),
+    [
+        ("guide/start.md", "python launch/evaluate.py", (), "perplexity"),
+        ("guide/start.md", "python launch/generate.py", ("--tokens", "4"), "def main("),
+        ("guide/start.md", "python launch/batches.py", (), "asked for"),
+        ("guide/start.md", "python launch/merges.py", (), "trainer 0"),
+        ("guide/start.md", "python launch/check_data.py", (), "labels"),
+        ("guide/report.md", "python launch/report.py runs/2026", (), "runs/2026-.../report.html"),
+        ("guide/report.md", "python launch/report.py runs/first", (), "report/report.html"),
+        ("guide/report.md", "python launch/report.py runs/sweep_eta_n", (), "runs/sweep_eta_n/report.html"),
+    ],
+)
+def test_what_shows_a_run_or_data(
+    page: str, start: str, more: tuple[str, ...], shown: str, folder: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """In this process, which has imported what takes each of them seconds."""
+    _, script, *arguments = command(page, start, *more)
+    module = re.search(r'run_command\("(.+)"\)', Path(script).read_text(encoding="utf-8"))
+    assert module
+    monkeypatch.chdir(folder)
+    importlib.import_module(module[1]).main(arguments)
+    assert shown in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("page", "start", "more", "shown"),
+    [
+        ("guide/start.md", "python launch/analyze_gradients.py", (*ONE_RANK, "--sequences", "16"), "noise scale"),
+        ("guide/start.md", "python launch/train.py algorithm=localsgd", TWO_ROUNDS, "ended: budget.rounds=2 reached"),
+        ("guide/start.md", "python launch/train.py data=text", TWO_ROUNDS, "ended: budget.rounds=2 reached"),
+        ("guide/start.md", "python launch/train.py --print-config", (), "updates_per_round: 25"),
+        (
+            "concepts.md", "python launch/train.py --nproc-per-node 4",
+            (*ONE_RANK, *SMALLER, "merge.every_rounds=1", "budget.rounds=4"), "before round 4: ",
+        ),
+    ],
+)  # fmt: skip
+def test_what_trains(page: str, start: str, more: tuple[str, ...], shown: str, folder: Path) -> None:
+    done = run(command(page, start, *more), folder)
+    assert done.code == 0, done.output
+    assert shown in done.output
+
+
+def test_the_saved_model_is_one_of_transformers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    *_, code = documented("docs/guide/start.md", "python -c")
+    monkeypatch.chdir(folder)
+    exec(code, {})
+
+
+def test_a_run_is_watched_on_a_port(folder: Path) -> None:
+    words = ["0" if word == "8000" else word for word in command("guide/report.md", "python launch/watch.py")]
+    with subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, text=True, env=environment()) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        process.terminate()
+    assert line.startswith("runs/2026-... is shown on http://127.0.0.1:")

@@ -36,8 +36,8 @@ class Averager(Protocol):
                 and afterwards of this one. None where none is kept.
 
         Returns:
-            The payload's shape and type, in the same bits on every rank: all of them decode what was sent, also their
-            own part of it.
+            The sum, of the payload's shape and type, in the same bits on every rank, since all ranks decode what was
+            sent, also their own part of it.
 
         Raises:
             RuntimeError: another rank is late, or gone.

@@ -26,7 +26,7 @@ FILE_NAME = "diloco.pt"
 
 
 class DiLoCoCallback(TrainerCallback):
-    """Takes an outer step after every `updates_per_round` updates of transformers' Trainer, and after the last one.
+    """Takes an outer step after every `updates_per_round` updates of transformers' Trainer, and after the last one::
 
         rank, num_ranks = join_ranks()  # before TrainingArguments
         arguments = TrainingArguments(output_dir=f"run/rank-{rank}", max_steps=10_000)

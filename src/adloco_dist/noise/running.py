@@ -33,17 +33,17 @@ class NoiseEstimate:
 
     @property
     def trace(self) -> float:
-        """tr(Sigma): the trace of the covariance of one sequence's gradient."""
+        """`tr(Sigma)`: the trace of the covariance of one sequence's gradient."""
         return self.statistics.trace
 
     @property
     def squared_norm(self) -> float:
-        """|G|^2 of the true gradient, unbiased: may be negative where noise dominates."""
+        """`|G|^2` of the true gradient, unbiased: may be negative where noise dominates."""
         return self.statistics.squared_norm
 
     @property
     def noise_scale(self) -> float:
-        """tr(Sigma) / |G|^2: the batch, in sequences, whose mean gradient is as much noise as signal."""
+        """`tr(Sigma) / |G|^2`: the batch, in sequences, whose mean gradient is as much noise as signal."""
         return self.statistics.noise_scale
 
     def batch_of_norm_test(self, eta: float = 0.8) -> float:

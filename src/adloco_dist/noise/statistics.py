@@ -18,7 +18,7 @@ class GradientStatistics:
     trace: float
     """tr(Sigma): the trace of the covariance of one sequence's gradient, unbiased."""
     squared_norm: float
-    """|G|^2 of the true gradient, unbiased: may be negative where noise dominates."""
+    """`|G|^2` of the true gradient, unbiased: may be negative where noise dominates."""
     sequences: float
     """S: the sequences that were measured, the last time."""
     ip_variance: float
