@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from wandb.proto.wandb_internal_pb2 import Record
+from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportAttributeAccessIssue]
 
 FILE_HEADER_BYTES, BLOCK_BYTES = 7, 32768
 PART = struct.Struct("<IHB")

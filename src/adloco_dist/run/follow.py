@@ -47,14 +47,16 @@ class Rounds:
     """The rounds in metrics.jsonl, read once, as far as they have been written."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("rb")
+        self._path, self._offset = path, 0
         self._values: dict[str, float] = {}
         self._round, self._updates, self._bytes = -1, 0, 0
 
     def skip(self, num_bytes: int) -> int:
         """Pass over the rounds in the first `num_bytes`, which only count in the totals; return the next round."""
-        while self._file.tell() < num_bytes:
-            self._take(json.loads(self._file.readline()))
+        with self._path.open("rb") as file:
+            while self._offset < num_bytes:
+                line = file.readline()
+                self._take(json.loads(line), len(line))
         self._values = {}
         return self._round + 1
 
@@ -67,17 +69,19 @@ class Rounds:
             is_over: nothing will be added.
         """
         has_new = False
-        while (line := self._file.readline()).endswith(b"\n"):
-            record = json.loads(line)
-            if self._values and record["round"] != self._round:
-                yield self._complete()
-            self._take(record)
-            has_new = True
-        self._file.seek(-len(line), os.SEEK_CUR)  # the rest of it is still to come
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            while (line := file.readline()).endswith(b"\n"):  # half a line is read again when it is whole
+                record = json.loads(line)
+                if self._values and record["round"] != self._round:
+                    yield self._complete()
+                self._take(record, len(line))
+                has_new = True
         if self._values and (is_over or not has_new):
             yield self._complete()
 
-    def _take(self, record: Record) -> None:
+    def _take(self, record: Record, num_bytes: int) -> None:
+        self._offset += num_bytes
         if record["round"] != self._round:
             self._round = record["round"]
             self._updates += record.get("updates", 0)

@@ -111,6 +111,7 @@ class TrackerProcess:
     def write(self, records: Sequence[Record]) -> None:
         """Report it if the process has ended."""
         if self._process and self._process.poll() is not None:
+            self._process.communicate()  # only closes what led to it
             self._report(self._failure(self._process))
             self._process = None
 
@@ -143,4 +144,4 @@ class TrackerProcess:
         return f"failed ({one_line(lines[-1]) if lines else f'exit code {process.returncode}'})"
 
     def _report(self, what: str) -> None:
-        self._report_line(f"{self._name} {what}; the run's own records are complete ({self._log})")
+        self._report_line(f"{self._name} {what}; the run's own records are complete (log: {self._log})")
