@@ -79,7 +79,7 @@ FREE: Mapping[str, st.SearchStrategy[Any]] = {
     "checkpoint.every_tokens": st.sampled_from(["null", 1, 100]),
     "checkpoint.every_minutes": st.sampled_from(["null", 1e-6, 10]),
     "checkpoint.keep_last": st.integers(1, 3),
-    "tracking": st.sampled_from(["auto", "offline", "none"]),
+    "tracking": st.sampled_from(["auto", "offline", "none", "tensorboard"]),
 }
 
 # What contradicts something that is often there, or itself; each is a whole fragment of a command line.

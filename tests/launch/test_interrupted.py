@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from helpers.clocks import CLOCKS
-from helpers.commands import ONE_RANK, SMALL, facts, metrics, run, running, torchrun_command, train_command, wait_until
+from helpers.commands import SMALL, facts, metrics, run, running, torchrun_command, train_command, wait_until
 
 SETTINGS = (
     *SMALL, "pool.trainers=3", "merge.every_rounds=4", "budget.rounds=30", "algorithm.updates_per_round=8",
@@ -138,15 +138,6 @@ def test_resuming_with_other_settings(undisturbed: Path, tmp_path: Path) -> None
     finished = run(train_command(*SETTINGS), tmp_path)
     assert finished.code == 0
     assert "note: run.directory=run holds a run that has ended" in finished.output
-
-
-def test_weights_and_biases_goes_on_with_the_same_run(tmp_path: Path) -> None:
-    kill(tmp_path, "driver", "round 3 ", "tracking=offline", how=signal.SIGINT)
-    done = run(train_command(*ONE_RANK, *SETTINGS, "tracking=offline", "budget.rounds=6"), tmp_path)
-    assert done.code == 0, done.output
-    runs = [path.name for path in (tmp_path / "run" / "wandb").glob("offline-run-*")]
-    assert len(runs) == 2
-    assert len({name.rpartition("-")[2] for name in runs}) == 1, "two parts of one run"
 
 
 @pytest.mark.needs("root")

@@ -1,6 +1,6 @@
 """How long, where and with what records: budget, evaluation, cluster, tracking, run directory."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from adloco_dist.config.choices import Backend, Concurrency, Device, TrackingMode, Unfinished
 from adloco_dist.config.errors import SettingsError
@@ -8,6 +8,8 @@ from adloco_dist.config.errors import SettingsError
 MAX_SECONDS = 1_000_000
 """Maximum of a timeout, eleven days: libraries count timeouts in milliseconds of 32 bits."""
 MAX_PORT = 65_535
+LONGEST_PROJECT, LONGEST_TAG, NOT_IN_PROJECT = 128, 64, "/\\#?%:"
+"""What Weights & Biases takes as names."""
 
 
 @dataclass
@@ -153,12 +155,37 @@ class InstanceSettings:
 
 @dataclass
 class TrackingSettings:
-    """Where records go beside the run directory."""
+    """Where curves go beside the run directory."""
 
     mode: TrackingMode = TrackingMode.auto
     """Mode of Weights & Biases. auto: online when the user is logged in, else offline; disabled: not used."""
+    tensorboard: bool = False
+    """Whether TensorBoard's files are written, into the folder `tensorboard` of the run directory."""
     project: str = "adloco_dist"
     """Name of the project in Weights & Biases."""
+    name: str | None = None
+    """Name of the run in Weights & Biases; null: that of the run directory."""
+    group: str | None = None
+    """Group of the run in Weights & Biases; null: none, or in a sweep the name of the sweep's folder."""
+    tags: list[str] = field(default_factory=list)
+    """Tags of the run in Weights & Biases."""
+    patience_seconds: float = 60.0
+    """Seconds that Weights & Biases and TensorBoard may each take when training has ended; then they are ended."""
+
+    def __post_init__(self) -> None:
+        rule = f"must be 1 to {LONGEST_PROJECT} characters, and none of {' '.join(NOT_IN_PROJECT)}"
+        if not 0 < len(self.project) <= LONGEST_PROJECT or any(one in self.project for one in NOT_IN_PROJECT):
+            raise SettingsError.of("tracking.project", self.project, rule)
+        for name, value in (("tracking.name", self.name), ("tracking.group", self.group)):
+            if value == "":
+                raise SettingsError.of(name, value, "must have characters; write null for the default")
+        for tag in self.tags:
+            if not 0 < len(tag) <= LONGEST_TAG:
+                raise SettingsError.of("tracking.tags", tag, f"a tag must have 1 to {LONGEST_TAG} characters")
+        seconds = self.patience_seconds
+        if not 0 < seconds <= MAX_SECONDS:
+            rule = f"must be > 0 seconds, and at most {MAX_SECONDS:,}"
+            raise SettingsError.of("tracking.patience_seconds", seconds, rule)
 
 
 @dataclass

@@ -18,7 +18,7 @@ BLOCK_BYTES = 1 << 16
 
 
 class Sink(Protocol):
-    """Something that takes a run's records: a file, a terminal, a tracking service."""
+    """Something that takes a run's records: a file, a terminal, the process of a tracker."""
 
     def write(self, records: Sequence[Record]) -> None:
         """Take one round's records, one for each trainer."""
@@ -42,8 +42,9 @@ class MetricsFile:
         """
         path = directory / METRICS_FILE
         self._file = path.open("r+b" if keep_bytes and path.exists() else "wb", buffering=0)
-        self._num_bytes = self._file.truncate(whole_lines(path, keep_bytes))
-        self._file.seek(self._num_bytes)
+        self.num_bytes = self._file.truncate(whole_lines(path, keep_bytes))
+        """Bytes that are in the file."""
+        self._file.seek(self.num_bytes)
         self._pending = b""
 
     def write(self, records: Sequence[Record]) -> None:
@@ -55,13 +56,13 @@ class MetricsFile:
         while self._pending:
             num_written = self._file.write(self._pending)
             self._pending = self._pending[num_written:]
-            self._num_bytes += num_written
+            self.num_bytes += num_written
 
     def close(self, result: Record | None) -> None:
         self._file.close()
 
     def state(self) -> Record:
-        return {"metrics_bytes": self._num_bytes + len(self._pending)}
+        return {"metrics_bytes": self.num_bytes + len(self._pending)}
 
 
 def whole_lines(path: Path, keep_bytes: int | None = None) -> int:

@@ -8,7 +8,7 @@ from adloco_dist.cluster.control import ControlPlane
 from adloco_dist.cluster.environment import measure_links, survey
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.cluster.survey import Environment, Link, must_agree
-from adloco_dist.config import Backend, BudgetSettings, Settings, SettingsError, TrackingMode
+from adloco_dist.config import Backend, BudgetSettings, Settings, SettingsError
 from adloco_dist.config.compose import flatten, to_plain
 from adloco_dist.data.splits import Splits
 from adloco_dist.objective.protocol import Objective
@@ -16,6 +16,7 @@ from adloco_dist.policy.layout import Layout, experiment_layout
 from adloco_dist.policy.replay import Trajectory
 from adloco_dist.pool.capacity import available_bytes, state_bytes
 from adloco_dist.run.directory import RunDirectory, existing_part, open_directory
+from adloco_dist.run.tracking import check_trackers
 from adloco_dist.setup.parts import Parts
 from adloco_dist.setup.preflight import examine_data, examine_replay
 from adloco_dist.text import first_difference, values_by_rank
@@ -93,10 +94,7 @@ def prepare(
         prepared = (splits, objective)
         if runtime.rank == 0:
             trajectory = examine_replay(settings, None if resumed else layout)
-            if settings.tracking.mode is TrackingMode.online:
-                from adloco_dist.run.tracking import check_login  # half a second
-
-                check_login()
+            check_trackers(settings.tracking)
     except SettingsError as mistake:
         error = mistake
     runtime.control.agree(error)

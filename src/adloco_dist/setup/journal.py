@@ -18,7 +18,7 @@ import adloco_dist
 from adloco_dist.checkpoint.resume import ResumePoint
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.cluster.survey import Environment, Link, remarks
-from adloco_dist.config import AlgorithmSettings, RoundLength, Settings, TrackingMode
+from adloco_dist.config import AlgorithmSettings, RoundLength, Settings
 from adloco_dist.config.compose import to_plain
 from adloco_dist.messages import encode
 from adloco_dist.policy.plan import PlanInputs
@@ -26,8 +26,9 @@ from adloco_dist.pool.arithmetic import in_words
 from adloco_dist.round.local_pool import LocalPool
 from adloco_dist.run.directory import METRICS_FILE, RunDirectory
 from adloco_dist.run.display import Display
-from adloco_dist.run.journal import Journal, MetricsFile, RunFile, Sink, whole_lines
+from adloco_dist.run.journal import Journal, MetricsFile, RunFile, whole_lines
 from adloco_dist.run.manifest import DamagedError
+from adloco_dist.run.tracking import start_trackers
 from adloco_dist.terminal import new_console, report_line
 
 log = logging.getLogger(__name__)
@@ -66,11 +67,7 @@ def open_journal(
         restore_records(taken.path, resume_point)
         facts["resumed"] = [*earlier.get("resumed", []), _start(resume_point, runtime, earlier.get("hosts", []))]
         facts["started"] = earlier.get("started", facts["started"])
-    sinks: list[Sink] = [taken, RunFile(taken.path, facts, earlier or None), MetricsFile(taken.path, keep_bytes)]
-    if settings.tracking.mode is not TrackingMode.disabled:
-        from adloco_dist.run.tracking import WandbSink  # half a second, and files in the temporary folder
-
-        sinks.append(WandbSink(settings.tracking, taken.path, plain, earlier.get("tracking_id")))
+    run_file, metrics_file = RunFile(taken.path, facts, earlier or None), MetricsFile(taken.path, keep_bytes)
     crowding = pool.groups.crowding(inputs.layout.rank_sets)
     notes = [f"computes in {facts['arithmetic']}", *remarks(environments), *_of_rounds(settings), *pool.splits.notes]
     for line in [*notes, *([crowding] if crowding else [])]:
@@ -78,7 +75,11 @@ def open_journal(
     display = Display(
         new_console(min_width=MIN_WIDTH), settings.budget, resume_point.state.seconds if resume_point else 0.0
     )
-    return Journal([*sinks, display], display.report_line), display.report_line
+    trackers = start_trackers(
+        settings.tracking, taken.path, metrics_file.num_bytes, earlier.get("tracking_id"), display.report_line
+    )
+    # Sinks are closed from the last to the first: trackers read the result that the run file takes.
+    return Journal([taken, *trackers, run_file, metrics_file, display], display.report_line), display.report_line
 
 
 def _of_rounds(settings: Settings) -> list[str]:

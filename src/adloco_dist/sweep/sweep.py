@@ -58,7 +58,9 @@ class Point:
 
     def arguments(self, options: Sequence[str]) -> list[str]:
         """Return the arguments of the driver that runs it."""
-        return [*options, *self.overrides, f"run.directory={quoted(str(self.directory))}", "run.unfinished=resume"]
+        group = f"tracking.group={quoted(self.directory.parent.resolve().name)}"  # first: the user's own comes later
+        directory = f"run.directory={quoted(str(self.directory))}"
+        return [*options, group, *self.overrides, directory, "run.unfinished=resume"]
 
 
 def sweep(overrides: Sequence[str], program: Program, options: Sequence[str], num_jobs: int, redo: bool) -> int:
@@ -120,7 +122,7 @@ def _refuse_other_run(directory: Path, settings: Settings) -> None:
     """A finished run counts for a point only if it ran with the point's settings."""
     ran, wanted = flatten(read_run(directory)["settings"]), flatten(strict_json(to_plain(settings)))
     for key, value in wanted.items():
-        if ran.get(key) != value and not key.startswith("run."):
+        if ran.get(key) != value and not key.startswith(("run.", "tracking.")):
             detail = f"holds a finished run with {key}={ran.get(key)} instead of {value}"
             raise SettingsError(f"{directory}: {detail}; set another hydra.sweep.dir, or keep it aside with --redo")
 
@@ -140,6 +142,9 @@ def expand(overrides: Sequence[str]) -> tuple[list[Point], list[str]]:
     for override in of_runs:
         if override.key_or_group == "run.directory":
             line = "a sweep names its runs' directories by their settings; set hydra.sweep.dir"
+            raise SettingsError(f"{override.input_line}: {line}")
+        if override.key_or_group == "tracking.name" and override not in swept:
+            line = "all runs of the sweep would have this name; leave it out, and set tracking.group"
             raise SettingsError(f"{override.input_line}: {line}")
     folder = _folder(hydra, of_runs, swept)
     points = {}
