@@ -74,6 +74,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
     ("page", "start", "more", "shown"),
     [
