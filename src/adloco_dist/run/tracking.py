@@ -69,11 +69,18 @@ def start_trackers(
     trackers = []
     if tracking.mode is not TrackingMode.disabled:
         run_id = tracking_id or secrets.token_hex(ID_BYTES)
-        trackers.append(start(WANDB, tracking_id is not None, {"tracking_id": run_id}, "--id", run_id))
+        # Where the newest round in W&B is known, the process starts after it, and adds what an earlier one missed.
+        was_elsewhere = tracking_id is not None and not newest_round_file(directory, run_id).exists()
+        trackers.append(start(WANDB, was_elsewhere, {"tracking_id": run_id}, "--id", run_id))
     if tracking.tensorboard:
         has_curves = any((directory / TENSORBOARD).glob("events.*"))
         trackers.append(start(TENSORBOARD, has_curves, {}))
     return trackers
+
+
+def newest_round_file(directory: Path, run_id: str) -> Path:
+    """The file with the number of the newest round that was logged in W&B."""
+    return directory / WANDB / f"{run_id}.round"
 
 
 class TrackerProcess:
@@ -140,7 +147,10 @@ class TrackerProcess:
 
     def _failure(self, process: "subprocess.Popen[bytes]") -> str:
         """Why a process has ended, as it said in the last line of its log."""
-        lines = self._log.read_bytes()[self._earlier_bytes :].decode(errors="replace").splitlines()
+        try:
+            lines = self._log.read_bytes()[self._earlier_bytes :].decode(errors="replace").splitlines()
+        except OSError:
+            lines = []
         return f"failed ({one_line(lines[-1]) if lines else f'exit code {process.returncode}'})"
 
     def _report(self, what: str) -> None:

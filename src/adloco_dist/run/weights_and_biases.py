@@ -11,7 +11,7 @@ import wandb
 from adloco_dist.config import TrackingMode
 from adloco_dist.run.follow import AXES
 from adloco_dist.run.rows import Record
-from adloco_dist.run.tracking import WANDB
+from adloco_dist.run.tracking import newest_round_file
 
 LONGEST_NAME = 128
 """Characters that Weights & Biases takes as the name of a run or of a group."""
@@ -39,7 +39,7 @@ class WandbTracker:
         for axis in AXES:
             self._run.define_metric(axis)
         self._run.define_metric("*", step_metric="round")
-        self._newest_file = directory / WANDB / f"{run_id}.round"
+        self._newest_file = newest_round_file(directory, run_id)
         self._newest = int(self._newest_file.read_text()) if self._newest_file.exists() else -1
 
     def write(self, round_number: int, values: Mapping[str, float]) -> None:
