@@ -76,7 +76,10 @@ def open_journal(
     for line in [*notes, *([crowding] if crowding else [])]:
         print_note(line)
     display = Display(
-        new_console(min_width=MIN_WIDTH), settings.budget, resume_point.state.seconds if resume_point else 0.0
+        new_console(min_width=MIN_WIDTH),
+        settings,
+        resume_point.state.seconds if resume_point else 0.0,
+        earlier.get("totals", {}).get("bytes_sent", 0),
     )
     return Journal([*sinks, display], display.report_line), display.report_line
 
