@@ -163,7 +163,7 @@ def numbers() -> Iterator[Case]:
     words = train("outer.lr=1e30", "run.directory=new")
     yield Case("outer.lr=1e30", words, codes=(ENDED, FAILED))  # norms keep what it makes of the weights finite
     final = train("evaluation=final_only", "run.directory=new")
-    yield done("evaluation=final_only", final, "round 1 trainer 0", unreported=("round 0",), leaves=(MODEL,))
+    yield done("evaluation=final_only", final, "round 1 (", unreported=("round 0",), leaves=(MODEL,))
     moved = (unended, rename(CORPUS, "moved/other.txt"))
     resume = train("run.directory=run", "run.unfinished=resume", "data.train=[moved/other.txt]")
     yield done("the corpus was moved, then resume", resume, "resumes from", has_run=True, prepare=moved)

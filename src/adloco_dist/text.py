@@ -1,5 +1,6 @@
-"""Text that messages are made of: strings from outside as one printable line, sets of ranks."""
+"""Text that messages are made of: strings from outside as one printable line, sets of ranks, quantities."""
 
+import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -8,6 +9,8 @@ LONGEST_LINE = 2000
 """Characters of a line that is reported."""
 LONGEST_REASON = 300
 """Characters of what a library says in it."""
+KILO = 1000.0
+BYTE_UNITS, COUNT_UNITS = (" B", " kB", " MB", " GB", " TB", " PB"), ("", "k", "M", "B", "T")
 
 
 def printable(text: object) -> str:
@@ -74,6 +77,31 @@ def first_difference(members: Sequence[Mapping[str, Any]], ranks: Sequence[int] 
             held = zip(ranks or range(len(values)), values, strict=True)
             return f"{key} differs between ranks: {values_by_rank(held)}"
     return None
+
+
+def in_bytes(count: float) -> str:
+    """Return a number of bytes with three digits, as in "1.23 MB"."""
+    return _scaled(count, BYTE_UNITS)
+
+
+def in_short(count: float) -> str:
+    """Return a number with three digits, as in "1.23M" for millions and "1.23B" for billions."""
+    return _scaled(count, COUNT_UNITS)
+
+
+def duration(seconds: float) -> str:
+    """Return seconds, minutes or hours, as people say them."""
+    if not math.isfinite(seconds):
+        return "an unknown time"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    minutes, hours = seconds / 60, seconds / 3600
+    return f"{minutes:.1f} min" if minutes < 120 else f"{hours:.1f} h"
+
+
+def _scaled(count: float, units: Sequence[str]) -> str:
+    power = min(int(math.log(max(count, 1.0), KILO)), len(units) - 1)
+    return f"{float(f'{count / KILO**power:.3g}'):,g}{units[power]}"
 
 
 def _escaped(character: str) -> str:

@@ -3,9 +3,11 @@
 import logging
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import record_function
 
 from adloco_dist.averaging.checks import RanksDisagreeError
 from adloco_dist.checkpoint.saving import Checkpoints
@@ -38,6 +40,7 @@ from adloco_dist.round.steps import (
     trainer_reports,
 )
 from adloco_dist.run.journal import Journal
+from adloco_dist.run.profiler import RoundProfiler
 from adloco_dist.run.rows import round_records
 from adloco_dist.terminal import reported_wait
 
@@ -64,7 +67,7 @@ class Outcome:
 
 def train(
     pool: LocalPool, inputs: PlanInputs, journal: Journal, stop: StopRequest, checkpoints: Checkpoints | None = None,
-    resumed: RunState | None = None,
+    resumed: RunState | None = None, profiler: RoundProfiler | None = None,
 ) -> Outcome:  # fmt: skip
     """Train the pool until its budget is spent or a rank was asked to stop.
 
@@ -73,12 +76,14 @@ def train(
     Args:
         checkpoints: takes the state of the run when a plan says so, or when the run is stopped; None: nothing is kept.
         resumed: where the run resumes, of which `pool` holds the tensors; None: it begins.
+        profiler: profiles chosen rounds; None: no round is.
 
     Raises:
         RanksDisagreeError: on every rank, when ranks hold different anchors of a trainer or acted on different plans.
     """
     runtime, control = pool.runtime, pool.runtime.control
-    phase, plan, seconds, saved = Phase.report, None, 0.0, None
+    profiler = profiler or RoundProfiler(range(0), Path(), runtime)
+    phase, last, plan, seconds, saved = Phase.report, None, None, 0.0, None
     if resumed:
         phase, plan, seconds, saved = resumed.phase, resumed.plan, resumed.seconds, resumed.pool
     coordinator = Coordinator(pool.settings, inputs, seconds, saved)
@@ -92,19 +97,22 @@ def train(
             record(pool, coordinator, last, plan, journal, checkpoints, report)
             if plan.stop:
                 break
-            if last and plan.regrouping:
-                with about(f"round {plan.round + 1}"):
-                    report.merge = regroup(pool, last.layout, plan)
         else:
             assert plan and resumed
             merge = resumed.merge if runtime.rank == 0 else MergeReport()
             report, completed = RankReport(runtime.rank, plan_digest=plan.digest(), merge=merge), {}
-        with about(f"round {plan.round + 1}"):
-            if not run_round(pool, plan, report, completed, stop, is_resumed=phase is Phase.inner):
-                return interrupted(pool, coordinator, plan, report, checkpoints)
+        profiler.enter(plan.round + 1)
+        with about(f"round {plan.round + 1}"), record_function(f"round {plan.round + 1}"):
+            if last and plan.regrouping:
+                report.merge = regroup(pool, last.layout, plan)
+            is_complete = run_round(pool, plan, report, completed, stop, is_resumed=phase is Phase.inner)
+        if not is_complete:
+            profiler.end()
+            return interrupted(pool, coordinator, plan, report, checkpoints)
         phase = Phase.report
         report.is_writing = checkpoints is not None and checkpoints.is_writing
         log.info("round %d: %s", plan.round + 1, report.in_words())
+    profiler.end()
     if plan.stop in (INTERRUPTED, NONFINITE):
         return Outcome(plan.stop, pool, plan)
     return Outcome(plan.stop, pool, plan, *evaluated_candidates(pool, plan))
@@ -169,6 +177,7 @@ def run_round(
     return True
 
 
+@record_function("record")
 def record(
     pool: LocalPool, coordinator: Coordinator, last: RoundPlan | None, plan: RoundPlan, journal: Journal,
     checkpoints: Checkpoints | None, report: RankReport,

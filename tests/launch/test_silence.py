@@ -26,6 +26,17 @@ if os.environ.get("RANK") == "1":
         return run_round(rank, plan, *rest, **named)
     train.run_round = stuck
 """
+HOLDING = """
+import os
+if os.environ.get("RANK") == "1":
+    import ctypes
+    import adloco_dist.run.profiler as profiler
+    write = profiler._write_trace
+    def long(*arguments):
+        ctypes.PyDLL(None).sleep(7)  # without letting go of the interpreter, as torch does with a large trace
+        write(*arguments)
+    profiler._write_trace = long
+"""
 
 
 @pytest.fixture
@@ -71,3 +82,14 @@ def test_time_in_which_everything_stood_still_is_no_silence(tmp_path: Path) -> N
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
     assert process.returncode == 75
+
+
+def test_a_rank_that_writes_a_large_profile_is_not_taken_for_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    (tmp_path / "sitecustomize.py").write_text(HOLDING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    chosen = ("profile.rounds=1", "cluster.silence_seconds=3")
+    done = run(train_command(*SMALL, "run.directory=run", *chosen), tmp_path)
+    assert done.code == 0, done.output
+    assert (tmp_path / "run" / "profile" / "rank1-rounds1-1.json.gz").exists()

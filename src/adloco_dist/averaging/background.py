@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.profiler import record_function
 
 
 class Background:
@@ -67,7 +68,7 @@ class Background:
         start = time.perf_counter()
         torch.set_num_threads(1)  # this thread's own: the others train
         try:
-            with _on(self._stream):
+            with _on(self._stream), record_function("transfer"):  # its name in a profile
                 self._result = self._call()
         except BaseException as error:  # raised by the thread that waits
             self._error = error

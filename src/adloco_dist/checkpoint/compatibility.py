@@ -17,7 +17,7 @@ PLACES = {
 digest; the weights of a warm start are the checkpoint's by then."""
 HOW = {"model.attention", "model.compile", "model.fuse_loss", "model.gradient_checkpointing"}
 """Fixed settings that say how things are computed: with others, figures differ in their last digits from then on."""
-FREE = ("run.", "tracking.", "checkpoint.")
+FREE = ("run.", "tracking.", "profile.", "checkpoint.")
 """Settings (or sections) that have no part in what is computed."""
 
 

@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 
 import torch
+from torch.profiler import record_function
 
 from adloco_dist.checkpoint.parts import RECORDS_FILE, STATE_FILE, Share, TensorKind, trainer_file, worker_file
 from adloco_dist.checkpoint.resharding import Resharding
@@ -48,6 +49,7 @@ class Checkpoints:
         """Whether this rank has not finished the last checkpoint."""
         return self._writer.is_busy
 
+    @record_function("checkpoint")
     def save(
         self, pool: LocalPool, checkpoint_id: CheckpointId, plan: RoundPlan, known: PoolReport | None, seconds: float,
         merge: MergeReport,

@@ -5,7 +5,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -93,6 +94,7 @@ class Heartbeat:
         self._heard = {other: _Heard() for other in (range(world_size) if rank == 0 else [0])}
         self._answers = 0
         """Beats that the store has answered so far."""
+        self._is_silent, self._announced = False, threading.Event()
         self._closing = threading.Event()
         self._threads = [
             threading.Thread(target=target, name=name, daemon=True)
@@ -104,6 +106,23 @@ class Heartbeat:
     def enter(self, place: str) -> None:
         """Say where this rank stands from now on ("round 3: inner phase"); all ranks enter the same places in turn."""
         self._place, self._stage = place, self._stage + 1
+
+    @contextmanager
+    def silent(self, place: str) -> Iterator[None]:
+        """Announce that this rank may be silent for any time while the block runs: something holds its interpreter.
+
+        Nobody takes it for dead then; who waits for it does so for as long as collectives may take.
+
+        Args:
+            place: where the rank stands meanwhile.
+        """
+        self._place, self._is_silent = place, True
+        self._announced.wait(timeout=self._silence)
+        try:
+            yield
+        finally:
+            self._is_silent = False
+            self._announced.clear()
 
     def close(self) -> None:
         """Fall silent; the run is over, or has failed, and nobody listens any more."""
@@ -157,8 +176,10 @@ class Heartbeat:
         self._end(f"rank 0 on {self.hosts[0]}, whose node holds the store: lost contact ({first_line(error)})")
 
     def _beat(self, number: int, clock: OwnClock) -> None:
-        mine = {"number": number, "stage": self._stage, "place": self._place}
+        mine = {"number": number, "stage": self._stage, "place": self._place, "silent": self._is_silent}
         self._store.set(_key(self._rank), json.dumps(mine))
+        if mine["silent"]:
+            self._announced.set()
         if self._stop.requested and not self._stop.is_passed_on:
             self._stop.is_heard = self._stop.is_passed_on = True
             self._store.set(STOP, "1")
@@ -181,8 +202,10 @@ class Heartbeat:
             patience = self._silence if heard.beat else max(self._silence, START_SECONDS)
             silence = now - max(heard.at, clock.resumed_at)
             if rank != self._rank and silence > patience:
-                place = json.loads(heard.beat)["place"] if heard.beat else "never heard of"
-                line = f"rank {rank} on {self.hosts[rank]}: silent for {silence:.0f} s ({place})"
+                beat = json.loads(heard.beat) if heard.beat else {"place": "never heard of", "silent": False}
+                if beat["silent"]:
+                    continue
+                line = f"rank {rank} on {self.hosts[rank]}: silent for {silence:.0f} s ({beat['place']})"
                 self._store.compare_set(FIRST_FAILURE, "", line)
                 self._end(line)
 

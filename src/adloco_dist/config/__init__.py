@@ -60,6 +60,7 @@ from adloco_dist.config.running import (
     ClusterSettings,
     EvaluationSettings,
     InstanceSettings,
+    ProfileSettings,
     RunSettings,
     TrackingSettings,
 )
@@ -106,6 +107,7 @@ __all__ = [
     "Placement",
     "PoolSettings",
     "Precision",
+    "ProfileSettings",
     "RateScaling",
     "ReleasedWorkers",
     "RoundLength",

@@ -1,5 +1,6 @@
-"""How long, where and with what records: budget, evaluation, cluster, tracking, run directory."""
+"""How long, where and with what records: budget, evaluation, cluster, tracking, profile, run directory."""
 
+import re
 from dataclasses import dataclass, field
 
 from adloco_dist.config.choices import Backend, Concurrency, Device, TrackingMode, Unfinished
@@ -189,8 +190,38 @@ class TrackingSettings:
 
 
 @dataclass
+class ProfileSettings:
+    """Which rounds run under torch's profiler (docs/guide/profiling.md)."""
+
+    rounds: str | None = None
+    """The first and the last of them, counted from 1 and both included, as in 3:5, or the number of one round. Every
+    rank writes a trace of what it did in them to profile/ in the run directory. null: none."""
+
+    @property
+    def chosen(self) -> range:
+        """The numbers of the rounds.
+
+        Raises:
+            SettingsError: they cannot be read, or there are none from the first to the last.
+        """
+        if self.rounds is None:
+            return range(0)
+        rule = "must be the first and the last round to profile, counted from 1, as in 3:5, or one number"
+        found = re.fullmatch(r"([0-9]{1,18})(?::([0-9]{1,18}))?", self.rounds)
+        if found is None:
+            raise SettingsError.of("profile.rounds", self.rounds, rule)
+        first, last = int(found[1]), int(found[2] or found[1])
+        if not 1 <= first <= last:
+            raise SettingsError.of("profile.rounds", self.rounds, rule)
+        return range(first, last + 1)
+
+    def __post_init__(self) -> None:
+        _ = self.chosen
+
+
+@dataclass
 class RunSettings:
-    """Where the run directory is, how a run is asked to stop, and who may look at it."""
+    """Where the run directory is, what is recorded of updates, how a run is asked to stop, and who may look at it."""
 
     directory: str | None = None
     """The run directory; null: a new one under `root`, named by date and time."""
@@ -202,6 +233,8 @@ class RunSettings:
     stop_file: str | None = None
     """When this file appears, on any node, all ranks stop, a checkpoint is written, and the exit code is 75; null:
     `stop` in the run directory."""
+    step_losses: bool = False
+    """Whether metrics.jsonl has the loss of every update, and not of rounds alone (`step_losses`)."""
     report: bool = True
     """Whether a run that ends writes report.html and figures/ into its directory: what happened, to look at."""
     watch: int | None = None

@@ -31,6 +31,7 @@ from adloco_dist.config.running import (
     ClusterSettings,
     EvaluationSettings,
     InstanceSettings,
+    ProfileSettings,
     RunSettings,
     TrackingSettings,
 )
@@ -72,6 +73,7 @@ class Settings:
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     simulation: SimulationSettings = field(default_factory=SimulationSettings)
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
+    profile: ProfileSettings = field(default_factory=ProfileSettings)
     run: RunSettings = field(default_factory=RunSettings)
 
     @property

@@ -29,10 +29,11 @@ from adloco_dist.policy.plan import INTERRUPTED, NONFINITE, PlanInputs
 from adloco_dist.pool.arithmetic import set_up_arithmetic
 from adloco_dist.report.processes import listen, shown_live, write_report
 from adloco_dist.round.local_pool import LocalPool
-from adloco_dist.run.directory import STOP_FILE
+from adloco_dist.run.directory import PROFILE_DIRECTORY, STOP_FILE
 from adloco_dist.run.journal import Journal
 from adloco_dist.run.log import open_log
 from adloco_dist.run.model import save_model
+from adloco_dist.run.profiler import RoundProfiler
 from adloco_dist.setup.agreement import (
     agree_on_directory,
     compare_settings,
@@ -147,7 +148,8 @@ def _run(place: Place, store: Store, overrides: Sequence[str], dry_run: bool, pa
         writer = CheckpointWriter(domains, runtime.store, runtime.world_size, settings.checkpoint, report_line)
         try:
             checkpoints = Checkpoints(writer, journal, directory, settings)
-            outcome = train(pool, inputs, journal, stop, checkpoints, resume_point and resume_point.state)
+            profiler = RoundProfiler(settings.profile.chosen, directory / PROFILE_DIRECTORY, runtime, report_line)
+            outcome = train(pool, inputs, journal, stop, checkpoints, resume_point and resume_point.state, profiler)
             writer.wait()
             if outcome.stop == NONFINITE:
                 raise NonfiniteError(outcome.plan.nonfinite_in_words())

@@ -1,6 +1,7 @@
 """What ranks report to rank 0 at the end of a round."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import TypeVar
 
 from msgspec import Struct, field
@@ -25,6 +26,9 @@ class InnerReport(Struct, omit_defaults=True):
     """Time until the workers' batches were there, summed over them."""
     compute_seconds_per_sequence: float = 0.0
     """Time of the forward and backward passes of all the workers, from their last updates; for switch.n=auto only."""
+    step_losses: list[float] = []
+    """Sums over the workers of the mean loss of each update, in order, where they are recorded; NaN for those that were
+    taken before a restart."""
     notes: list[str] = []
     """What a user should know."""
 
@@ -36,6 +40,7 @@ class InnerReport(Struct, omit_defaults=True):
             self.seconds + later.seconds,
             self.data_seconds + later.data_seconds,
             later.compute_seconds_per_sequence,
+            later.step_losses,
             self.notes + later.notes,
         )
 
@@ -198,6 +203,11 @@ class RankReport(Struct, omit_defaults=True):
             steps = ", ".join(f"{step} {seconds:.3f} s" for step, seconds in trainer.seconds.items())
             parts.append(f"trainer {number}: {steps}")
         return "; ".join([*parts, f"plan {self.plan_digest}"])
+
+
+def sums_by_update(losses: Iterable[Sequence[float]]) -> list[float]:
+    """The sums of several lists, element by element; some may be shorter than others."""
+    return [sum(of_update) for of_update in zip_longest(*losses, fillvalue=0.0)]
 
 
 def _added(one: Mapping[Key, Value], other: Mapping[Key, Value]) -> dict[Key, Value]:

@@ -11,6 +11,7 @@ from adloco_dist.policy.report import (
     OuterReport,
     RankReport,
     TrainerReport,
+    sums_by_update,
 )
 from adloco_dist.policy.switch import min_limit
 
@@ -61,6 +62,7 @@ def _trainer(shares: Sequence[TrainerReport]) -> TrainerReport:
             seconds=max(one.seconds for one in inner),
             data_seconds=max(one.data_seconds for one in inner),
             compute_seconds_per_sequence=max(one.compute_seconds_per_sequence for one in inner),
+            step_losses=sums_by_update(one.step_losses for one in inner),
             notes=[note for one in inner for note in one.notes],
         ),
         MeasureReport(

@@ -7,7 +7,7 @@ from adloco_dist.policy.batch import BatchReport
 from adloco_dist.policy.evaluation import Evaluation
 from adloco_dist.policy.link import RoundCost
 from adloco_dist.policy.plan import PoolReport, RoundPlan
-from adloco_dist.policy.report import RankReport, TrainerReport
+from adloco_dist.policy.report import RankReport, TrainerReport, sums_by_update
 from adloco_dist.text import ranks_by_value
 
 Shares = dict[int, list[tuple[RankReport, TrainerReport]]]
@@ -113,6 +113,16 @@ def shares_by_trainer(reports: Sequence[RankReport]) -> Shares:
 def train_loss(shares: list[tuple[RankReport, TrainerReport]]) -> float:
     """Mean loss of the trainer's workers over the round, in nats per target."""
     return sum(share.inner.loss_sum for _, share in shares) / sum(share.num_workers for _, share in shares)
+
+
+def step_losses(shares: list[tuple[RankReport, TrainerReport]], worker_updates: Sequence[int]) -> list[float]:
+    """Mean loss of each update, over the workers that took so many, as `train_loss` is one over all; NaN if unknown.
+
+    Args:
+        worker_updates: updates of the round, by worker.
+    """
+    sums = sums_by_update(share.inner.step_losses for _, share in shares)
+    return [total / sum(taken > update for taken in worker_updates) for update, total in enumerate(sums)]
 
 
 def evaluated(shares: list[tuple[RankReport, TrainerReport]]) -> Evaluation | None:

@@ -1,5 +1,6 @@
 """A model instance: weights and an inner optimizer. It is logical: placed on a rank, it may come to another trainer."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -49,6 +50,8 @@ class Worker:
         """Tokens or labels that those updates predicted; padding is not counted."""
         self.loss_sum = torch.zeros((), dtype=weights.dtype, device=flat_model.device)
         """Sum over those updates of the batches' mean losses, in nats per token; a scalar on the device."""
+        self.step_losses: list[torch.Tensor] = []
+        """Mean losses of the updates since the run (re)started, where they are recorded; scalars on the device."""
         self._parts = [
             _Part(optimizer, leaf, where, shape)
             for optimizer, leaf, where, shape in _new_optimizers(weights, flat_model, inner)
@@ -75,8 +78,14 @@ class Worker:
         """Prepare for the first update of a round."""
         self.updates_done = self.num_targets = 0
         self.loss_sum.zero_()
+        self.step_losses = []
         if reset_moments:
             self.reset_optimizer()
+
+    def read_step_losses(self) -> list[float]:
+        """The mean loss of each update of the round so far, in one copy from the device; NaN before a restart."""
+        known: list[float] = torch.stack(self.step_losses).tolist() if self.step_losses else []
+        return [math.nan] * (self.updates_done - len(known)) + known
 
     def state(self, with_weights: bool) -> dict[str, torch.Tensor]:
         """What a checkpoint keeps of the worker, by name: these very tensors.

@@ -95,7 +95,7 @@ class History:
         column = _column(self.table, path)
         if column is None or not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
             return np.full(self.table.num_rows, np.nan)
-        return np.from_dlpack(column.cast(pa.float64()).fill_null(np.nan))  # to_numpy would import pandas
+        return np.asarray(np.from_dlpack(column.cast(pa.float64()).fill_null(np.nan)), np.float64)
 
     def words(self, *path: str) -> list[str | None]:
         """A string of every row."""
@@ -242,7 +242,7 @@ def _column(table: pa.Table, path: Sequence[str]) -> pa.Array | None:
 
 
 def _integers(table: pa.Table, name: str) -> Numbers:
-    return np.from_dlpack(table[name].chunk(0).cast(pa.int64()))
+    return np.asarray(np.from_dlpack(table[name].chunk(0).cast(pa.int64())), np.int64)
 
 
 def _without_nulls(value: Any) -> Any:

@@ -9,8 +9,8 @@ from adloco_dist.report.figures import drawable
 from adloco_dist.report.page import Page, Section, Table
 from adloco_dist.report.pool import loss_in_words, merge_tree, merges_of, place_in_words
 from adloco_dist.report.source import Source
-from adloco_dist.report.words import in_bytes, sentences, tiles
-from adloco_dist.text import one_line, set_of_ranks
+from adloco_dist.report.words import sentences, tiles
+from adloco_dist.text import in_bytes, one_line, set_of_ranks
 
 MAX_NOTES = 200
 """Rows of notes; a run may have thousands."""

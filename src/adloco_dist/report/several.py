@@ -14,7 +14,7 @@ from adloco_dist.report.one import shown
 from adloco_dist.report.page import Page, Section, Table
 from adloco_dist.report.sampling import Point, points
 from adloco_dist.report.source import Source
-from adloco_dist.report.words import duration, in_bytes
+from adloco_dist.text import duration, in_bytes
 
 OF_PLACE = ("run.", "tracking.")
 """Settings that say where a run is, not what it is."""

@@ -1,6 +1,5 @@
 """What happened in a run, in sentences: each stands on the records, and says nothing that they do not show."""
 
-import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,8 +9,8 @@ from adloco_dist.report.history import History, Numbers, Values
 from adloco_dist.report.pool import loss_in_words, merges_of, place_in_words
 from adloco_dist.report.source import Source
 from adloco_dist.report.training import REQUEST
+from adloco_dist.text import duration, in_bytes
 
-KILO, UNITS = 1000.0, ("B", "kB", "MB", "GB", "TB", "PB")
 BOUNDS = {
     "min_batch": "the minimum (batching.min_batch)",
     "max_batch": "the maximum (batching.max_batch)",
@@ -196,19 +195,3 @@ def tiles(source: Source) -> list[tuple[str, str]]:
 def counted(number: int, noun: str) -> str:
     """Return a number of things."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def in_bytes(count: float) -> str:
-    """Return bytes with a unit and three digits."""
-    power = min(int(math.log(max(count, 1.0), KILO)), len(UNITS) - 1)
-    return f"{count / KILO**power:,.3g} {UNITS[power]}"
-
-
-def duration(seconds: float) -> str:
-    """Return seconds, minutes or hours, as people say them."""
-    if not math.isfinite(seconds):
-        return "an unknown time"
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    minutes, hours = seconds / 60, seconds / 3600
-    return f"{minutes:.1f} min" if minutes < 120 else f"{hours:.1f} h"

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch.profiler import record_function
+
 from adloco_dist.cluster.control import ControlPlane
 from adloco_dist.config import Settings
 from adloco_dist.messages import decode, encode
@@ -75,8 +77,10 @@ def coordinate(
         The plan, and the rank's next report, which begins with the cost of this exchange.
     """
     start, sent = time.perf_counter(), control.bytes_sent
-    reports = [decode(RankReport, message) for message in control.gather(encode(report))]
-    plan = decode(RoundPlan, control.broadcast(encode(decide(reports)) if reports else None))
+    with record_function("report"):
+        reports = [decode(RankReport, message) for message in control.gather(encode(report))]
+    with record_function("plan"):
+        plan = decode(RoundPlan, control.broadcast(encode(decide(reports)) if reports else None))
     next_report = RankReport(report.rank, plan_digest=plan.digest())
     _add_cost(next_report, control, start, sent)
     return plan, next_report
@@ -94,7 +98,8 @@ def ask_all(control: ControlPlane, report: RankReport, is_coming: bool) -> Calla
 
     def wait() -> bool:
         start = time.perf_counter()
-        answer = answered()
+        with record_function("control"):
+            answer = answered()
         report.control_seconds += time.perf_counter() - start
         return answer
 
@@ -108,7 +113,8 @@ def exchange_all(control: ControlPlane, report: RankReport, value: Any) -> list[
         report: the cost of the exchange is added to it.
     """
     start, sent = time.perf_counter(), control.bytes_sent
-    replies = control.exchange({"value": value})
+    with record_function("control"):
+        replies = control.exchange({"value": value})
     _add_cost(report, control, start, sent)
     return [reply["value"] for reply in replies]
 

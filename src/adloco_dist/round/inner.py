@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.profiler import record_function
 
 from adloco_dist.cluster.failures import about
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import Settings
 from adloco_dist.data.protocols import Batch
 from adloco_dist.policy.plan import RoundPlan
-from adloco_dist.policy.report import InnerReport
+from adloco_dist.policy.report import InnerReport, sums_by_update
 from adloco_dist.policy.schedule import batch_scale, learning_rate
 from adloco_dist.policy.switch import micro_batch_size, min_limit
 from adloco_dist.pool.capacity import free_device_memory, is_out_of_memory
@@ -96,14 +97,19 @@ class InnerPhase:
         if not self.plan.is_concurrent:
             by_worker = {task.worker: task for task in tasks}
             for worker in offload.turns(list(by_worker)) if offload else by_worker:
-                for _ in self._updates(by_worker[worker], slots[0]):
-                    pass
+                self._turn(by_worker[worker], slots[0])
         elif device.type == "cuda":
             self._in_streams(tasks, slots)
         else:
             self._in_threads(tasks, slots)
         wait_for(device)
         return self._by_trainer(tasks, time.perf_counter() - start)
+
+    def _turn(self, task: _Task, slot: ComputeSlot) -> None:
+        """Take all updates of a task."""
+        with record_function(f"trainer {task.trainer.id}, worker {task.worker.id}"):
+            for _ in self._updates(task, slot):
+                pass
 
     def _in_threads(self, tasks: Sequence[_Task], slots: Sequence[ComputeSlot]) -> None:
         """Every slot takes its share of the workers in a thread of its own, with its share of the CPU's threads."""
@@ -112,8 +118,7 @@ class InnerPhase:
         def take(number: int) -> None:
             torch.set_num_threads(max(1, all_threads // len(slots)))
             for task in tasks[number :: len(slots)]:
-                for _ in self._updates(task, slots[number]):
-                    pass
+                self._turn(task, slots[number])
 
         with ThreadPoolExecutor(len(slots)) as executor:
             list(executor.map(take, range(len(slots))))
@@ -165,6 +170,8 @@ class InnerPhase:
                     sequences, watching = self._read(task, slot, update), estimator if update == 0 else None
                     done = _update_gradient(slot, worker.id, sequences, batch.batch_limit, watching, result.notes)
                     worker.loss_sum += done.mean
+                    if settings.run.step_losses:
+                        worker.step_losses.append(done.mean)
                     worker.num_targets += done.num_targets
                 scale_and_clip(slot.flat_model, done.scale, clip_norm)
                 place = update * plan.updates // num_updates  # of slower workers, the last has the same rate
@@ -174,6 +181,8 @@ class InnerPhase:
                 worker.updates_done = update + 1
                 yield
         result.loss_sum, result.num_targets = float(worker.loss_sum) / num_updates, worker.num_targets
+        if settings.run.step_losses:
+            result.step_losses = worker.read_step_losses()
         result.compute_seconds_per_sequence = timing.seconds / batch.local_batch
 
     def _is_stopped(self, slot: ComputeSlot) -> bool:
@@ -207,6 +216,7 @@ class InnerPhase:
             result.compute_seconds_per_sequence += task.result.compute_seconds_per_sequence
             result.num_targets += task.result.num_targets
             result.data_seconds += task.result.data_seconds
+            result.step_losses = sums_by_update([result.step_losses, task.result.step_losses])
             result.notes += task.result.notes
         return results
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Collection
 
 import torch
+from torch.profiler import record_function
 
 from adloco_dist.config import Settings, Shards, WireFormat
 from adloco_dist.data.protocols import Cursor
@@ -21,6 +22,7 @@ from adloco_dist.round.outer import join, leave
 from adloco_dist.round.steps import evaluate_anchors
 
 
+@record_function("merge")
 def regroup(pool: LocalPool, before: Layout, plan: RoundPlan) -> MergeReport:
     """Do what the plan says about merges: averaged anchors, united shards, workers of new trainers, groups.
 

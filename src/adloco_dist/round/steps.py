@@ -1,12 +1,14 @@
 """The steps of a round on one rank; each returns its fragment of the rank's report, by trainer.
 
-Every step goes through the trainers in ascending order: the order of all their collectives.
+Every step goes through the trainers in ascending order: the order of all their collectives. `record_function` names it
+in the trace of a profiled round, as the records name where the time went.
 """
 
 from collections.abc import Callable, Collection
 from typing import TypeVar
 
 from msgspec.structs import replace
+from torch.profiler import record_function
 
 from adloco_dist.averaging.background import Background
 from adloco_dist.cluster.failures import about
@@ -33,6 +35,7 @@ from adloco_dist.round.outer import complete, mix
 _Report = TypeVar("_Report", InnerReport, OuterReport)
 
 
+@record_function("inner")
 def inner(
     pool: LocalPool, plan: RoundPlan, stop: StopRequest, until: int, is_first: bool, is_resumed: bool
 ) -> dict[int, InnerReport]:
@@ -121,6 +124,7 @@ def advance_cursors(pool: LocalPool, plan: RoundPlan, report: RankReport) -> Non
         cursor.advance(updates, num_workers, plan.batches[trainer_id].local_batch, ends)
 
 
+@record_function("measure")
 def measure(pool: LocalPool, plan: RoundPlan) -> dict[int, MeasureReport]:
     """Exchange what estimators have seen of every trainer's first gradients. Collective."""
     measured: dict[int, MeasureReport] = {}
@@ -133,6 +137,7 @@ def measure(pool: LocalPool, plan: RoundPlan) -> dict[int, MeasureReport]:
     return measured
 
 
+@record_function("outer")
 def average(pool: LocalPool, plan: RoundPlan, fragment: int) -> dict[int, OuterReport]:
     """Average a fragment of every trainer's pseudo-gradients, or prepare to. Collective."""
     device, averaged = pool.runtime.device, dict[int, OuterReport]()
@@ -158,6 +163,7 @@ def begin_averages(pool: LocalPool) -> None:
             after = trainer.under_way.average.begin(after)
 
 
+@record_function("outer")
 def mix_in(pool: LocalPool, fragment: int) -> dict[int, OuterReport]:
     """Bring the outer steps of a fragment to the workers that await them; wait for its averages. No collective."""
     mixed: dict[int, OuterReport] = {}
@@ -168,6 +174,7 @@ def mix_in(pool: LocalPool, fragment: int) -> dict[int, OuterReport]:
     return mixed
 
 
+@record_function("outer")
 def complete_all(pool: LocalPool) -> dict[int, OuterReport]:
     """Wait for all averages under way, and take their outer steps: the anchors are the newest then."""
     completed: dict[int, OuterReport] = {}
@@ -184,6 +191,7 @@ def average_anchors(pool: LocalPool, plan: RoundPlan) -> None:
         trainer.average_anchors(plan.pool_tokens, plan.round_tokens)
 
 
+@record_function("evaluation")
 def evaluate_anchors(
     pool: LocalPool, layout: Layout, only: Collection[int] | None = None
 ) -> dict[int, EvaluationReport]:  # fmt: skip

@@ -17,6 +17,7 @@ from adloco_dist.run.rows import Record
 METRICS_FILE = "metrics.jsonl"
 MODEL_DIRECTORY = "model"
 LOGS_DIRECTORY = "logs"
+PROFILE_DIRECTORY = "profile"
 STOP_FILE = "stop"
 LOCK_FILE = ".lock"
 

@@ -15,7 +15,7 @@ from adloco_dist.policy.merging import Merge
 from adloco_dist.policy.plan import RoundPlan
 from adloco_dist.policy.regrouping import Regrouping
 from adloco_dist.policy.report import RankReport, TrainerReport
-from adloco_dist.policy.summary import evaluated, measured, shares_by_trainer, train_loss
+from adloco_dist.policy.summary import evaluated, measured, shares_by_trainer, step_losses, train_loss
 from adloco_dist.policy.switch import micro_batch_size, min_limit
 from adloco_dist.policy.views import TrainerView
 from adloco_dist.text import set_of_ranks
@@ -68,11 +68,12 @@ def _record(
     }
     if plan:
         sequences = plan.sequences(trainer)
+        worker_updates = [plan.updates_of(trainer, worker) for worker in range(plan.layout.num_workers(trainer))]
         record |= {
             "plan": shares[0][0].plan_digest,
             "updates": plan.updates,
             "delay_updates": plan.rhythm.delay_updates,
-            "worker_updates": [plan.updates_of(trainer, worker) for worker in range(plan.layout.num_workers(trainer))],
+            "worker_updates": worker_updates,
             "sequences": sequences,
             "tokens": sequences * settings.data.sequence_length,
             "targets": sum(share.inner.num_targets for share in reports),
@@ -87,6 +88,8 @@ def _record(
             "nonfinite_workers": sorted(worker for share in reports for worker in share.outer.nonfinite),
             "pseudo_gradient_norm": reports[0].outer.pseudo_gradient_norm,
         }
+        if settings.run.step_losses:
+            record["step_losses"] = step_losses(shares, worker_updates)
     if evaluation := evaluated(shares):
         record |= evaluation.figures()
     record["seconds"] = _slowest([share.seconds for share in reports])

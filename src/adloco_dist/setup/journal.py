@@ -73,7 +73,10 @@ def open_journal(
     for line in [*notes, *([crowding] if crowding else [])]:
         print_note(line)
     display = Display(
-        new_console(min_width=MIN_WIDTH), settings.budget, resume_point.state.seconds if resume_point else 0.0
+        new_console(min_width=MIN_WIDTH),
+        settings,
+        resume_point.state.seconds if resume_point else 0.0,
+        earlier.get("totals", {}).get("bytes_sent", 0),
     )
     trackers = start_trackers(
         settings.tracking, taken.path, metrics_file.num_bytes, earlier.get("tracking_id"), display.report_line

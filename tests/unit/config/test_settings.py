@@ -25,6 +25,11 @@ def test_defaults_are_the_demonstration() -> None:
     assert settings.budget.rounds is None
 
 
+@pytest.mark.parametrize(("given", "chosen"), [("3:5", [3, 4, 5]), ("4", [4]), ("2:2", [2]), ("null", [])])
+def test_rounds_to_profile_include_the_last(given: str, chosen: list[int]) -> None:
+    assert list(compose([f"profile.rounds={given}"]).profile.chosen) == chosen
+
+
 TOGETHER = ("pool.ranks_per_worker=2", "wire=fp32", "algorithm.round=updates")
 CHOICES = sorted(f"{file.parent.name}={file.stem}" for file in (ROOT / "conf").glob("*/*.yaml"))
 INCOMPLETE = {
@@ -117,6 +122,11 @@ def test_settings_survive_json() -> None:
         ("batching.capacity=0", ["batching.capacity=0", ">= 1"]),
         ("budget.tokens=0", ["budget.tokens=0", "> 0"]),
         ("budget.rounds=3", ["budget.rounds=3", "budget.tokens", "exactly one"]),
+        ("profile.rounds=5:3", ["profile.rounds=5:3", "the first and the last round", "as in 3:5"]),
+        ("profile.rounds=0", ["profile.rounds=0", "counted from 1"]),
+        ("profile.rounds=abc", ["profile.rounds=abc", "or one number"]),
+        ("profile.rounds=3:", ["profile.rounds=3:", "as in 3:5"]),
+        ("profile.rounds=-1:2", ["profile.rounds=-1:2", "counted from 1"]),
         ("cluster.outer_seconds=0", ["cluster.outer_seconds=0", "> 0 seconds"]),
         ("data.train=[x.txt]", ["data.train", "data=text"]),
         ("data=text", ["data.train"]),

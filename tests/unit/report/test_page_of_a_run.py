@@ -97,6 +97,15 @@ def test_losses_that_are_not_finite_are_gaps(tmp_path: Path) -> None:
     assert "Workers that were not finite were left out of averages in 1 round of a trainer." in shown.sentences
 
 
+def test_losses_of_updates_are_spread_over_their_rounds_and_unknown_ones_are_left_out(tmp_path: Path) -> None:
+    rows = [*before_training(0), row(1, step_losses=[4.0, 3.5]), row(2, step_losses=[None, 3.0]), row(3)]
+    rows.append(row(4, step_losses=[None, None]))
+    shown = page(tmp_path, rows)
+    (figure,) = [one for one in shown.figures if one.name == "update_losses"]
+    assert [(point["round"], point["loss"]) for point in figure.points] == [(0.5, 4), (1, 3.5), (2, 3)]
+    assert "NaN" not in json.dumps(shown.data(), allow_nan=False)
+
+
 def test_whatever_comes_from_outside_is_shown_as_text(tmp_path: Path) -> None:
     rows = [row(1, notes=[MARKUP], bound=MARKUP, ranks=[0], bytes_sent={MARKUP: 5})]
     facts = {"corpus": {"source": MARKUP, "digest": "0"}, "versions": {MARKUP: MARKUP}, "script": MARKUP}

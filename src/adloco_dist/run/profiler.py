@@ -1,0 +1,116 @@
+"""Chosen rounds under torch's profiler: a trace of what this rank did in them, which Perfetto opens."""
+
+import gzip
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from torch._C._profiler import _ExperimentalConfig  # has no public name
+from torch.profiler import ProfilerActivity, profile
+
+from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.text import reason
+
+log = logging.getLogger(__name__)
+GZIP_LEVEL = 1
+"""A trace takes a tenth of its bytes then; the highest level takes a quarter less, and ten times as long."""
+COPY_BYTES = 1 << 20
+
+
+class RoundProfiler:
+    """Profiles rounds that follow one another on this rank, into one file.
+
+    The phases in a trace are what `record_function` names where they are called.
+    """
+
+    def __init__(
+        self, rounds: range, folder: Path, runtime: Runtime, report_line: Callable[[str], None] = log.info
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            rounds: their numbers, from 1; empty: none is profiled, which costs nothing.
+            folder: where the file is written; it is made when there is one.
+            report_line: takes one line for the user.
+        """
+        self._rounds, self._folder, self._runtime, self._report_line = rounds, folder, runtime, report_line
+        self._first: int | None = None
+        self._last = 0
+        self._profile: profile | None = None
+        self._profiled: list[int] = []
+
+    def enter(self, number: int) -> None:
+        """Begin round `number`; what is not profiled any more is written."""
+        self._first = number if self._first is None else self._first
+        self._last = number
+        if number not in self._rounds:
+            self._write()
+            return
+        self._profiled.append(number)
+        if self._profile is None:
+            self._profile = self._started()
+
+    def end(self) -> None:
+        """End the last round of this start, whether it was the last of those to profile or not."""
+        self._write()
+        if self._rounds and not self._profiled:
+            trained = "no round" if self._first is None else f"rounds {self._first} to {self._last}"
+            chosen = f"profile.rounds={self._rounds[0]}:{self._rounds[-1]}"
+            self._report_line(f"{chosen}: nothing was profiled, for this start trained {trained}")
+
+    def _started(self) -> profile:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # errors alone: it would report every start on the terminal
+        activities = [ProfilerActivity.CPU]
+        if self._runtime.device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        started = profile(activities=activities, experimental_config=_ExperimentalConfig(profile_all_threads=True))
+        started.start()
+        return started
+
+    def _write(self) -> None:
+        """Write what was profiled, if anything was; where that fails, training goes on without the file."""
+        if self._profile is None:
+            return
+        done, self._profile = self._profile, None
+        first, last = self._profiled[0], self._profiled[-1]
+        path = self._folder / f"rank{self._runtime.rank}-rounds{first}-{last}.json.gz"
+        # torch holds the interpreter while it orders and writes events: seconds for a million of them.
+        with self._runtime.heartbeat.silent(f"writing the profile of rounds {first} to {last}"):
+            done.stop()
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                _write_trace(done, path)
+            except OSError as error:
+                self._report_line(f"rank {self._runtime.rank}: {path} is not written: {reason(error)}")
+                return
+        self._report_line(f"profile of rounds {first} to {last}, a file for every rank: {self._folder}")
+
+
+def _write_trace(done: profile, path: Path) -> None:
+    """
+    Raises:
+        OSError: there is no room for it, or no such folder; nothing is left of it then.
+    """
+    plain = path.with_suffix("")
+    try:
+        done.export_chrome_trace(str(plain))
+        if not _is_whole(plain):
+            raise OSError("torch could not write the trace; there may be no room for it")
+        with plain.open("rb") as source, gzip.open(path, "wb", compresslevel=GZIP_LEVEL) as compressed:
+            shutil.copyfileobj(source, compressed, COPY_BYTES)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    finally:
+        for left in (plain, plain.with_name(f"{plain.name}.tmp")):  # torch writes the second, and renames it
+            left.unlink(missing_ok=True)
+
+
+def _is_whole(trace: Path) -> bool:
+    """Whether all of a trace has been written, about which torch says nothing."""
+    if not trace.exists() or not trace.stat().st_size:
+        return False
+    with trace.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() == b"}"
