@@ -60,6 +60,7 @@ bench: setup
 	$(BIN)/python bench/throughput.py $(ARGS)
 	$(BIN)/python bench/survive.py $(ARGS)
 	$(BIN)/python bench/wire.py $(ARGS)
+	$(BIN)/python bench/report.py $(ARGS)
 	$(BIN)/python bench/method.py $(ARGS)
 
 # With a GPU, nine minutes each; docs/guide/gpus.md. They run without make, too: python gpu/test.py
