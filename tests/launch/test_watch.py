@@ -71,6 +71,9 @@ def test_the_page_follows_a_run_and_ends_with_it(tmp_path: Path) -> None:
         ]
         assert found[2] not in " ".join(watcher.cmdline()), "everybody on the machine sees arguments"
         wait_until(lambda: watcher.nice() == 19, lambda: "it takes the processor from the ranks")
+        autogroup = Path(f"/proc/{watcher.pid}/autogroup")
+        if autogroup.exists():  # then niceness counts within a session alone
+            wait_until(lambda: autogroup.read_text().endswith(" nice 19\n"), autogroup.read_text)
         with browser() as shown:
             shown.open(found[0])
             first = shown.rounds()

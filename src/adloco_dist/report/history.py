@@ -25,6 +25,8 @@ AXES = {
     "seconds": "seconds",
 }
 """What curves are drawn against, by the name in the data, with what the axis is called."""
+REQUEST = "the request itself"
+"""What made a batch that no bound changed."""
 BLOCK_BYTES = 1 << 22
 """Of records, which threads parse block by block; a row fits into one."""
 
@@ -103,6 +105,12 @@ class History:
         if column is None or not pa.types.is_string(column.type):
             return [None] * self.table.num_rows
         return column.to_pylist()
+
+    @cached_property
+    def bounds(self) -> npt.NDArray[np.object_]:
+        """What made the batch of every row: a bound, or REQUEST, which no bound changed; None: there was no batch."""
+        words = zip(self.words("bound"), self.words("mode"), strict=True)
+        return np.array([None if mode is None else bound or REQUEST for bound, mode in words], object)
 
     def names(self, *path: str) -> list[str]:
         """The fields that a field has in any row: ranks, steps, kinds of collectives."""

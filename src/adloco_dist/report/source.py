@@ -2,7 +2,7 @@
 
 import fcntl
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ class Source:
     @cached_property
     def changed(self) -> dict[str, Any]:
         """Settings that are not what they are by default."""
-        default = flatten(to_plain(compose([])))
+        default = _default_settings()
         return {name: value for name, value in self.settings.items() if name not in default or default[name] != value}
 
     @property
@@ -106,6 +106,12 @@ def read_source(directory: Path) -> Source:
     if not history.table.num_rows and not facts:
         raise SettingsError(f"RUN={directory}: {(*problems, *history.problems)[0]}")
     return Source(directory, facts, history, _problems(problems, history), end)
+
+
+@cache
+def _default_settings() -> dict[str, Any]:
+    """All settings as nobody has changed them, by name; composed once, for it takes as long as a page's figures."""
+    return flatten(to_plain(compose([])))
 
 
 def _facts(directory: Path) -> tuple[Record, list[str]]:

@@ -24,7 +24,6 @@ from adloco_dist.report.sampling import Point, kept, rounded, stretches
 
 STRONG, FAINT = 1.0, 0.35
 """Opacities of curves of two kinds."""
-REQUEST = "the request itself"
 
 
 def learning(history: History) -> Figures:
@@ -93,12 +92,10 @@ def batches(history: History) -> Figures:
 
 def _bounds(history: History) -> Figure | None:
     """A strip of every trainer that says what made its batch what it was."""
-    bounds, modes = history.words("bound"), history.words("mode")
     drawn: list[Point] = []
     for trainer in history.trainers:
-        rows = [row for row in history.rows_of(trainer).tolist() if modes[row] is not None]
-        places = history.places[rows] if rows else np.zeros(0, np.int64)
-        for first, last, word in stretches([bounds[row] or REQUEST for row in rows], places):
+        rows = history.rows_of(trainer)
+        for first, last, word in stretches(history.bounds[rows].tolist(), history.places[rows]):
             drawn.append({"series": word, "trainer": f"trainer {trainer}", **_span(history, first, last)})
     if not drawn:
         return None

@@ -10,11 +10,13 @@ import secrets
 import socket
 import sys
 import threading
+import time
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from adloco_dist.cluster.priority import step_back
 from adloco_dist.config import RunSettings, SettingsError, as_tool
 from adloco_dist.report.one import page_of
 from adloco_dist.report.page import vega_script
@@ -23,6 +25,8 @@ from adloco_dist.report.source import Source, read_source
 from adloco_dist.terminal import show
 
 NICENESS = 19
+MAX_SHARE = 0.05
+"""Of one core's time, that a page which stays open may take: a run that writes much is shown less often."""
 HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'self' 'unsafe-inline' 'unsafe-eval'; img-src 'self' data: blob:",
@@ -53,7 +57,7 @@ def main(arguments: list[str] | None = None) -> None:
         else:
             listener = socket.socket(fileno=options.descriptor)
             threading.Thread(target=_end_with_parent, daemon=True).start()
-        os.nice(NICENESS)
+        step_back(NICENESS)
         with Server(listener, partial(Handler, watched, token)) as server:
             server.serve_forever()
 
@@ -69,7 +73,7 @@ class Watched:
 
     def __init__(self, source: Source) -> None:
         self._source, self._lock = source, threading.Lock()
-        self._version, self._state = "", b""
+        self._version, self._state, self._renew_at = "", b"", 0.0
 
     def page(self) -> bytes:
         """The page, which asks for `state` and `vega.js`."""
@@ -80,12 +84,16 @@ class Watched:
     def state(self) -> bytes:
         """What the page shows now, as JSON; made anew where the run has gone on."""
         with self._lock:
+            if time.monotonic() < self._renew_at:
+                return self._state
+            start = time.thread_time()
             self._source = source = self._source.read_on()
             version = f"{source.read_bytes} {source.state}"
             if version != self._version:
                 page = page_of(source)
                 state = {"version": version, "content": page.content(), **page.data()}
                 self._version, self._state = version, json.dumps(state, allow_nan=False).encode()
+            self._renew_at = time.monotonic() + (time.thread_time() - start) / MAX_SHARE
             return self._state
 
 

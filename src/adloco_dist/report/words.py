@@ -1,14 +1,14 @@
 """What happened in a run, in sentences: each stands on the records, and says nothing that they do not show."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
 
 from adloco_dist.policy.evaluation import in_words
-from adloco_dist.report.history import History, Numbers, Values
+from adloco_dist.report.history import REQUEST, History, Numbers, Values
 from adloco_dist.report.pool import loss_in_words, merges_of, place_in_words
 from adloco_dist.report.source import Source
-from adloco_dist.report.training import REQUEST
 from adloco_dist.text import duration, in_bytes
 
 BOUNDS = {
@@ -97,22 +97,18 @@ def _batches(source: Source) -> Iterator[str]:
 def _why(source: Source, rows: Numbers) -> str:
     """What asked for the batches, and what bounded the request in most of the rounds."""
     history = source.history
-    bounds, modes = history.words("bound"), history.words("mode")
-    trained = [row for row in rows.tolist() if modes[row] is not None]
-    counts: dict[str, int] = {}
-    for row in trained:
-        counts[bounds[row] or REQUEST] = counts.get(bounds[row] or REQUEST, 0) + 1
-    bound, count = max(counts.items(), key=lambda item: item[1])
-    asked, noise = (_known(history.values(name)[trained]) for name in ("request", "noise_scale"))
+    counts = Counter(word for word in history.bounds[rows].tolist() if word is not None)
+    asked, noise, passes = (_known(history.values(name)[rows]) for name in ("request", "noise_scale", "passes"))
     rule = source.settings.get("batching.request", "")
-    if rule == "none" or not len(asked):
+    if rule == "none" or not len(asked) or not counts:
         return "; nothing asked for others (batching.request=none)" if rule == "none" else ""
     measured = f"the gradient noise scale went from {noise[0]:,.3g} to {noise[-1]:,.3g}, " if len(noise) else ""
     wish = f"{measured}{rule or 'the request'} asked for {asked[0]:,.3g} at first and {asked[-1]:,.3g} at last"
-    passes = history.values("passes")[trained]
-    split = f", computed in up to {np.nanmax(passes):,.0f} micro-batches" if np.nanmax(passes) > 1 else ""
+    most = passes.max(initial=1)
+    split = f", computed in up to {most:,.0f} micro-batches" if most > 1 else ""
+    ((bound, count),) = counts.most_common(1)
     decided = "which was taken" if bound == REQUEST else f"and {BOUNDS.get(bound, bound)} decided"
-    return f": {wish}, {decided} in {count:,} of {len(trained):,} rounds{split}"
+    return f": {wish}, {decided} in {count:,} of {counts.total():,} rounds{split}"
 
 
 def _known(values: Values) -> Values:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from adloco_dist.cluster.priority import step_back
 from adloco_dist.run.directory import METRICS_FILE
 from adloco_dist.run.reading import RUN_FILE
 from adloco_dist.run.rows import Record
@@ -117,7 +118,7 @@ def follow(
         patience_seconds: how long the tracker may take after the end.
         open_tracker: is given the contents of run.json and the first round that will be written.
     """
-    os.nice(NICENESS)
+    step_back(NICENESS)
     has_ended = threading.Event()
     threading.Thread(target=_await_end, args=(has_ended, patience_seconds + GRACE_SECONDS), daemon=True).start()
     try:
