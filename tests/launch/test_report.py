@@ -1,6 +1,7 @@
 """The pages of real runs in a real browser, and what is done with folders that are none."""
 
 import json
+import math
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,8 +9,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from adloco_dist.report.source import read_source
+from adloco_dist.report.write import page, write_page
+from adloco_dist.run.rows import Record
 from helpers.browser import Browser, browser
 from helpers.commands import ROOT, SMALL, facts, metrics, run, running, small_without, tool, train_command
+from helpers.run_directories import before_training, row, run_directory
 
 SCREENSHOTS = ROOT / "build" / "screenshots"
 MARKUP = "<img src=x onerror=alert(1)>"
@@ -96,6 +101,30 @@ def test_a_run_that_was_killed_is_shown_as_far_as_it_came(tmp_path: Path, shown:
     shown.open((tmp_path / "killed" / "report.html").as_uri())
     assert "no end was recorded" in shown.text()
     assert min(shown.marks().values()) > 0
+    assert shown.errors() == []
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [*before_training(0), *(row(number) for number in range(1, 6))],
+        [],
+        before_training(0, 1),
+        [row(number, train_loss=math.nan, validation_loss=math.inf if number % 2 else None) for number in range(1, 6)],
+        [row(number, trainer, train_loss=4 + number % 7) for number in range(1, 50_001) for trainer in (0, 1)],
+        [row(number, rank_seconds=None, bytes_sent=None, elapsed_seconds=None, worth=None) for number in range(1, 6)],
+    ],
+    ids=["one trainer", "nothing recorded", "nothing trained", "not finite", "100,000 rows", "an older version"],
+)
+def test_pages_of_all_kinds_of_records_are_drawn(rows: list[Record], tmp_path: Path, shown: Browser) -> None:
+    written = run_directory(tmp_path / "run", rows)
+    path = write_page(page([read_source(written)]), tmp_path)
+    shown.open(path.as_uri())
+    figures = {picture.stem for picture in (tmp_path / "figures").iterdir()}
+    assert set(shown.marks()) == figures
+    assert bool(figures) == bool(rows)
+    if any(one["round"] for one in rows):  # else curves are single points
+        assert min(shown.marks().values()) > 0
     assert shown.errors() == []
 
 

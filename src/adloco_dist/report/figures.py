@@ -118,7 +118,8 @@ def line_figure(
         color=color(names, series),
         tooltip=["series:N", *(["kind:N"] if kinds else []), "round:Q", alt.Tooltip(y, type="quantitative")],
     )
-    line = base.mark_line(strokeWidth=1.5, interpolate="step-after" if is_stepped else "linear")
+    interpolate = "step-after" if is_stepped else "linear"
+    line = base.mark_line(strokeWidth=1.5, strokeCap="round", interpolate=interpolate)  # a lone value is a dot
     if kinds:
         opacities = alt.Scale(domain=list(kinds), range=list(kinds.values()))
         legend = alt.Legend(orient="bottom", symbolType="stroke", symbolStrokeWidth=3)
