@@ -56,8 +56,8 @@ def _learned(source: Source) -> Iterator[str]:
     if result and result["candidates"]:
         saved = next((one for one in result["candidates"] if one["name"] == result["saved"]), None)
         if saved:
-            figure = in_words(saved)
-            yield f"Saved: {result['saved']}, {figure} on {result.get('validation_targets', 0):,} targets."
+            targets = result.get("validation_targets")
+            yield f"Saved: {result['saved']}, {in_words(saved)}{f' on {targets:,} targets' if targets else ''}."
 
 
 def _merged(source: Source) -> Iterator[str]:
