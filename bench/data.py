@@ -135,7 +135,9 @@ def data_wait_share(folder: Path, tokens: int) -> float:
     """Of the inner phases of what `make train` starts: the share in which a rank waited for a batch."""
     run = folder / "run"
     command = [sys.executable, str(ROOT / "launch" / "train.py"), "--nproc-per-node", "4", f"run.directory={run}"]
-    subprocess.run([*command, f"budget.tokens={tokens}", "tracking=none"], check=True, capture_output=True)
+    subprocess.run(
+        [*command, f"budget.tokens={tokens}", "tracking=none", "run.report=false"], check=True, capture_output=True
+    )
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     trained = [row for row in rows if row["round"]]
     return sum(row["data_seconds"] for row in trained) / sum(row["seconds"]["inner"] for row in trained)

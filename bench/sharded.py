@@ -55,7 +55,7 @@ VOCAB_SIZE = 32_000
 UPDATES = 5
 """Of one turn of a side."""
 SHARED = (
-    "algorithm=diloco", "pool.trainers=1", "merge=none", "batching.request=none", "tracking=none",
+    "algorithm=diloco", "pool.trainers=1", "merge=none", "batching.request=none", "tracking=none", "run.report=false",
     "cluster.threads_per_rank=1",
 )  # fmt: skip
 RETURNED = {"MALLOC_MMAP_THRESHOLD_": str(1 << 18)}

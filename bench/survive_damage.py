@@ -40,7 +40,7 @@ OVERRIDES = (
     "model.overrides.num_hidden_layers=1", "data.sequence_length=32", "algorithm=diloco", "pool.trainers=2",
     "pool.workers_per_trainer=2", f"algorithm.updates_per_round={UPDATES}", "batching.local_batch=2",
     "batching.capacity=16", "budget=rounds", "budget.rounds=100", "merge=none", "evaluation=final_only",
-    "checkpoint.every_rounds=1", "checkpoint.keep_last=2", "run.unfinished=resume", "tracking=none",
+    "checkpoint.every_rounds=1", "checkpoint.keep_last=2", "run.unfinished=resume", "tracking=none", "run.report=false",
 )  # fmt: skip
 WHOLE_ROUNDS = 3
 BLOCK_BYTES = 64

@@ -44,7 +44,8 @@ COMMAND = (
     "pool.placement=spread", "algorithm.updates_per_round=6", "batching.local_batch=2", "batching.max_batch=16",
     "batching.capacity=64", "merge.every_rounds=12", "budget=rounds", f"budget.rounds={ROUNDS}",
     "evaluation.every_rounds=3", "evaluation.every_fraction=null", "evaluation.sequences=8",
-    "evaluation.final_sequences=8", "checkpoint.every_rounds=1", "tracking=none", "run.unfinished=resume",
+    "evaluation.final_sequences=8", "checkpoint.every_rounds=1", "tracking=none", "run.report=false",
+    "run.unfinished=resume",
     "run.directory=run",
 )  # fmt: skip
 HUNG_SECONDS = 300.0

@@ -22,7 +22,7 @@ REPORTED = ("evaluation.every_rounds=1", "evaluation.every_fraction=null", "eval
 SETTINGS = (
     "model=nano", "algorithm=diloco", "pool.trainers=2", "pool.workers_per_trainer=3", "data.sequence_length=64",
     "batching.request=none", "merge=none", "algorithm.updates_per_round=20", "budget=rounds", "budget.rounds=100000",
-    "inner.schedule=constant", *REPORTED, "evaluation.final_sequences=16", "tracking=none",
+    "inner.schedule=constant", *REPORTED, "evaluation.final_sequences=16", "tracking=none", "run.report=false",
     "cluster.threads_per_rank=1", "run.directory=run", "run.unfinished=resume",
     f"checkpoint.every_rounds={EVERY_ROUNDS}",
 )  # fmt: skip

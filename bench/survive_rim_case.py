@@ -23,7 +23,7 @@ SMALL = (
     "algorithm=diloco", "pool.trainers=2", "pool.workers_per_trainer=1", "merge.every_rounds=2",
     "algorithm.updates_per_round=2", "batching.local_batch=2", "batching.max_batch=8", "batching.capacity=64",
     "budget=rounds", "budget.rounds=8", "evaluation.sequences=8", "evaluation.final_sequences=8",
-    "checkpoint.every_rounds=1", "tracking=none", "cluster.device=cpu",
+    "checkpoint.every_rounds=1", "tracking=none", "run.report=false", "cluster.device=cpu",
 )  # fmt: skip
 """Ten seconds of training, most of them the start; what comes later on a command line counts."""
 ENDLESS = ("budget.rounds=1000000", "evaluation.every_rounds=1", "run.directory=new")

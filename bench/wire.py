@@ -44,7 +44,8 @@ NUM_ELEMENTS = 10_245_760
 SHARED = (
     "algorithm=diloco", "pool.trainers=1", "merge=none", "batching.request=none", "batching.local_batch=4",
     "data.sequence_length=128", "algorithm.updates_per_round=25", "budget=rounds", "evaluation=final_only",
-    "evaluation.final_sequences=8", "tracking=none", "cluster.threads_per_rank=1", "checkpoint.every_minutes=null",
+    "evaluation.final_sequences=8", "tracking=none", "run.report=false",
+    "cluster.threads_per_rank=1", "checkpoint.every_minutes=null",
     "run.directory=run",
 )  # fmt: skip
 LINKS = {"100mbit": 100e6, "10mbit": 10e6}

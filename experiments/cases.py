@@ -13,7 +13,8 @@ FREE: tuple[str, ...] = ()
 """Communication that takes no time."""
 SEEDS = (0, 1, 2)
 MEASURED = (
-    "tracking=none", "cluster.threads_per_rank=1", "checkpoint.every_minutes=null", "data.sequence_length=128",
+    "tracking=none", "run.report=false",
+    "cluster.threads_per_rank=1", "checkpoint.every_minutes=null", "data.sequence_length=128",
     "evaluation=final_only", "evaluation.sequences=256", "evaluation.final_sequences=1024", "evaluation.batch=64",
 )  # fmt: skip
 """How every run is measured: on 1,024 validation sequences, at its end."""

@@ -24,7 +24,7 @@ WIRES = {
 }  # fmt: skip
 COMMON = (
     "cluster.threads_per_rank=1", "pool.workers_per_trainer=2", "batching.request=none", "evaluation=final_only",
-    "evaluation.final_sequences=8", "evaluation.sequences=8", "tracking=none",
+    "evaluation.final_sequences=8", "evaluation.sequences=8", "tracking=none", "run.report=false",
 )  # fmt: skip
 FIRST = 3
 """Rounds that are not counted: caches are cold, and the link is being looked at."""

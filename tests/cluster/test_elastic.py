@@ -15,7 +15,8 @@ from helpers.commands import PATIENCE_SECONDS, ROOT, documented, wait_until
 SETTINGS = (
     "algorithm=diloco", "model=nano", "pool.trainers=2", "pool.workers_per_trainer=2", "batching.request=none",
     "merge=none", "data.sequence_length=32", "algorithm.updates_per_round=10", "budget=rounds", "budget.rounds=100000",
-    "evaluation.every_rounds=1", "evaluation.sequences=4", "tracking=none", "cluster.threads_per_rank=1",
+    "evaluation.every_rounds=1", "evaluation.sequences=4", "tracking=none", "run.report=false",
+    "cluster.threads_per_rank=1",
     "checkpoint.every_rounds=1", "checkpoint.every_minutes=null",
 )  # fmt: skip
 """Every round is evaluated, since those are printed, and what is printed says how far a job is."""

@@ -73,7 +73,10 @@ def test_a_job_trains_a_script_of_ones_own_over_both_hosts(
     (checkout / "my_script.py").write_bytes((ROOT / "tests" / "helpers" / "own_script.py").read_bytes())
     monkeypatch.setenv("ADLOCO_SCRIPT", "my_script.py")
     pool = ("pool.trainers=2", "pool.workers_per_trainer=2", "algorithm.updates_per_round=4", "merge.every_rounds=2")
-    more = ("--nproc-per-node", "1", "budget=rounds", "budget.rounds=4", "evaluation=final_only", "tracking=none")
+    more = (
+        "--nproc-per-node", "1", "budget=rounds", "budget.rounds=4", "evaluation=final_only", "tracking=none",
+        "run.report=false",
+    )  # fmt: skip
     job_id = running.sbatch(["--nodes", "2", "slurm/train.sbatch", *pool, *more], checkout)
     (job,) = running.wait(job_id, timeout_seconds=180)
     log = (checkout / f"adloco-{job_id}.log").read_text()

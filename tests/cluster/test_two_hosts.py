@@ -23,6 +23,7 @@ SETTINGS = (
     "evaluation.every_rounds=2",
     "evaluation.every_fraction=null",
     "tracking=none",
+    "run.report=false",
     "cluster.threads_per_rank=1",
 )
 

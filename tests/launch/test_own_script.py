@@ -14,11 +14,11 @@ MERGING = (
     "algorithm=diloco", "pool.trainers=3", "pool.workers_per_trainer=1", "algorithm.updates_per_round=8",
     "merge.every_rounds=4", "budget=rounds", "budget.rounds=30", "evaluation.every_rounds=10",
     "evaluation.every_fraction=null", "checkpoint.every_rounds=1", "run.directory=run", "run.unfinished=resume",
-    "tracking=none",
+    "tracking=none", "run.report=false",
 )  # fmt: skip
 ALONE = (
     "algorithm=diloco", "pool.trainers=1", "pool.workers_per_trainer=1", "merge=none", "tracking=none",
-    "cluster.threads_per_rank=1",
+    "run.report=false", "cluster.threads_per_rank=1",
 )  # fmt: skip
 
 

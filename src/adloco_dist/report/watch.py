@@ -1,6 +1,6 @@
 """The page of a run while it trains, for a browser: `launch/watch.py RUN`, or run.watch=PORT.
 
-A process of its own, which reads what rank 0 writes and takes the processor when nobody else wants it.
+A process of its own, which reads what rank 0 writes, stands behind the ranks and takes little of the processor.
 """
 
 import argparse
@@ -19,14 +19,13 @@ from pathlib import Path
 from adloco_dist.cluster.priority import step_back
 from adloco_dist.config import RunSettings, SettingsError, as_tool
 from adloco_dist.report.one import page_of
-from adloco_dist.report.page import vega_script
+from adloco_dist.report.page import Page, vega_script
 from adloco_dist.report.processes import TOKEN_VARIABLE, address_of, listen, new_token
 from adloco_dist.report.source import Source, read_source
 from adloco_dist.terminal import show
 
-NICENESS = 19
 MAX_SHARE = 0.05
-"""Of one core's time, that a page which stays open may take: a run that writes much is shown less often."""
+"""Of one core's time, that a page which is open may take: one that takes long to make is renewed less often."""
 HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'self' 'unsafe-inline' 'unsafe-eval'; img-src 'self' data: blob:",
@@ -57,7 +56,7 @@ def main(arguments: list[str] | None = None) -> None:
         else:
             listener = socket.socket(fileno=options.descriptor)
             threading.Thread(target=_end_with_parent, daemon=True).start()
-        step_back(NICENESS)
+        step_back()
         with Server(listener, partial(Handler, watched, token)) as server:
             server.serve_forever()
 
@@ -73,28 +72,33 @@ class Watched:
 
     def __init__(self, source: Source) -> None:
         self._source, self._lock = source, threading.Lock()
+        self._page: Page | None = None
         self._version, self._state, self._renew_at = "", b"", 0.0
 
     def page(self) -> bytes:
         """The page, which asks for `state` and `vega.js`."""
         with self._lock:
-            self._source = self._source.read_on()
-            return page_of(self._source).html(is_live=True).encode()
+            return self._renewed().html(is_live=True).encode()
 
     def state(self) -> bytes:
-        """What the page shows now, as JSON; made anew where the run has gone on."""
+        """What the page shows now, as JSON."""
         with self._lock:
-            if time.monotonic() < self._renew_at:
-                return self._state
-            start = time.thread_time()
-            self._source = source = self._source.read_on()
-            version = f"{source.read_bytes} {source.state}"
-            if version != self._version:
-                page = page_of(source)
-                state = {"version": version, "content": page.content(), **page.data()}
-                self._version, self._state = version, json.dumps(state, allow_nan=False).encode()
-            self._renew_at = time.monotonic() + (time.thread_time() - start) / MAX_SHARE
+            self._renewed()
             return self._state
+
+    def _renewed(self) -> Page:
+        """The page, made anew where the run has gone on and the last one is old enough."""
+        if self._page and time.monotonic() < self._renew_at:
+            return self._page
+        start = time.thread_time()
+        self._source = source = self._source.read_on()
+        version = f"{source.read_bytes} {source.state}"
+        if self._page is None or version != self._version:
+            self._page, self._version = page_of(source), version
+            state = {"version": version, "content": self._page.content(), **self._page.data()}
+            self._state = json.dumps(state, allow_nan=False).encode()
+        self._renew_at = time.monotonic() + (time.thread_time() - start) / MAX_SHARE
+        return self._page
 
 
 class Server(ThreadingHTTPServer):

@@ -22,8 +22,6 @@ from adloco_dist.run.tracking import TENSORBOARD, WANDB
 from adloco_dist.terminal import report_error
 from adloco_dist.text import first_line
 
-NICENESS = 10
-"""Training comes first; with a higher one it would not get to its end beside ranks that compute on all cores."""
 EVERY_SECONDS = 1.0
 """Seconds between two looks at the records."""
 GRACE_SECONDS = 5.0
@@ -118,7 +116,7 @@ def follow(
         patience_seconds: how long the tracker may take after the end.
         open_tracker: is given the contents of run.json and the first round that will be written.
     """
-    step_back(NICENESS)
+    step_back()
     has_ended = threading.Event()
     threading.Thread(target=_await_end, args=(has_ended, patience_seconds + GRACE_SECONDS), daemon=True).start()
     try:
