@@ -19,6 +19,8 @@ import psutil
 ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 150.0
 """Longer than anything takes that other processes bring about."""
+PIPE_BYTES = 1 << 20
+"""What a run may print while a test does not read it; a run that cannot print stands still."""
 WAIT = re.compile(r"^(?!error: )[^:]+: (still at it|still importing|waiting for rank \d+ .*)$")
 SMALL = (
     "algorithm=diloco",
@@ -126,7 +128,7 @@ def running(command: list[str], cwd: Path, until: str = "round 2 ") -> Iterator[
     """A driver, and what it has printed: up to a line that starts with `until`; killed at the end if it still runs."""
     process = subprocess.Popen(
         command, cwd=cwd, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        start_new_session=True,
+        start_new_session=True, pipesize=PIPE_BYTES,
     )  # fmt: skip
     assert process.stdout is not None
     ranks: list[psutil.Process] = []

@@ -28,7 +28,10 @@ from helpers.commands import (
 )
 from helpers.run_directories import before_training, row, run_directory
 
-LONG = (*SMALL, "budget.rounds=100000", "run.directory=run", "run.watch=0")
+LONG = (
+    *small_without("algorithm.updates"), "algorithm.updates_per_round=20", "budget.rounds=100000", "run.directory=run",
+    "run.watch=0",
+)  # fmt: skip
 ADDRESS = re.compile(r"(http://127\.0\.0\.1:\d+/)([\w-]+)/")
 SECRET_LENGTH = 32
 
@@ -85,7 +88,7 @@ def test_the_page_follows_a_run_and_ends_with_it(tmp_path: Path) -> None:
             assert shown.axis_titles()["loss"] == ["seconds", "loss"], "what was chosen stays chosen"
             assert shown.errors() == []
         process.send_signal(signal.SIGTERM)
-        process.wait()
+        process.communicate(timeout=120)
         wait_until(lambda: not watcher.is_running(), lambda: str(watcher.as_dict()))
 
 
