@@ -9,7 +9,7 @@ import pytest
 
 import adloco_dist
 from adloco_dist.testing.hosts import Host, hosts, run_on
-from helpers.commands import ROOT, SMALL, break_outer_step, documented
+from helpers.commands import PATIENT, ROOT, SMALL, break_outer_step, documented
 
 pytestmark = pytest.mark.needs("hosts")
 
@@ -67,6 +67,7 @@ def test_a_dry_run_on_the_nodes_predicts_what_their_link_costs(tmp_path: Path) -
             *SMALL,
             "pool.trainers=1",
             "pool.workers_per_trainer=2",
+            PATIENT,
         ]
         done = run_on([(host, [*torchrun, "--local-addr", host.address, *planned]) for host in nodes], tmp_path)
     assert [code for code, _ in done] == [0, 0], "\n".join(output for _, output in done)

@@ -19,6 +19,10 @@ import psutil
 ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 150.0
 """Longer than anything takes that other processes bring about."""
+SLOW_SECONDS = 600
+"""What a command may take at most on a slow machine that is busy with other tests."""
+PATIENT = "cluster.silence_seconds=60"
+"""Where a test is not about silence: a busy machine may leave a rank without a core for long."""
 PIPE_BYTES = 1 << 20
 """What a run may print while a test does not read it; a run that cannot print stands still."""
 WAIT = re.compile(r"^(?!error: )[^:]+: (still at it|still importing|waiting for rank \d+ .*)$")
@@ -97,7 +101,7 @@ def torchrun_command(*arguments: str, torchrun: tuple[str, ...]) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", *torchrun, str(ROOT / "launch" / "train.py"), *arguments]
 
 
-def run(command: list[str], cwd: Path, timeout_seconds: float = 180) -> Finished:
+def run(command: list[str], cwd: Path, timeout_seconds: float = SLOW_SECONDS) -> Finished:
     done = subprocess.run(
         command, cwd=cwd, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         stdin=subprocess.DEVNULL, timeout=timeout_seconds, check=False,

@@ -4,7 +4,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from helpers.commands import SMALL, documented, environment, run, torchrun_command, train_command
+from helpers.commands import PATIENT, SMALL, documented, environment, run, torchrun_command, train_command
 
 
 def test_dry_run_plans_and_trains_nothing(tmp_path: Path) -> None:
@@ -17,7 +17,7 @@ def test_dry_run_plans_and_trains_nothing(tmp_path: Path) -> None:
         assert words in done.output
     assert list(tmp_path.iterdir()) == []
     under_torchrun = run(
-        torchrun_command("--dry-run", *SMALL, torchrun=("--standalone", "--nproc-per-node", "2")), tmp_path
+        torchrun_command("--dry-run", *SMALL, PATIENT, torchrun=("--standalone", "--nproc-per-node", "2")), tmp_path
     )
     assert under_torchrun.code == 0, under_torchrun.output
     assert under_torchrun.output.count("nothing was trained") == 1

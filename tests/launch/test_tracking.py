@@ -19,7 +19,10 @@ from helpers.commands import (
 )
 from helpers.tracked import Logged, curves, logged
 
-SETTINGS = (*small_without("tracking", "pool.trainers"), "pool.trainers=2", "merge=none", "run.directory=run")
+SETTINGS = (
+    *small_without("tracking", "pool.trainers"), "pool.trainers=2", "merge=none", "run.directory=run",
+    "tracking.patience_seconds=600",  # trackers stand behind whatever else this machine does
+)  # fmt: skip
 BOTH = ("tracking=offline", "tracking.tensorboard=true")
 AXES = {"round", "updates", "pool_tokens", "bytes", "elapsed_seconds"}
 

@@ -3,7 +3,8 @@
 import difflib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
+from enum import Enum
 from typing import Any
 
 from hydra import compose as hydra_compose
@@ -103,9 +104,11 @@ def parse(overrides: Sequence[str]) -> list[Override]:
 
 def to_plain(settings: Settings) -> dict[str, Any]:
     """Nested plain values, enums by name, for JSON."""
-    plain = OmegaConf.to_container(OmegaConf.structured(settings), enum_to_str=True)
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
+
+    def named(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        return {key: value.name if isinstance(value, Enum) else value for key, value in pairs}
+
+    return asdict(settings, dict_factory=named)
 
 
 def from_plain(plain: dict[str, Any]) -> Settings:
