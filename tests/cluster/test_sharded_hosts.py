@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from adloco_dist.testing.hosts import hosts, run_on
 from adloco_dist.testing.slurm import slurm
-from helpers.commands import ROOT, documented, run, small_without, train_command
+from helpers.commands import ROOT, SLOW_SECONDS, documented, run, small_without, train_command
 
 PAGE = "docs/guide/large-models.md"
 SMALL = (
@@ -83,7 +83,7 @@ def test_a_slurm_job_on_two_hosts(on_one_host: Path, tmp_path: Path, monkeypatch
     ):
         command = [*in_small(documented(PAGE, "sbatch"))[1:], "--nproc-per-node", "2", *SMALL]
         job_id = made.sbatch(command, tmp_path)
-        (job,) = made.wait(job_id, timeout_seconds=600)
+        (job,) = made.wait(job_id, timeout_seconds=SLOW_SECONDS)
         log = (tmp_path / f"adloco-{job_id}.log").read_text()
         assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), log + made.logs()
     check(tmp_path / "runs" / f"slurm-{job_id}", on_one_host)

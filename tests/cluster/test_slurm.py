@@ -12,7 +12,7 @@ import pytest
 
 from adloco_dist.testing.hosts import Host, hosts
 from adloco_dist.testing.slurm import Slurm, slurm
-from helpers.commands import ROOT, SMALL, documented
+from helpers.commands import ROOT, SLOW_SECONDS, SMALL, documented
 
 TINY_JOB = ("--nproc-per-node", "1", *SMALL, "merge=none", "pool.trainers=2", "pool.workers_per_trainer=2")
 
@@ -48,7 +48,7 @@ def test_a_batch_job_trains_over_both_hosts(cluster: tuple[Slurm, list[Host]], c
     running, nodes = cluster
     command = documented("docs/guide/slurm.md", "sbatch")
     job_id = running.sbatch([*command[1:], *TINY_JOB], checkout)
-    (job,) = running.wait(job_id, timeout_seconds=600)
+    (job,) = running.wait(job_id, timeout_seconds=SLOW_SECONDS)
     log = (checkout / f"adloco-{job_id}.log").read_text()
     assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), log + running.logs()
     assert job["NumCPUs"] == "16", "both hosts' CPUs, all of them"
@@ -78,7 +78,7 @@ def test_a_job_trains_a_script_of_ones_own_over_both_hosts(
         "run.report=false",
     )  # fmt: skip
     job_id = running.sbatch(["--nodes", "2", "slurm/train.sbatch", *pool, *more], checkout)
-    (job,) = running.wait(job_id, timeout_seconds=600)
+    (job,) = running.wait(job_id, timeout_seconds=SLOW_SECONDS)
     log = (checkout / f"adloco-{job_id}.log").read_text()
     assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), log + running.logs()
     found = facts(checkout / "runs" / f"slurm-{job_id}")
@@ -97,7 +97,7 @@ def test_a_job_that_meets_its_time_limit_stops_cleanly_and_is_requeued(
     limit = ["--time", "1", "--signal", "B:USR1@40"]
     endless = [*TINY_JOB, "budget.rounds=1000000"]
     job_id = running.sbatch([*limit, "--nodes", "2", "slurm/train.sbatch", *endless], checkout)
-    (job,) = running.wait(job_id, timeout_seconds=600)
+    (job,) = running.wait(job_id, timeout_seconds=SLOW_SECONDS)
     log = (checkout / f"adloco-{job_id}.log").read_text()
     assert (job["Restarts"], job["ExitCode"]) == ("1", "75:0"), log + running.logs()
     assert log.count("time limit: requeued (0 times before)") == 1

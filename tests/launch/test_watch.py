@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from adloco_dist.cluster.priority import NICENESS
 from helpers.browser import browser
 from helpers.commands import (
     ONE_RANK,
@@ -74,10 +73,10 @@ def test_the_page_follows_a_run_and_ends_with_it(tmp_path: Path) -> None:
             child for child in psutil.Process(process.pid).children(recursive=True) if "--descriptor" in child.cmdline()
         ]
         assert found[2] not in " ".join(watcher.cmdline()), "everybody on the machine sees arguments"
-        wait_until(lambda: watcher.nice() == NICENESS, lambda: "it takes the processor from the ranks")
+        wait_until(lambda: watcher.nice() == 10, lambda: "it takes the processor from the ranks")
         autogroup = Path(f"/proc/{watcher.pid}/autogroup")
         if autogroup.exists():  # then niceness counts within a session alone
-            wait_until(lambda: autogroup.read_text().endswith(f" nice {NICENESS}\n"), autogroup.read_text)
+            wait_until(lambda: autogroup.read_text().endswith(" nice 10\n"), autogroup.read_text)
         with browser() as shown:
             shown.open(found[0])
             first = shown.rounds()

@@ -25,7 +25,7 @@ from adloco_dist.report.source import Source, read_source
 from adloco_dist.terminal import show
 
 MAX_SHARE = 0.05
-"""Of one core's time, that a page which is open may take: one that takes long to make is renewed less often."""
+"""Of one core's time, that renewing the page may take: one that takes long to make is renewed less often."""
 HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'self' 'unsafe-inline' 'unsafe-eval'; img-src 'self' data: blob:",
