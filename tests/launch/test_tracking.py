@@ -1,5 +1,6 @@
 """What Weights & Biases and TensorBoard hold of real runs, read back; and runs whose tracker fails or hangs."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from helpers.commands import (
     torchrun_command,
     train_command,
     wait_until,
+    without_waits,
 )
 from helpers.tracked import Logged, curves, logged
 
@@ -92,10 +94,8 @@ def test_tensorboard_holds_the_run(tracked: Path) -> None:
 
 
 def test_the_terminal_says_nothing_of_trackers_that_work(tracked: Path) -> None:
-    output = (tracked.parent / "terminal").read_text().lower()
-    assert "wandb" not in output
-    assert "biases" not in output.replace("weights & biases: still at it", ""), "a busy machine may say that much"
-    assert "tensorboard" not in output
+    lines = without_waits((tracked.parent / "terminal").read_text())
+    assert not [line for line in lines if re.search("wandb|biases|tensorboard", line, re.IGNORECASE)]
 
 
 def test_jobs_of_a_sweep_share_a_group_and_differ_in_name(tmp_path: Path) -> None:
