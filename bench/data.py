@@ -132,7 +132,7 @@ def _inner_phase(runtime: Runtime, settings: Settings, splits: TextSplits) -> Ca
 
 
 def data_wait_share(folder: Path, tokens: int) -> float:
-    """Of the inner phases of what `make train` starts: the share in which a rank waited for a batch."""
+    """Of the inner phases of a default run on four ranks: the share in which a rank waited for a batch."""
     run = folder / "run"
     command = [sys.executable, str(ROOT / "launch" / "train.py"), "--nproc-per-node", "4", f"run.directory={run}"]
     subprocess.run(

@@ -29,7 +29,7 @@ from helpers.commands import (
 
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`make train`'s command at reduced length, with algorithm, pool, model and tracking as they are by default."""
+    """A short run, with algorithm, pool, model and tracking as they are by default."""
     shorter = small_without("algorithm=", "pool.", "model", "tracking")
     return run_seen(tmp_path_factory.mktemp("train"), *shorter)
 
