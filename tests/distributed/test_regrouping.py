@@ -273,9 +273,9 @@ def shrink_in_little_memory(runtime: Runtime, *overrides: str) -> dict[str, Any]
     """Memory for the pool and a pass of 90 sequences: more than a shard holds at first, less than the united one."""
     settings = small_settings(*overrides)
     _, slot = lone_trainer(settings, small_objective(settings), small_module(settings), small_store())
-    one, two = (micro_batch_bytes(slot, batch) for batch in (1, 2))
+    two = micro_batch_bytes(slot, 2)
     vectors = sum(state_vectors(settings, 2, 2).values())
-    memory = vectors * slot.flat_model.gradient.nbytes + one + 89 * (two - one)
+    memory = vectors * slot.flat_model.gradient.nbytes + 45 * two
     ended: list[weakref.ref[Any]] = []
 
     def watch(rank: LocalPool) -> None:

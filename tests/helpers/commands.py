@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +84,7 @@ def documented(page: str, start: str) -> list[str]:
 class Finished:
     code: int
     output: str
-    """Standard output and standard error together."""
+    """Standard output and standard error together, without what a busy machine adds: what is slow is reported."""
 
 
 def environment() -> dict[str, str]:
@@ -101,12 +101,16 @@ def torchrun_command(*arguments: str, torchrun: tuple[str, ...]) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", *torchrun, str(ROOT / "launch" / "train.py"), *arguments]
 
 
-def run(command: list[str], cwd: Path, timeout_seconds: float = SLOW_SECONDS) -> Finished:
+def run(
+    command: list[str], cwd: Path, timeout_seconds: float = SLOW_SECONDS, variables: Mapping[str, str] = {}
+) -> Finished:
+    """Run a command to its end, with these environment variables beside this process' own."""
     done = subprocess.run(
-        command, cwd=cwd, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        stdin=subprocess.DEVNULL, timeout=timeout_seconds, check=False,
+        command, cwd=cwd, env={**environment(), **variables}, text=True, timeout=timeout_seconds, check=False,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
-    return Finished(done.returncode, done.stdout)
+    lines = done.stdout.splitlines(keepends=True)
+    return Finished(done.returncode, "".join(line for line in lines if not WAIT.search(line)))
 
 
 def run_on_a_terminal(command: list[str], cwd: Path) -> Finished:
@@ -176,8 +180,3 @@ def tool(name: str, *arguments: str) -> list[str]:
 def errors(output: str) -> list[str]:
     """The lines that tell a user what went wrong."""
     return [line for line in output.splitlines() if line.startswith("error: ")]
-
-
-def without_waits(output: str) -> list[str]:
-    """The lines of an output, without those that a busy machine adds: what is slow is reported."""
-    return [line for line in output.splitlines() if not WAIT.search(line)]

@@ -10,7 +10,7 @@ from adloco_dist.config import TrackingMode, TrackingSettings
 from adloco_dist.config.compose import compose, to_plain
 from adloco_dist.run.journal import Journal, MetricsFile, RunFile, strict_json
 from adloco_dist.run.tracking import TrackerProcess, start_trackers
-from helpers.commands import metrics, wait_until
+from helpers.commands import SLOW_SECONDS, metrics, wait_until
 from helpers.run_directories import before_training, result, row
 from helpers.tracked import curves
 
@@ -47,10 +47,11 @@ ROUNDS = 3
 def records(directory: Path, where: str, how: str) -> list[str]:
     """Write a run's records while such a tracker follows them; the lines that were reported."""
     notes: list[str] = []
+    patience_seconds = PATIENCE_SECONDS if how == "hangs" else SLOW_SECONDS
     (directory / "tracker.py").write_text(TRACKER)
     run_file, metrics_file = RunFile(directory, {"settings": {}}), MetricsFile(directory)
-    command = [sys.executable, str(directory / "tracker.py"), where, how, str(directory), str(PATIENCE_SECONDS)]
-    tracker = TrackerProcess("Tracker", command, directory / "tracker.log", PATIENCE_SECONDS, notes.append)
+    command = [sys.executable, str(directory / "tracker.py"), where, how, str(directory), str(patience_seconds)]
+    tracker = TrackerProcess("Tracker", command, directory / "tracker.log", patience_seconds, notes.append)
     journal = Journal([tracker, run_file, metrics_file])
     journal.write(before_training(0))
     place = where if where == "write" else "init"
@@ -88,7 +89,7 @@ def test_a_tracker_that_is_killed_and_one_that_cannot_be_started(tmp_path: Path)
     log = tmp_path / "log"
     log.write_text("of an earlier start\n")
     TrackerProcess("Tracker", [str(tmp_path / "nothing")], log, 1.0, notes.append).close(result())
-    tracker = TrackerProcess("Tracker", ["/bin/sh", "-c", "kill -9 $$"], log, PATIENCE_SECONDS, notes.append)
+    tracker = TrackerProcess("Tracker", ["/bin/sh", "-c", "kill -9 $$"], log, SLOW_SECONDS, notes.append)
     tracker.close(result())
     assert [note.partition(";")[0] for note in notes] == [
         "Tracker cannot be started (No such file or directory)",

@@ -1,5 +1,6 @@
 """How many sequences this rank's device takes in one micro-batch, found out with the real model and optimizers."""
 
+import math
 from collections.abc import Sequence
 
 import psutil
@@ -36,11 +37,12 @@ def probe_capacity(
     flat_model.point_at(trainers[0].workers[0].weights.to(flat_model.device))
     shards = flat_model.shards
     if shards.ranks:  # who must agree, and would wait for one whose micro-batch did not fit
-        capacity = shards.smallest(_by_counting(slots, trainers, settings, sharers)) * len(shards.ranks)
+        most = math.ceil(maximum / len(shards.ranks))
+        capacity = shards.smallest(_by_counting(slots, trainers, settings, most, sharers)) * len(shards.ranks)
     elif flat_model.device.type == "cuda":
         capacity = _by_trying(slots[0], settings, maximum * len(slots), sharers, reserved_bytes) // len(slots)
     else:
-        capacity = _by_counting(slots, trainers, settings, sharers)
+        capacity = _by_counting(slots, trainers, settings, maximum, sharers)
     flat_model.gradient.zero_()
     return None if capacity >= maximum else capacity
 
@@ -98,9 +100,16 @@ def _by_trying(slot: ComputeSlot, settings: Settings, maximum: int, sharers: int
         torch.cuda.set_per_process_memory_fraction(1.0, device)
 
 
-def _by_counting(slots: Sequence[ComputeSlot], trainers: Sequence[Trainer], settings: Settings, sharers: int) -> int:
-    """Find the capacity from the bytes of micro-batches of one and of two sequences: they grow in proportion."""
-    one, two = (micro_batch_bytes(slots[0], batch) for batch in (1, 2))
+def _by_counting(
+    slots: Sequence[ComputeSlot], trainers: Sequence[Trainer], settings: Settings, maximum: int, sharers: int
+) -> int:  # fmt: skip
+    """Find the capacity from the bytes of micro-batches of one and of two sequences.
+
+    More take no more each than two do: where what grows with them is largest, what does not grow is the smaller part.
+    The difference between one and two would be too little: with a large vocabulary both have their peak where its
+    gradients are, and many have it where their logits are.
+    """
+    counted = [micro_batch_bytes(slots[0], batch) for batch in range(1, min(maximum, 2) + 1)]
     memory, device = settings.cluster.memory_bytes, slots[0].flat_model.device
     vectors = state_vectors(settings, len(trainers), sum(len(trainer.workers) for trainer in trainers), len(slots))
     if device.type == "cuda":
@@ -110,9 +119,8 @@ def _by_counting(slots: Sequence[ComputeSlot], trainers: Sequence[Trainer], sett
     else:
         held = sum(vectors.values())
     left = memory - held * slots[0].flat_model.gradient.nbytes
-    per_sequence = max(1, two - one)
     left_per_slot = settings.batching.padding_fraction * left / len(slots)
-    return int((left_per_slot - (one - per_sequence)) // per_sequence)
+    return 0 if left_per_slot < counted[0] else max(1, int(left_per_slot * len(counted) // counted[-1]))
 
 
 def micro_batch_bytes(slot: ComputeSlot, num_sequences: int) -> int:

@@ -5,8 +5,10 @@ into everybody's parts. A flat model holds these parts: to averages, outer steps
 model like any other, only smaller.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -40,6 +42,7 @@ def shard_module(module: nn.Module, blocks: Sequence[nn.Module], group: Group, i
     deals = check_division(module, blocks, len(group.ranks))
     mesh = DeviceMesh.from_group(group.process_group, group.device.type)
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if in_bf16 else MixedPrecisionPolicy()
+    _save_memory_of_ties(module)
     for one in (*blocks, module):
         fully_shard(one, mesh=mesh, mp_policy=policy, shard_placement_fn=lambda one: Shard(deals[one].dimension))
 
@@ -74,6 +77,29 @@ def _repeats(modules: nn.ModuleList | nn.Sequential) -> bool:
     kinds = {type(one) for one in modules}
     is_called = not kinds & {nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict}
     return len(modules) > 1 and len(kinds) == 1 and is_called and all(map(_num_parameters, modules))
+
+
+class TiedLinear(nn.Linear):
+    """A linear layer whose weight other modules use, too.
+
+    Autograd adds up the gradients of all uses of a gathered weight. It does so in place only where nothing else refers
+    to the memory of the first one, and a linear layer's is a view: the whole weight would be there once more.
+    """
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(input, _WithOwnGradient.apply(self.weight), self.bias)
+
+
+class _WithOwnGradient(torch.autograd.Function):
+    """The tensor itself; its gradient gets memory of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0].clone()
 
 
 class ShardedFlatModel(FlatModel):
@@ -162,6 +188,14 @@ def _check_ties(module: nn.Module, blocks: Sequence[nn.Module]) -> None:
             if owners.setdefault(id(parameter), owner) != owner:
                 rule = f"its parameter {prefix}.{name} is used in several of its layers"
                 raise UnsuitableModuleError(f"{rule}; give each its own, or use pool.ranks_per_worker=1")
+
+
+def _save_memory_of_ties(module: nn.Module) -> None:
+    """Make linear layers that share their weight `TiedLinear`, in place (fully_shard, too, changes classes)."""
+    uses = Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))
+    for one in module.modules():
+        if type(one) is nn.Linear and uses[id(one.weight)] > 1:
+            one.__class__ = TiedLinear
 
 
 def _num_parameters(module: nn.Module) -> int:

@@ -6,7 +6,7 @@ import torch
 from adloco_dist.config import Settings
 from adloco_dist.pool.capacity import PeakBytes, is_out_of_memory, max_fitting, state_vectors
 from adloco_dist.pool.flat_model import FlatModel
-from adloco_dist.pool.probe import probe_capacity
+from adloco_dist.pool.probe import micro_batch_bytes, probe_capacity
 from adloco_dist.testing.lone import lone_trainer
 from helpers.support import small_module, small_objective, small_settings, small_store
 
@@ -86,6 +86,34 @@ def test_on_a_cpu_the_memory_budget_decides() -> None:
     half = probed(small_settings("batching.padding_fraction=0.5", f"cluster.memory_bytes={state + 16_000_000}"))
     assert half
     assert abs(half - first) <= 1
+
+
+@pytest.mark.parametrize("vocab_size", [23, 8000])
+def test_what_was_counted_fits(vocab_size: int) -> None:
+    """Also where one and two sequences take most memory for the vocabulary's gradients, and many for their logits."""
+    vocabulary = f"+model.overrides.vocab_size={vocab_size}"
+    settings = small_settings(vocabulary)
+    _, slot = lone_trainer(settings, small_objective(settings), small_module(settings), small_store())
+    slot.flat_model.point_at(slot.flat_model.initial_weights())
+    two, many = micro_batch_bytes(slot, 2), micro_batch_bytes(slot, 20)
+    held = sum(state_vectors(settings, num_trainers=1, num_workers=2).values()) * slot.flat_model.gradient.nbytes
+    little = (vocabulary, "batching.padding_fraction=1", f"cluster.memory_bytes={held + many}")
+    capacity = probed(small_settings(*little))
+    assert capacity in (19, 20)
+    assert many / 20 <= two / 2, "no more each than two take"
+
+
+def test_memory_for_one_sequence_and_not_for_two() -> None:
+    settings = small_settings()
+    _, slot = lone_trainer(settings, small_objective(settings), small_module(settings), small_store())
+    slot.flat_model.point_at(slot.flat_model.initial_weights())
+    held = sum(state_vectors(settings, num_trainers=1, num_workers=2).values()) * slot.flat_model.gradient.nbytes
+    one = micro_batch_bytes(slot, 1)
+
+    def capacity(extra: int) -> int | None:
+        return probed(small_settings("batching.padding_fraction=1", f"cluster.memory_bytes={held + extra}"))
+
+    assert [capacity(one - 1), capacity(one)] == [0, 1]
 
 
 def test_any_batch_that_a_trainer_can_ask_for_needs_no_limit() -> None:
