@@ -3,9 +3,10 @@
 memory: whole runs of `small` with a vocabulary of 32,000 (20.4M parameters): one worker on S ranks, two rounds of three
     updates, an evaluation, the model saved. sharded_memory_S is the peak of the fullest rank over that of S = 1, both
     beyond what the process had before it built the model (sharded_rank.py); on a GPU of what torch has allocated. With
-    gloo it is taken twice: *_in_use lets malloc return every block above 256 kB as soon as it is free
-    (MALLOC_MMAP_THRESHOLD_), so that resident memory is what is in use; *_resident leaves malloc as it is, which keeps
-    freed blocks of up to 32 MiB.
+    gloo it is taken three times: *_in_use lets malloc return every block above 256 kB as soon as it is free
+    (MALLOC_MMAP_THRESHOLD_), so that resident memory is what is in use; *_in_training is that of runs that try no
+    micro-batches before (batching.capacity); *_resident leaves malloc as it is, which keeps freed blocks of up to
+    32 MiB.
 outer: bytes that a rank sends in an outer step of two workers, S = 2 over S = 1, as the run records them (fp32).
 speed: tokens per second of one worker on two ranks in the inner phase, over a plain loop with fully_shard of every
     layer and the root, fused AdamW over the parts, clip_grad_norm_, and the same split of the batch; pairs interleaved.
@@ -85,13 +86,17 @@ def main() -> None:
 
 def memory(quick: bool, model: str, batch: int) -> tuple[Figures, Rows]:
     sizes = [size for size in (1, 2, 4) if device() is Device.cpu or size <= torch.cuda.device_count()]
-    ways = {"in_use": RETURNED, "resident": {}} if device() is Device.cpu else {"allocated": {}}
+    ways = {"allocated": ({}, [])}
+    if device() is Device.cpu:
+        known = [f"batching.capacity={batch}"]
+        ways = {"in_use": (RETURNED, []), "in_training": (RETURNED, known), "resident": ({}, [])}
     peaks: dict[tuple[str, int], list[float]] = {(way, size): [] for way in ways for size in sizes}
     before: dict[tuple[str, int], list[float]] = {key: [] for key in peaks}
     for _ in range(1 if quick else 3):
         for way, size in peaks:
             overrides = ["pool.workers_per_trainer=1", f"pool.ranks_per_worker={size}", f"batching.local_batch={batch}"]
-            ranks, _ = trained(size, ["model=small", *overrides], ways[way])
+            variables, more = ways[way]
+            ranks, _ = trained(size, ["model=small", *overrides, *more], variables)
             fullest = max(ranks, key=lambda rank: rank["peak"] - rank["before"])
             peaks[way, size].append(fullest["peak"] - fullest["before"])
             before[way, size].append(fullest["before"])
