@@ -123,9 +123,10 @@ def test_on_another_number_of_ranks_it_is_the_same_run(
 )
 def test_whatever_the_algorithm(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     reference = run([0, 0], tmp_path / "whole", None, *overrides)
-    for looks in (11, 10):
-        assert run([0, 0], tmp_path / "stopped", looks, *overrides)[0]["stop"] == INTERRUPTED
-    assert_same(run([0, 0], tmp_path / "stopped", None, *overrides), reference)
+    for looks in (11, 20):
+        folder = tmp_path / f"stopped-{looks}"
+        assert run([0, 0], folder, looks, *overrides)[0]["stop"] == INTERRUPTED
+        assert_same(run([0, 0], folder, None, *overrides), reference)
 
 
 def test_checkpoints_come_at_their_interval_and_the_newest_whole_one_is_used(

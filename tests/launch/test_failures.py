@@ -116,7 +116,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
 def test_a_run_outlives_whoever_reads_it(tmp_path: Path) -> None:
     command = shlex.join(train_command(*SMALL, "run.directory=run"))
     done = run(["bash", "-c", f"{command} | head -1; exit ${{PIPESTATUS[0]}}"], tmp_path)
-    assert (done.code, done.output.count("\n")) == (0, 1), done.output
+    assert (done.code, len(done.output.splitlines())) == (0, 1), done.output
     assert (tmp_path / "run" / "model" / "config.json").exists()
     log = (tmp_path / "run" / "logs" / "rank0.log").read_text()
     assert re.search(r"round 3 \(100 %\); .*; trainer 0: batch ", log)
