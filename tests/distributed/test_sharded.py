@@ -3,10 +3,18 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
+import torch
+from torch.profiler import profile
 
+from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.policy.plan import INTERRUPTED
-from helpers.sharded import assert_equal, run_whole
+from adloco_dist.pool.sharding import blocks_of, shard_module
+from adloco_dist.testing.processes import run_ranks
+from helpers.sharded import ROWS, assert_equal, run_whole, whole
+from helpers.support import small_module, small_settings
 
 MERGING = (
     "pool.trainers=3", "pool.workers_per_trainer=1", "merge=worst_with_worst", "merge.every_rounds=2",
@@ -40,6 +48,28 @@ def test_four_ranks_hold_what_one_does(tmp_path: Path) -> None:
     reference = run_whole(1, 1, tmp_path / "one", *MERGING)
     assert len({rank["total_batch"] for rank in reference[0]["records"] if rank["round"]}) > 1, "batches grew"
     assert_equal(run_whole(4, 1, tmp_path / "four", *MERGING), reference)
+
+
+def gradients_of(runtime: Runtime) -> tuple[list[str], list[npt.NDArray[np.float64]]]:
+    """What added gradients of a model's largest parameter; and all gradients, whole."""
+    module, tokens = small_module(small_settings(ROWS)), torch.arange(12)[None]
+    shape = list(next(module.parameters()).shape)
+    if runtime.of_seat is not None:
+        shard_module(module, blocks_of(module), runtime.of_seat, in_bf16=False)
+    with profile(record_shapes=True) as seen:
+        module(tokens).logits.square().sum().backward()
+    sums = [one.key for one in seen.key_averages(group_by_input_shape=True) if one.input_shapes[:2] == [shape, shape]]
+    return sums, [whole(parameter.grad) for parameter in module.parameters() if parameter.grad is not None]
+
+
+def test_gradients_of_a_tied_weight_are_added_in_place() -> None:
+    """A sum of its own would be as large as the vocabulary's gathered weights, at the time of most memory."""
+    ((_, expected),) = run_ranks(gradients_of, [0])
+    for sums, gradients in run_ranks(gradients_of, [0, 0], ranks_per_worker=2):
+        assert "aten::add_" in sums
+        assert "aten::add" not in sums
+        for gradient, reference in zip(gradients, expected, strict=True):
+            np.testing.assert_allclose(gradient, reference, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("wire", ["int4", "sparse"])

@@ -1,5 +1,7 @@
 """What a device takes: the search for it, the bytes of a pass, and the probe that leaves trainers as they were."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -24,6 +26,20 @@ def probed(settings: Settings, maximum: int = MANY, num_workers: int = 2) -> int
         assert not any(vector.any() for vector in worker.vectors()[1:]), "moments"
     assert not slot.flat_model.gradient.any()
     return capacity
+
+
+def counted(settings: Settings, num_sequences: int) -> int:
+    """What a micro-batch takes."""
+    _, slot = lone_trainer(settings, small_objective(settings), small_module(settings), small_store())
+    return micro_batch_bytes(slot, num_sequences)
+
+
+def probed_beside_pool(settings: Settings, num_bytes: int) -> int | None:
+    """The capacity where micro-batches have so much memory beside what two workers hold."""
+    vector_bytes = FlatModel(small_module(settings), CPU, settings.precision).gradient.nbytes
+    held = sum(state_vectors(settings, num_trainers=1, num_workers=2).values()) * vector_bytes
+    cluster = replace(settings.cluster, memory_bytes=held + num_bytes)
+    return probed(replace(settings, cluster=cluster, batching=replace(settings.batching, padding_fraction=1.0)))
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -91,29 +107,16 @@ def test_on_a_cpu_the_memory_budget_decides() -> None:
 @pytest.mark.parametrize("vocab_size", [23, 8000])
 def test_what_was_counted_fits(vocab_size: int) -> None:
     """Also where one and two sequences take most memory for the vocabulary's gradients, and many for their logits."""
-    vocabulary = f"+model.overrides.vocab_size={vocab_size}"
-    settings = small_settings(vocabulary)
-    _, slot = lone_trainer(settings, small_objective(settings), small_module(settings), small_store())
-    slot.flat_model.point_at(slot.flat_model.initial_weights())
-    two, many = micro_batch_bytes(slot, 2), micro_batch_bytes(slot, 20)
-    held = sum(state_vectors(settings, num_trainers=1, num_workers=2).values()) * slot.flat_model.gradient.nbytes
-    little = (vocabulary, "batching.padding_fraction=1", f"cluster.memory_bytes={held + many}")
-    capacity = probed(small_settings(*little))
-    assert capacity in (19, 20)
+    settings = small_settings(f"+model.overrides.vocab_size={vocab_size}")
+    two, many = counted(settings, 2), counted(settings, 20)
+    assert probed_beside_pool(settings, many) in (19, 20)
     assert many / 20 <= two / 2, "no more each than two take"
 
 
 def test_memory_for_one_sequence_and_not_for_two() -> None:
     settings = small_settings()
-    _, slot = lone_trainer(settings, small_objective(settings), small_module(settings), small_store())
-    slot.flat_model.point_at(slot.flat_model.initial_weights())
-    held = sum(state_vectors(settings, num_trainers=1, num_workers=2).values()) * slot.flat_model.gradient.nbytes
-    one = micro_batch_bytes(slot, 1)
-
-    def capacity(extra: int) -> int | None:
-        return probed(small_settings("batching.padding_fraction=1", f"cluster.memory_bytes={held + extra}"))
-
-    assert [capacity(one - 1), capacity(one)] == [0, 1]
+    one = counted(settings, 1)
+    assert [probed_beside_pool(settings, extra) for extra in (one - 1, one)] == [0, 1]
 
 
 def test_any_batch_that_a_trainer_can_ask_for_needs_no_limit() -> None:

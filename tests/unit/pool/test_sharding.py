@@ -1,20 +1,11 @@
 """Which layers of a model ranks gather one by one, and how they share a tensor."""
 
-import numpy as np
 import pytest
-import torch
-import torch.distributed as dist
 from torch import nn
-from torch.profiler import profile
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from adloco_dist.averaging.group import Group
-from adloco_dist.config import Device
 from adloco_dist.deal import Deal
-from adloco_dist.pool.sharding import UnsuitableModuleError, blocks_of, shard_module
-from adloco_dist.testing.lone import lone_rank
-from helpers.sharded import whole
-from helpers.support import small_module, small_settings
+from adloco_dist.pool.sharding import UnsuitableModuleError, blocks_of
 
 
 def kinds(module: nn.Module) -> list[str]:
@@ -47,27 +38,6 @@ def test_layers_inside_of_others_and_models_without_any() -> None:
         blocks_of(nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Embedding(3, 2)))
     with pytest.raises(UnsuitableModuleError, match="has no list of layers"):
         blocks_of(nn.ModuleList([nn.ModuleList([nn.Linear(2, 2)]), nn.ModuleList([nn.Linear(2, 2)])]))
-
-
-def test_gradients_of_a_tied_weight_are_added_in_place() -> None:
-    """A sum of its own would be as large as the vocabulary's gathered weights, at the time of most memory."""
-    settings = small_settings()
-    module = small_module(settings)
-    tokens = torch.arange(12)[None]
-    expected = torch.autograd.grad(module(tokens).logits.square().sum(), list(module.parameters()))
-    with lone_rank(Device.cpu) as runtime:
-        alone = dist.new_group([0])
-        assert isinstance(alone, dist.ProcessGroup)
-        shard_module(module, blocks_of(module), Group((0,), alone, runtime.device, 60.0, 60.0), in_bf16=False)
-        with profile(record_shapes=True) as seen:
-            module(tokens).logits.square().sum().backward()
-        gradients = [whole(parameter.grad) for parameter in module.parameters() if parameter.grad is not None]
-    shape = list(expected[0].shape)
-    sums = [one.key for one in seen.key_averages(group_by_input_shape=True) if one.input_shapes[:2] == [shape, shape]]
-    assert "aten::add_" in sums
-    assert "aten::add" not in sums
-    for gradient, reference in zip(gradients, expected, strict=True):
-        np.testing.assert_allclose(gradient, reference.numpy(), rtol=1e-4, atol=1e-7)
 
 
 def test_a_tensor_is_dealt_along_the_first_dimension_that_can_be_divided() -> None:
