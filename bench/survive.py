@@ -9,10 +9,12 @@ from survive_damage import measure_damage
 from survive_kills import measure_kills
 from survive_nodes import measure_links, measure_nodes
 from survive_rim import measure_rim
+from survive_strangers import measure_strangers
 
-COUNTS = {"cost": 8, "damage": 200, "configs": 500, "kills": 50, "nodes": 1, "links": 20, "rim": 1000}
-"""By part: starts, damages, command lines, kills, the one run of nodes, cuts of links, cases (all there are)."""
-QUICK = {"cost": 1, "damage": 200, "configs": 40, "kills": 4, "nodes": 0, "links": 0, "rim": 20}
+COUNTS = {"cost": 8, "damage": 200, "configs": 500, "kills": 50, "nodes": 1, "links": 20, "rim": 1000, "strangers": 1}
+"""By part: starts, damages, command lines, kills, the one run of nodes, cuts of links, cases (all there are), the one
+run of the tests that are marked as strangers'."""
+QUICK = {"cost": 1, "damage": 200, "configs": 40, "kills": 4, "nodes": 0, "links": 0, "rim": 20, "strangers": 0}
 
 
 def main() -> None:
@@ -25,8 +27,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of what is random")
     parser.add_argument("--case", default="", metavar="TEXT", help="with --only rim: cases whose names contain it")
     options = parser.parse_args()
-    if options.count is not None and (options.only in (None, "nodes") or options.count < 1):
-        parser.error(f"--count={options.count}: must be >= 1, of a part other than nodes (--only)")
+    if options.count is not None and (options.only in (None, "nodes", "strangers") or options.count < 1):
+        parser.error(f"--count={options.count}: must be >= 1, of a part other than nodes and strangers (--only)")
     if options.case and options.only != "rim":
         parser.error(f"--case={options.case}: needs --only rim")
     counts = QUICK if options.quick else COUNTS
@@ -51,6 +53,8 @@ def main() -> None:
         figures |= measure_links(counts["links"])
     if counts["rim"]:
         figures |= measure_rim(counts["rim"], options.seed, options.case)
+    if counts["strangers"]:
+        figures |= measure_strangers()
     rows += [[name, f"{value:.4g}"] for name, value in figures.items() if not name.startswith("checkpoint")]
     report("survival, 2 ranks (nodes: 3 hosts)", ["", "measured"], rows, figures, options.json)
 
