@@ -3,29 +3,26 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
+from adloco_dist.averaging.alike import refuse, settings_in_words, start_alike
 from adloco_dist.averaging.anchored import AnchoredWorker, OuterStepReport
-from adloco_dist.averaging.averager import Averager, FullPrecision, described
+from adloco_dist.averaging.averager import Averager, FullPrecision
 from adloco_dist.averaging.buffers import AveragedBuffers
-from adloco_dist.averaging.checks import (
-    RESTART,
-    checksum,
-    compare_tensors,
-    configurations_differ,
-    contact,
-)
-from adloco_dist.averaging.group import Group, group_of
+from adloco_dist.averaging.checks import RESTART, PeerLostError
+from adloco_dist.averaging.group import group_of
 from adloco_dist.averaging.outer import OuterSGD
-from adloco_dist.averaging.parameters import TrainedParameters, check_data_parallel, unwrapped
+from adloco_dist.averaging.own_group import Connection
+from adloco_dist.averaging.parameters import TrainedParameters
+from adloco_dist.averaging.saved import Present, check_state
 from adloco_dist.averaging.schedule import FragmentSchedule, Streaming
+from adloco_dist.averaging.steps import StepCounter
+from adloco_dist.averaging.wrappers import check_data_parallel, unwrapped
 
 log = logging.getLogger(__name__)
 
@@ -42,13 +39,15 @@ class DiLoCo:
     An outer step is taken inside of the `optimizer.step()` that ends a round: the mean of anchor minus weights over the
     workers is the gradient of a step of `outer` on the anchor, from which all workers restart. Everything else in the
     loop is the user's: clipping, accumulation, schedulers, GradScaler, torch.compile, DistributedDataParallel within a
-    worker. An update is a call of the optimizer's `step`; of several optimizers, one call of each. All ranks have to
-    take the same number of updates.
+    worker, collectives of its own. An update is a call of the optimizer's `step`; of several optimizers it ends with
+    the last one's, and where optimizers step within the backward pass, with that pass. All ranks have to take the same
+    number of updates: one that leaves the block earlier than the others, or by an exception, ends theirs, and they say
+    which it was.
 
     Parameters that the optimizers hold and train are averaged, in the memory that they have. Frozen parameters must be
     equal on all ranks. Persistent buffers that training changes in the first round take the mean of the workers'
-    values, all others are constants. An optimizer that trains copies of its own of the parameters, such as fp32 ones of
-    bf16 parameters, would undo the outer step.
+    values, all others are constants. Copies of the parameters in an optimizer's state (schedule-free, Lookahead, fp32
+    copies of bf16 parameters) move with them; an optimizer that keeps copies elsewhere would undo the outer step.
 
     A rank takes, beside the model and the optimizer's state, two flat vectors of the model's size (the anchor, and the
     outer momentum if there is any), and one more during an outer step; in fp32, or in fp64 if a parameter is.
@@ -59,14 +58,16 @@ class DiLoCo:
     A worker whose weights are not finite contributes nothing to the outer step and restarts from the anchor with a
     fresh optimizer state.
 
-    To save a run, save `state_dict()` with the states of model, optimizer, scheduler and data: they differ between
-    ranks, but for the model's at the end of a round (`is_round_end`). To resume, construct everything, then load the
-    states: construction gives all ranks the lowest rank's weights.
+    To save a run, save `state_dict()` with the states of model, optimizer, scheduler and data, on each rank its own. To
+    resume, construct everything, load the states of model and optimizer, then this one: construction gives all ranks
+    the lowest rank's weights.
 
     Attributes:
         round: rounds that were completed.
         updates: updates taken in this round.
         last_step: what the last outer step did; None before the first one.
+        holds_anchor: whether the model has the anchor's weights, which are the same on all ranks: after an outer step
+            of the whole model that did not travel.
     """
 
     def __init__(
@@ -78,14 +79,15 @@ class DiLoCo:
 
         Args:
             model: on the device where it is trained, in its final types.
-            optimizer: the optimizer of its parameters; several (Muon beside AdamW, say) as a list.
+            optimizer: the optimizer of its parameters; several (Muon beside AdamW, say) as a list, in the order in
+                which the loop steps them.
             updates_per_round: H, the updates between two outer steps.
             outer: the optimizer of the anchor.
             group: the ranks, each of which has one worker, or the same part of one; None: the default process group.
+                They are connected once more for averages, which meet nothing of the loop then.
             averager: how pseudo-gradients travel; None: in full precision.
             streaming: how averages are spread over a round, and hidden behind updates.
-            timeout_seconds: how long a rank waits for the others, whose rounds may take longer than its own; at most
-                the timeout of the process group.
+            timeout_seconds: how long a rank waits for the others, whose rounds may take longer than its own.
 
         Raises:
             ValueError: model, optimizer or settings cannot be used, or differ between ranks; one line.
@@ -96,36 +98,34 @@ class DiLoCo:
         if not timeout_seconds > 0:
             raise ValueError(f"timeout_seconds={timeout_seconds}: must be > 0")
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
-        self._optimizers, self._streaming = optimizers, streaming
+        self._streaming = streaming
         self._schedule = FragmentSchedule(updates_per_round, streaming.fragments, streaming.delay_updates)
         self._parameters = TrainedParameters(model, optimizers)
         self._buffers = AveragedBuffers(unwrapped(model))
-        self._group = group_of(group, self._parameters.device, timeout_seconds)
-        ranks = self._group.ranks if self._group else ()
+        shared = group_of(group, self._parameters.device, timeout_seconds)
+        ranks = shared.ranks if shared else ()
         check_data_parallel(model, ranks)
-        self._shards = self._parameters.shards(ranks, timeout_seconds)
-        self._timeout_seconds = timeout_seconds
+        shards = self._parameters.shards(ranks, timeout_seconds)
+        self._connection = Connection(shared, shards.met, timeout_seconds)
         averager = averager or FullPrecision(self._parameters.dtype)
-        if averager.keeps_residual and outer.radial:
-            rule = "restores lengths, which error feedback would count twice; choose one of them"
-            raise ValueError(f"outer: radial={outer.radial} {rule}")
-        if self._shards.ranks and outer.radial:
-            raise ValueError(f"outer: radial={outer.radial} needs whole tensors; it does not go with a sharded model")
+        refuse(outer, averager, is_sharded=bool(shards.ranks))
         fragments = self._parameters.fragments(streaming.fragments)
         self._worker = AnchoredWorker(
-            self._parameters, self._buffers, fragments, outer, averager, self._group, self._shards,
+            self._parameters, self._buffers, fragments, outer, averager, shards,
             is_delayed=streaming.delay_updates > 0,
         )  # fmt: skip
+        self._settings = settings_in_words(updates_per_round, outer, averager, streaming)
         self.round = self.updates = 0
         self.last_step: OuterStepReport | None = None
+        self.holds_anchor = True
         self._awaits: int | None = None
-        self._was_overwritten = False
-        if self._group is not None:
-            with self._contact():
-                self._start_alike(self._group, outer, averager)
-        self._stepped: set[int] = set()
-        self._handles: list[RemovableHandle] = []
         self._has_failed = False
+        if shared is not None:
+            facts = {**self._settings, "averaged part of the model": shards.place}
+            with self._contact():
+                start_alike(shared, facts, self._parameters, self._buffers, self._worker.anchor)
+        self._name = f"worker {shared.index} of {len(ranks)}" if shared else "worker 0 of 1"
+        self._steps = StepCounter(optimizers, self.count_update)
 
     @property
     def is_round_end(self) -> bool:
@@ -133,24 +133,35 @@ class DiLoCo:
         return self.updates == 0
 
     def __enter__(self) -> "DiLoCo":
-        # Inside of a compiled optimizer step, too, the outer step is not compiled.
-        hook: Any = torch.compiler.disable(self._count_step)
-        self._handles = [optimizer.register_step_post_hook(hook) for optimizer in self._optimizers]
+        with self._contact():
+            self._worker.group = self._connection.connect()
+        self._steps.open()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for handle in self._handles:
-            handle.remove()
-        if kind is None:
-            self._settle()  # others wait for this rank's part
-        if kind is None and self.updates:
-            log.warning(
-                "%d updates since the last outer step are in this rank's model alone; to average them, call "
-                "outer_step() on all ranks at the end of the loop",
-                self.updates,
-            )
+        self._steps.close()
+        self.leave(error)
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """End averaging on this rank, as the end of the block does; the next outer step connects the ranks again.
+
+        Waits for an average that is under way, unless there is an error. Ranks that wait for this one, or will, raise
+        PeerLostError, and say that it has left.
+
+        Args:
+            error: because of which it ends.
+        """
+        if error is None:
+            self._settle()
+        if error is None and not self.holds_anchor:
+            count = f"{self.updates} updates since the last outer step" if self._streaming.is_plain else "some updates"
+            remedy = "to average them, call outer_step() on all ranks at the end of the loop"
+            log.warning(f"{count} are in this rank's model alone; {remedy}")
+        are_lost = self._has_failed and isinstance(error, PeerLostError)
+        self._connection.leave(None if are_lost else f"after {self.updates} updates of round {self.round + 1}", error)
+        self._worker.group = None
 
     def outer_step(self) -> OuterStepReport:
         """Take an outer step of the whole model now, however many updates the round has. Collective.
@@ -168,16 +179,23 @@ class DiLoCo:
             if self._awaits is not None:
                 self._worker.mix(self._awaits)
             self.last_step = self._worker.step()
-        self.round, self.updates, self._awaits = self.round + 1, 0, None
+        self.round, self.updates, self._awaits, self.holds_anchor = self.round + 1, 0, None, True
+        self._steps.note_count()
         return self.last_step
 
     def count_update(self) -> None:
-        """Count an update, and do what is due after it; the optimizer's step does so by itself. Collective.
+        """Count an update, and do what is due after it; within the block the optimizer's step does so by itself.
+
+        Collective.
 
         Raises:
             ValueError, PeerLostError, RanksDisagreeError, RuntimeError: as `outer_step`.
         """
+        if self._parameters.copies.names is None:
+            self._parameters.find_copies()
+        self._steps.note_count()
         self.updates += 1
+        self.holds_anchor = False
         is_end = self.updates >= self._schedule.updates_per_round
         mixed = [fragment for fragment in self._schedule.mixed(self.updates) if fragment == self._awaits]
         started = (*self._schedule.started(self.updates), 0) if is_end else self._schedule.started(self.updates)
@@ -195,6 +213,7 @@ class DiLoCo:
                 self._worker.start(self._awaits, is_delayed=True)
         if is_end:
             self.round, self.updates = self.round + 1, 0
+            self.holds_anchor = self._streaming.is_plain
 
     @contextmanager
     def outer_weights(self) -> Iterator[None]:
@@ -207,14 +226,20 @@ class DiLoCo:
             yield
 
     def state_dict(self) -> dict[str, Any]:
-        """The outer state: but for the residual equal on all ranks. Its tensors are those in use, not copies.
+        """This rank's outer state. Its tensors are those in use, not copies.
+
+        What is the same on all ranks has the same name on all; what is not, and each part of a sharded model, has a
+        name of its own, so that torch.distributed.checkpoint keeps all of it.
 
         Waits for an average that is under way.
         """
         self._settle()
         return {
-            **self._worker.tensors(),
+            **self._worker.tensors(self._name),
+            "checksums": {self._name: self._parameters.checksums()},
             "changing_buffers": self._buffers.changing,
+            "copies": self._parameters.copies.names,
+            "settings": dict(self._settings),
             "round": self.round,
             "steps": self._worker.steps,
             "awaits": self._awaits,
@@ -222,57 +247,25 @@ class DiLoCo:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from what `state_dict` returned; the model's own state is loaded before, and not by this.
+        """Resume from this rank's `state_dict`; the states of model and optimizer are loaded before, and not by this.
+
+        At the end of a round, without streaming and residual, ranks do not differ: any rank's state will do.
 
         Raises:
-            ValueError: it is the state of another model or optimizer; nothing has been loaded; one line.
+            ValueError: it is the state of another model, optimizer, rank or setting, or the model does not have the
+                weights that it had; nothing has been loaded; one line.
         """
         self._settle()
-        present = self._worker.tensors()
-        for part, tensors in present.items():
-            compare_tensors(part, state.get(part, {}), tensors)
-        if lacking := [key for key in ("changing_buffers", "round", "updates", "steps", "awaits") if key not in state]:
-            raise ValueError(f"state_dict: it has no {lacking[0]}; load what DiLoCo.state_dict returned")
-        has_own = state["updates"] or not self._streaming.is_plain
-        if has_own and self._was_overwritten and self._parameters.equal(self._worker.anchor):
-            rule = "load the model's state after DiLoCo is constructed, which gives all ranks the lowest rank's weights"
-            raise ValueError(f"state_dict: it is from the middle of a round; {rule}")
-        for part, tensors in present.items():
-            for name, tensor in tensors.items():
+        tensors = self._worker.tensors(self._name)
+        checksums, is_plain = self._parameters.checksums(), self._streaming.is_plain
+        check_state(state, Present(self._name, tensors, checksums, self._settings, is_plain))
+        for part, present in tensors.items():
+            for name, tensor in present.items():
                 tensor.copy_(state[part][name])
-        self._buffers.changing = state["changing_buffers"]
+        self._buffers.changing, self._parameters.copies.names = state["changing_buffers"], state["copies"]
         self.round, self.updates, self._worker.steps = (int(state[key]) for key in ("round", "updates", "steps"))
         self._awaits = state["awaits"]
-
-    def _start_alike(self, group: Group, outer: OuterSGD, averager: Averager) -> None:
-        facts = {"updates_per_round": str(self._schedule.updates_per_round)}
-        facts |= {f"outer {name}": str(value) for name, value in asdict(outer).items()}
-        facts |= {f"streaming {name}": str(value) for name, value in asdict(self._streaming).items()}
-        facts |= {
-            "averaged part of the model": self._shards.place,
-            **self._parameters.facts(),
-            **self._buffers.facts(),
-            "averager": described(averager),
-        }
-        if difference := configurations_differ(group, facts):
-            raise ValueError(f"{difference}; start all ranks with the same model and settings")
-        if dist.get_rank() == group.ranks[0] and (names := self._parameters.without_optimizer):
-            log.warning("%d parameters that require gradients are in no optimizer: %s, ...", len(names), names[0])
-        anchor = self._worker.anchor
-        own = checksum(anchor)
-        group.broadcast(anchor)
-        self._was_overwritten = checksum(anchor) != own
-        self._parameters.restart(anchor)
-        self._buffers.broadcast(group, anchor.device)
-
-    def _count_step(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-        if float(getattr(optimizer, "found_inf", 0)):
-            return  # GradScaler has a fused optimizer's step called, too, when there is none to take
-        self._stepped.add(id(optimizer))
-        if len(self._stepped) < len(self._optimizers):
-            return
-        self._stepped.clear()
-        self.count_update()
+        self.holds_anchor = self._parameters.equal(self._worker.anchor)
 
     def _settle(self) -> None:
         """Wait for what is under way."""
@@ -292,8 +285,9 @@ class DiLoCo:
         self._has_failed = True  # until it has not
         self._parameters.check()
         with self._contact():
+            self._worker.group = self._connection.connect()
             yield
         self._has_failed = False
 
     def _contact(self) -> AbstractContextManager[None]:
-        return contact(self._shards.met, f"outer step {self._worker.steps + 1}", self._timeout_seconds)
+        return self._connection.contact(f"outer step {self._worker.steps + 1}")

@@ -69,38 +69,53 @@ class AnchoredWorker:
         norms: of the worker's pseudo-gradients, where they decide whether it is left out.
         departed: the worker's weights in the fragment that it awaits, as they were sent off; empty without delay.
         residual: what this rank has not sent, fragment after fragment; None: there is no error feedback.
+        group: the ranks with which it averages, for itself alone; None: this rank is alone, or not connected yet.
         steps: outer steps that were taken, of any fragment.
         is_under_way: whether an average is.
     """
 
     def __init__(
         self, parameters: TrainedParameters, buffers: AveragedBuffers, fragments: list[Fragment], outer: OuterSGD,
-        averager: Averager, group: Group | None, shards: Shards, is_delayed: bool = False,
+        averager: Averager, shards: Shards, is_delayed: bool = False,
     ) -> None:  # fmt: skip
         self._parameters, self._buffers, self._outer, self._averager = parameters, buffers, outer, averager
-        self._fragments, self._group, self._shards = fragments, group, shards
+        self._fragments, self._shards = fragments, shards
+        self.group: Group | None = None
         self.anchor = parameters.vector()
         self.momentum = torch.zeros_like(self.anchor) if outer.momentum else None
         self.residual = torch.zeros_like(self.anchor) if averager.keeps_residual else None
         self.norms = NormHistory(len(fragments))
         self.departed = self.anchor.new_zeros(largest(fragments) if is_delayed else 0)
         self.steps = 0
+        # The memory that an outer step takes, which should be lacking now rather than after a round.
+        self.anchor.new_empty(largest(fragments))
         self._under_way: _UnderWay | None = None
 
     @property
     def is_under_way(self) -> bool:
         return self._under_way is not None
 
-    def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
-        """What is to be saved, by part and name: these very tensors."""
-        views = self._parameters.layout.views
+    def tensors(self, worker: str) -> dict[str, dict[str, torch.Tensor]]:
+        """What is to be saved, by part and name: these very tensors.
+
+        What differs between ranks has a name of its own on each, so that it is not taken for one thing.
+
+        Args:
+            worker: names this rank's worker.
+        """
+        place = f", {self._shards.place}" if self._shards.ranks else ""
+
+        def views(vector: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {name + place: view for name, view in self._parameters.layout.views(vector).items()}
+
+        own = worker + place
         return {
             "anchor": views(self.anchor),
             "momentum": {} if self.momentum is None else views(self.momentum),
-            "residual": {} if self.residual is None else {"residual": self.residual},
-            "norms": {"norms": self.norms.values},
-            "departed": {"departed": self.departed} if len(self.departed) else {},
-            "buffers": dict(self._buffers.values),
+            "residual": {} if self.residual is None else {own: self.residual},
+            "norms": {own: self.norms.values} if self._outer.outlier_deviations is not None else {},
+            "departed": {own: self.departed} if len(self.departed) else {},
+            "buffers": {name + place: value for name, value in self._buffers.values.items()},
         }
 
     def start(self, index: int, is_delayed: bool) -> None:
@@ -109,7 +124,7 @@ class AnchoredWorker:
         Args:
             is_delayed: returns while it travels; else it has arrived.
         """
-        fragment, group = self._fragments[index], self._group
+        fragment, group = self._fragments[index], self.group
         if index == 0:
             self._buffers.find_changing(group)
         payload, buffers = self._payloads(index)
@@ -144,6 +159,7 @@ class AnchoredWorker:
         average = under_way.average
         total = average.wait() if isinstance(average, Background) else average
         num_finite = int(total[-1])
+        self._shards.unify(zip(under_way.fragment.tensors, self._parts_of(under_way.fragment, total), strict=True))
         self._restore_lengths(under_way.fragment, total)
         norm = self._step(under_way.fragment, total, num_finite, restarts)
         if num_finite and under_way.fragment is self._fragments[0]:
@@ -160,20 +176,20 @@ class AnchoredWorker:
         for index in range(len(self._fragments)) if indices is None else indices:
             self.start(index, is_delayed=False)
             reports.append(self.complete(restarts=True))
-        if self._group is not None:
-            compare_anchors(self._group, self.steps, self.anchor)
+        if self.group is not None:
+            compare_anchors(self.group, self.steps, self.anchor)
         return reduce(add, reports)
 
     @contextmanager
     def outer_weights(self) -> Iterator[None]:
         """Have the anchor's weights in the model while the block runs; not those of an average under way."""
         own = self._parameters.vector()
-        self._parameters.restart(self.anchor)
+        self._parameters.put(self.anchor)
         try:
             with self._buffers.outer_values():
                 yield
         finally:
-            self._parameters.restart(own)
+            self._parameters.put(own)
 
     def mix(self, index: int) -> None:
         """Bring the outer step of a fragment, which was taken, to the worker; it keeps what it has learned since."""
@@ -196,6 +212,10 @@ class AnchoredWorker:
             if restarts:
                 self._parameters.restart(self.anchor, which)
         return float(torch.linalg.vector_norm(torch.stack(norms)))
+
+    def _parts_of(self, fragment: Fragment, packed: torch.Tensor) -> list[torch.Tensor]:
+        """What a packed vector has of each tensor of the fragment."""
+        return [part for (part,) in fragment.parts(packed=packed, by_tensor=True)]
 
     def _radial(self, fragment: Fragment) -> list[int]:
         """The tensors whose means are radial, by their places in the fragment."""
@@ -224,6 +244,7 @@ class AnchoredWorker:
             buffers.zero_()
             self._parameters.restart(self.anchor)
             if not is_finite:
+                self._buffers.recover()
                 self._parameters.reset_optimizers()
         return payload, buffers
 
@@ -232,7 +253,7 @@ class AnchoredWorker:
         outer = self._outer
         if not outer.reads_norms:
             return True
-        parts = [part for (part,) in fragment.parts(packed=payload, by_tensor=True)]
+        parts = self._parts_of(fragment, payload)
         own = torch.stack([torch.linalg.vector_norm(part) for part in parts]).tolist()
         norms = self._shards.whole_norms(own, fragment.tensors)
         norm = hypot(*norms)
@@ -248,5 +269,5 @@ class AnchoredWorker:
 
     def _restore_lengths(self, fragment: Fragment, total: torch.Tensor) -> None:
         if radial := self._radial(fragment):
-            sums = [part for (part,) in fragment.parts(packed=total, by_tensor=True)]
+            sums = self._parts_of(fragment, total)
             restore_lengths([sums[place] for place in radial], total[fragment.num_elements : -1].tolist())

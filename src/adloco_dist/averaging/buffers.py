@@ -89,14 +89,20 @@ class AveragedBuffers:
         """Put the changing buffers' values of the last outer step into the module."""
         self._put(self.changing or ())
 
+    def recover(self) -> None:
+        """Put the values of the last outer step into all buffers: it may not be known yet which of them change."""
+        self._put(self.values)
+
     @contextmanager
     def outer_values(self) -> Iterator[None]:
         """Have the values of the last outer step in the module while the block runs."""
         own = {name: self._present(name).clone() for name in self.changing or ()}
         self.restart()
-        yield
-        for name, value in own.items():
-            self._present(name).copy_(value)
+        try:
+            yield
+        finally:
+            for name, value in own.items():
+                self._present(name).copy_(value)
 
     def _put(self, names: Iterable[str]) -> None:
         for name in names:

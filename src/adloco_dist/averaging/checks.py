@@ -2,17 +2,28 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 
-from adloco_dist.averaging.group import Group
+from adloco_dist.averaging.group import Group, GroupError
 from adloco_dist.text import first_difference, first_line, ranks_by_value, ranks_in_words
 from adloco_dist.vectors import shape_in_words
 
 CHECKSUM_ROW_WORDS = 64
+LOST_CONNECTION = (
+    "connection closed",
+    "connection reset",
+    "connection was likely closed",
+    "broken pipe",
+    "socket closed",
+    "remote process exit",
+)
+"""Words of gloo, torch's store and NCCL for a lost connection."""
+LOST_CONTACT = (*LOST_CONNECTION, "timed out", "timeout", "gloo/transport", "nccl")
+"""Words of theirs for any reason why another rank cannot be reached."""
 RESTART = "restart all ranks, and load the last state_dict"
 
 
@@ -25,12 +36,15 @@ class PeerLostError(RuntimeError):
 
 
 @contextmanager
-def contact(ranks: Sequence[int], where: str, timeout_seconds: float) -> Iterator[None]:
-    """Report another rank that is gone or late as such, from the collectives in the block.
+def contact(
+    ranks: Sequence[int], where: str, timeout_seconds: float, who_left: Callable[[], str | None] | None = None
+) -> Iterator[None]:
+    """Report another rank that is gone or late as such, from the collectives in the block; no other error.
 
     Args:
         ranks: those that may be; none: this rank is alone.
         timeout_seconds: of the collectives.
+        who_left: finds out who has left by itself, and why.
 
     Raises:
         PeerLostError: one is.
@@ -38,12 +52,20 @@ def contact(ranks: Sequence[int], where: str, timeout_seconds: float) -> Iterato
     try:
         yield
     except RuntimeError as error:
-        if not ranks or isinstance(error, RanksDisagreeError | torch.OutOfMemoryError | torch.AcceleratorError):
+        if not ranks or not is_lost_contact(error):
             raise
-        raise PeerLostError(
-            f"{where} on rank {dist.get_rank()}: another of the {ranks_in_words(ranks)} is gone, or late by more than "
-            f"timeout_seconds={timeout_seconds:g} ({first_line(error)}); {RESTART}"
-        ) from error
+        reason = who_left() if who_left else None
+        others = f"another of the {ranks_in_words(ranks)}"
+        late = f"{others} is gone, or late by more than timeout_seconds={timeout_seconds:g} ({first_line(error)})"
+        raise PeerLostError(f"{where} on rank {dist.get_rank()}: {reason or late}; {RESTART}") from error
+
+
+def is_lost_contact(error: Exception) -> bool:
+    """Whether an error says that another rank is gone or late; all others are this rank's own."""
+    if isinstance(error, RanksDisagreeError | torch.OutOfMemoryError | torch.AcceleratorError):
+        return False
+    line = str(error).lower()
+    return isinstance(error, dist.DistError | GroupError) or any(words in line for words in LOST_CONTACT)
 
 
 def checksum(tensor: torch.Tensor) -> list[int]:
@@ -114,5 +136,5 @@ def compare_tensors(part: str, saved: Mapping[str, torch.Tensor], present: Mappi
             "missing" if name not in tensors else shape_in_words(tensors[name]) for tensors in (saved, present)
         )
         if was != is_here:
-            rule = "load the state of the same model and outer optimizer"
+            rule = "load the state of the same model and outer optimizer, and on each rank its own"
             raise ValueError(f"state_dict: its {part} of {name} is {was}, but {is_here} here; {rule}")

@@ -4,48 +4,19 @@ import hashlib
 from collections.abc import Iterator, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from adloco_dist.averaging.checks import checksum
+from adloco_dist.averaging.copies import ParameterCopies
 from adloco_dist.averaging.fragments import Fragment, fragments_of
 from adloco_dist.averaging.outer import chunk_elements, pseudo_gradient, rejoin, restart
-from adloco_dist.averaging.shards import Shards, local, sharded_modules
-from adloco_dist.text import ranks_in_words
+from adloco_dist.averaging.shards import Shards, is_sharded, local, sharded_modules
+from adloco_dist.averaging.wrappers import unwrapped
 from adloco_dist.vectors import VectorLayout, embeddings_of, shape_in_words
 
 FSDP1 = "FullyShardedDataParallel has changed its parameters; use fully_shard, DistributedDataParallel or no wrapper"
 FINAL = "construct DiLoCo when model and optimizers are final"
-
-
-def _wrappers(module: nn.Module) -> Iterator[nn.Module]:
-    """The module, then what DistributedDataParallel and torch.compile have wrapped, from the outside in."""
-    inner: object = module
-    while isinstance(inner, nn.Module):
-        yield inner
-        wraps = isinstance(inner, DistributedDataParallel | DataParallel)
-        inner = inner.module if wraps else getattr(inner, "_orig_mod", None)
-
-
-def unwrapped(module: nn.Module) -> nn.Module:
-    """The module inside of DistributedDataParallel and torch.compile, which put their own names before its names."""
-    return list(_wrappers(module))[-1]
-
-
-def check_data_parallel(module: nn.Module, ranks: Sequence[int]) -> None:
-    """Make sure that DistributedDataParallel, if the module is wrapped in it, joins no two of these ranks.
-
-    Raises:
-        ValueError: it does, so that those ranks are one worker; one line.
-    """
-    wrappers = [inner for inner in _wrappers(module) if isinstance(inner, DistributedDataParallel)]
-    joined = sorted({rank for ddp in wrappers for rank in dist.get_process_group_ranks(ddp.process_group)} & set(ranks))
-    if len(joined) > 1:
-        rule = f"averages gradients over {ranks_in_words(joined)}, which makes them one worker"
-        remedy = "wrap no model in it, or give group one rank of each worker"
-        raise ValueError(f"model: its DistributedDataParallel {rule}; {remedy}")
 
 
 class TrainedParameters:
@@ -56,6 +27,7 @@ class TrainedParameters:
     Attributes:
         layout: where flat vectors hold them.
         embeddings: indices of embeddings among them.
+        copies: the optimizers' copies of them.
         dtype: type of flat vectors: fp64 if one of the parameters is of that type, else fp32.
         device: device of flat vectors: the first parameter's.
     """
@@ -66,6 +38,7 @@ class TrainedParameters:
             ValueError: these parameters cannot be averaged; one line.
         """
         self._module, self._optimizers = module, optimizers
+        self.copies = ParameterCopies(optimizers)
         self._sharded_modules = sharded_modules(module)
         named, held = self._named(), self._held()
         if any(type(inner).__name__ == "FullyShardedDataParallel" for inner in module.modules()):
@@ -81,6 +54,7 @@ class TrainedParameters:
         if not self._trained:
             rule = "pass the optimizer of parameters that require gradients"
             raise ValueError(f"optimizer: it trains no parameter of the model; {rule}")
+        self._in_order = list(self._trained.values())
         self._kinds = {name: _kind(parameter) for name, parameter in self._trained.items()}
         self.layout = VectorLayout.of((name, local(parameter)) for name, parameter in self._trained.items())
         types = {parameter.dtype for parameter in self._trained.values()}
@@ -97,10 +71,10 @@ class TrainedParameters:
     def facts(self) -> dict[str, str]:
         """What the ranks of a group must agree on, by name."""
         order = hashlib.blake2b("\n".join(self._trained).encode(), digest_size=8).hexdigest()
-        shapes = {f"parameter {name}": shape_in_words(local(parameter)) for name, parameter in self._trained.items()}
+        shapes = {f"parameter {name}": _placed(parameter) for name, parameter in self._trained.items()}
         frozen = {
-            f"frozen parameter {name}": f"{shape_in_words(part)} with checksum {checksum(part)[1]:x}"
-            for name, part in ((name, local(p)) for name, p in self._frozen.items())
+            f"frozen parameter {name}": f"{_placed(p)} with checksum {_content_checksum(local(p)):x}"
+            for name, p in self._frozen.items()
         }
         return {**shapes, **frozen, "the order of the parameters": order}
 
@@ -111,6 +85,11 @@ class TrainedParameters:
             ValueError: they do not; one line.
         """
         named, held = self._named(), self._held()
+        known = {id(parameter) for parameter in (*self._trained.values(), *self._frozen.values())}
+        if later := held - known:
+            added = [name for name, parameter in named.items() if id(parameter) in later]
+            name = added[0] if added else f"{len(later)} parameters that are not the model's"
+            raise ValueError(f"optimizer: it holds {name}, which it did not at construction; {FINAL}")
         for name, parameter in self._trained.items():
             if named.get(name) is not parameter:
                 raise ValueError(f"model: its parameter {name} has been replaced or removed; {FINAL}")
@@ -129,6 +108,17 @@ class TrainedParameters:
         for parameter, view in self._with_views(vector):
             view.copy_(parameter)
         return vector
+
+    def checksums(self) -> torch.Tensor:
+        """A checksum of the parameters, and one of the optimizers' states of them, (2,), int64, on the CPU."""
+        weights, states = hashlib.blake2b(digest_size=8), hashlib.blake2b(digest_size=8)
+        for parameter in self._trained.values():
+            weights.update(repr(checksum(local(parameter))).encode())
+            for optimizer in self._optimizers:
+                for name, state in sorted(optimizer.state.get(parameter, {}).items()):
+                    said = checksum(local(state)) if isinstance(state, torch.Tensor) else state
+                    states.update(repr((name, said)).encode())
+        return torch.tensor([int.from_bytes(each.digest(), signed=True) for each in (weights, states)])
 
     def equal(self, anchor: torch.Tensor) -> bool:
         """Whether the parameters are what a restart from the anchor would make them."""
@@ -164,11 +154,19 @@ class TrainedParameters:
         """The ranks that hold these parameters together; see `Shards`."""
         return Shards(self._trained, averaged_with, timeout_seconds)
 
-    def restart(self, anchor: torch.Tensor, which: Sequence[int] | None = None) -> None:
-        """Give the parameters of these indices, or all, the anchor's values, in the memory that they have."""
+    def put(self, vector: torch.Tensor) -> None:
+        """Give the parameters the vector's values, in the memory that they have; copies of them stay as they are."""
         self._reshard()
-        for parameter, view in self._with_views(anchor, which):
+        for parameter, view in self._with_views(vector):
             restart([parameter], view)
+
+    def restart(self, anchor: torch.Tensor, which: Sequence[int] | None = None) -> None:
+        """Bring the parameters of these indices, or all, to the anchor, and the optimizers' copies of them along."""
+        self._reshard()
+        for index, view in self._views(anchor, which):
+            parameter = self._in_order[index]
+            self.copies.move(parameter, view)
+            restart([local(parameter)], view)
 
     def copy_to(self, packed: torch.Tensor, which: Sequence[int]) -> None:
         """Fill `packed` with the parameters of these indices."""
@@ -183,11 +181,18 @@ class TrainedParameters:
         """
         self._reshard()
         for index, parameter, part in self._packed(departed, which):
-            rejoin(parameter, part, self.layout.view(anchor, index))
+            view = self.layout.view(anchor, index)
+            if self.copies.names:
+                self.copies.move(self._in_order[index], parameter + (view - part).to(parameter))
+            rejoin(parameter, part, view)
 
     def parts(self, which: Sequence[int] | None = None) -> Iterator[tuple[slice, Sequence[int]]]:
         """Runs of parameters that stay in a cache together: where they lie in flat vectors, and their indices."""
         return self.layout.parts(chunk_elements(self.device), which)
+
+    def find_copies(self) -> None:
+        """Look for copies of the parameters in the optimizers' states, after the first update."""
+        self.copies.find(self._trained)
 
     def reset_optimizers(self) -> None:
         """Forget the optimizers' state of these parameters, as if no step had been taken."""
@@ -211,21 +216,25 @@ class TrainedParameters:
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         return {id(parameter) for group in groups for parameter in group["params"]}
 
+    def _views(self, vector: torch.Tensor, which: Sequence[int] | None) -> Iterator[tuple[int, torch.Tensor]]:
+        """These indices, or all, each with what a flat vector holds for its parameter."""
+        for index in range(len(self._in_order)) if which is None else which:
+            yield index, self.layout.view(vector, index)
+
     def _with_views(
         self, vector: torch.Tensor, which: Sequence[int] | None = None
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:  # fmt: skip
         """The parameters of these indices, or all, detached, each with what a flat vector holds for it."""
-        parameters = list(self._trained.values())
-        for index in range(len(parameters)) if which is None else which:
-            yield local(parameters[index]), self.layout.view(vector, index)
+        for index, view in self._views(vector, which):
+            yield local(self._in_order[index]), view
 
     def _packed(
         self, packed: torch.Tensor, which: Sequence[int]
     ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:  # fmt: skip
         """Indices, their parameters, detached, and their places in `packed`, one after the other without gaps."""
-        parameters, start = list(self._trained.values()), 0
+        start = 0
         for index in which:
-            parameter = local(parameters[index])
+            parameter = local(self._in_order[index])
             part = packed[start : start + parameter.numel()].view(parameter.shape)
             start += parameter.numel()
             yield index, parameter, part
@@ -241,7 +250,23 @@ def _obstacle(parameter: nn.Parameter) -> str | None:
         return "sparse, which is not supported; use a dense one"
     if parameter.is_complex():
         return "complex, which is not supported; use torch.view_as_real"
+    if parameter.requires_grad and hasattr(parameter, "__tensor_flatten__") and not is_sharded(parameter):
+        return f"a {type(parameter).__name__} made of other tensors, which is not supported; train a plain one"
     return None
+
+
+def _placed(parameter: torch.Tensor) -> str:
+    """Shape and type of this rank's part of a parameter, and how it is divided among ranks if it is."""
+    placements = f" as {getattr(parameter, 'placements', '')}" if is_sharded(parameter) else ""
+    return shape_in_words(local(parameter)) + placements
+
+
+def _content_checksum(tensor: torch.Tensor) -> int:
+    """A checksum of a tensor's bits; of one that is made of others (quantized, say), of theirs."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return checksum(tensor)[1]
+    names, _ = tensor.__tensor_flatten__()  # pyright: ignore[reportAttributeAccessIssue]
+    return sum(_content_checksum(getattr(tensor, name)) * place for place, name in enumerate(names, 1))
 
 
 def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:

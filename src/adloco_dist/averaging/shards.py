@@ -6,7 +6,7 @@ worker, whether its weights are finite and how long its pseudo-gradient is, its 
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -70,11 +70,13 @@ class Shards:
         self.place = f"{tuple(mesh.get_coordinate() or ())} of {tuple(mesh.shape)}" if mesh else "all of it"
         self._copies = [_num_copies(parameter, len(self.ranks)) for parameter in parameters.values()] if mesh else []
         self._groups: list[Group] = []
+        self._whole: list[frozenset[int]] = []
         for dimension in range(mesh.ndim if mesh else 0):
             assert mesh
             group, device = mesh.get_group(dimension), torch.device(mesh.device_type)
             ranks = tuple(dist.get_process_group_ranks(group))
             self._groups.append(Group(ranks, group, device, timeout_seconds, timeout_seconds))
+            self._whole.append(_whole_along(dimension, parameters.values()))
 
     def all_agree(self, holds: bool) -> bool:
         """Whether something holds on all ranks of the worker. Collective over them."""
@@ -115,6 +117,27 @@ class Shards:
         for group in self._groups:
             group.all_reduce(tensor)
 
+    def unify(self, averages: Iterable[tuple[int, torch.Tensor]]) -> None:
+        """Give the copies of a parameter that several ranks hold whole the same average, that of the lowest.
+
+        Each rank averages its copy beside other parts, with which a compressed average rounds it. Collective over the
+        worker's ranks.
+
+        Args:
+            averages: indices of parameters and their averages; may have gaps at the end.
+        """
+        if not any(self._whole):
+            return
+        averages = list(averages)
+        for group, whole in zip(self._groups, self._whole, strict=True):
+            copies = [average for index, average in averages if index in whole]
+            if not copies:
+                continue
+            together = torch.cat(copies)
+            group.broadcast(together)
+            for copy, values in zip(copies, together.split([len(copy) for copy in copies]), strict=True):
+                copy.copy_(values)
+
     def whole_norms(self, norms: Sequence[float], which: Sequence[int]) -> list[float]:
         """The norms of whole tensors from those of this rank's parts. Collective over the worker's ranks.
 
@@ -146,6 +169,13 @@ def _mesh(parameters: Mapping[str, torch.Tensor]) -> "DeviceMesh | None":
             rule = "is sharded over other ranks than"
             raise ValueError(f"model: its parameter {name} {rule} {first[0]}; shard all over one mesh")
     return first[1] if first else None
+
+
+def _whole_along(dimension: int, parameters: Iterable[torch.Tensor]) -> frozenset[int]:
+    """The indices of those parameters that ranks along a dimension of the mesh have copies of, while they have parts of
+    others. Where they have copies of all, their averages are equal already."""
+    is_whole = [not (is_sharded(one) and _dtensor(one).placements[dimension].is_shard()) for one in parameters]
+    return frozenset(index for index, whole in enumerate(is_whole) if whole and not all(is_whole))
 
 
 def _num_copies(parameter: torch.Tensor, num_ranks: int) -> int:

@@ -5,21 +5,11 @@ from contextlib import contextmanager
 
 from torch.distributed.distributed_c10d import Store
 
+from adloco_dist.averaging.checks import LOST_CONNECTION
 from adloco_dist.text import first_line
 
 FIRST_FAILURE = "first_failure"
 """Key in the store: who failed first, in one line."""
-
-
-LOST_CONNECTION = (
-    "connection closed",
-    "connection reset",
-    "connection was likely closed",
-    "broken pipe",
-    "socket closed",
-    "remote process exit",
-)
-"""Words of gloo, torch's store and NCCL for a lost connection."""
 
 
 class RankFailedError(RuntimeError):

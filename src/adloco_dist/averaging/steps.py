@@ -1,0 +1,118 @@
+"""When anybody's loop has taken an update: from the steps of its optimizers alone."""
+
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd import Variable
+
+log = logging.getLogger("adloco_dist.diloco")
+
+
+class StepCounter:
+    """Calls a method after every update, once it is open.
+
+    An update ends with a step of the last optimizer of the list, so that what is called never falls between two
+    optimizers of one update, whichever of them skips a step. Optimizers that step within the backward pass (in hooks of
+    the gradients) end an update with that pass, however many of them step: nothing is called before it is over.
+
+    Attributes:
+        is_open: whether updates are counted.
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], count: Callable[[], None]) -> None:
+        """
+        Args:
+            optimizers: in the order in which the loop steps them.
+            count: a bound method, which is called after each update; its object is not kept alive.
+        """
+        self._optimizers, self._count = optimizers, weakref.WeakMethod(count)
+        self.is_open = self._was_open = self._awaits_backward = False
+        self._num_outside = 0
+        self._last_gradients: list[_Gradient] = []
+        # Inside of a compiled optimizer step, too, what is called is not compiled.
+        hook: Any = torch.compiler.disable(self._after_step)
+        for optimizer in optimizers:
+            optimizer.register_step_post_hook(hook)
+
+    def open(self) -> None:
+        """Count updates from now on."""
+        self.is_open = self._was_open = True
+
+    def close(self) -> None:
+        """Count no more updates."""
+        self.is_open = False
+
+    def note_count(self) -> None:
+        """Note that updates are counted by hand."""
+        self._was_open = True
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        if self._count() is None:
+            return  # what counted is gone
+        if float(getattr(optimizer, "found_inf", 0)):
+            return  # GradScaler has a fused optimizer's step called, too, when there is none to take
+        if not self.is_open:
+            self._note_outside(optimizer)
+        elif torch._C._current_graph_task_id() >= 0:
+            self._step_in_backward()
+        else:
+            self._step_of(optimizer)
+
+    def _step_in_backward(self) -> None:
+        if not self._awaits_backward:
+            self._awaits_backward = True
+            Variable._execution_engine.queue_callback(self._after_backward)
+
+    def _after_backward(self) -> None:
+        self._awaits_backward = False
+        self._call()
+
+    def _step_of(self, optimizer: torch.optim.Optimizer) -> None:
+        if optimizer is self._optimizers[-1]:
+            self._last_gradients = [_Gradient(_first_gradient(one)) for one in self._optimizers[:-1]]
+            self._call()
+            return
+        place = next(place for place, one in enumerate(self._optimizers) if one is optimizer)
+        before, self._last_gradients = self._last_gradients, []
+        # Its gradients were there, and as they are, when the last optimizer of the list stepped.
+        if before and before[place].is_still(_first_gradient(optimizer)):
+            rule = f"its number {place + 1} steps after its last one in the same update"
+            raise ValueError(f"optimizer: {rule}; list optimizers in the order in which the loop steps them")
+
+    def _call(self) -> None:
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            rule = "its step is captured in a CUDA graph, whose replays would average nothing"
+            raise ValueError(f"optimizer: {rule}; capture outside of the block, and call count_update() after each one")
+        if count := self._count():
+            count()
+
+    def _note_outside(self, optimizer: torch.optim.Optimizer) -> None:
+        """Say that a block was forgotten: at the second update, as whoever counts by hand has counted the first."""
+        if optimizer is self._optimizers[-1] and not self._was_open:
+            self._num_outside += 1
+            if self._num_outside == 2:
+                log.warning(
+                    "the optimizer steps outside of a block of DiLoCo: nothing is averaged; use it as in "
+                    "`with DiLoCo(model, optimizer):`, or call count_update() after each update"
+                )
+
+
+class _Gradient:
+    """A gradient as it was at one time, which is not kept alive."""
+
+    def __init__(self, gradient: torch.Tensor | None) -> None:
+        self._reference = None if gradient is None else weakref.ref(gradient)
+        self._version = 0 if gradient is None else gradient._version
+
+    def is_still(self, gradient: torch.Tensor | None) -> bool:
+        """Whether it is this one, and nothing has been written to it: no backward pass, and no zeroing."""
+        is_same = gradient is not None and self._reference is not None and self._reference() is gradient
+        return is_same and gradient is not None and gradient._version == self._version
+
+
+def _first_gradient(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    return next((parameter.grad for parameter in parameters if parameter.grad is not None), None)
