@@ -2,6 +2,7 @@
 
 import copy
 import io
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -117,3 +118,12 @@ def _saved(runtime: Runtime, function: Callable[..., Any], *arguments: Any) -> b
     content = io.BytesIO()
     torch.save(function(runtime, *arguments), content)
     return content.getvalue()
+
+
+def logged() -> list[str]:
+    """What DiLoCo logs from now on, as it comes."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logging.getLogger("adloco_dist.diloco").addHandler(handler)
+    return lines

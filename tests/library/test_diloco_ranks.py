@@ -1,6 +1,5 @@
 """How `DiLoCo` ends: ranks that disagree or are lost, an exception in the block, updates that nobody averaged."""
 
-import logging
 from contextlib import suppress
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 
 from adloco_dist import DiLoCo, PeerLostError, RanksDisagreeError
 from adloco_dist.cluster.runtime import Runtime
-from helpers.plain import Tied, batch, on_ranks, sgd, update
+from helpers.plain import Tied, batch, logged, on_ranks, sgd, update
 
 
 def drift(runtime: Runtime, what: str) -> tuple[str, str]:
@@ -93,10 +92,7 @@ def test_a_lost_rank_is_reported_with_what_to_do(how: str, what: str) -> None:
 def leave(runtime: Runtime, how: str) -> tuple[int, bool, list[str]]:
     module = Tied()
     optimizers = sgd(module)
-    messages: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())
-    logging.getLogger("adloco_dist.diloco").addHandler(handler)
+    messages = logged()
     diloco = DiLoCo(module, optimizers, updates_per_round=2)
     try:
         with diloco:

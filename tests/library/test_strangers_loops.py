@@ -1,7 +1,5 @@
 """Loops that others write around `DiLoCo`: they train right, or one line says why not."""
 
-import logging
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +13,7 @@ from adloco_dist.averaging.group import Group
 from adloco_dist.averaging.quantized import Quantized
 from adloco_dist.averaging.sparse import Sparse
 from adloco_dist.cluster.runtime import Runtime
-from helpers.plain import Tied, adamw, batch, loss, on_ranks, sgd, update
+from helpers.plain import Tied, adamw, batch, logged, loss, on_ranks, sgd, update
 
 pytestmark = pytest.mark.stranger
 PLAIN = OuterSGD(lr=1.0, momentum=0.0, nesterov=False)
@@ -25,20 +23,6 @@ STREAMING = {
     "in fragments": Streaming(fragments=2),
     "in fragments, delayed": Streaming(fragments=2, delay_updates=1),
 }
-
-
-def heard(act: Callable[[], object]) -> list[str]:
-    """What is logged meanwhile."""
-    messages: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())
-    logger = logging.getLogger("adloco_dist.diloco")
-    logger.addHandler(handler)
-    try:
-        act()
-    finally:
-        logger.removeHandler(handler)
-    return messages
 
 
 def values(module: nn.Module) -> torch.Tensor:
@@ -195,16 +179,14 @@ def end(runtime: Runtime, streaming: str, how: str) -> dict[str, Any]:
     optimizers = sgd(module)
     diloco = DiLoCo(module, optimizers, 4, streaming=STREAMING[streaming], outer=PLAIN, timeout_seconds=30)
 
-    def train() -> None:
-        with diloco:
-            for number in range(8):
-                update(module, optimizers, batch(runtime.rank, number))
-            if how == "outer step":
-                diloco.outer_step()
-        if how == "outer step afterwards":
+    messages = logged()
+    with diloco:
+        for number in range(8):
+            update(module, optimizers, batch(runtime.rank, number))
+        if how == "outer step":
             diloco.outer_step()
-
-    messages = heard(train)
+    if how == "outer step afterwards":
+        diloco.outer_step()
     with diloco.outer_weights():
         anchor, anchor_is_same = values(module), same_on_all_ranks(module)
     return {
