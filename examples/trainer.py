@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, Trainer
 from transformers.utils import logging
 
 from adloco_dist.integrations.ranks import join_ranks
-from adloco_dist.integrations.trainer import DiLoCoCallback
+from adloco_dist.integrations.trainer import DiLoCoCallback, newest_checkpoint
 
 UPDATES, SEQUENCE = 25, 64
 
@@ -52,7 +52,7 @@ callback = DiLoCoCallback(updates_per_round=UPDATES)
 trainer = Trainer(model=model, args=arguments, train_dataset=dataset, callbacks=[callback])
 if rank:
     trainer.remove_callback(PrinterCallback)  # every Trainer would print
-trainer.train(resume_from_checkpoint=options.resume)
+trainer.train(resume_from_checkpoint=newest_checkpoint(arguments) if options.resume else None)
 if rank == 0 and callback.diloco and callback.diloco.last_step:
     print(f"{callback.diloco.round} rounds, {callback.diloco.last_step.bytes_sent} bytes sent in each")
 

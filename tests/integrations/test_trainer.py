@@ -114,6 +114,9 @@ def refused(runtime: Runtime, folder: str) -> dict[str, str]:
     lines["other weights"] = started(4, str(own / "checkpoint-1"))
     (own / "checkpoint-1" / "diloco.pt").unlink()
     lines["no state"] = started(4, str(own / "checkpoint-1"))
+    (own / "checkpoint-1" / "diloco.pt").write_bytes((own / "checkpoint-2" / "diloco.pt").read_bytes()[:500])
+    lines["torn"] = started(4, str(own / "checkpoint-1"))
+    lines["batch size"] = started(auto_find_batch_size=True)
     sizes = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
     os.environ |= {"RANK": str(runtime.rank), "LOCAL_RANK": str(runtime.rank)} | sizes  # as under torchrun
     lines["not alone"] = started()
@@ -158,7 +161,10 @@ def test_a_mistake_is_reported_in_one_line(done: tuple[Path, list[dict[str, Any]
     folder = done[0] / "refused"
     for rank, lines in enumerate(rank["refused"] for rank in done[1]):
         resumed = f"resume_from_checkpoint: {folder}/rank-{rank}/checkpoint-1/diloco.pt"
-        rule = "resume from a checkpoint in this rank's output_dir that was saved with DiLoCoCallback"
+        rule = "resume all ranks from their checkpoint-2, the newest that all have whole (newest_checkpoint finds it)"
+        torn, _, afterwards = lines["torn"].partition("(")
+        assert afterwards.endswith(f"); {rule}")
+        lines["torn"] = f"{torn}("
         assert lines == {
             "shared folder": f"output_dir={folder}: ranks {{0,1}} would save to it; give each rank its own, as in "
             "output_dir=f'run/rank-{rank}'",
@@ -168,10 +174,12 @@ def test_a_mistake_is_reported_in_one_line(done: tuple[Path, list[dict[str, Any]
             "best": "load_best_model_at_end=True: each rank would load what it found best by itself; set it to False, "
             "and load the checkpoint of your choice afterwards",
             "saved": "nothing",
-            "other update": "global_step differs between ranks: 1 on rank 0, 2 on rank 1; resume all ranks from "
-            "checkpoints of the same update",
+            "other update": f"global_step differs between ranks: 1 on rank 0, 2 on rank 1; {rule}",
             "other weights": f"{resumed} was saved with other weights than Trainer has loaded; {rule}",
-            "no state": f"{resumed} does not exist; {rule}",
+            "no state": f"{resumed} does not exist, as DiLoCoCallback saves it; {rule}",
+            "torn": f"{resumed} is torn (",
+            "batch size": "auto_find_batch_size=True: a rank that runs out of memory would start anew alone; set it to "
+            "False, and per_device_train_batch_size to what fits on every rank",
             "not alone": "world_size=2: Trainer would average their gradients in every update "
             "(DistributedDataParallel); call adloco_dist.integrations.ranks.join_ranks() before TrainingArguments",
         }

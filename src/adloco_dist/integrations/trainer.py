@@ -1,11 +1,16 @@
 """DiLoCo in transformers' Trainer."""
 
+import json
 import os
+import pickle
+import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_model
 from torch import nn
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
@@ -14,12 +19,12 @@ from transformers.training_args import TrainingArguments
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from adloco_dist.averaging.averager import Averager
-from adloco_dist.averaging.checks import checksum, configurations_differ
+from adloco_dist.averaging.checks import checksum
 from adloco_dist.averaging.group import group_of
 from adloco_dist.averaging.outer import OuterSGD
 from adloco_dist.averaging.schedule import Streaming
 from adloco_dist.diloco import DiLoCo
-from adloco_dist.text import ranks_by_value
+from adloco_dist.text import first_difference, ranks_by_value, reason
 
 FILE_NAME = "diloco.pt"
 """File with DiLoCo's state in every checkpoint folder of Trainer."""
@@ -70,14 +75,18 @@ class DiLoCoCallback(TrainerCallback):
         """
         refuse(args)
         model: nn.Module = kwargs["model"]
-        saved = _load(_file(args, state), model) if state.global_step else None
+        saved, problem = None, None
+        try:
+            saved = _load(_file(args, state), model) if state.global_step else None
+        except ValueError as error:
+            problem = str(error)
+        self._compare(args, state, next(model.parameters()).device, problem)
         # Construction gives all ranks the lowest rank's weights. A worker that resumes has its own.
         own = [tensor.detach().clone() for tensor in _own_tensors(model)] if saved else []
         self.diloco = DiLoCo(
             model, torch_optimizer(kwargs["optimizer"]), self._updates_per_round, self._outer, self._group,
             self._averager, self._streaming, self._timeout_seconds,
         )  # fmt: skip
-        self._compare(args, state, model)
         if saved:
             for tensor, value in zip(_own_tensors(model), own, strict=True):
                 tensor.detach().copy_(value)
@@ -98,8 +107,10 @@ class DiLoCoCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Take the last outer step where the training stopped in another way."""
+        """Take the last outer step where the training stopped in another way; nothing travels afterwards."""
         self._finish()
+        assert self.diloco is not None
+        self.diloco.leave()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Save DiLoCo's state beside what Trainer has saved, and the weights where it has not."""
@@ -118,27 +129,57 @@ class DiLoCoCallback(TrainerCallback):
 
     def _finish(self) -> None:
         assert self.diloco is not None
-        if self.diloco.updates:
+        if not self.diloco.holds_anchor:
             self.diloco.outer_step()
 
-    def _compare(self, args: TrainingArguments, state: TrainerState, model: nn.Module) -> None:
-        """
+    def _compare(
+        self, args: TrainingArguments, state: TrainerState, device: torch.device, problem: str | None
+    ) -> None:  # fmt: skip
+        """Compare the ranks' Trainers. Collective.
+
+        Args:
+            problem: why this rank cannot resume, if it cannot.
+
         Raises:
-            ValueError: the ranks' Trainers would not meet, or would write over each other's files; one line.
+            ValueError: a rank cannot resume, or the ranks' Trainers would not meet, or would write over each other's
+                files; one line.
         """
-        device = next(model.parameters()).device
+        facts = {"global_step": state.global_step, "max_steps": state.max_steps}
+        own = {**facts, "folder": os.path.realpath(_folder(args)), "problem": problem, "whole": _whole_updates(args)}
         group = group_of(self._group, device, self._timeout_seconds)
-        if group is None:
-            return
-        if difference := configurations_differ(group, {"global_step": str(state.global_step)}):
-            raise ValueError(f"{difference}; resume all ranks from checkpoints of the same update")
-        if difference := configurations_differ(group, {"max_steps": str(state.max_steps)}):
+        ranks = group.ranks if group else (0,)
+        each = [json.loads(text) for text in group.exchange_text(json.dumps(own))] if group else [own]
+        if problems := [found["problem"] for found in each if found["problem"]]:
+            raise ValueError(f"{problem or problems[0]}; {_remedy([found['whole'] for found in each])}")
+        if difference := first_difference([{"global_step": found["global_step"]} for found in each], ranks):
+            raise ValueError(f"{difference}; {_remedy([found['whole'] for found in each])}")
+        if difference := first_difference([{"max_steps": found["max_steps"]} for found in each], ranks):
             raise ValueError(f"{difference}; set max_steps, or give every rank as many batches as the others")
-        folders = group.exchange_text(os.path.realpath(_folder(args)))
-        shared = [ranks for ranks in ranks_by_value(zip(group.ranks, folders, strict=True)).values() if "{" in ranks]
+        folders = ranks_by_value(zip(ranks, (found["folder"] for found in each), strict=True))
+        shared = [which for which in folders.values() if "{" in which]
         if args.save_strategy != SaveStrategy.NO and shared:
             rule = "give each rank its own, as in output_dir=f'run/rank-{rank}'"
             raise ValueError(f"output_dir={args.output_dir}: {shared[0]} would save to it; {rule}")
+
+
+def newest_checkpoint(args: TrainingArguments, group: dist.ProcessGroup | None = None) -> str | None:
+    """The folder from which this rank's Trainer resumes the newest update that all ranks have saved whole. Collective.
+
+        trainer.train(resume_from_checkpoint=newest_checkpoint(arguments))
+
+    A run that was ended while it saved leaves torn checkpoints, and ranks that have come to different updates.
+
+    Args:
+        group: the ranks, as DiLoCoCallback has them.
+
+    Returns:
+        None where ranks have no such update in common: Trainer then starts anew.
+    """
+    joined = group_of(group, torch.device(args.device), timeout_seconds=1800.0)
+    own = _whole_updates(args)
+    each = [json.loads(text) for text in joined.exchange_text(json.dumps(own))] if joined else [own]
+    common = set.intersection(*map(set, each))
+    return str(_checkpoint(args, max(common))) if common else None
 
 
 def refuse(args: TrainingArguments) -> None:
@@ -151,6 +192,9 @@ def refuse(args: TrainingArguments) -> None:
         rule = "call adloco_dist.integrations.ranks.join_ranks() before TrainingArguments"
         what = "Trainer would average their gradients in every update (DistributedDataParallel)"
         raise ValueError(f"world_size={args.world_size}: {what}; {rule}")
+    if args.auto_find_batch_size:
+        rule = "set it to False, and per_device_train_batch_size to what fits on every rank"
+        raise ValueError(f"auto_find_batch_size=True: a rank that runs out of memory would start anew alone; {rule}")
     if args.load_best_model_at_end:
         rule = "set it to False, and load the checkpoint of your choice afterwards"
         raise ValueError(f"load_best_model_at_end=True: each rank would load what it found best by itself; {rule}")
@@ -168,8 +212,46 @@ def _folder(args: TrainingArguments) -> str:
     return args.output_dir
 
 
+def _checkpoint(args: TrainingArguments, update: int) -> Path:
+    return Path(_folder(args)) / f"{PREFIX_CHECKPOINT_DIR}-{update}"
+
+
 def _file(args: TrainingArguments, state: TrainerState) -> Path:
-    return Path(_folder(args)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}" / FILE_NAME
+    return _checkpoint(args, state.global_step) / FILE_NAME
+
+
+def _whole_updates(args: TrainingArguments) -> list[int]:
+    """The updates of which this rank's folder has whole checkpoints."""
+    numbers = (path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-") for path in Path(_folder(args)).glob("*"))
+    updates = sorted(int(number) for number in numbers if number.isdecimal())
+    return [update for update in updates if _is_whole(_checkpoint(args, update))]
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a checkpoint has all that Trainer and DiLoCo resume from, and none of it is torn."""
+    weights, archives = list(folder.glob("*.safetensors")), list(folder.glob("*.pt"))
+    if not weights or folder / FILE_NAME not in archives or folder / "optimizer.pt" not in archives:
+        return False
+    try:
+        json.loads((folder / "trainer_state.json").read_text())
+        for path in weights:
+            with safe_open(path, framework="pt"):  # it compares the file's length with what its head says
+                pass
+    except (OSError, ValueError, SafetensorError):
+        return False
+    return all(zipfile.is_zipfile(path) for path in archives)  # their table of contents is at their end
+
+
+def _remedy(each: Sequence[Sequence[int]]) -> str:
+    """What to do where ranks cannot resume together.
+
+    Args:
+        each: the updates of which each rank has whole checkpoints.
+    """
+    if common := set.intersection(*map(set, each)):
+        newest = f"{PREFIX_CHECKPOINT_DIR}-{max(common)}"
+        return f"resume all ranks from their {newest}, the newest that all have whole (newest_checkpoint finds it)"
+    return "no update has a whole checkpoint on all ranks: start anew, with resume_from_checkpoint=None"
 
 
 def _own_tensors(model: nn.Module) -> list[torch.Tensor]:
@@ -187,10 +269,12 @@ def _load(path: Path, model: nn.Module) -> dict[str, Any]:
     Raises:
         ValueError: it is not there, or belongs to other weights; one line.
     """
-    rule = "resume from a checkpoint in this rank's output_dir that was saved with DiLoCoCallback"
     if not path.exists():
-        raise ValueError(f"resume_from_checkpoint: {path} does not exist; {rule}")
-    saved = torch.load(path, map_location="cpu", weights_only=True)
+        raise ValueError(f"resume_from_checkpoint: {path} does not exist, as DiLoCoCallback saves it")
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        raise ValueError(f"resume_from_checkpoint: {path} is torn ({reason(error)})") from error
     if saved["weights"] != _checksums(model):
-        raise ValueError(f"resume_from_checkpoint: {path} was saved with other weights than Trainer has loaded; {rule}")
+        raise ValueError(f"resume_from_checkpoint: {path} was saved with other weights than Trainer has loaded")
     return saved
