@@ -3,14 +3,17 @@
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 
 import torch
 from torch.profiler import record_function
 
+from adloco_dist.averaging.group import use_device
+
 
 class Background:
-    """A call that is made in a thread of its own, on a GPU in a stream of its own, once it is begun.
+    """A call that is made in a thread of its own, on a GPU in a stream for such calls, once it is begun.
 
     Calls that follow one another are made one after the other, so that all ranks issue their collectives in one order;
     nobody else may use their groups meanwhile. The thread takes one core's time only while it encodes and decodes:
@@ -27,7 +30,8 @@ class Background:
         self._after: Background | None = None
         self._result: torch.Tensor | None = None
         self._error: BaseException | None = None
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = _stream_of(device) if device.type == "cuda" else None
+        self._done: torch.cuda.Event | None = None
         # A daemon: a process that ends for another reason does not wait for ranks that are gone.
         self._thread = threading.Thread(target=self._run, name="average", daemon=True)
 
@@ -56,8 +60,8 @@ class Background:
         self.waited_seconds += time.perf_counter() - start
         if self._error is not None:
             raise self._error
-        if self._stream:
-            torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        if self._done:  # not for the stream, in which a later call may have begun
+            torch.cuda.current_stream(self._device).wait_event(self._done)
         assert self._result is not None
         return self._result
 
@@ -66,14 +70,39 @@ class Background:
             self._after._thread.join()
             self._after = None
         start = time.perf_counter()
-        torch.set_num_threads(1)  # this thread's own: the others train
         try:
+            _take_one_core()  # the others train
+            use_device(self._device)
             with _on(self._stream), record_function("transfer"):  # its name in a profile
                 self._result = self._call()
+            self._done = self._stream.record_event() if self._stream else None
         except BaseException as error:  # raised by the thread that waits
             self._error = error
         self.seconds = time.perf_counter() - start
 
 
-def _on(stream: torch.cuda.Stream | None) -> Any:
-    return torch.cuda.stream(stream)  # of None it does nothing
+@cache
+def _stream_of(device: torch.device) -> torch.cuda.Stream:
+    """The one stream of a GPU for calls beside updates.
+
+    torch keeps freed memory for the stream that it was used in: one for every call would keep what a call takes 32
+    times, for as many streams does torch hand out.
+    """
+    return torch.cuda.Stream(device)
+
+
+def _on(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
+    return nullcontext() if stream is None else torch.cuda.stream(stream)  # which starts CUDA, of None, too
+
+
+def _take_one_core() -> None:
+    """Let the calling thread compute on one core, and no other thread.
+
+    torch.set_num_threads sets what its thread has, and what all threads have that begin later (docs/lab-notes.md). A
+    thread that ends at once puts the latter back.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    restoring = threading.Thread(target=torch.set_num_threads, args=(before,), name="restore")
+    restoring.start()
+    restoring.join()

@@ -17,6 +17,21 @@ class GroupError(RuntimeError):
     """Ranks of a group cannot exchange tensors; one line that names them."""
 
 
+def use_device(device: torch.device) -> None:
+    """Make a GPU the calling thread's present one; a new thread's is the first GPU, whatever the others use."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+def is_staged(device: torch.device, backend: str) -> bool:
+    """Whether what is sent from this device, or received there, passes through CPU memory.
+
+    gloo's send and receive hand an address to a socket, which knows CPU memory alone; NCCL reads the GPU's. (gloo's
+    other collectives copy tensors of a GPU by themselves.)
+    """
+    return device.type == "cuda" and backend == "gloo"
+
+
 class PendingCollective:
     """A collective under way: its tensors belong to it until `wait` returns."""
 
@@ -49,10 +64,11 @@ class Group:
     ) -> None:  # fmt: skip
         """
         Args:
-            device: where the tensors that travel are.
+            device: where the tensors that travel are; of a GPU with its index, for threads take the first one otherwise.
             timeout_seconds: timeout of one collective.
             connect_seconds: timeout of the first one, in which NCCL connects its ranks.
         """
+        assert device.type != "cuda" or device.index is not None
         self.ranks, self.process_group = ranks, process_group
         self._device = device
         self._timeout = timedelta(seconds=timeout_seconds)
@@ -87,6 +103,7 @@ class Group:
 
         def first() -> None:
             try:
+                use_device(self._device)
                 work = dist.all_reduce(torch.zeros(1, device=self._device), group=self.process_group, async_op=True)
                 PendingCollective(work, timedelta(seconds=self._connect_seconds)).wait()
             except Exception as error:  # raised by the thread that waits for this one
@@ -176,12 +193,17 @@ class Group:
         would wait behind what this rank sends, and both directions would take turns (docs/lab-notes.md).
         """
         self.connect()
-        operations = [dist.P2POp(dist.irecv, tensor, rank, self.process_group) for rank, tensor in received]
-        operations += [dist.P2POp(dist.isend, tensor, rank, self.process_group) for rank, tensor in sent]
+        near = {id(tensor): self._near(tensor) for _, tensor in sent}  # one that goes to several ranks is copied once
+        arriving = [(rank, self._near(tensor, is_filled=False)) for rank, tensor in received]
+        operations = [dist.P2POp(dist.irecv, tensor, rank, self.process_group) for rank, tensor in arriving]
+        operations += [dist.P2POp(dist.isend, near[id(tensor)], rank, self.process_group) for rank, tensor in sent]
         if not operations:
             return
         for pending in [self._pending(work) for work in dist.batch_isend_irecv(operations)]:
             pending.wait()
+        for (_, tensor), (_, arrived) in zip(received, arriving, strict=True):
+            if arrived is not tensor:
+                tensor.copy_(arrived)
 
     def among(self, ranks: RankSet) -> "Group":
         """Some ranks of the group, who send to and receive from each other alone; collectives stay the whole group's.
@@ -213,6 +235,16 @@ class Group:
         ]
         for work in works:
             work.wait()
+
+    def _near(self, tensor: torch.Tensor, is_filled: bool = True) -> torch.Tensor:
+        """What travels for a tensor: itself, or one in CPU memory where the backend sends no other.
+
+        Args:
+            is_filled: whether that one has the tensor's values.
+        """
+        if not is_staged(tensor.device, self.process_group._get_backend(tensor.device).name()):
+            return tensor
+        return tensor.cpu() if is_filled else torch.empty_like(tensor, device="cpu")
 
     def _pending(self, work: dist.Work | None) -> PendingCollective:
         # gloo's threads must not be the last to hold it: they would free its tensors while the interpreter ends, and

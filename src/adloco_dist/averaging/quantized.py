@@ -57,7 +57,7 @@ class Quantized:
         if residual is not None:
             decode_into(self.codec, message, residual)
             torch.sub(values, residual, out=residual)
-        return message.view(num_ranks, size, -1)
+        return message.view(num_ranks, size, self.codec.block_bytes)
 
 
 def _slice_blocks(num_elements: int, num_ranks: int) -> int:

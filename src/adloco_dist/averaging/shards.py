@@ -73,7 +73,7 @@ class Shards:
         self._whole: list[frozenset[int]] = []
         for dimension in range(mesh.ndim if mesh else 0):
             assert mesh
-            group, device = mesh.get_group(dimension), torch.device(mesh.device_type)
+            group, device = mesh.get_group(dimension), _device(mesh.device_type, parameters.values())
             ranks = tuple(dist.get_process_group_ranks(group))
             self._groups.append(Group(ranks, group, device, timeout_seconds, timeout_seconds))
             self._whole.append(_whole_along(dimension, parameters.values()))
@@ -176,6 +176,15 @@ def _whole_along(dimension: int, parameters: Iterable[torch.Tensor]) -> frozense
     others. Where they have copies of all, their averages are equal already."""
     is_whole = [not (is_sharded(one) and _dtensor(one).placements[dimension].is_shard()) for one in parameters]
     return frozenset(index for index, whole in enumerate(is_whole) if whole and not all(is_whole))
+
+
+def _device(kind: str, parameters: Iterable[torch.Tensor]) -> torch.device:
+    """Where this rank exchanges tensors of a mesh's kind of device: where its parts are, or would be.
+
+    Parts that are kept in CPU memory (CPUOffloadPolicy) are gathered on the GPU that this thread uses.
+    """
+    found = next((part.device for part in map(local, parameters) if part.device.type == kind), None)
+    return found or torch.device(kind, torch.cuda.current_device())
 
 
 def _num_copies(parameter: torch.Tensor, num_ranks: int) -> int:
