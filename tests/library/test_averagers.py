@@ -123,3 +123,81 @@ def test_bytes_are_what_the_format_takes(name: str, share: float) -> None:
 def test_settings_are_what_ranks_compare() -> None:
     assert str(AVERAGERS["int4"]) == "Quantized(codec=WholeNumbers(bits=4), keeps_residual=False)"
     assert str(FullPrecision(torch.float64)) == str(FullPrecision())
+
+
+WITH_RESIDUAL: dict[str, Quantized | Sparse] = {
+    "int8": Quantized(WholeNumbers(8), keeps_residual=True),
+    "int4": Quantized(WholeNumbers(4), keeps_residual=True),
+    "sparse": Sparse(0.05, decay=1.0),
+}
+
+
+def owe(runtime: Runtime, nodes: tuple[int, ...]) -> dict[str, Any]:
+    """By averager: what a rank owes after a sum, and after one of no worker at all, and what that one came to."""
+    group = group_of(None, torch.device("cpu"), 60)
+    assert group is not None
+    found: dict[str, Any] = {}
+    for name, between in WITH_RESIDUAL.items():
+        averager, residual = InsideFirst(between, nodes), torch.zeros(5000)
+        averager.all_reduce(payload(runtime.rank, 5000), 2, group, residual)
+        owed = residual.clone()
+        total = averager.all_reduce(torch.zeros(5002), 2, group, residual)
+        found[name] = (owed, residual, total[-1])
+    return found
+
+
+@pytest.mark.parametrize("nodes", [(0, 1), (0, 0, 1, 1), (0, 0, 1)])
+def test_a_sum_of_no_worker_leaves_what_is_owed(nodes: tuple[int, ...]) -> None:
+    """Such a sum is dropped: what were sent with it would be lost."""
+    ranks = on_ranks(owe, len(nodes), nodes)
+    for name in WITH_RESIDUAL:
+        assert sum(float(rank[name][0].abs().sum()) for rank in ranks) > 0, "something is owed"
+        for owed, kept, count in (rank[name] for rank in ranks):
+            assert count == 0
+            torch.testing.assert_close(kept, owed, rtol=0, atol=1e-6)
+
+
+def move(runtime: Runtime, nodes: tuple[int, ...]) -> dict[str, Any]:
+    """What is owed after sums without nodes, and what becomes of it when there are nodes, in three sums more."""
+    group = group_of(None, torch.device("cpu"), 60)
+    assert group is not None
+    between, residual = WITH_RESIDUAL["sparse"], torch.zeros(5000)
+    between.all_reduce(payload(runtime.rank, 5000), 2, group, residual)
+    owed, sent = residual.clone(), torch.zeros(5000)
+    for _ in range(3):
+        mine = torch.cat([torch.zeros(5000), torch.ones(2)])
+        sent += InsideFirst(between, nodes).all_reduce(mine, 2, group, residual)[:-2]
+    return {"owed": owed, "kept": residual, "sent": sent}
+
+
+@pytest.mark.parametrize("nodes", [(0, 0, 1, 1), (0, 0, 0, 1, 1)])
+def test_what_is_owed_is_sent_from_other_places_too(nodes: tuple[int, ...]) -> None:
+    """With other nodes a rank sums another slice: what it owes of all the rest goes to who sums that now."""
+    ranks = on_ranks(move, len(nodes), nodes)
+    owed, kept = (torch.stack([rank[name] for rank in ranks]).sum(0) for name in ("owed", "kept"))
+    torch.testing.assert_close(ranks[0]["sent"] + kept, owed, rtol=0, atol=1e-4)
+    for place, rank in enumerate(ranks[: nodes.count(0)]):
+        own = slice(2500 * place, 2500 * (place + 1))
+        assert rank["kept"].count_nonzero() == rank["kept"][own].count_nonzero(), "of its own slice alone"
+
+
+def sum_nothing(runtime: Runtime, length: int) -> dict[str, Any]:
+    group = group_of(None, torch.device("cpu"), 60)
+    assert group is not None
+    found: dict[str, Any] = {}
+    averagers = {**AVERAGERS, **{f"{name} with residual": one for name, one in WITH_RESIDUAL.items()}}
+    for name, averager in averagers.items():
+        residual = torch.zeros(length) if averager.keeps_residual else None
+        found[name] = averager.all_reduce(payload(runtime.rank, length), 2, group, residual).clone()
+    return found
+
+
+@pytest.mark.stranger
+@pytest.mark.parametrize(("num_ranks", "length"), [(2, 0), (3, 0), (3, 1)])
+def test_a_rank_that_has_nothing_of_a_fragment_sums_what_must_be_exact(num_ranks: int, length: int) -> None:
+    """As ranks whose part of a short tensor is empty."""
+    ranks = on_ranks(sum_nothing, num_ranks, length)
+    exact = [0.5 * num_ranks, num_ranks * (num_ranks + 1) / 2]
+    for name, total in ranks[0].items():
+        assert total[-2:].tolist() == exact, name
+        assert all(torch.equal(rank[name], total) for rank in ranks)

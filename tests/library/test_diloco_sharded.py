@@ -11,9 +11,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from adloco_dist import DiLoCo, OuterSGD, Streaming
-from adloco_dist.averaging.codecs import WholeNumbers
+from adloco_dist.averaging.codecs import BFloat16, WholeNumbers
 from adloco_dist.averaging.quantized import Quantized
 from adloco_dist.averaging.shards import local
+from adloco_dist.averaging.sparse import Sparse
 from adloco_dist.cluster.runtime import Runtime
 from helpers.plain import Tied, adamw, batch, loss, on_ranks, update
 
@@ -163,3 +164,40 @@ def test_what_cannot_be_averaged_is_refused_in_one_line(what: str, line: str) ->
     found = on_ranks(refused, 4, what)[0]
     assert found.startswith(line), found
     assert "\n" not in found
+
+
+def train_with_a_short_bias(runtime: Runtime, name: str) -> dict[str, Any]:
+    """A bias of one element, of two ranks' parts of which one is empty, in a fragment by itself."""
+    averagers = {
+        "fp32": None,
+        "bf16": Quantized(BFloat16()),
+        "int8": Quantized(WholeNumbers(8)),
+        "int4": Quantized(WholeNumbers(4), keeps_residual=True),
+        "sparse": Sparse(0.1),
+    }
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("worker", "shard"))
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(16, 16, bias=False), nn.Linear(16, 1))
+    fully_shard(module, mesh=mesh["shard"])
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+    streaming, outer = Streaming(fragments=3), OuterSGD(1.0, 0.0, nesterov=False)
+    with DiLoCo(
+        module, optimizer, 3, outer, mesh["worker"].get_group(), averagers[name], streaming
+    ) as diloco:  # fmt: skip
+        for number in range(6):
+            rows = torch.randn(4, 16, generator=torch.Generator().manual_seed(10 * number + runtime.rank))
+            module(rows).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        diloco.outer_step()
+    return whole(module)
+
+
+@pytest.mark.stranger
+@pytest.mark.parametrize("name", ["fp32", "bf16", "int8", "int4", "sparse"])
+def test_a_rank_may_have_nothing_of_a_fragment(name: str) -> None:
+    ranks = on_ranks(train_with_a_short_bias, 4, name)
+    for found in ranks[1:]:
+        for key, value in ranks[0].items():
+            assert torch.equal(value, found[key]), key
+    assert all(value.isfinite().all() for value in ranks[0].values())

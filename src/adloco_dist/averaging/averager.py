@@ -33,7 +33,8 @@ class Averager(Protocol):
                 what has to arrive exactly. It is overwritten.
             num_exact: elements at the payload's end that are summed as they are; may be 0.
             residual: (num_elements - num_exact,), zeros at first; what this rank has not sent of earlier payloads,
-                and afterwards of this one. None where none is kept.
+                and afterwards of this one. None where none is kept. Where the exact part ends with zero workers the
+                sum is dropped, and what was sent counts as not sent.
 
         Returns:
             The sum, of the payload's shape and type, in the same bits on every rank, since all ranks decode what was
@@ -68,6 +69,11 @@ class FullPrecision:
 
     def bytes_per_rank(self, num_elements: int, num_exact: int, ranks: Sequence[int]) -> int:
         return ring_bytes_sent(num_elements * self.dtype.itemsize, len(ranks))
+
+
+def is_counted(exact: torch.Tensor) -> bool:
+    """Whether a sum is of any worker, by its exact part, (num_exact,); one without such a part is."""
+    return not len(exact) or bool(exact[-1])
 
 
 def described(averager: Averager) -> str:

@@ -12,6 +12,7 @@ from itertools import pairwise
 import torch
 import torch.distributed as dist
 
+from adloco_dist.averaging.averager import is_counted
 from adloco_dist.averaging.group import Group, ring_bytes_sent
 from adloco_dist.averaging.quantized import Quantized
 from adloco_dist.averaging.sparse import Sparse
@@ -39,12 +40,18 @@ class InsideFirst:
         if len(members) in (1, len(group.ranks)):  # there is one node, or one rank on each
             return self.between.all_reduce(payload, num_exact, group, residual)
         values, exact = payload.split([len(payload) - num_exact, num_exact])
+        counts = is_counted(exact)
         pending = group.start_all_reduce(exact)
         bounds = [len(values) * number // num_parts for number in range(num_parts + 1)]
         slices = [slice(*pair) for pair in pairwise(bounds)]
         parts = {rank: values[one] for rank, one in zip(mine, slices, strict=False)}  # by the rank that sums it
         place, me = mine.index(dist.get_rank()), dist.get_rank()
         own = parts.get(me)
+        if residual is not None and counts:
+            # What it owes of others' slices (it had another place once, or averaged without nodes) they take over.
+            for one in (one for number, one in enumerate(slices) if number != place):
+                values[one].add_(residual[one])
+                residual[one].zero_()
         arrived = torch.empty_like(own) if own is not None else values[:0]
         for step in range(1, len(mine)):  # one after the other, so that there is room for one
             receiver, sender = mine[(place + step) % len(mine)], mine[place - step]
@@ -52,6 +59,11 @@ class InsideFirst:
             group.send_and_receive(sent, [(sender, arrived)] if own is not None else [])
             if own is not None:
                 own.add_(arrived)
+        if residual is not None:
+            pending.wait()
+            if not is_counted(exact):  # nobody's: the sum is dropped, and what is owed stays
+                values.zero_()
+                return payload
         if own is not None:
             column = group.among(tuple(sorted(ranks[place] for ranks in members)))
             own.copy_(self.between.all_reduce(own, 0, column, None if residual is None else residual[slices[place]]))
@@ -59,7 +71,8 @@ class InsideFirst:
             [(rank, own) for rank in mine if rank != me and own is not None],
             [(rank, part) for rank, part in parts.items() if rank != me],
         )
-        pending.wait()
+        if residual is None:
+            pending.wait()
         return payload
 
     def bytes_per_rank(self, num_elements: int, num_exact: int, ranks: Sequence[int]) -> int:

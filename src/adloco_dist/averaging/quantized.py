@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from adloco_dist.averaging.averager import is_counted
 from adloco_dist.averaging.codecs import BLOCK, Codec, decode_into, encode, num_blocks
 from adloco_dist.averaging.group import Group, ring_bytes_sent
 
@@ -30,7 +31,8 @@ class Quantized:
         values, exact = payload.split([len(payload) - num_exact, num_exact])
         pending = group.start_all_reduce(exact) if num_exact else None
         slices = values.split(_slice_blocks(len(values), len(group.ranks)) * BLOCK)
-        received = group.exchange_parts(self._encoded(values, len(group.ranks), residual))
+        sent = self._encoded(values, len(group.ranks), residual)
+        received = group.exchange_parts(sent)
         mine = group.index
         total = slices[mine] if mine < len(slices) else values[:0]  # of few blocks, the last ranks have none
         for index, message in enumerate(received):
@@ -40,6 +42,8 @@ class Quantized:
             decode_into(self.codec, message, part)
         if pending:
             pending.wait()
+        if residual is not None and not is_counted(exact):
+            decode_into(self.codec, sent.flatten(0, 1), residual, is_first=False)
         return payload
 
     def bytes_per_rank(self, num_elements: int, num_exact: int, ranks: Sequence[int]) -> int:

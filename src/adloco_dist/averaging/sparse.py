@@ -10,6 +10,7 @@ from math import isfinite
 
 import torch
 
+from adloco_dist.averaging.averager import is_counted
 from adloco_dist.averaging.group import Group, ring_bytes_sent
 
 CHUNK = 4096
@@ -59,11 +60,11 @@ class Sparse:
             values = residual.mul_(self.decay).add_(values)
         message = self.encode(values)
         received = group.all_gather(message)
-        if residual is not None:
-            residual.sub_(self._sum(message.unsqueeze(0), residual))
         present.copy_(self._sum(received, present))
         if pending:
             pending.wait()
+        if residual is not None and is_counted(exact):
+            residual.sub_(self._sum(message.unsqueeze(0), residual))
         return payload
 
     def bytes_per_rank(self, num_elements: int, num_exact: int, ranks: Sequence[int]) -> int:
@@ -116,13 +117,13 @@ def _packed_places(places: torch.Tensor) -> torch.Tensor:
 
 
 def _unpacked_places(content: torch.Tensor) -> torch.Tensor:
-    low, middle, high = content.long().view(len(content), -1, 3).unbind(2)
+    low, middle, high = content.long().unflatten(1, (content.shape[1] // 3, 3)).unbind(2)
     return torch.stack([low | (middle & 15) << 8, middle >> 4 | high << 4], dim=2).flatten(1)
 
 
 def _packed_codes(codes: torch.Tensor) -> torch.Tensor:
     """Codes below 4, a multiple of four in each row, as a byte for four."""
-    first, second, third, fourth = codes.view(len(codes), -1, 4).unbind(2)
+    first, second, third, fourth = codes.unflatten(1, (codes.shape[1] // 4, 4)).unbind(2)
     return first | second << 2 | third << 4 | fourth << 6
 
 
