@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load, load_file
+from safetensors.torch import load_file
 
 from adloco_dist.checkpoint.retention import number_in, obsolete
 from adloco_dist.config import CheckpointSettings
@@ -51,20 +51,11 @@ def worker_file(trainer: int, worker: int, share: Share) -> str:
     return f"trainer-{trainer}-worker-{worker}{share.suffix}.safetensors"
 
 
-def decode_tensors(name: str, content: bytes) -> dict[str, torch.Tensor]:
-    """The tensors of a part, on the CPU.
-
-    Raises:
-        DamagedError: it holds none, whatever its digest says.
-    """
-    try:
-        return load(content)
-    except Exception as error:  # safetensors has errors of its own, torch of several kinds
-        raise DamagedError(f"{name}: holds no tensors ({error})") from error
-
-
-def mapped_tensors(path: Path) -> dict[str, torch.Tensor]:
+def mapped_tensors(path: Path, name: str) -> dict[str, torch.Tensor]:
     """The tensors of a part on the CPU, in mapped memory: of the file only what is looked at is read.
+
+    Args:
+        name: what the part is called in its checkpoint.
 
     Raises:
         DamagedError: it holds none, whatever its digest says.
@@ -75,7 +66,7 @@ def mapped_tensors(path: Path) -> dict[str, torch.Tensor]:
     except OSError:
         raise
     except Exception as error:  # safetensors has errors of its own, torch of several kinds
-        raise DamagedError(f"{path.name}: holds no tensors ({error})") from error
+        raise DamagedError(f"{name}: holds no tensors ({error})") from error
 
 
 def tensor_kinds(folder: Path, name: str) -> dict[str, TensorKind]:

@@ -1,12 +1,14 @@
 """Which checkpoint a run resumes from: the newest that is whole and understood, wherever its parts lie."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
-from adloco_dist.checkpoint.parts import RECORDS_FILE, STATE_FILE, decode_tensors, mapped_tensors, tensor_kinds
+from adloco_dist.checkpoint.parts import RECORDS_FILE, STATE_FILE, mapped_tensors, tensor_kinds
 from adloco_dist.checkpoint.retention import number_in
 from adloco_dist.checkpoint.saving import needed_parts, vector_size
 from adloco_dist.checkpoint.state import RunState
@@ -30,26 +32,39 @@ class CheckpointReader:
     """Volumes that hold each part undamaged, by part."""
 
     def read(self, file: str) -> Mapping[str, torch.Tensor]:
-        """The tensors of a part; from another node where this one does not hold it.
+        """The tensors of a part, in mapped memory; from another node where this one does not hold it.
 
         Raises:
             DamagedError: it is not what the manifest says.
             OSError: it cannot be read.
         """
-        if self.domains.mine in self.holders.get(file, ()):
-            return mapped_tensors(self.domains.folder / self.name / file)
-        return decode_tensors(file, self.content(file))
+        with self._at_hand(file) as path:
+            return mapped_tensors(path, file)
 
     def content(self, file: str) -> bytes:
         """A part as it was written; raises as `read`."""
+        with self._at_hand(file) as path:
+            return path.read_bytes()
+
+    @contextmanager
+    def _at_hand(self, file: str) -> Iterator[Path]:
+        """Where a part can be read while the block runs: as it is here, or as a copy of another node's.
+
+        A copy is removed at the end; what has been mapped of it by then stays readable, and takes no memory that the
+        system could not have back.
+        """
         if file not in self.holders:
             raise DamagedError(f"{file}: is not in its {MANIFEST_FILE}")
-        holders, path = self.holders[file], f"{self.name}/{file}"
+        holders, path = self.holders[file], self.domains.folder / self.name / file
         if self.domains.mine in holders:
-            return (self.domains.folder / path).read_bytes()
-        content = self.domains.fetch(holders[0], path)
-        self.manifest[file].check(file, content)
-        return content
+            yield path
+            return
+        copy = self.domains.folder / f".{self.name}-{file}.rank{self.domains.rank}"
+        try:
+            self.manifest[file].check(file, self.domains.fetch(holders[0], f"{self.name}/{file}", copy))
+            yield copy
+        finally:
+            copy.unlink(missing_ok=True)
 
     def records(self) -> bytes | None:
         """metrics.jsonl as of the checkpoint, where nodes have directories of their own; else None."""

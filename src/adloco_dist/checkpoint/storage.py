@@ -11,15 +11,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, BinaryIO, cast
+
+from xxhash import xxh3_128
 
 from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.run.manifest import Part
 
 log = logging.getLogger(__name__)
 TOKEN_HEADER = "X-Adloco-Token"
 SERVED = re.compile(r"/\d{6,}-round-\d+/[\w.-]+")
 """Paths below the folder that is served: a checkpoint, and a file of it."""
 TIMEOUT_SECONDS = 60.0
+GREETING_SECONDS = 10.0
+"""How long a connection may be silent that has not shown the token."""
+CONNECTIONS_PER_RANK = 2
+"""Of a server at one time: a rank opens one after the other, of which the last may not have been closed here yet."""
 COPY_BYTES = 1 << 20
 
 
@@ -54,13 +61,22 @@ class StorageDomains:
         others = self.all
         return others[(others.index(self.mine) + 1) % len(others)] if len(others) > 1 else None
 
-    def fetch(self, domain: int, path: str) -> bytes:
-        """A file of another volume.
+    def fetch(self, domain: int, path: str, file: Path) -> Part:
+        """Copy a file of another volume to `file`, a piece at a time.
+
+        Returns:
+            The size and digest of what came; a connection that breaks leaves less than there is.
 
         Raises:
-            OSError: it is not there, or cannot be read.
+            OSError: it is not there, cannot be read, or cannot be written here.
         """
-        return self._request(domain, "GET", path, None)
+        digest, num_bytes = xxh3_128(), 0
+        with self._request(domain, "GET", path) as response, file.open("wb") as copy:
+            while piece := response.read(COPY_BYTES):
+                copy.write(piece)
+                digest.update(piece)
+                num_bytes += len(piece)
+        return Part(num_bytes, digest.hexdigest())
 
     def send(self, domain: int, path: str, file: Path) -> None:
         """Copy a file to another volume, whole or not at all.
@@ -68,28 +84,26 @@ class StorageDomains:
         Raises:
             OSError: it cannot be written there, or cannot be reached.
         """
-        self._request(domain, "PUT", path, file)
+        with file.open("rb") as body, self._request(domain, "PUT", path, body, file.stat().st_size):
+            pass
 
-    def _request(self, domain: int, method: str, path: str, file: Path | None) -> bytes:
+    @contextmanager
+    def _request(
+        self, domain: int, method: str, path: str, body: BinaryIO | None = None, num_bytes: int = 0
+    ) -> Iterator[http.client.HTTPResponse]:
+        """The answer to a request, readable while the block runs."""
         host, port = self.addresses[domain]
         connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_SECONDS)
-        headers = {TOKEN_HEADER: self.token}
         try:
-            if file is None:
-                connection.request(method, f"/{path}", headers=headers)
-            else:
-                headers["Content-Length"] = str(file.stat().st_size)
-                with file.open("rb") as body:
-                    connection.request(method, f"/{path}", body, headers)
+            connection.request(method, f"/{path}", body, {TOKEN_HEADER: self.token, "Content-Length": str(num_bytes)})
             response = connection.getresponse()
-            content = response.read()
+            if response.status != http.HTTPStatus.OK:
+                raise OSError(f"{path} on the node at {host}: {response.reason}")
+            yield response
         except http.client.HTTPException as error:
             raise OSError(f"{path} on the node at {host}: {error!r}") from error
         finally:
             connection.close()
-        if response.status != http.HTTPStatus.OK:
-            raise OSError(f"{path} on the node at {host}: {response.reason}")
-        return content
 
 
 @contextmanager
@@ -107,7 +121,8 @@ def domains_of(runtime: Runtime, folder: Path, received: Callable[[str], None]) 
     server: http.server.ThreadingHTTPServer | None = None
     address = None
     if len(heads) > 1 and runtime.rank in heads:
-        server = _Server(folder, token, received, runtime.interface.address if runtime.interface else "127.0.0.1")
+        host = runtime.interface.address if runtime.interface else "127.0.0.1"
+        server = _Server(folder, token, received, host, CONNECTIONS_PER_RANK * runtime.world_size)
         threading.Thread(target=server.serve_forever, name="files", daemon=True).start()
         address = server.server_address[:2]
     replies = control.exchange({"address": address})
@@ -139,19 +154,36 @@ def _find_out(runtime: Runtime, folder: Path, token: str) -> tuple[int, ...]:
 
 
 class _Server(http.server.ThreadingHTTPServer):
+    """A thread for each connection, in a process that trains: those beyond a number are closed at once."""
+
     daemon_threads = True
 
-    def __init__(self, folder: Path, token: str, received: Callable[[str], None], host: str) -> None:
+    def __init__(
+        self, folder: Path, token: str, received: Callable[[str], None], host: str, max_connections: int
+    ) -> None:  # fmt: skip
         self.folder, self.token, self.received = folder, token, received
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._room = threading.BoundedSemaphore(max_connections)
         super().__init__((host, 0), _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._room.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     """GET and PUT of the files of checkpoints."""
 
     protocol_version = "HTTP/1.1"
-    timeout = TIMEOUT_SECONDS
+    timeout = GREETING_SECONDS
 
     def do_GET(self) -> None:
         path = self._allowed()
@@ -198,7 +230,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return cast(_Server, self.server)
 
     def _allowed(self) -> Path | None:
-        known = secrets.compare_digest(self.headers.get(TOKEN_HEADER, ""), self._server.token)
+        shown = self.headers.get(TOKEN_HEADER, "").encode(errors="replace")  # as text, it would have to be ASCII
+        known = secrets.compare_digest(shown, self._server.token.encode())
+        if known:
+            self.connection.settimeout(TIMEOUT_SECONDS)
         if known and SERVED.fullmatch(self.path):
             return self._server.folder / self.path[1:]
         self.close_connection = True

@@ -71,7 +71,7 @@ class _Heard:
 class Heartbeat:
     """Shows all ranks that this one lives, ends it when another is dead or has failed, and passes on stop requests.
 
-    Rank 0 listens to all ranks, the others to rank 0 alone: what a beat costs does not grow with their number. A
+    Rank 0 listens to all ranks, the others to rank 0 alone: what a beat costs hardly grows with their number. A
     thread talks to the store through a client of its own; a second one watches that the store still answers, for
     when the node of rank 0 vanishes without a word, no call to it returns.
     """
@@ -183,11 +183,7 @@ class Heartbeat:
         if self._stop.requested and not self._stop.is_passed_on:
             self._stop.is_heard = self._stop.is_passed_on = True
             self._store.set(STOP, "1")
-        for rank, heard in self._heard.items():
-            if rank != self._rank and self._store.check([_key(rank)]):
-                beat = self._store.get(_key(rank))
-                if beat != heard.beat:
-                    heard.beat, heard.at = beat, clock.seconds
+        self._listen(clock)
         if self._store.check([STOP]):
             self._stop.is_heard = self._stop.is_passed_on = True
         failure = self._store.get(FIRST_FAILURE).decode() if self._store.check([FIRST_FAILURE]) else None
@@ -195,6 +191,24 @@ class Heartbeat:
         if failure and not self._closing.is_set():
             self._end(failure)
         self._look_for_the_dead(clock)
+
+    def _listen(self, clock: OwnClock) -> None:
+        """Note who has beaten since the last time: one call to the store for all that were ever heard of.
+
+        The clock is looked at between calls, for the time of all of them together is no standing still.
+        """
+        clock.tick()
+        others = {rank: heard for rank, heard in self._heard.items() if rank != self._rank}
+        for rank, heard in others.items():
+            if not heard.beat and self._store.check([_key(rank)]):
+                heard.beat, heard.at = self._store.get(_key(rank)), clock.seconds
+            clock.tick()
+        known = {rank: heard for rank, heard in others.items() if heard.beat}
+        beats = self._store.multi_get([_key(rank) for rank in known]) if known else []
+        now = clock.tick()
+        for heard, beat in zip(known.values(), beats, strict=True):
+            if beat != heard.beat:
+                heard.beat, heard.at = beat, now
 
     def _look_for_the_dead(self, clock: OwnClock) -> None:
         now = clock.tick()

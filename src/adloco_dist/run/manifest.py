@@ -32,12 +32,15 @@ class Part:
     xxh3: str
     """xxh3_128, which finds damage at the speed of memory; it is no protection against forgery."""
 
-    def check(self, name: str, content: bytes) -> None:
+    def check(self, name: str, found: "Part") -> None:
         """
         Raises:
-            DamagedError: `content` is another.
+            DamagedError: what was found is another.
         """
-        _compare(name, self, Part(len(content), xxh3_128(content).hexdigest()))
+        if found.num_bytes != self.num_bytes:
+            raise DamagedError(f"{name}: has {found.num_bytes} bytes instead of {self.num_bytes}")
+        if found != self:
+            raise DamagedError(f"{name}: does not fit its digest")
 
 
 Manifest = Mapping[str, Part]
@@ -122,7 +125,7 @@ def check_part(folder: Path, name: str, part: Part) -> None:
         DamagedError: the file is not what the manifest says, or cannot be read.
     """
     try:
-        _compare(name, part, digest_of(folder / name))
+        part.check(name, digest_of(folder / name))
     except OSError as error:
         raise DamagedError(f"{name}: {error.strerror}") from error
 
@@ -136,13 +139,6 @@ def digest_of(path: Path) -> Part:
             digest.update(memoryview(buffer)[:count])
             num_bytes += count
     return Part(num_bytes, digest.hexdigest())
-
-
-def _compare(name: str, wanted: Part, found: Part) -> None:
-    if found.num_bytes != wanted.num_bytes:
-        raise DamagedError(f"{name}: has {found.num_bytes} bytes instead of {wanted.num_bytes}")
-    if found != wanted:
-        raise DamagedError(f"{name}: does not fit its digest")
 
 
 def _digest(content: Any) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from adloco_dist.checkpoint.parts import decode_tensors
+from adloco_dist.checkpoint.parts import mapped_tensors
 from adloco_dist.config import SettingsError
 from adloco_dist.config.compose import compose
 from adloco_dist.data.encoding import Vocabulary
@@ -62,7 +62,7 @@ def test_a_checkpoint(tmp_path: Path) -> None:
     part.write_bytes(pickle.dumps(Bomb(fired)))
     check_part(tmp_path, part.name, digest_of(part))  # with a manifest to fit it
     with pytest.raises(DamagedError, match=r"trainer-0.safetensors: holds no tensors \(.*[Hh]eader"):
-        decode_tensors(part.name, part.read_bytes())
+        mapped_tensors(part, part.name)
     (tmp_path / "manifest.json").write_bytes(pickle.dumps(Bomb(fired)))
     with pytest.raises(DamagedError):
         read_manifest(tmp_path)
