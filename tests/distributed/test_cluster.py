@@ -97,6 +97,26 @@ def test_groups_of_any_rank_set() -> None:
     assert run_ranks(sums, [0, 0, 1, 1]) == [[1, 0, 6, 0], [1, 6, 6, 1], [2, 6, 6, 2], [3, 6, 6, 3]]
 
 
+def form_again(runtime: Runtime) -> list[int]:
+    """Keys in the ranks' store after groups have come and gone, more and more often."""
+    formed, found = Groups(Backend.gloo, timeout_seconds=60), []
+    for _ in range(3):
+        for ranks in ((0, 1), (0, 1, 2)):
+            group = formed.of(ranks)
+            if group is not None:
+                group.all_reduce(torch.ones(1))
+        formed.keep([])
+        runtime.control.exchange({})
+        found.append(sum(not key.startswith("beat/") for key in runtime.store.list_keys()))
+        runtime.control.exchange({})
+    return found
+
+
+def test_groups_that_have_ended_leave_nothing_in_the_store() -> None:
+    for found in run_ranks(form_again, [0, 0, 0]):
+        assert found == found[:1] * 3
+
+
 def stay_away(runtime: Runtime) -> None:
     """Rank 1 is alive, and never comes to the second all-reduce."""
     group = Groups(Backend.gloo, timeout_seconds=1).of((0, 1))

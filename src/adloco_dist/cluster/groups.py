@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
 
 from adloco_dist.averaging.group import Group, RankSet
 from adloco_dist.config import Backend
@@ -179,7 +180,21 @@ class Groups:
         for ranks in rank_sets:
             group = self._groups.pop(ranks)
             if group is not None:
+                name = group.process_group.group_name
                 dist.destroy_process_group(group.process_group)
+                if group.index == 0:
+                    _forget(name)
+
+
+def _forget(group_name: str) -> None:
+    """Remove the addresses by which a group's ranks found each other from the store, where torch leaves them.
+
+    Groups that form again in every round would fill the memory of the process that holds it.
+    """
+    store = _get_default_store()
+    for key in store.list_keys():
+        if key.startswith(f"{group_name}//"):
+            store.delete_key(key)
 
 
 def _most_of_a_rank(rank_sets: Collection[RankSet]) -> int:
