@@ -166,7 +166,8 @@ def speed(quick: bool, model: str, batch: int) -> tuple[Figures, Rows]:
 def seconds_of_sides(runtime: Runtime, model: str, batch: int, pairs: int) -> list[list[float]]:
     settings = settings_of(model, runtime.world_size, batch)
     objective, module = built(settings, runtime, 257)
-    shard_module(module, blocks_of(module), group_of(runtime), computes_in_bf16(settings.precision, runtime.device))
+    in_bf16 = computes_in_bf16(settings.precision, runtime.device)
+    shard_module(module, blocks_of(module), group_of(runtime), runtime.device, in_bf16)
     table = TokenTable([np.random.default_rng(0).integers(0, 256, 1_000_000).astype(np.uint16)], 128)
     trainer, slot = lone_trainer(settings, objective, module, table, device=runtime.device)
     plan = plan_round(settings, PlanInputs(experiment_layout(settings, [0] * runtime.world_size)), None, PoolReport())
@@ -219,7 +220,7 @@ def added_by_saving(runtime: Runtime) -> tuple[int, int]:
     """Bytes that saving adds to this rank's resident memory at its peak, and bytes of its share of the model."""
     settings = settings_of("small", runtime.world_size, 4)
     objective, module = built(settings, runtime, VOCAB_SIZE)
-    shard_module(module, blocks_of(module), group_of(runtime), in_bf16=False)
+    shard_module(module, blocks_of(module), group_of(runtime), runtime.device, in_bf16=False)
     flat_model = new_slot(objective, module, runtime.device, settings).flat_model
     weights = flat_model.initial_weights()
     folder = [tempfile.mkdtemp() if runtime.rank == 0 else ""]

@@ -55,7 +55,7 @@ def gradients_of(runtime: Runtime) -> tuple[list[str], list[npt.NDArray[np.float
     module, tokens = small_module(small_settings(ROWS)), torch.arange(12)[None]
     shape = list(next(module.parameters()).shape)
     if runtime.of_seat is not None:
-        shard_module(module, blocks_of(module), runtime.of_seat, in_bf16=False)
+        shard_module(module, blocks_of(module), runtime.of_seat, runtime.device, in_bf16=False)
     with profile(record_shapes=True) as seen:
         module(tokens).logits.square().sum().backward()
     sums = [one.key for one in seen.key_averages(group_by_input_shape=True) if one.input_shapes[:2] == [shape, shape]]

@@ -1,5 +1,6 @@
 """How pseudo-gradients travel, in the launcher: fragments, delays and formats on any placement, through merges."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,28 @@ def test_a_worker_that_leaps_is_left_out_and_recorded() -> None:
             assert trainer.anchor[1] == before[1], "of the other worker alone"
             assert trainer.anchor[0] == before[0] + 1.0
     assert [step.outliers for step in steps] == [[]] * 6 + [[1], []]
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
+def test_a_worker_that_restarts_in_the_middle_of_a_round_counts_with_the_next_fragment(broken: float) -> None:
+    """Losses before it restarted say nothing of what it has learned since; the round's mean loss stays unknown."""
+    settings = small_settings("outer=average", "wire.fragments=2", "algorithm.updates_per_round=9")
+    trainer = new_trainer(settings, 2)
+    one, other = trainer.workers
+    for worker in trainer.workers:
+        worker.begin_round(reset_moments=False)
+        worker.loss_sum += 2.0
+    one.loss_sum += broken
+    one.weights[0] = broken
+    assert outer(trainer, None, 1).nonfinite == [one.id]
+    assert torch.equal(one.weights, trainer.anchor)
+    one.loss_sum += 2.0
+    one.weights.add_(1.0)
+    step = outer(trainer, None, 0)
+    assert (step.nonfinite, step.num_finite) == ([], 2)
+    assert math.isnan(one.mean_loss(1)) and other.mean_loss(1) == 2.0
+    one.loss_sum += broken
+    assert outer(trainer, None, 1).nonfinite == [one.id], "broken again"
 
 
 @pytest.mark.parametrize("fragments", [2, 5])

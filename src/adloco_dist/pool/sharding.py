@@ -26,21 +26,24 @@ class UnsuitableModuleError(ValueError):
     """A module that ranks cannot hold together; half a line that says why, and what to do."""
 
 
-def shard_module(module: nn.Module, blocks: Sequence[nn.Module], group: Group, in_bf16: bool) -> None:
-    """Give every rank of the group its part of each parameter, on the device of the group; in place.
+def shard_module(
+    module: nn.Module, blocks: Sequence[nn.Module], group: Group, device: torch.device, in_bf16: bool
+) -> None:  # fmt: skip
+    """Give every rank of the group its part of each parameter, on its device; in place.
 
     Blocks are sharded by themselves, and so gathered one after the other; what is left belongs to the root.
 
     Args:
         module: whole, with the same weights on all ranks.
         blocks: modules within it, of which none lies in another.
+        device: where this rank computes; of one type on all ranks.
         in_bf16: whether it is computed in bf16; its weights stay as they are, and gradients are averaged in fp32.
 
     Raises:
         UnsuitableModuleError: it cannot be divided (`check_division`).
     """
     deals = check_division(module, blocks, len(group.ranks))
-    mesh = DeviceMesh.from_group(group.process_group, group.device.type)
+    mesh = DeviceMesh.from_group(group.process_group, device.type)
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if in_bf16 else MixedPrecisionPolicy()
     _save_memory_of_ties(module)
     for one in (*blocks, module):

@@ -60,7 +60,10 @@ class Worker:
 
     @property
     def is_finite(self) -> bool:
-        """Whether its weights and losses are: gradients that are not finite leave weights that are not."""
+        """Whether its weights and losses are: gradients that are not finite leave weights that are not.
+
+        Only losses since it last restarted count.
+        """
         return bool(torch.isfinite(self.weights.sum()) and torch.isfinite(self.loss_sum))
 
     def attach(self, flat_model: FlatModel) -> None:
@@ -81,6 +84,21 @@ class Worker:
         self.step_losses = []
         if reset_moments:
             self.reset_optimizer()
+
+    def restart(self, anchor: torch.Tensor) -> None:
+        """Take the anchor for weights that are not finite, with fresh moments.
+
+        The round's mean loss stays unknown: its sum becomes the least number that there is, which finite losses leave as
+        it is, while one that is not finite is noticed as ever.
+        """
+        self.weights.copy_(anchor)
+        self.reset_optimizer()
+        self.loss_sum.fill_(torch.finfo(self.loss_sum.dtype).min)
+
+    def mean_loss(self, num_updates: int) -> float:
+        """The mean loss of so many updates of the round; NaN if it restarted in them."""
+        total = float(self.loss_sum)
+        return math.nan if total == torch.finfo(self.loss_sum.dtype).min else total / num_updates
 
     def read_step_losses(self) -> list[float]:
         """The mean loss of each update of the round so far, in one copy from the device; NaN before a restart."""

@@ -180,7 +180,7 @@ class InnerPhase:
                 slot.flat_model.store_buffers()
                 worker.updates_done = update + 1
                 yield
-        result.loss_sum, result.num_targets = float(worker.loss_sum) / num_updates, worker.num_targets
+        result.loss_sum, result.num_targets = worker.mean_loss(num_updates), worker.num_targets
         if settings.run.step_losses:
             result.step_losses = worker.read_step_losses()
         result.compute_seconds_per_sequence = timing.seconds / batch.local_batch

@@ -60,10 +60,10 @@ def start(trainer: Trainer, group: Group | None, fragment: int, is_delayed: bool
     contributors = [worker for worker in finite if worker not in outliers]
     for worker in trainer.workers:
         worker.awaits = fragment
-    for worker in nonfinite + outliers:
-        worker.weights.copy_(trainer.anchor)
     for worker in nonfinite:
-        worker.reset_optimizer()
+        worker.restart(trainer.anchor)
+    for worker in outliers:
+        worker.weights.copy_(trainer.anchor)
     for worker in trainer.workers if is_delayed else ():
         for _, weights, departed in _departed_parts(trainer, fragment, worker):
             departed.copy_(weights)

@@ -46,7 +46,8 @@ def _built(objective: Objective, settings: Settings, runtime: Runtime) -> nn.Mod
 
     cpu = torch.device("cpu")  # no device has room for all of it
     module = converted(objective.build(cpu, in_bf16), cpu, settings.precision)
-    shard_module(module, divided_blocks(objective, module, settings), runtime.of_seat, in_bf16)
+    blocks = divided_blocks(objective, module, settings)
+    shard_module(module, blocks, runtime.of_seat, runtime.device, in_bf16)
     return module
 
 

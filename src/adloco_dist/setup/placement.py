@@ -47,7 +47,8 @@ def set_up_pool(
         SettingsError: on all ranks, when one of them cannot do what is asked, or not even one sequence fits on it.
     """
     size = settings.pool.ranks_per_worker
-    groups = Groups(runtime.backend, settings.cluster.outer_seconds, settings.cluster.max_communicators, size)
+    backend = backend_of_averages(settings, runtime.backend)
+    groups = Groups(backend, settings.cluster.outer_seconds, settings.cluster.max_communicators, size)
     merges = settings.merge.policy is not MergePolicy.none
     lacking = groups.lacking(layout.rank_sets, len(layout.trainers) - 1 if merges else 0)
     if settings.wire.is_delayed and lacking:
@@ -108,6 +109,16 @@ def set_up_pool(
     for trainer in trainers.values():
         pool.slots[0] = algorithm.prepare(pool.slots[0], trainer, groups.of(layout.ranks(trainer.id)))
     return pool
+
+
+def backend_of_averages(settings: Settings, backend: Backend) -> Backend:
+    """The backend of the groups that average, where seats' groups have `backend`.
+
+    NCCL runs collectives of two groups at one time only if all ranks issue them in one order (docs/gpus.md). Ranks that
+    hold a worker together gather its layers meanwhile, in another thread, and no two ranks come to the same order.
+    """
+    gathers_beside = settings.pool.ranks_per_worker > 1 and settings.wire.is_delayed
+    return Backend.gloo if gathers_beside else backend
 
 
 def find_plan_inputs(pool: LocalPool, layout: Layout, trajectory: Trajectory, links: Sequence[Link] = ()) -> PlanInputs:
