@@ -16,6 +16,7 @@ from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Backend
 from adloco_dist.testing.processes import run_ranks
+from cases_averages import sharded_pool_as_on_cpus
 from cases_library import diloco_as_published, noise_scale_as_on_cpus
 from harness import Case, Here
 from helpers.commands import errors, facts, metrics, run
@@ -119,6 +120,11 @@ def noise_scale_over_nccl(here: Here) -> dict[str, float]:
     return noise_scale_as_on_cpus(here, backend(here))
 
 
+def sharded_pool(here: Here) -> dict[str, float]:
+    """Workers of two ranks each, whose averages travel over gloo while NCCL gathers layers: as on CPUs."""
+    return sharded_pool_as_on_cpus(here, cluster(here, backend(here)))
+
+
 def whole_run(here: Here) -> dict[str, float]:
     """A run with merges, in which a rank may be in one group at a time, so that groups make room for others."""
     more = ("pool.trainers=3", "pool.workers_per_trainer=2", "merge.every_rounds=1", "cluster.max_communicators=1")
@@ -187,6 +193,7 @@ CASES = [
     Case("a pool with merges, in fp64", whole_pool, 90, SHARED),
     Case("DiLoCo around a loop, over NCCL", diloco_over_nccl, 90, SHARED),
     Case("noise scale of a loop, over NCCL", noise_scale_over_nccl, 90, SHARED),
+    Case("a sharded pool, beside updates, over NCCL", sharded_pool, 120, SHARED),
     Case("a whole run with merges and eviction", whole_run, 90, SHARED),
     Case("a rank killed in an all-reduce", killed_in_an_all_reduce, 60, SHARED),
     Case("a rank stuck in an all-reduce", stuck_in_an_all_reduce, 90, SHARED),

@@ -87,11 +87,18 @@ def collectives(runtime: Runtime) -> dict[str, Array]:
         received = mine.new_empty(sum(sizes_in))
         group.all_to_all(received, mine[: sum(sizes_out)], sizes_in, sizes_out)
         rows = group.gather(mine)
+        parts = group.exchange_parts(mine[: 1000 * size].view(size, -1))
+        everybody = group.all_gather(mine[:1000])
+        arrived, following, preceding = torch.empty_like(mine), (rank + 1) % size, (rank - 1) % size
+        group.send_and_receive([(following, mine)], [(preceding, arrived)])
         name = str(dtype)
         found |= {
             f"all_reduce {name}": total,
             f"broadcast {name}": torch.cat(everyones),
             f"all_to_all {name}": received,
+            f"exchange_parts {name}": parts,
+            f"all_gather {name}": everybody,
+            f"send_and_receive {name}": arrived,
         }
         if rows:
             found[f"gather {name}"] = torch.cat(rows)

@@ -4,6 +4,7 @@ from checkout import checkout_on_path
 
 if __name__ == "__main__":
     with checkout_on_path():
+        import cases_averages
         import cases_kernels
         import cases_library
         import cases_memory
@@ -11,7 +12,5 @@ if __name__ == "__main__":
         import cases_runs
         from harness import main
 
-        main(
-            "gpu-test",
-            [*cases_kernels.CASES, *cases_pool.CASES, *cases_library.CASES, *cases_runs.CASES, *cases_memory.CASES],
-        )
+        modules = (cases_kernels, cases_pool, cases_averages, cases_library, cases_runs, cases_memory)
+        main("gpu-test", [case for module in modules for case in module.CASES])

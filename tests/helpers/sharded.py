@@ -10,7 +10,8 @@ from torch import nn
 
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.round.local_pool import LocalPool
-from adloco_dist.testing.processes import run_ranks
+from adloco_dist.config import ClusterSettings
+from adloco_dist.testing.processes import CPU_RANKS, run_ranks
 from helpers.resuming import train_kept
 
 ROWS = "+model.overrides.vocab_size=24"
@@ -43,15 +44,20 @@ def train_whole(
 
 
 def run_whole(
-    size: int, num_seats: int, folder: Path, *overrides: str, looks: int | None = None
-) -> list[dict[str, Any]]:
+    size: int, num_seats: int, folder: Path, *overrides: str, looks: int | None = None,
+    cluster: ClusterSettings = CPU_RANKS,
+) -> list[dict[str, Any]]:  # fmt: skip
     """Train on seats of `size` ranks, from the newest checkpoint in the folder if there is one.
 
     Args:
         looks: how often rank 0 looks for a request to stop before it sees one; None: there is none.
+        cluster: the ranks' devices and backend.
     """
     wanted = [ROWS, f"pool.ranks_per_worker={size}", "checkpoint.every_minutes=null", *overrides]
-    return run_ranks(train_whole, [0] * (size * num_seats), str(folder), looks, wanted, ranks_per_worker=size)
+    nodes = [0] * (size * num_seats)
+    return run_ranks(
+        train_whole, nodes, str(folder), looks, wanted, cluster=cluster, ranks_per_worker=size
+    )  # fmt: skip
 
 
 def assert_equal(ranks: list[dict[str, Any]], reference: list[dict[str, Any]], is_resumed: bool = False) -> None:

@@ -58,7 +58,7 @@ def test_without_a_gpu_one_line_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "cases"),
     [
-        ("test", ["outer step as", "flash attention, eager", "checkpoint as of"]),
+        ("test", ["outer step as", "flash attention, eager", "checkpoint as of", "averages in every"]),
         ("nccl", ["collectives"]),
         ("bench", ["merge and regrouping"]),
     ],
