@@ -22,6 +22,7 @@ from adloco_dist.averaging.inside_first import InsideFirst
 from adloco_dist.averaging.quantized import Quantized
 from adloco_dist.averaging.sparse import Sparse
 from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.config import ClusterSettings
 from adloco_dist.testing.processes import run_ranks
 from harness import Case, Here, SkippedError
 from helpers.plain import Tied, adamw, batch, update
@@ -65,8 +66,8 @@ def sum_in_every_format(runtime: Runtime) -> dict[str, Any]:
     group = group_of(None, runtime.device, 60)
     assert group is not None
     found: dict[str, Any] = {}
-    inside = {f"{name}, inside first": InsideFirst(one, NODES) for name, one in FORMATS.items()
-              if not isinstance(one, FullPrecision)}  # fmt: skip
+    few_bits = {name: one for name, one in FORMATS.items() if isinstance(one, Quantized | Sparse)}
+    inside = {f"{name}, inside first": InsideFirst(one, NODES) for name, one in few_bits.items()}
     for name, averager in {**FORMATS, **inside}.items():
         residual = torch.zeros(LENGTH, device=runtime.device) if averager.keeps_residual else None
         for number in range(2):
@@ -88,7 +89,9 @@ def beside_updates(here: Here) -> dict[str, float]:
     )
     difference = max(float(np.abs(a - b).max()) for a, b in zip(mine[0]["weights"], theirs[0]["weights"], strict=True))
     assert difference < 1e-9, f"parameters differ by {difference:.3g}"
-    reserved = run_ranks(average_beside_updates, [0, 0], AVERAGES, FORMATS["int4"], cluster=cluster(here))[0]["reserved"]
+    reserved = run_ranks(average_beside_updates, [0, 0], AVERAGES, FORMATS["int4"], cluster=cluster(here))[0][
+        "reserved"
+    ]
     added = reserved[-1] - reserved[FIRST]
     assert added <= 0, f"{added / 1e6:.1f} MB were added by {AVERAGES - FIRST} averages"
     return {"parameter_difference": difference, "reserved_mb": reserved[-1] / 1e6}
@@ -119,6 +122,7 @@ def sharded_beside_updates(here: Here) -> dict[str, float]:
 
 
 def average_sharded(runtime: Runtime) -> list[Any]:
+    """The whole parameters at the end."""
     mesh = init_device_mesh(runtime.device.type, (2, 2), mesh_dim_names=("worker", "shard"))
     module = Tied().double().to(runtime.device)
     fully_shard(module.head, mesh=mesh["shard"])
@@ -137,7 +141,8 @@ def sharded_pool(here: Here) -> dict[str, float]:
     return sharded_pool_as_on_cpus(here, cluster(here))
 
 
-def sharded_pool_as_on_cpus(here: Here, where: Any) -> dict[str, float]:
+def sharded_pool_as_on_cpus(here: Here, where: ClusterSettings) -> dict[str, float]:
+    """The same on ranks of those settings."""
     mine = run_whole(2, 2, here.folder / "mine", *DELAYED, cluster=where)
     theirs = run_whole(2, 2, here.folder / "theirs", *DELAYED)
     difference = max(

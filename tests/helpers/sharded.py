@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.round.local_pool import LocalPool
 from adloco_dist.config import ClusterSettings
+from adloco_dist.round.local_pool import LocalPool
 from adloco_dist.testing.processes import CPU_RANKS, run_ranks
 from helpers.resuming import train_kept
 

@@ -31,7 +31,7 @@ class Background:
         self._result: torch.Tensor | None = None
         self._error: BaseException | None = None
         self._stream = _stream_of(device) if device.type == "cuda" else None
-        self._done: torch.cuda.Event | None = None
+        self._done: torch.Event | None = None
         # A daemon: a process that ends for another reason does not wait for ranks that are gone.
         self._thread = threading.Thread(target=self._run, name="average", daemon=True)
 

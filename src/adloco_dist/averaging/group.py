@@ -64,7 +64,7 @@ class Group:
     ) -> None:  # fmt: skip
         """
         Args:
-            device: where the tensors that travel are; of a GPU with its index, for threads take the first one otherwise.
+            device: where the tensors that travel are; of a GPU with its index: threads would take the first one.
             timeout_seconds: timeout of one collective.
             connect_seconds: timeout of the first one, in which NCCL connects its ranks.
         """

@@ -82,8 +82,8 @@ class ClusterSettings:
     device: Device = Device.auto
     """auto: a GPU where the rank has one, else the CPU."""
     backend: Backend = Backend.auto
-    """Backend for tensors. auto: nccl where every rank has a GPU of its own, else gloo. Control messages
-    always travel over gloo."""
+    """Backend for tensors. auto: nccl where every rank has a GPU of its own, else gloo. Control messages always travel
+    over gloo, and so do averages beside updates (wire.delay_updates) of workers on several ranks."""
     interface: str | None = None
     """Network interface that gloo (and NCCL's sockets) use, may differ between nodes; null: what GLOO_SOCKET_IFNAME
     names, else, on several nodes, the one that leads to the rendezvous."""

@@ -88,8 +88,8 @@ class Worker:
     def restart(self, anchor: torch.Tensor) -> None:
         """Take the anchor for weights that are not finite, with fresh moments.
 
-        The round's mean loss stays unknown: its sum becomes the least number that there is, which finite losses leave as
-        it is, while one that is not finite is noticed as ever.
+        The round's mean loss stays unknown: its sum becomes the least number that there is, which finite losses leave
+        as it is, while one that is not finite is noticed as ever.
         """
         self.weights.copy_(anchor)
         self.reset_optimizer()
