@@ -3,9 +3,11 @@
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
+from typing import Annotated
 
 from adloco_dist.config.choices import BatchRequest, Estimator, GradientNorm, SwitchMode, Unmeasured
 from adloco_dist.config.errors import SettingsError
+from adloco_dist.config.read_when import ON_A_GPU, ReadWhen
 
 MEASURED_REQUESTS = (
     BatchRequest.norm_test,
@@ -14,63 +16,71 @@ MEASURED_REQUESTS = (
     BatchRequest.progress,
 )
 """The requests that follow gradient statistics."""
+ANY_TEST = "batching.request=norm_test,inner_product_test,augmented_inner_product_test"
+ANY_MEASURED = f"{ANY_TEST},progress"
 
 
 @dataclass
 class BatchingSettings:
     """Sequences per update. A request is a total batch, of all workers of a trainer together."""
 
-    local_batch: int = 4
+    local_batch: Annotated[
+        int,
+        ReadWhen("batching.request!=staged,replay"),
+        ReadWhen("inner.batch_scaling!=none", "inner.reference_batch=null"),
+    ] = 4
     """b of the first round: sequences per update of each worker."""
     request: BatchRequest = BatchRequest.norm_test
     """What asks for the next round's batch: a variance test; progress, the batch with the most progress per second; or
     none, ramp, staged, replay (open loop)."""
-    eta: float = 0.8
+    eta: Annotated[float, ReadWhen(ANY_TEST)] = 0.8
     """Noise, relative to the gradient's norm, that norm_test accepts, > 0; a smaller eta asks for a larger batch."""
-    theta: float = 0.9
+    theta: Annotated[float, ReadWhen("batching.request=inner_product_test,augmented_inner_product_test")] = 0.9
     """Noise along the gradient, relative to its norm, that inner_product_test and augmented_inner_product_test accept,
     > 0."""
-    nu: float = 5.84
+    nu: Annotated[float, ReadWhen("batching.request=augmented_inner_product_test")] = 5.84
     """Noise across the gradient, relative to its norm, that augmented_inner_product_test accepts, > 0."""
-    gradient_norm: GradientNorm = GradientNorm.unbiased
+    gradient_norm: Annotated[GradientNorm, ReadWhen(ANY_TEST)] = GradientNorm.unbiased
     """The squared gradient norm in the tests. unbiased: without the noise. plugin: that of the measured mean, noise
     included, as the AdLoCo paper's formula has it."""
-    estimator: Estimator = Estimator.sketch
+    estimator: Annotated[Estimator, ReadWhen(ANY_MEASURED)] = Estimator.sketch
     """sketch: random projections of chunks, 66 kB per worker and round. workers: full gradients averaged over the
     workers. per_sequence: every sequence's own gradient (exact; memory and traffic of one gradient per sequence)."""
-    every_updates: int = 40
+    every_updates: Annotated[int, ReadWhen(ANY_MEASURED)] = 40
     """Updates after which gradients are measured again, in the first update of a round; what it costs is the same
     whether rounds are short or long."""
-    chunks: int = 4
+    chunks: Annotated[int, ReadWhen(ANY_MEASURED, "batching.estimator=sketch")] = 4
     """Maximum number of pieces, >= 2, into which a worker's first batch of a round is cut for the sketch; each holds
     two sequences or more."""
-    span: float = 0.15
+    span: Annotated[float, ReadWhen(ANY_MEASURED)] = 0.15
     """Share of the tokens so far that running averages of the statistics span, at least three rounds, in [0, 1]; 0: the
     last round alone."""
     min_batch: int | None = None
     """Minimum total batch of a trainer; null: of what a test asks for, `local_batch` for each worker, else 1."""
     max_batch: int | None = None
     """Maximum total batch of a trainer; null: one epoch of its shard, which bounds it in any case."""
-    growth_limit: float = 2.0
+    growth_limit: Annotated[float, ReadWhen(ANY_MEASURED)] = 2.0
     """Maximum factor by which a test may raise the total batch after one measurement."""
-    shrink_limit: float = 2.0
+    shrink_limit: Annotated[float, ReadWhen(ANY_MEASURED, "batching.may_shrink=true")] = 2.0
     """Maximum factor by which a test may lower the total batch after one measurement."""
-    may_shrink: bool = True
+    may_shrink: Annotated[bool, ReadWhen(ANY_MEASURED)] = True
     """Whether a test may lower the batch."""
-    unmeasured: Unmeasured = Unmeasured.keep
+    unmeasured: Annotated[Unmeasured, ReadWhen(ANY_MEASURED)] = Unmeasured.keep
     """What to do where there is nothing to measure (one worker with one sequence): keep, or grow by growth_limit."""
-    ramp_factor: float = 1.25
+    ramp_factor: Annotated[float, ReadWhen("batching.request=ramp")] = 1.25
     """Factor by which request=ramp raises the total batch in every round, > 1."""
-    stage_fractions: list[float] = field(default_factory=list)
+    stage_fractions: Annotated[list[float], ReadWhen("batching.request=staged")] = field(default_factory=list)
     """Shares of the budget, rising from 0, at which the stages of request=staged begin."""
-    stage_batches: list[int] = field(default_factory=list)
+    stage_batches: Annotated[list[int], ReadWhen("batching.request=staged")] = field(default_factory=list)
     """Total batch of each stage of request=staged."""
-    replay: str | None = None
+    replay: Annotated[str | None, ReadWhen("batching.request=replay")] = None
     """Run directory, or its metrics.jsonl, whose total batches and merges request=replay repeats, round by round."""
     capacity: int | None = None
     """Sequences that a rank's device takes in one micro-batch; decides only how many micro-batches a batch takes, and
     may differ between nodes. null: as many as fit into its memory (on a CPU: into cluster.memory_bytes)."""
-    padding_fraction: float = 0.9
+    padding_fraction: Annotated[
+        float, ReadWhen("batching.capacity=null"), ReadWhen(ON_A_GPU, "instances.resident=null")
+    ] = 0.9
     """Share of the free memory that micro-batches may fill, in (0, 1]."""
 
     def __post_init__(self) -> None:
@@ -133,7 +143,7 @@ class SwitchSettings:
     mode: SwitchMode = SwitchMode.threshold
     """threshold: clip what a variance test asks for up to n b_max, accumulate above; batches that are given (none,
     ramp, staged, replay) are always accumulated. accumulate: never clip. clip: never accumulate."""
-    n: int | float | str = 2.0
+    n: Annotated[int | float | str, ReadWhen(ANY_MEASURED, "switch.mode=threshold")] = 2.0
     """Multiple of b_max up to which mode=threshold clips a batch to b_max, >= 1. auto: chosen by the measured progress
     per second."""
     batch_limit: int | None = None

@@ -1,14 +1,20 @@
 """The data that a run is trained on."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from adloco_dist.config.choices import Corpus, Damaged, Nulls, Packing, Shards
 from adloco_dist.config.errors import SettingsError
+from adloco_dist.config.read_when import ReadWhen
 
 EMBEDDED = (Corpus.python_stdlib, Corpus.python_packages)
 """Corpora that every machine has."""
 OF_ROWS = (Corpus.json, Corpus.parquet, Corpus.csv, Corpus.hub)
 """Corpora whose files hold many documents each, in columns."""
+FROM_FILES = "data.corpus!=python_stdlib,python_packages"
+WITH_ROWS = "data.corpus=json,parquet,csv,hub"
+UNLABELLED_TEXT = ("data.corpus!=tokens,python_packages", "data.label_column=null")
+IF_LABELLED = (ReadWhen("data.label_column!=null"), ReadWhen("data.corpus=python_packages"))
 
 
 @dataclass
@@ -19,48 +25,48 @@ class DataSettings:
     """python_stdlib: the sources of the running Python. python_packages: pieces of them, and which package each is of.
     text: every file a document. json (lines), parquet, csv: every row a document; also compressed. hub: a data set of
     the Hugging Face hub. tokens: .npy files of token ids, or folders that launch/tokenize_corpus.py wrote."""
-    hub: str | None = None
+    hub: Annotated[str | None, ReadWhen("data.corpus=hub")] = None
     """Name of the data set, or a folder that holds a copy of it."""
-    subset: str | None = None
+    subset: Annotated[str | None, ReadWhen("data.corpus=hub")] = None
     """Which part of the data set: for C4 the language. null: the only one."""
-    revision: str | None = None
+    revision: Annotated[str | None, ReadWhen("data.corpus=hub")] = None
     """Branch, tag or commit of the data set on the hub. null: the newest."""
-    train: list[str] = field(default_factory=list)
+    train: Annotated[list[str], ReadWhen(FROM_FILES)] = field(default_factory=list)
     """Files or globs to train on; of a hub data set, its splits."""
-    validation: list[str] = field(default_factory=list)
+    validation: Annotated[list[str], ReadWhen(FROM_FILES)] = field(default_factory=list)
     """The same for validation. Empty: `validation_fraction` of `train` is held out."""
-    validation_fraction: float = 0.05
+    validation_fraction: Annotated[float, ReadWhen("data.validation=[]")] = 0.05
     """Share of the documents (of the tail, where there is one) that is held out, in (0, 1)."""
-    sample: int | None = None
+    sample: Annotated[int | None, ReadWhen("data.corpus!=tokens", "data.streaming=false")] = None
     """Maximum number of documents that are read of `train` (its first), before any are held out. null: all."""
-    validation_documents: int | None = None
+    validation_documents: Annotated[int | None, ReadWhen(WITH_ROWS, "data.validation!=[]")] = None
     """Maximum number of documents that are read of `validation`. null: all."""
-    text_column: str = "text"
+    text_column: Annotated[str, ReadWhen(WITH_ROWS)] = "text"
     """Name of the column that holds the text."""
-    label_column: str | None = None
+    label_column: Annotated[str | None, ReadWhen(WITH_ROWS)] = None
     """Name of the column that holds what a classifier predicts, numbers from 0 on or words. null: the model is causal,
     except with python_packages, which has labels of its own."""
-    num_labels: int | None = None
+    num_labels: Annotated[int | None, *IF_LABELLED] = None
     """Number of classes. null: as many as the training documents have."""
-    tokenizer: str | None = None
+    tokenizer: Annotated[str | None, ReadWhen("data.corpus!=tokens")] = None
     """A tokenizer: a folder, a tokenizer.json, or a model of the hub. null: bytes."""
-    vocab_size: int | None = None
+    vocab_size: Annotated[int | None, ReadWhen("data.corpus=tokens")] = None
     """Vocabulary of plain token files. null: largest id + 1."""
     sequence_length: int = 128
     """Tokens per sequence that are predicted (a stored sequence is one longer); for a classifier, tokens that
     are read."""
-    packing: Packing = Packing.packed
+    packing: Annotated[Packing, ReadWhen(*UNLABELLED_TEXT)] = Packing.packed
     """packed: documents one after the other, cut into equal sequences. document: one for each sequence, cut off at its
     length and padded; padding never counts."""
     shards: Shards = Shards.disjoint
     """disjoint: every trainer reads a part of its own. shared: every trainer reads all, each in another order."""
-    streaming: bool = False
+    streaming: Annotated[bool, ReadWhen(WITH_ROWS)] = False
     """Read rows while training, in the order of the files, tokenised in the background: nothing is held or downloaded
     as a whole. false: everything is read at the start, and sequences come in a random order."""
-    damaged: Damaged = Damaged.refuse
+    damaged: Annotated[Damaged, ReadWhen(WITH_ROWS)] = Damaged.refuse
     """What is done with rows that cannot be read, and with a file that cannot be read to its end. skip: they are left
     out, and what comes after its last readable row; counted and reported."""
-    nulls: Nulls = Nulls.refuse
+    nulls: Annotated[Nulls, ReadWhen(WITH_ROWS)] = Nulls.refuse
     """What is done with rows whose text or label is null or missing. skip: they are left out, counted and reported."""
 
     @property

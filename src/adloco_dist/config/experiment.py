@@ -1,10 +1,11 @@
 """What is trained: the pool, the model."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from adloco_dist.config.choices import OuterState, Placement
 from adloco_dist.config.errors import SettingsError
+from adloco_dist.config.read_when import ON_A_GPU, ReadWhen
 
 MAX_WORKERS = 1 << 20
 """Maximum number of workers in a pool: every rank and every plan lists all of them."""
@@ -23,7 +24,7 @@ class PoolSettings:
     (fully_shard). 1: a worker fits one device."""
     placement: Placement = Placement.pack
     """pack: a trainer's workers on as few nodes as balance allows. spread: on as many as it has workers."""
-    outer_state: OuterState = OuterState.device
+    outer_state: Annotated[OuterState, ReadWhen(ON_A_GPU)] = OuterState.device
     """Where anchors, outer momentum and averages of anchors live: on the device, or in (pinned) CPU memory."""
 
     def __post_init__(self) -> None:
@@ -50,9 +51,9 @@ class ModelSettings:
     """Fields of that architecture's transformers config, for example hidden_size."""
     warm_start: str | None = None
     """Weights to start from: a transformers directory, a run directory (its model/ is taken), or a model of the hub."""
-    revision: str | None = None
+    revision: Annotated[str | None, ReadWhen("model.warm_start!=null")] = None
     """Branch, tag or commit of a model of the hub. null: the newest."""
-    from_scratch: bool = False
+    from_scratch: Annotated[bool, ReadWhen("model.warm_start!=null")] = False
     """Take the shape of `warm_start` alone, and draw the weights from the seed."""
     reset_output: bool = False
     """Initialise the output layer again: the head of a causal model, or of a classifier."""
@@ -60,12 +61,12 @@ class ModelSettings:
     """How transformers computes attention: eager, sdpa, flash_attention_2, ... null: what it takes by itself."""
     compile: bool = False
     """Compile model and loss with torch.compile; the first rounds are slower."""
-    fuse_loss: bool = True
+    fuse_loss: Annotated[bool, ReadWhen(ON_A_GPU, "model.compile=false")] = True
     """Compile the loss by itself on a GPU where the model is not compiled; without Triton or a C compiler there it is
     computed as on a CPU, which the first lines of a run say."""
     gradient_checkpointing: bool = False
     """Keep no activations inside layers and compute them again: less memory, about a third more time."""
-    trust_remote_code: bool = False
+    trust_remote_code: Annotated[bool, ReadWhen("model.warm_start!=null")] = False
     """Run Python code that comes with `warm_start`. Weights are never unpickled all the same."""
 
     def __post_init__(self) -> None:

@@ -2,9 +2,15 @@
 
 from dataclasses import dataclass
 from math import inf
+from typing import Annotated
 
 from adloco_dist.config.choices import Averages, InnerOptimizer, RateScaling, RoundLength, Schedule
 from adloco_dist.config.errors import SettingsError
+from adloco_dist.config.read_when import ReadWhen
+
+OUTER_STEPS = "algorithm.averages=pseudo_gradients"
+ADAMW = "inner.optimizer=adamw,muon"
+"""Muon leaves vectors and embeddings to AdamW."""
 
 
 @dataclass
@@ -22,14 +28,14 @@ class AlgorithmSettings:
     that ranks do not wait for each other, and weigh less in the average. seconds: as with speed, and as many as were
     measured to fit into `round_seconds`. link: every worker takes as many, and all together as few as the measured
     costs of a round allow (`exposed_share`); as long as no trainer has two workers, `updates_per_round`."""
-    round_seconds: float | None = None
+    round_seconds: Annotated[float | None, ReadWhen("algorithm.round=seconds")] = None
     """Time that the inner updates of a round are to take with round=seconds, > 0; the first one takes 5 updates."""
-    exposed_share: float = 0.2
+    exposed_share: Annotated[float, ReadWhen("algorithm.round=link")] = 0.2
     """Share of a round, in (0, 1), that averages and all else but updates are to take with round=link: with longer
     rounds, or delays, it is less, but workers drift further apart."""
-    min_updates: int = 2
+    min_updates: Annotated[int, ReadWhen("algorithm.round=link")] = 2
     """Minimum of H with round=link; a delay of one update needs two, and each of wire.fragments its own."""
-    max_updates: int = 400
+    max_updates: Annotated[int, ReadWhen("algorithm.round=link")] = 400
     """Maximum of H with round=link."""
 
     def __post_init__(self) -> None:
@@ -65,13 +71,13 @@ class InnerSettings:
     output, and AdamW for all else (MuLoCo, 2505.23725), at one rate for both."""
     lr: float = 3e-4
     """Peak learning rate, > 0."""
-    beta1: float = 0.9
+    beta1: Annotated[float, ReadWhen(ADAMW)] = 0.9
     """Decay of adamw's running mean of gradients, in [0, 1)."""
-    beta2: float = 0.95
+    beta2: Annotated[float, ReadWhen(ADAMW)] = 0.95
     """Decay of adamw's running mean of squared gradients, in [0, 1)."""
-    eps: float = 1e-8
+    eps: Annotated[float, ReadWhen(ADAMW)] = 1e-8
     """Constant that adamw adds to the denominator of its updates, > 0."""
-    momentum: float = 0.0
+    momentum: Annotated[float, ReadWhen("inner.optimizer=sgd,muon")] = 0.0
     """Momentum of sgd and of muon, in [0, 1)."""
     weight_decay: float = 0.1
     """Decoupled for adamw and muon, added to the gradient for sgd; never applied to vectors (norms, biases)."""
@@ -81,13 +87,13 @@ class InnerSettings:
     """Course of the rate apart from the warm-up: constant at `lr`, or cosine decay while the budget is spent."""
     warmup_fraction: float = 0.1
     """Share of the budget, in [0, 1), over which the rate rises linearly to `lr`, from a tenth of it."""
-    final_lr_fraction: float = 0.1
+    final_lr_fraction: Annotated[float, ReadWhen("inner.schedule=cosine")] = 0.1
     """Share of `lr` that the cosine schedule ends at, in [0, 1]."""
     batch_scaling: RateScaling = RateScaling.sqrt
     """How the rate follows the local batch in use: lr times (b / reference_batch), its square root, or not at all."""
-    reference_batch: int | None = None
+    reference_batch: Annotated[int | None, ReadWhen("inner.batch_scaling=sqrt,linear")] = None
     """Local batch at which the rate is `lr`; null: batching.local_batch."""
-    reset_each_round: bool = False
+    reset_each_round: Annotated[bool, ReadWhen(ADAMW), ReadWhen("inner.momentum>0")] = False
     """Whether inner moments start at zero in every round."""
 
     def __post_init__(self) -> None:
@@ -119,22 +125,22 @@ class InnerSettings:
 class OuterSettings:
     """Every trainer's optimizer on its anchor."""
 
-    lr: float = 0.7
+    lr: Annotated[float, ReadWhen(OUTER_STEPS)] = 0.7
     """Rate of the outer SGD on the anchor, whose gradient is the pseudo-gradient (DiLoCo, 2311.08105)."""
-    momentum: float = 0.9
+    momentum: Annotated[float, ReadWhen(OUTER_STEPS)] = 0.9
     """Momentum of the outer SGD, in [0, 1)."""
-    nesterov: bool = True
+    nesterov: Annotated[bool, ReadWhen(OUTER_STEPS, "outer.momentum>0")] = True
     """Whether the outer SGD takes Nesterov momentum, which needs momentum > 0."""
-    clip_norm: float | None = None
+    clip_norm: Annotated[float | None, ReadWhen(OUTER_STEPS)] = None
     """Maximum norm of each worker's pseudo-gradient, of every fragment, > 0; null: no clipping."""
-    radial: bool = False
+    radial: Annotated[bool, ReadWhen(OUTER_STEPS)] = False
     """Whether the mean of every tensor but embeddings has the direction of the mean of unit vectors and the mean of the
     workers' norms (Decoupled DiLoCo, 2604.21428): a plain mean of pseudo-gradients that differ is shorter."""
-    outlier_deviations: float | None = None
+    outlier_deviations: Annotated[float | None, ReadWhen(OUTER_STEPS)] = None
     """Standard deviations by which the norm of a worker's pseudo-gradient may be above the mean of its earlier ones,
     > 0; a larger one is left out of the average, and the worker restarts from the anchor (EDiT, 2412.07210, has 3).
     null: none is left out."""
-    outlier_rounds: int = 20
+    outlier_rounds: Annotated[int, ReadWhen(OUTER_STEPS, "outer.outlier_deviations!=null")] = 20
     """Rounds of a worker, >= 2, after which it may be left out."""
     average_span: float | None = None
     """Share of the tokens so far, in (0, 1], over which a trainer's anchors are averaged (`averaging.anchors`); the

@@ -2,9 +2,13 @@
 
 import re
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from adloco_dist.config.choices import Backend, Concurrency, Device, TrackingMode, Unfinished
 from adloco_dist.config.errors import SettingsError
+from adloco_dist.config.read_when import ON_A_GPU, ReadWhen
+
+IN_WANDB = ReadWhen("tracking.mode!=disabled")
 
 MAX_SECONDS = 1_000_000
 """Maximum of a timeout, eleven days: libraries count timeouts in milliseconds of 32 bits."""
@@ -92,7 +96,7 @@ class ClusterSettings:
     threads_per_rank: int | None = None
     """CPU threads of a rank; null: the node's cores divided by its ranks. Where other programs compute on the same
     cores, leave them theirs: threads spin while they wait for each other, and one that has no core stops all."""
-    memory_bytes: int | None = None
+    memory_bytes: Annotated[int | None, ReadWhen("cluster.device!=cuda")] = None
     """Memory of a rank on a CPU for the pool and its micro-batches, may differ between nodes; null: what is available
     when the run starts, divided by the node's ranks."""
     control_seconds: float = 1800.0
@@ -140,7 +144,7 @@ class InstanceSettings:
     concurrency: Concurrency = Concurrency.serial
     """serial: in turn, each with the whole device. streams: at once, on CUDA streams of their own. threads: at once on
     a CPU, whose threads are divided. auto: the faster of what the device can, measured before the first round."""
-    resident: int | None = None
+    resident: Annotated[int | None, ReadWhen(ON_A_GPU)] = None
     """Maximum number of instances whose weights and moments stay on a GPU; further ones wait in pinned CPU memory and
     are copied ahead of their turn. null: as many as fit (all, where they compute at once)."""
 
@@ -162,15 +166,15 @@ class TrackingSettings:
     """Mode of Weights & Biases. auto: online when the user is logged in, else offline; disabled: not used."""
     tensorboard: bool = False
     """Whether TensorBoard's files are written, into the folder `tensorboard` of the run directory."""
-    project: str = "adloco_dist"
+    project: Annotated[str, IN_WANDB] = "adloco_dist"
     """Name of the project in Weights & Biases."""
-    name: str | None = None
+    name: Annotated[str | None, IN_WANDB] = None
     """Name of the run in Weights & Biases; null: that of the run directory."""
-    group: str | None = None
+    group: Annotated[str | None, IN_WANDB] = None
     """Group of the run in Weights & Biases; null: none, or in a sweep the name of the sweep's folder."""
-    tags: list[str] = field(default_factory=list)
+    tags: Annotated[list[str], IN_WANDB] = field(default_factory=list)
     """Tags of the run in Weights & Biases."""
-    patience_seconds: float = 60.0
+    patience_seconds: Annotated[float, IN_WANDB, ReadWhen("tracking.tensorboard=true")] = 60.0
     """Seconds that Weights & Biases and TensorBoard may each take when training has ended; then they are ended."""
 
     def __post_init__(self) -> None:
@@ -225,9 +229,9 @@ class RunSettings:
 
     directory: str | None = None
     """The run directory; null: a new one under `root`, named by date and time."""
-    root: str = "runs"
+    root: Annotated[str, ReadWhen("run.directory=null")] = "runs"
     """Folder in which a run or sweep that names no directory makes a new one."""
-    unfinished: Unfinished = Unfinished.refuse
+    unfinished: Annotated[Unfinished, ReadWhen("run.directory!=null")] = Unfinished.refuse
     """When `directory` holds a run that has not ended. resume: training resumes from its newest whole
     checkpoint. archive: it is renamed, and the run starts from the beginning."""
     stop_file: str | None = None
@@ -240,7 +244,7 @@ class RunSettings:
     watch: int | None = None
     """Port of rank 0's node on which that page is shown while the run trains, at an address with a random token that
     is printed; 0: any that is free; null: none."""
-    watch_address: str = "127.0.0.1"
+    watch_address: Annotated[str, ReadWhen("run.watch!=null")] = "127.0.0.1"
     """Network address on which `watch` listens. 127.0.0.1: for this machine alone; 0.0.0.0: for all that reach it."""
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ is imported or any process group exists.
 """
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from adloco_dist.config.batching import MEASURED_REQUESTS, BatchingSettings, SwitchSettings
 from adloco_dist.config.checkpointing import CheckpointSettings
@@ -26,6 +27,7 @@ from adloco_dist.config.errors import SettingsError
 from adloco_dist.config.experiment import ModelSettings, PoolSettings
 from adloco_dist.config.merging import MergeSettings
 from adloco_dist.config.optimization import AlgorithmSettings, InnerSettings, OuterSettings
+from adloco_dist.config.read_when import ON_A_GPU, SEVERAL_TRAINERS, ReadWhen
 from adloco_dist.config.running import (
     BudgetSettings,
     ClusterSettings,
@@ -48,12 +50,12 @@ class Settings:
     precision: Precision = Precision.auto
     """bf16: fp32 weights under bf16 autocast. fp64: for exact comparisons. auto: bf16 on a GPU that computes in it,
     else fp32; weights are fp32 in both, so ranks may differ."""
-    tf32: bool = False
+    tf32: Annotated[bool, ReadWhen(ON_A_GPU, "precision!=fp64")] = False
     """Let matrix products in fp32 round their factors to TF32 (10 bits of mantissa) on GPUs that have it."""
     deterministic: bool = False
     """Take only those of torch's algorithms that give the same bits every time, which on a GPU are slower; operations
     that have none fail. (On a CPU, runs are the same bit by bit in any case.)"""
-    final: Final = Final.best
+    final: Annotated[Final, ReadWhen(SEVERAL_TRAINERS)] = Final.best
     """What is saved at the end. best: the trainer with the smallest validation loss. average: the average of
     all trainers left."""
     pool: PoolSettings = field(default_factory=PoolSettings)

@@ -2,8 +2,12 @@
 
 from dataclasses import dataclass
 from math import inf
+from typing import Annotated
 
 from adloco_dist.config.errors import SettingsError
+from adloco_dist.config.read_when import ReadWhen
+
+SIMULATED = ReadWhen("simulation.update_seconds!=null")
 
 
 @dataclass
@@ -12,11 +16,11 @@ class SimulationSettings:
 
     update_seconds: float | None = None
     """Time of an update of one worker apart from its sequences, > 0; null: the real clock is read."""
-    sequence_seconds: float = 0.0
+    sequence_seconds: Annotated[float, SIMULATED] = 0.0
     """Time of each sequence of an update."""
-    bytes_per_second: float | None = None
+    bytes_per_second: Annotated[float | None, SIMULATED] = None
     """Rate of every host's link, in either direction, > 0; null: bytes take no time."""
-    latency_seconds: float = 0.0005
+    latency_seconds: Annotated[float, SIMULATED] = 0.0005
     """Time of a message from one host to another, apart from its bytes."""
 
     @property

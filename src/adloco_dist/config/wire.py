@@ -1,9 +1,11 @@
 """How pseudo-gradients travel between the ranks of a trainer: in how many bits, in how many parts, and when."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from adloco_dist.config.choices import WireFormat
 from adloco_dist.config.errors import SettingsError
+from adloco_dist.config.read_when import ReadWhen
 
 
 @dataclass
@@ -13,12 +15,12 @@ class WireSettings:
     format: WireFormat = WireFormat.fp32
     """fp32: as they are (fp64 with precision=fp64). bf16, int8, int4: rounded to 16, 8.125 or 4.125 bits, summed in
     fp32. sparse: the largest elements alone, in 2 bits each (SparseLoCo, 2508.15706)."""
-    error_feedback: bool | None = None
+    error_feedback: Annotated[bool | None, ReadWhen("wire.format!=fp32")] = None
     """Whether what compression takes away is added to the next pseudo-gradient; takes a vector of the model's size for
     each trainer of a rank. null: sparse does."""
-    fraction: float = 0.015625
+    fraction: Annotated[float, ReadWhen("wire.format=sparse")] = 0.015625
     """Share of the elements that sparse sends, in (0, 1]."""
-    residual_decay: float = 0.95
+    residual_decay: Annotated[float, ReadWhen("wire.format=sparse", "wire.error_feedback!=false")] = 0.95
     """What sparse multiplies by what it has not sent, before it adds the next pseudo-gradient; in [0, 1]."""
     fragments: int = 1
     """P: parts of a model that are averaged at different times of a round (Streaming DiLoCo, 2501.18512)."""

@@ -11,6 +11,7 @@ from typing import NoReturn
 from adloco_dist.cluster.signals import STOP_SIGNALS, end_on_signals, hold_signals, ignore_signals
 from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, Device, Settings, SettingsError
 from adloco_dist.config.compose import to_yaml
+from adloco_dist.config.without_effect import without_effect
 from adloco_dist.data.hub import prefer_cache_without_hub
 from adloco_dist.launch.exit_codes import ends_reported
 from adloco_dist.launch.nodes import add_torchrun_options, asked_nodes, check_num_ranks, check_restarts, rendezvous_of
@@ -26,7 +27,7 @@ Train a pool of DiLoCo trainers. Started alone, it runs on this machine; under t
 Settings are key=value or group=choice (groups: model data algorithm inner outer wire merge budget evaluation tracking
 experiment), for example: algorithm=localsgd inner.lr=1e-3 pool.trainers=2
 With -m, settings may have several values, and every combination of them is a run:
-  launch/train.py -m batching.eta=0.5,0.8,1.0 switch.n=1.5,2,3
+  launch/train.py -m inner.lr=5e-4,1e-3,2e-3 wire=fp32,adaptive
 Exit codes: 0 done, 1 failed, 2 a mistake in what was asked (nothing was started), 75 asked to stop before the end.
 """
 
@@ -95,7 +96,8 @@ def _as_driver(parser: argparse.ArgumentParser, options: argparse.Namespace, par
             check_directory(settings.run)
         ranks = range(_num_ranks(settings, options))
         nodes = [node for node in range(asked_nodes(options)[1]) for _ in ranks]
-        print_dry_run(settings, nodes, parts)
+        unread = [f"{line}: {why}" for line, why in without_effect(settings, options.overrides).items()]
+        print_dry_run(settings, nodes, parts, unread=unread)
         return EXIT_FAILURE if output_was_lost() else 0
     rendezvous = rendezvous_of(options)
     num_ranks = _num_ranks(settings, options)

@@ -23,6 +23,7 @@ from adloco_dist.cluster.runtime import Place, Runtime, join_store, started
 from adloco_dist.cluster.signals import STOP_SIGNALS, StopRequest, stop_on_signals
 from adloco_dist.cluster.survey import Link
 from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, EXIT_USER_ERROR, RunSettings, Settings, SettingsError
+from adloco_dist.config.without_effect import without_effect
 from adloco_dist.launch.restarts import check_restarts_of_rank, check_store_of_restarts, has_ended, is_elastic
 from adloco_dist.policy.evaluation import in_words
 from adloco_dist.policy.plan import INTERRUPTED, NONFINITE, PlanInputs
@@ -112,11 +113,12 @@ def _run(place: Place, store: Store, overrides: Sequence[str], dry_run: bool, pa
         control.agree(error)
         compare_settings(control, settings)
         check_restarts_of_rank(settings)
+        unread = [f"{line}: {why}" for line, why in without_effect(settings, overrides).items()]
         if dry_run:
             runtime.heartbeat.enter("measuring links")
             _, links = survey_cluster(runtime, settings)
             if runtime.rank == 0:
-                print_dry_run(settings, runtime.nodes, parts, links)
+                print_dry_run(settings, runtime.nodes, parts, links, unread)
             return
         report_line = print_note if runtime.rank == 0 else log.info
         if has_ended(control, settings):
@@ -140,6 +142,8 @@ def _run(place: Place, store: Store, overrides: Sequence[str], dry_run: bool, pa
         )
         terminal = open_log(directory, runtime.rank)
         log.info("%s", environments[runtime.rank])
+        for line in unread if runtime.rank == 0 else ():
+            print_note(line)
         (directory / STOP_FILE).unlink(missing_ok=True)  # what stopped the run before it resumes now
         stop.file = Path(settings.run.stop_file) if settings.run.stop_file else directory / STOP_FILE
         journal, report_line = open_journal(pool, inputs, taken, environments, links, resume_point)

@@ -11,9 +11,10 @@ from typing import Protocol
 
 from hydra.core.override_parser.types import Override
 
-from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, Settings, SettingsError
+from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, Settings, SettingsError, TrackingMode
 from adloco_dist.config.compose import flatten, parse, to_plain
 from adloco_dist.config.paths import as_text, quoted
+from adloco_dist.config.without_effect import without_effect
 from adloco_dist.report.processes import write_report
 from adloco_dist.run.directory import archive, is_finished, read_run
 from adloco_dist.run.journal import strict_json
@@ -56,11 +57,16 @@ class Point:
         """What its driver printed."""
         return self.directory.with_name(self.directory.name + ".log")
 
-    def arguments(self, options: Sequence[str]) -> list[str]:
-        """Return the arguments of the driver that runs it."""
-        group = f"tracking.group={quoted(self.directory.parent.resolve().name)}"  # first: the user's own comes later
+    def arguments(self, options: Sequence[str], is_tracked: bool) -> list[str]:
+        """Return the arguments of the driver that runs it.
+
+        Args:
+            is_tracked: Weights & Biases is used, where the sweep's runs are a group.
+        """
+        group = f"tracking.group={quoted(self.directory.parent.resolve().name)}"
         directory = f"run.directory={quoted(str(self.directory))}"
-        return [*options, group, *self.overrides, directory, "run.unfinished=resume"]
+        groups = [group] if is_tracked else []  # first: the user's own comes later
+        return [*options, *groups, *self.overrides, directory, "run.unfinished=resume"]
 
 
 def sweep(overrides: Sequence[str], program: Program, options: Sequence[str], num_jobs: int, redo: bool) -> int:
@@ -78,13 +84,16 @@ def sweep(overrides: Sequence[str], program: Program, options: Sequence[str], nu
         SettingsError: a mistake in any of the runs' settings; nothing was started then.
     """
     points, hydra_overrides = expand(overrides)
-    wants_report = False
+    wants_report, tracked, unread = False, set[Path](), list[dict[str, str]]()
     with reported_wait(lambda: f"checking the settings of {len(points)} runs: still at it"):
         for point in points:
             settings = program.compose(point.overrides)
             wants_report |= settings.run.report
+            tracked |= {point.directory} if settings.tracking.mode is not TrackingMode.disabled else set()
+            unread.append(without_effect(settings, point.overrides))
             if not redo and is_finished(point.directory):
                 _refuse_other_run(point.directory, settings)
+    notes = _name_without_effect(points, unread)
     folder = points[0].directory.parent
     through = _launcher(hydra_overrides)
     slots = deal_slots(num_jobs) if through is None else []
@@ -102,13 +111,15 @@ def sweep(overrides: Sequence[str], program: Program, options: Sequence[str], nu
             if is_finished(point.directory):
                 archive("hydra.sweep.dir", point.directory)
     due = [point for point in points if not is_finished(point.directory)]
+    for note in notes:
+        report_line(f"note: {note}")
     report_line(f"sweep of {len(points)} runs, {len(points) - len(due)} of them finished before, in {folder}")
     if launch is None:
-        codes = run_here(
-            [(point.directory.name, point.arguments(options), point.log) for point in due], slots, program.command
-        )
+        arguments = [point.arguments(options, point.directory in tracked) for point in due]
+        jobs = [(point.directory.name, given, point.log) for point, given in zip(due, arguments, strict=True)]
+        codes = run_here(jobs, slots, program.command)
     else:
-        codes = launch([point.arguments([]) for point in due], options) if due else []
+        codes = launch([point.arguments([], point.directory in tracked) for point in due], options) if due else []
     code_of = dict(zip((point.directory for point in due), codes, strict=True))
     rows = [(point.values, point.directory, code_of.get(point.directory), point.log) for point in points]
     write_csv(folder / "sweep.csv", rows)
@@ -116,6 +127,29 @@ def sweep(overrides: Sequence[str], program: Program, options: Sequence[str], nu
     if wants_report and "finished" in states:
         report_line(write_report(folder))
     return EXIT_FAILURE if "failed" in states else EXIT_STOPPED if "stopped" in states else 0
+
+
+def _name_without_effect(points: Sequence[Point], unread: Sequence[dict[str, str]]) -> list[str]:
+    """Say which settings have no effect in some of the runs, a line for each.
+
+    Args:
+        unread: what has no effect and why, by override as it was typed, for every point.
+
+    Raises:
+        SettingsError: the sweep is over one that has none in any run: all its values would give the same run.
+    """
+    reasons: dict[str, list[tuple[str, str]]] = {}
+    for of_run in unread:
+        for line, why in of_run.items():
+            reasons.setdefault(line.partition("=")[0], []).append((line, why))
+    notes = []
+    for key, of_runs in reasons.items():
+        (line, why), is_swept, is_everywhere = of_runs[0], key in points[0].values, len(of_runs) == len(points)
+        if is_swept and is_everywhere:
+            given = ",".join(dict.fromkeys(point.values[key] for point in points))
+            raise SettingsError(f"-m {key}={given}: {why}; all its values give the same run: set that, or sweep others")
+        notes.append(f"{key if is_swept else line}: in {len(of_runs)} of {len(points)} runs {why}")
+    return notes
 
 
 def _refuse_other_run(directory: Path, settings: Settings) -> None:
@@ -138,15 +172,16 @@ def expand(overrides: Sequence[str]) -> tuple[list[Point], list[str]]:
     of_runs = [override for override in parsed if override not in hydra]
     swept = [override for override in of_runs if override.is_sweep_override()]
     if not swept:
-        raise SettingsError("-m: no setting has several values; write them as batching.eta=0.5,0.8, or leave -m out")
+        raise SettingsError("-m: no setting has several values; write them as inner.lr=5e-4,1e-3, or leave -m out")
     for override in of_runs:
-        if override.key_or_group == "run.directory":
+        if override.key_or_group == "run.directory" or (override.key_or_group == "run.root" and override in swept):
             line = "a sweep names its runs' directories by their settings; set hydra.sweep.dir"
             raise SettingsError(f"{override.input_line}: {line}")
         if override.key_or_group == "tracking.name" and override not in swept:
             line = "all runs of the sweep would have this name; leave it out, and set tracking.group"
             raise SettingsError(f"{override.input_line}: {line}")
     folder = _folder(hydra, of_runs, swept)
+    of_runs = [override for override in of_runs if override.key_or_group != "run.root"]  # `folder` is in it
     points = {}
     values_of = [_values(override) for override in of_runs]
     count = math.prod(map(len, values_of))

@@ -18,7 +18,7 @@ from adloco_dist.setup.agreement import with_known_budget
 from adloco_dist.setup.building import divided_blocks
 from adloco_dist.setup.parts import Parts
 from adloco_dist.setup.preflight import examine_data, examine_replay
-from adloco_dist.terminal import new_console
+from adloco_dist.terminal import new_console, report_line
 from adloco_dist.tools.scale import GOOD_UTILISATION, LARGE, assumptions, predictions, scale_table
 from adloco_dist.tools.traffic import Traffic
 
@@ -28,7 +28,9 @@ UPDATE_SECONDS = (0.01, 0.1, 1.0, 10.0)
 """For which utilisation is predicted."""
 
 
-def print_dry_run(settings: Settings, nodes: Sequence[int], parts: Parts, links: Sequence[Link] = ()) -> None:
+def print_dry_run(
+    settings: Settings, nodes: Sequence[int], parts: Parts, links: Sequence[Link] = (), unread: Sequence[str] = ()
+) -> None:
     """Print what every rank would compute, hold and send.
 
     A model that the settings name is not built, so it may be of any size.
@@ -37,6 +39,7 @@ def print_dry_run(settings: Settings, nodes: Sequence[int], parts: Parts, links:
         nodes: the node of every rank.
         parts: what would be trained on what.
         links: between nodes, as far as they were measured.
+        unread: what was given and has no effect, a line for each.
 
     Raises:
         SettingsError: what training would refuse, but for memory.
@@ -52,6 +55,8 @@ def print_dry_run(settings: Settings, nodes: Sequence[int], parts: Parts, links:
     if size > 1:
         divided_blocks(objective, module, settings)
     seats, part_bytes = seat_nodes(nodes, size), -(-parameters.trained // size) * element_bytes
+    for line in unread:
+        report_line(f"note: {line}")
     console = new_console(min_width=TABLE_WIDTH)
     console.soft_wrap = True
     sequences = "not counted" if splits.train.num_sequences is None else f"{splits.train.num_sequences:,}"
