@@ -1,7 +1,7 @@
 """Write docs/settings.md from the dataclasses of adloco_dist.config: `make docs`.
 
-Types come from the annotations, texts from the string below each field, and defaults from what launch/train.py composes
-when it is started without settings.
+Types, and when a setting is read, come from the annotations, texts from the string below each field, and defaults from
+what launch/train.py composes when it is started without settings.
 """
 
 import ast
@@ -13,21 +13,33 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
+import adloco_dist.conf
 import yaml
 
 from adloco_dist.config import Settings
-from adloco_dist.config.compose import compose, to_plain
+from adloco_dist.config.compose import compose, flatten, to_plain
+from adloco_dist.config.read_when import ReadWhen, alternatives_of
 
 PAGE = Path(__file__).with_name("settings.md")
 HEADER = """\
 # Settings
 
-This page lists every setting of the launcher with its type and its default. `make docs` generates it from the
-dataclasses in `src/adloco_dist/config`; edit those instead.
+This page lists every setting of the launcher with its type and its default. `make docs` generates it: types, meanings
+and when a setting is read come from the dataclasses in `src/adloco_dist/config`, defaults from what `conf/` makes of
+them in a run that is started as `python launch/train.py`.
 
-A setting is given on the command line as `section.name=value`. A default is the value in a run that is started as
-`python launch/train.py`; a group choice such as `algorithm=adloco` or `experiment=paper` sets several settings at once
-([choices](guide/start.md#choose-settings)). `python launch/train.py --print-config` prints all values of a run.
+A setting is given on the command line as `section.name=value`; a group choice such as `algorithm=adloco` or
+`experiment=paper` sets several settings at once ([choices](guide/start.md#choose-settings)).
+`python launch/train.py --print-config` prints all values of a run.
+
+Some settings are read only when others have certain values. If you give one that nothing reads beside the others, the
+run says so in its first lines and in its log, `--dry-run` does as well, and a sweep over such a setting is refused.
+"""
+ALGORITHMS = """\
+## What `algorithm` changes
+
+A choice of `algorithm` sets more than the averaging. These are all settings in which the choices differ, in runs that
+are started with nothing else. What the command line gives comes before them.
 """
 
 
@@ -40,19 +52,40 @@ def reference() -> str:
         if is_dataclass(value):
             intro = inspect.getdoc(type(value)) or ""
             sections.append(_section(field.name, type(value), to_plain(settings)[field.name], intro))
-    return "\n".join([HEADER, *sections])
+    return "\n".join([HEADER, ALGORITHMS, _algorithms(), *sections])
+
+
+def _algorithms() -> str:
+    """The settings in which the choices of `algorithm` differ, as a table."""
+    choices = sorted(file.stem for file in Path(adloco_dist.conf.__path__[0], "algorithm").glob("*.yaml"))
+    by_choice = {choice: flatten(to_plain(compose([f"algorithm={choice}"]))) for choice in choices}
+    columns = [f"`{choice}`" for choice in choices]
+    rows = [
+        [f"`{key}`", *(f"`{_value_text(settings[key])}`" for settings in by_choice.values())]
+        for key in by_choice[choices[0]]
+        if len({str(settings[key]) for settings in by_choice.values()}) > 1
+    ]
+    lines = [["setting", *columns], ["---"] * (1 + len(choices)), *rows]
+    return "\n".join([*(f"| {' | '.join(cells)} |" for cells in lines), ""])
 
 
 def _section(title: str, section: type, defaults: dict[str, Any], intro: str = "") -> str:
     prefix = "" if section is Settings else f"{title}."
-    texts = dict(_field_texts(section))
+    texts, read = dict(_field_texts(section)), alternatives_of(section)
     rows = [
-        f"| `{prefix}{name}` | {_type_text(kind)} | `{_value_text(defaults[name])}` | {_cell(texts.get(name, ''))} |"
+        f"| `{prefix}{name}` | {_type_text(kind)} | `{_value_text(defaults[name])}` "
+        f"| {_cell(texts.get(name, ''))}{_read_text(read.get(name, ()))} |"
         for name, kind in get_type_hints(section).items()
         if not is_dataclass(kind)
     ]
     lines = [f"## {title}", "", *([intro, ""] if intro else []), "| setting | type | default | meaning |"]
     return "\n".join([*lines, "|---|---|---|---|", *rows, ""])
+
+
+def _read_text(alternatives: tuple[ReadWhen, ...]) -> str:
+    """When a setting is read; nothing where it always is."""
+    ways = [" and ".join(f"`{condition}`" for condition in alternative.conditions) for alternative in alternatives]
+    return f" Read when {', or when '.join(ways)}." if ways else ""
 
 
 def _field_texts(section: type) -> Iterable[tuple[str, str]]:

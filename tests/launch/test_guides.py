@@ -66,7 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = run(command("guide/report.md", "python launch/train.py run.watch=0", *settings), folder)
     assert done.code == 0, done.output
     assert "the run is shown on http://127.0.0.1:" in done.output
-    for name in ("first", "second", "sweep_eta_n/eta=0.5", "sweep_eta_n/eta=0.8"):
+    for name in ("first", "second", "sweep_lr_wire/inner.lr=5e-4", "sweep_lr_wire/inner.lr=1e-3"):
         shutil.copytree(folder / "runs" / "2026-...", folder / "runs" / name)
     (folder / "corpus").mkdir()
     for name in ("some", "more"):
@@ -85,7 +85,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("guide/start.md", "python launch/check_data.py", (), "labels"),
         ("guide/report.md", "python launch/report.py runs/2026", (), "runs/2026-.../report.html"),
         ("guide/report.md", "python launch/report.py runs/first", (), "report/report.html"),
-        ("guide/report.md", "python launch/report.py runs/sweep_eta_n", (), "runs/sweep_eta_n/report.html"),
+        ("guide/report.md", "python launch/report.py runs/sweep_lr_wire", (), "runs/sweep_lr_wire/report.html"),
     ],
 )
 def test_what_shows_a_run_or_data(

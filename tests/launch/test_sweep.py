@@ -9,7 +9,18 @@ from typing import Any
 
 import pytest
 
-from helpers.commands import ONE_RANK, ROOT, SMALL, documented, environment, facts, run, torchrun_command, train_command
+from helpers.commands import (
+    ONE_RANK,
+    ROOT,
+    SMALL,
+    documented,
+    environment,
+    facts,
+    run,
+    small_without,
+    torchrun_command,
+    train_command,
+)
 
 SWEPT = ("--nproc-per-node", "2", *SMALL, "merge=none", "pool.trainers=1,2", "pool.workers_per_trainer=1,2")
 """Two by two, of which one leaves a rank idle, which its ranks refuse."""
@@ -58,23 +69,41 @@ def test_one_run_fails_alone_and_finished_ones_are_not_repeated(tmp_path: Path) 
     assert "holds a finished run with budget.rounds=3 instead of 2; set another hydra.sweep.dir" in other.output
 
 
-def test_the_documented_sweep_is_nine_runs(tmp_path: Path) -> None:
-    words = documented("docs/guide/sweeps.md", "python launch/train.py")
-    done = run(train_command(*words[2:], "--jobs", "2", *ONE_RANK, *SMALL, "budget.rounds=1", "run.root=."), tmp_path)
+def test_the_documented_sweep_is_six_runs_that_differ(tmp_path: Path) -> None:
+    words = documented("docs/guide/sweeps.md", "python launch/train.py -m inner.lr")
+    small = (*small_without("algorithm=", "pool."), "budget.rounds=3", "run.root=.")
+    done = run(train_command(*words[2:], "--jobs", "2", "--nproc-per-node", "2", *small), tmp_path)
     assert done.code == 0, done.output
+    assert "note:" not in done.output, "everything that the page sweeps has an effect"
     (folder,) = tmp_path.iterdir()
-    assert folder.name.startswith("sweep_eta_n-")
-    found = {(row["batching.eta"], row["switch.n"]) for row in table(folder) if row["state"] == "finished"}
-    assert found == set(itertools.product(("0.5", "0.8", "1.0"), ("1.5", "2", "3")))
+    assert folder.name.startswith("sweep_lr_wire-")
+    found = {(row["inner.lr"], row["wire"]) for row in table(folder) if row["state"] == "finished"}
+    assert found == set(itertools.product(("5e-4", "1e-3", "2e-3"), ("fp32", "adaptive")))
     settings = [facts(path.parent)["settings"] for path in folder.glob("*/run.json")]
-    assert {(str(one["batching"]["eta"]), str(one["switch"]["n"])) for one in settings} == found
+    assert {(one["inner"]["lr"], one["wire"]["format"]) for one in settings} == set(
+        itertools.product((5e-4, 1e-3, 2e-3), ("fp32", "sparse"))
+    )
+    assert len({row["loss"] for row in table(folder)}) == 6
+
+
+def test_the_documented_sweep_over_eta_and_n_gives_four_results(tmp_path: Path) -> None:
+    words = documented("docs/guide/sweeps.md", "python launch/train.py -m experiment=paper data=python_stdlib")
+    quick = ("evaluation=final_only", "evaluation.final_sequences=8", "tracking=none", "run.report=false")
+    done = run(train_command(*words[2:], *quick, "--jobs", "2", *ONE_RANK, "hydra.sweep.dir=grid"), tmp_path)
+    assert done.code == 0, done.output
+    assert "note:" not in done.output
+    rows = table(tmp_path / "grid")
+    assert {(row["batching.eta"], row["switch.n"]) for row in rows} == set(
+        itertools.product(("0.3", "0.5"), ("1.5", "3"))
+    )
+    assert len({(row["loss"], row["tokens"]) for row in rows}) == 4
 
 
 def test_two_sweeps_at_once(tmp_path: Path) -> None:
     """Neither ports nor directories collide, though both start in one second and sweep the same settings."""
     sweeps = [
         subprocess.Popen(
-            train_command("-m", *ONE_RANK, *SMALL, f"seed={seed}", "batching.eta=0.5,0.8", "budget.rounds=1"),
+            train_command("-m", *ONE_RANK, *SMALL, f"seed={seed}", "inner.lr=5e-4,1e-3", "budget.rounds=1"),
             cwd=tmp_path,
             env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
@@ -93,10 +122,10 @@ def test_two_sweeps_at_once(tmp_path: Path) -> None:
 
 def test_a_sweep_under_torchrun_is_refused_on_every_rank(tmp_path: Path) -> None:
     standalone = ("--standalone", "--nproc-per-node", "2")
-    done = run(torchrun_command("-m", "batching.eta=0.5,0.8", torchrun=standalone), tmp_path, timeout_seconds=60)
+    done = run(torchrun_command("-m", "inner.lr=5e-4,1e-3", torchrun=standalone), tmp_path, timeout_seconds=60)
     assert done.code != 0
     (line,) = [line for line in done.output.splitlines() if line.startswith("error: ")]
-    assert line.endswith(f"start it without torchrun: python {ROOT}/launch/train.py -m batching.eta=0.5,0.8")
+    assert line.endswith(f"start it without torchrun: python {ROOT}/launch/train.py -m inner.lr=5e-4,1e-3")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -107,10 +136,11 @@ def test_a_sweep_under_torchrun_is_refused_on_every_rank(tmp_path: Path) -> None
         (["batching.etaa=0.5,0.8"], "no such setting; did you mean batching.eta"),
         (["batching.eta=0.5,-1"], "batching.eta=-1.0: must be"),
         (["batching.eta=interval(0.5,1)"], "names no values one by one"),
-        (["batching.eta=0.5,0.8", "run.directory=x"], "set hydra.sweep.dir"),
-        (["batching.eta=0.5,0.8", "--jobs", "999"], "--jobs=999: must be <= "),
-        (["batching.eta=0.5,0.8", "--dry-run"], "--dry-run: has no effect with -m"),
-        (["batching.eta=0.5,0.8", "hydra/launcher=nothing"], "hydra/launcher=nothing: no such choice"),
+        (["inner.lr=5e-4,1e-3", "run.directory=x"], "set hydra.sweep.dir"),
+        (["inner.lr=5e-4,1e-3", "--jobs", "999"], "--jobs=999: must be <= "),
+        (["inner.lr=5e-4,1e-3", "--dry-run"], "--dry-run: has no effect with -m"),
+        (["inner.lr=5e-4,1e-3", "hydra/launcher=nothing"], "hydra/launcher=nothing: no such choice"),
+        (["batching.eta=0.5,0.8", "switch.n=1.5,2"], "-m batching.eta=0.5,0.8: has no effect with batching.request="),
     ],
 )
 def test_mistakes_in_a_sweep(tmp_path: Path, arguments: list[str], detail: str) -> None:

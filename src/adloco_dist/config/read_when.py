@@ -27,9 +27,10 @@ class Condition:
         return (value in self.values) == (self.operator == "=")
 
     def __str__(self) -> str:
+        if self.operator == "!=":
+            return " and ".join(f"{self.setting}!={value}" for value in self.values)
         *others, last = self.values
-        joined = f"{', '.join(others)} or {last}" if others else last
-        return f"{self.setting}{self.operator}{joined}"
+        return f"{self.setting}{self.operator}{', '.join(others)}{' or ' if others else ''}{last}"
 
 
 class ReadWhen:
@@ -60,8 +61,8 @@ def alternatives_of(section: type) -> dict[str, tuple[ReadWhen, ...]]:
 
 
 def in_words(alternatives: tuple[ReadWhen, ...]) -> str:
-    """Say when a setting is read, for those who read about it: "with a=b, or with c=d"."""
-    return ", or ".join(f"with {alternative}" for alternative in alternatives)
+    """Say when a setting is read: "when a=b, or when c=d"."""
+    return ", or ".join(f"when {alternative}" for alternative in alternatives)
 
 
 ON_A_GPU = "cluster.device!=cpu"

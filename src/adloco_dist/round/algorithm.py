@@ -23,7 +23,7 @@ class Algorithm(Protocol):
 
 
 class PseudoGradients:
-    """DiLoCo, Local SGD and AdLoCo, which differ in the settings of `outer`: every fragment meets once a round."""
+    """DiLoCo, Local SGD and AdLoCo, which differ in settings alone: every fragment meets once a round."""
 
     def __init__(self, wire: WireSettings) -> None:
         self._wire = wire
