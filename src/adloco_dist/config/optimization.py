@@ -15,9 +15,9 @@ ADAMW = "inner.optimizer=adamw,muon"
 
 @dataclass
 class AlgorithmSettings:
-    """How updates and averaging alternate. The choices `diloco` and `localsgd` of the group `algorithm` differ in `outer`
-    alone; `adloco`, the default, also sets the length of rounds, `wire`, `batching.request`, the inner rate and its
-    schedule, and an average of anchors (docs/settings.md, "What `algorithm` changes")."""
+    """How updates and averaging alternate. The choices `diloco` and `localsgd` of the group `algorithm` differ in
+    `outer` alone; `adloco`, the default, also sets the length of rounds, `wire`, `batching.request`, the inner rate and
+    its schedule, and an average of anchors (docs/settings.md, "What `algorithm` changes")."""
 
     averages: Averages = Averages.pseudo_gradients
     """pseudo_gradients: once a round, between the workers of a trainer. gradients: at every update, with
