@@ -9,15 +9,15 @@ import inspect
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from importlib.resources import files
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
-import adloco_dist.conf
 import yaml
 
 from adloco_dist.config import Settings
-from adloco_dist.config.compose import compose, flatten, to_plain
+from adloco_dist.config.compose import CONFIG_MODULE, compose, flatten, to_plain
 from adloco_dist.config.read_when import ReadWhen, alternatives_of
 
 PAGE = Path(__file__).with_name("settings.md")
@@ -57,7 +57,7 @@ def reference() -> str:
 
 def _algorithms() -> str:
     """The settings in which the choices of `algorithm` differ, as a table."""
-    choices = sorted(file.stem for file in Path(adloco_dist.conf.__path__[0], "algorithm").glob("*.yaml"))
+    choices = sorted(Path(file.name).stem for file in (files(CONFIG_MODULE) / "algorithm").iterdir())
     by_choice = {choice: flatten(to_plain(compose([f"algorithm={choice}"]))) for choice in choices}
     columns = [f"`{choice}`" for choice in choices]
     rows = [
