@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from enum import Enum
@@ -112,21 +113,30 @@ def to_plain(settings: Settings) -> dict[str, Any]:
 
 
 def from_plain(plain: dict[str, Any]) -> Settings:
-    """The settings that `to_plain` was given.
+    """The settings that `to_plain` was given, by whoever wrote the file that they were read from: text stays text.
 
     Raises:
         SettingsError: they have the name that a setting had in an earlier release.
     """
     for key, value in flatten(plain).items():
         refuse_renamed(key, value)
-    settings = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Settings), plain))
+    settings = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Settings), _without_interpolation(plain)))
     assert isinstance(settings, Settings)
     return settings
 
 
 def to_yaml(settings: Settings) -> str:
     """All settings, as --print-config shows them."""
-    return OmegaConf.to_yaml(DictConfig(to_plain(settings)))
+    return OmegaConf.to_yaml(DictConfig(_without_interpolation(to_plain(settings))), resolve=True)
+
+
+def _without_interpolation(value: Any) -> Any:
+    """Plain values that OmegaConf resolves to `value`: of ${oc.env:HOME} it would read this machine's environment."""
+    if isinstance(value, dict):
+        return {key: _without_interpolation(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_interpolation(item) for item in value]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
 def flatten(plain: dict[str, Any], prefix: str = "") -> dict[str, Any]:
