@@ -89,7 +89,8 @@ def check_store() -> None:
         socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
     except OSError as problem:
         detail = f"MASTER_ADDR={host}, MASTER_PORT={port}: cannot be reached from {socket.gethostname()}"
-        raise SettingsError(f"{detail} ({problem.strerror or problem}); {REMEDY}") from problem
+        remedy = f"{REMEDY}, or, if an earlier torchrun has left them, unset TORCHELASTIC_RUN_ID"
+        raise SettingsError(f"{detail} ({problem.strerror or problem}); {remedy}") from problem
 
 
 def interfaces() -> dict[str, str]:

@@ -14,6 +14,7 @@ from adloco_dist.config.compose import to_yaml
 from adloco_dist.config.without_effect import without_effect
 from adloco_dist.data.hub import prefer_cache_without_hub
 from adloco_dist.launch.exit_codes import ends_reported
+from adloco_dist.launch.launchers import refuse_other_launchers, speaks_for_node
 from adloco_dist.launch.nodes import add_torchrun_options, asked_nodes, check_num_ranks, check_restarts, rendezvous_of
 from adloco_dist.launch.rendezvous import Rendezvous
 from adloco_dist.policy.layout import check_ranks, seat_nodes
@@ -66,7 +67,7 @@ def _as_rank(options: argparse.Namespace, arguments: Sequence[str], parts: Parts
         rule = "-m: each run of a sweep is a torchrun of its own; start it without torchrun"
         raise SettingsError(f"{rule}: python {shlex.join([sys.argv[0], *arguments])}")
     hold_signals([number for number in STOP_SIGNALS if number != signal.SIGTERM])
-    with reported_wait(lambda: "starting: still importing", speaks=os.environ["LOCAL_RANK"] == "0"):
+    with reported_wait(lambda: "starting: still importing", speaks=speaks_for_node()):
         from adloco_dist.launch.rank import run_rank  # takes seconds
 
     run_rank(options.overrides, options.dry_run, parts)
@@ -79,6 +80,7 @@ def _as_driver(parser: argparse.ArgumentParser, options: argparse.Namespace, par
     # What failed is reported in one line; torch's warnings about it, with addresses of its code, would bury it.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     if options.multirun:
+        refuse_other_launchers()
         from adloco_dist.sweep.sweep import sweep
 
         passed_on = [f"--nproc-per-node={options.nproc_per_node}"] if options.nproc_per_node else []
@@ -99,6 +101,8 @@ def _as_driver(parser: argparse.ArgumentParser, options: argparse.Namespace, par
         unread = [f"{line}: {why}" for line, why in without_effect(settings, options.overrides).items()]
         print_dry_run(settings, nodes, parts, unread=unread)
         return EXIT_FAILURE if output_was_lost() else 0
+    if not options.slurm and asked_nodes(options)[1] == 1:
+        refuse_other_launchers()
     rendezvous = rendezvous_of(options)
     num_ranks = _num_ranks(settings, options)
     _refuse_early(settings, rendezvous, num_ranks)

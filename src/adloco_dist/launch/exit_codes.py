@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from adloco_dist.cluster.signals import end_with_parent
 from adloco_dist.config import EXIT_STOPPED, EXIT_USER_ERROR, reported_in_one_line
+from adloco_dist.launch.launchers import is_torchrun_rank, speaks_for_node
 from adloco_dist.terminal import protect_streams
 
 OUTCOME = "ADLOCO_OUTCOME"
@@ -39,10 +40,11 @@ def ends_reported() -> Iterator[bool]:
     What one rank finds, all of them raise: on every node the first of its ranks reports it.
     """
     protect_streams()
-    is_rank = "TORCHELASTIC_RUN_ID" in os.environ
+    with reported_in_one_line():
+        is_rank = is_torchrun_rank()
     if is_rank:
         end_with_agent()
-    speaks = os.environ.get("LOCAL_RANK", "0") == "0"
+    speaks = speaks_for_node()
     with _ends_immediately(speaks) if is_rank else nullcontext(), reported_in_one_line(speaks):
         yield is_rank
 

@@ -24,6 +24,7 @@ from adloco_dist.cluster.signals import STOP_SIGNALS, StopRequest, stop_on_signa
 from adloco_dist.cluster.survey import Link
 from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, EXIT_USER_ERROR, RunSettings, Settings, SettingsError
 from adloco_dist.config.without_effect import without_effect
+from adloco_dist.launch.launchers import speaks_for_node
 from adloco_dist.launch.restarts import check_restarts_of_rank, check_store_of_restarts, has_ended, is_elastic
 from adloco_dist.policy.evaluation import in_words
 from adloco_dist.policy.plan import INTERRUPTED, NONFINITE, PlanInputs
@@ -78,9 +79,10 @@ def reported_as_rank(work: Callable[[Place, Store], None]) -> None:
 
     def body() -> None:
         try:
-            store = join_store(place)
+            with reported_wait(lambda: f"waiting for the other ranks of {place.world_size}", speaks_for_node()):
+                store = join_store(place)
         except SettingsError as error:  # of this node alone: the others do not hear of it
-            if place.local_rank == 0:
+            if speaks_for_node():
                 report_error(f"error: {error}")
             os._exit(EXIT_USER_ERROR)
         try:
