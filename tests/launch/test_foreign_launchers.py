@@ -1,6 +1,7 @@
 """The commands in a shell where another launcher has left its variables, or under one."""
 
 import hashlib
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,17 +16,24 @@ OLD_RANK = {
     "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_ERROR_FILE": "/tmp/torchelastic_gone/attempt_0/1/error.json",
 }  # fmt: skip
 
+IMPATIENT = """
+import os
+if "RANK" in os.environ:
+    from adloco_dist.cluster import runtime
+    runtime.STORE_SECONDS = 1.0
+"""
+
 
 @pytest.mark.parametrize(
     ("variables", "line"),
     [
-        ({"TORCHELASTIC_RUN_ID": "job"}, "TORCHELASTIC_RUN_ID=job: this is what torchrun gives its ranks, but MASTER_ADDR"),
-        ({**OLD_RANK, "RANK": "zero"}, "TORCHELASTIC_RUN_ID=job: this is what torchrun gives its ranks, but RANK=zero is"),
+        ({"TORCHELASTIC_RUN_ID": "job"}, "TORCHELASTIC_RUN_ID=job: this is what torchrun gives its ranks, but "),
+        ({**OLD_RANK, "RANK": "zero"}, "TORCHELASTIC_RUN_ID=job: this is what torchrun gives its ranks, but RANK"),
         (OLD_RANK, "MASTER_ADDR=localhost, MASTER_PORT=1: cannot be reached from"),
         ({**OLD_RANK, "RANK": "0", "LOCAL_RANK": "0"}, "MASTER_ADDR=localhost, MASTER_PORT=1: cannot be reached from"),
-        ({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1"}, "WORLD_SIZE=4, RANK=1: another"),
-        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_SIZE=4, OMPI_COMM_WORLD_RANK=0: "),
-        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}, "SLURM_STEP_NUM_TASKS=2, SLURM_PROCID=1: another launcher"),
+        ({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1"}, "WORLD_SIZE=4, RANK=1: "),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_SIZE=4, OMPI_COMM_WORLD_RANK"),
+        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}, "SLURM_STEP_NUM_TASKS=2, SLURM_PROCID=1: "),
         ({"GLOO_SOCKET_IFNAME": "nonsense0"}, "GLOO_SOCKET_IFNAME=nonsense0: "),
         ({"TORCH_DISTRIBUTED_DEBUG": "yes"}, "TORCH_DISTRIBUTED_DEBUG=yes: must be one of"),
     ],
@@ -38,6 +46,22 @@ def test_what_cannot_be_meant_is_refused_in_one_line(tmp_path: Path, variables: 
     assert error.startswith(f"error: {line}")
     assert "Traceback" not in done.output
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_an_old_rank_whose_others_never_come_ends_with_one_line(tmp_path: Path, rank: str) -> None:
+    """Where the store is not the agent's, rank 0 opens one itself, and waits there."""
+    with socket.socket() as taken:
+        taken.bind(("localhost", 0))
+        port = str(taken.getsockname()[1])
+    (tmp_path / "sitecustomize.py").write_text(IMPATIENT)
+    left = {**OLD_RANK, "RANK": rank, "LOCAL_RANK": rank, "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "False"}
+    done = run(train_command(*SMALL), tmp_path, variables={**left, "PYTHONPATH": str(tmp_path)})
+    assert done.code == 1, done.output
+    (error,) = [printed for printed in done.output.splitlines() if printed.startswith("error: ")]
+    assert error.startswith(f"error: MASTER_ADDR=localhost, MASTER_PORT={port}: 2 ranks did not meet there (")
+    assert error.endswith("unset TORCHELASTIC_RUN_ID")
+    assert "Traceback" not in done.output
 
 
 def test_a_sweep_under_another_launcher_is_refused(tmp_path: Path) -> None:

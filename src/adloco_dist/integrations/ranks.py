@@ -30,6 +30,10 @@ def join_ranks(backend: str | None = None, timeout_seconds: float = 1800.0) -> t
     if missing := [name for name in TORCHRUN if name not in os.environ]:
         rule = "it is not in the environment; start the script with torchrun, and call join_ranks() once"
         raise ValueError(f"{missing[0]}: {rule}")
+    for name in TORCHRUN:
+        if not os.environ[name].isdecimal():
+            rule = "must be a number, as torchrun sets it; start the script with torchrun"
+            raise ValueError(f"{name}={os.environ[name]}: {rule}")
     num_gpus, num_local = torch.cuda.device_count(), int(os.environ["LOCAL_WORLD_SIZE"])
     if num_gpus > 1 and num_local > 1:
         rule = "each must see its own alone; start torchrun with --virtual-local-rank"

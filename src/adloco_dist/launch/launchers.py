@@ -42,10 +42,15 @@ def is_torchrun_rank() -> bool:
 def speaks_for_node() -> bool:
     """Whether this process reports what all ranks of its node find.
 
-    The first of them does, and one that no agent watches, as in a shell where variables of an earlier rank are left.
+    The first of them does, and one that has no agent, as in a shell where variables of an earlier rank are left.
     """
-    watched = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parent
-    return os.environ.get("LOCAL_RANK", "0") == "0" or not (watched.is_absolute() and watched.is_dir())
+    return os.environ.get("LOCAL_RANK", "0") == "0" or not has_agent()
+
+
+def has_agent() -> bool:
+    """Whether the agent that started this rank is there: it keeps a folder for what its ranks report."""
+    folder = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parent
+    return folder.is_absolute() and folder.is_dir()
 
 
 def refuse_other_launchers() -> None:
@@ -61,9 +66,7 @@ def refuse_other_launchers() -> None:
             remedy = "start one, which starts the ranks of this machine itself, or use torchrun"
             if size.startswith("SLURM"):
                 remedy = "start one on each node, with --slurm"
-            raise SettingsError(
-                f"{size}={count}, {place}={number}: {rule}; {remedy}; if it is a leftover, unset {size}"
-            )
+            raise SettingsError(f"{size}={count}, {place}={number}: {rule}; {remedy}; or unset {size}, if it is old")
 
 
 def _no_rank(detail: str) -> SettingsError:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.elastic.multiprocessing.errors import record
 
@@ -24,7 +25,7 @@ from adloco_dist.cluster.signals import STOP_SIGNALS, StopRequest, stop_on_signa
 from adloco_dist.cluster.survey import Link
 from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, EXIT_USER_ERROR, RunSettings, Settings, SettingsError
 from adloco_dist.config.without_effect import without_effect
-from adloco_dist.launch.launchers import speaks_for_node
+from adloco_dist.launch.launchers import has_agent, speaks_for_node
 from adloco_dist.launch.restarts import check_restarts_of_rank, check_store_of_restarts, has_ended, is_elastic
 from adloco_dist.policy.evaluation import in_words
 from adloco_dist.policy.plan import INTERRUPTED, NONFINITE, PlanInputs
@@ -48,6 +49,7 @@ from adloco_dist.setup.journal import open_journal, print_note
 from adloco_dist.setup.parts import Parts
 from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
 from adloco_dist.terminal import report_error, reported_wait, show
+from adloco_dist.text import first_line
 from adloco_dist.tools.planner import print_dry_run
 from adloco_dist.train import Outcome, train
 
@@ -85,6 +87,13 @@ def reported_as_rank(work: Callable[[Place, Store], None]) -> None:
             if speaks_for_node():
                 report_error(f"error: {error}")
             os._exit(EXIT_USER_ERROR)
+        except dist.DistError as error:
+            if has_agent():  # which reports it
+                raise
+            where = f"MASTER_ADDR={os.environ['MASTER_ADDR']}, MASTER_PORT={os.environ['MASTER_PORT']}"
+            rule = f"{place.world_size} ranks did not meet there ({first_line(error)})"
+            report_error(f"error: {where}: {rule}; start all with torchrun, or unset TORCHELASTIC_RUN_ID")
+            os._exit(EXIT_FAILURE)
         try:
             work(place, store)
         except SettingsError:
