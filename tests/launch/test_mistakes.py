@@ -91,3 +91,23 @@ def test_a_corpus_that_differs_between_ranks(tmp_path: Path) -> None:
     assert "rank 0" in line
     assert "rank 1" in line
     assert not (tmp_path / "0" / "runs").exists()
+
+
+def test_settings_without_effect_are_named_once_before_training_and_in_the_log(tmp_path: Path) -> None:
+    given = ("batching.request=none", "batching.eta=0.8", "outer.outlier_rounds=5", "tracking.tags=[mine]")
+    done = run(train_command("--nproc-per-node", "2", *SMALL, *given, "run.directory=run"), tmp_path)
+    assert done.code == 0, done.output
+    lines = [line for line in done.output.splitlines() if "has no effect" in line or line.startswith("round ")]
+    notes = [f"note: {setting}: has no effect with " for setting in given[1:]]
+    # SMALL's are read no more beside the first
+    notes.insert(0, "note: batching.every_updates=1: has no effect with ")
+    assert [line[: len(note)] for line, note in zip(lines, notes, strict=False)] == notes
+    assert all(line.startswith("round ") for line in lines[len(notes) :])
+    logged = (tmp_path / "run" / "logs" / "rank-0.log").read_text()
+    assert all(logged.count(note.removeprefix("note: ")) == 1 for note in notes)
+
+
+def test_settings_without_effect_are_named_in_a_dry_run(tmp_path: Path) -> None:
+    done = run(train_command("--dry-run", *SMALL, "batching.request=ramp", "batching.nu=3"), tmp_path)
+    assert done.code == 0, done.output
+    assert "note: batching.nu=3: has no effect with batching.request=ramp; it is read when " in done.output
