@@ -103,7 +103,7 @@ def test_settings_without_effect_are_named_once_before_training_and_in_the_log(t
     notes.insert(0, "note: batching.every_updates=1: has no effect with ")
     assert [line[: len(note)] for line, note in zip(lines, notes, strict=False)] == notes
     assert all(line.startswith("round ") for line in lines[len(notes) :])
-    logged = (tmp_path / "run" / "logs" / "rank-0.log").read_text()
+    logged = (tmp_path / "run" / "logs" / "rank0.log").read_text()
     assert all(logged.count(note.removeprefix("note: ")) == 1 for note in notes)
 
 
