@@ -196,7 +196,7 @@ class InnerPhase:
         # Seeded by trainer, worker and update, never by rank: placement changes no random number.
         seed = (self.settings.seed, trainer.id, worker.id, plan.round, update)
         start = time.perf_counter()
-        _seed(*seed)  # items of a user's own data set may be augmented at random
+        _seed(slot.flat_model.device, *seed)  # items of a user's own data set may be augmented at random
         num_workers, local_batch = plan.layout.num_workers(trainer.id), plan.batches[trainer.id].local_batch
         unequal = plan.worker_updates.get(trainer.id)
         batch: Any = trainer.cursor.batch(worker.id, num_workers, update, local_batch, unequal)
@@ -234,7 +234,8 @@ def _update_gradient(
         size = micro_batch_size(len(sequences.batch), min_limit(limit, slot.flat_model.capacity))
         try:
             # Ranks that share a batch out draw numbers of their own.
-            _seed(*sequences.seed, *([slot.flat_model.shards.index] if slot.flat_model.shards.ranks else []))
+            shards = slot.flat_model.shards
+            _seed(slot.flat_model.device, *sequences.seed, *([shards.index] if shards.ranks else []))
             watcher = estimator.watch(worker, slot) if estimator else None
             return accumulate_gradient(slot.flat_model, slot.objective, sequences.batch, size, watcher, slot.averager)
         except RuntimeError as error:
@@ -251,5 +252,13 @@ def _update_gradient(
         )
 
 
-def _seed(*key: int) -> None:
-    torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]))
+def _seed(device: torch.device, *key: int) -> None:
+    """Seed the generators of the CPU and of the device, as `torch.manual_seed` does.
+
+    That function also queues the seed for every kind of device that is not in use, each time with the text of the whole
+    call stack, which takes longer than reading a batch.
+    """
+    seed = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed_all(seed)
