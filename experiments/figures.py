@@ -7,14 +7,16 @@ import argparse
 import json
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from cases import LINKS, SEEDS
+from cases import LINKS, SEEDS, SEQUENCE_SECONDS, UPDATE_SECONDS
 from questions import ALONE_RATES, BATCHES, DIFFERENT, POOLS, QUESTIONS, ROUNDS, SCHEDULED
 from runs import Record, read
 
+MERGED_BATCH = 4
+"""Sequences of a worker's update after the last merge, and in one trainer."""
 RECORDS = Path(__file__).parent / "records.jsonl"
 Points = Sequence[tuple[float, float]]
 """Seconds and the loss that is reached in them, of runs with budgets of their own."""
@@ -26,13 +28,13 @@ class Records:
     def __init__(self, records: Iterable[Record]) -> None:
         self.by_name = {record["name"]: record for record in records}
 
-    def points(self, question: str, side: str, seed: int) -> Points:
-        """One side's runs with a seed, by rising seconds."""
+    def points(self, question: str, side: str, seed: int, amount: str = "budget") -> Points:
+        """One side's runs with a seed, by rising seconds, or by another amount that records have."""
         found = []
         for name, record in self.by_name.items():
             asked, by, _, seeded = name.split("/")
             if (asked, by, seeded) == (question, side, f"seed{seed}"):
-                found.append((record["budget"], record["loss"]))
+                found.append((record[amount], record["loss"]))
         return sorted(found)
 
     def loss(self, question: str, side: str, seconds: float, seed: int) -> float | None:
@@ -54,6 +56,15 @@ def seconds_to(loss: float, points: Points) -> float:
     return math.exp(math.log(near) + (loss - high) / (low - high) * math.log(far / near)) if low < high else math.inf
 
 
+def extrapolated_bound(loss: float, points: Points) -> float | None:
+    """What was measured where `seconds_to` extrapolates below the shortest budget, at which the loss was lower already.
+
+    Returns:
+        That budget, which is an upper bound; None: the loss was reached between two budgets.
+    """
+    return points[0][0] if points[0][1] < loss else None
+
+
 def spread(values: Sequence[float]) -> str:
     return f"{statistics.mean(values):.3f} ({min(values):.3f} to {max(values):.3f}, {len(values)} seeds)"
 
@@ -64,6 +75,22 @@ def second_machine(records: Records, question: str = "second_machine", suffix: s
     Of a side with one budget: at most that, or infinite.
     """
     found: dict[str, list[float]] = {}
+    for figure, seconds, target, points in _second_machines(records, question, suffix):
+        found.setdefault(figure, []).append(seconds_to(target, points) / seconds)
+    return found
+
+
+def second_machine_bounds(records: Records, question: str, suffix: str) -> dict[str, list[float]]:
+    """By figure, the upper bounds that were measured for those seeds of which `second_machine` extrapolates."""
+    found: dict[str, list[float]] = {}
+    for figure, seconds, target, points in _second_machines(records, question, suffix):
+        if (bound := extrapolated_bound(target, points)) is not None:
+            found.setdefault(figure, []).append(bound / seconds)
+    return found
+
+
+def _second_machines(records: Records, question: str, suffix: str) -> Iterator[tuple[str, float, float, Points]]:
+    """Of every figure and seed: the seconds of one host alone, its loss, and the points of the others."""
     sides = {
         "second_machine_10mbit": "two_10",
         "second_machine_30mbit": "two_30",
@@ -72,14 +99,11 @@ def second_machine(records: Records, question: str = "second_machine", suffix: s
     }
     for figure, side in sides.items():
         for seed in SEEDS:
-            alone, points = (
-                records.points(question, f"alone{suffix}", seed),
-                records.points(question, side + suffix, seed),
-            )
+            alone = records.points(question, f"alone{suffix}", seed)
+            points = records.points(question, side + suffix, seed)
             if alone and points:
                 ((seconds, target),) = alone
-                found.setdefault(figure, []).append(seconds_to(target, points) / seconds)
-    return found
+                yield figure, seconds, target, points
 
 
 def over_others(
@@ -100,29 +124,71 @@ def over_others(
     return found
 
 
+def merging_at_equal_tokens(records: Records) -> dict[str, list[float]]:
+    """Tokens of a pool over those with which one trainer has the pool's loss; by pool, for each seed."""
+    found: dict[str, list[float]] = {}
+    for side in POOLS:
+        for seed in SEEDS:
+            trainer = records.points("merging", "one_trainer", seed, "tokens")
+            for tokens, loss in records.points("merging", side, seed, "tokens"):
+                if trainer:
+                    found.setdefault(side, []).append(tokens / seconds_to(loss, trainer))
+    return found
+
+
 def print_all(records: Records) -> None:
-    figures = second_machine(records)
-    for name, values in figures.items():
-        print(f"{name} = {spread(values)}")
-    over_free = over_others(records, "second_machine", "two_10", {"free": "two_free"}, 75)
-    if over_free:
-        print(f"second_machine_over_free = {spread(over_free['free'])}")
+    _print_second_machine(records, "second_machine", "")
+    others = {"free": "two_free", "30mbit": "two_30"}
+    for name, values in over_others(records, "second_machine", "two_10", others, 75).items():
+        print(f"second_machine_over_{name} = {spread(values)}")
     for corpus in ("headers", "wikitext2"):
-        for name, values in second_machine(records, "other_corpora", f"_{corpus}").items():
-            print(f"{name} of {corpus} = {spread(values)}")
+        _print_second_machine(records, "other_corpora", f"_{corpus}")
     for link in DIFFERENT:
         fixed = {f"H {updates}": f"H{updates}_{link}" for updates in ROUNDS}
-        _print_best("over_best_fixed_h", link, over_others(records, "rhythm", f"link_{link}", fixed, 60))
+        _print_best("over_best_fixed_h", link, over_others(records, "rhythm", f"link_{link}", fixed, 60), 40 / 60)
     for link in LINKS:
         constant = {f"constant {batch}": f"constant_{batch}_{link}" for batch in BATCHES}
         others = constant | {"norm test": f"norm_test_{link}"}
         ratios = over_others(records, "batches", f"two_{link}", others, 90, "second_machine")
-        _print_best("over_best_constant", link, ratios)
-    for name, values in over_others(records, "merging", "one_trainer", {name: name for name in POOLS}, 45).items():
-        print(f"merging_over_one_trainer, {name} = {spread([1 / value for value in values])}")
+        shortest = min((seconds for seconds, _ in records.points("second_machine", f"two_{link}", SEEDS[0])), default=0)
+        _print_best("over_best_constant", link, ratios, shortest / 90)
+    _print_batches(records)
+    _print_merging(records)
     _print_controls(records)
     _print_schedules(records)
     _print_sources(records)
+
+
+def _print_second_machine(records: Records, question: str, suffix: str) -> None:
+    bounds = second_machine_bounds(records, question, suffix)
+    for name, values in second_machine(records, question, suffix).items():
+        kept = bounds.get(name, [])
+        extrapolated = f"; {len(kept)} extrapolated, measured: at most {max(kept):.3f}" if kept else ""
+        print(f"{name}{suffix} = {spread(values)}{extrapolated}")
+
+
+def _print_batches(records: Records) -> None:
+    """What batches by progress per second and by the norm test have come to after 90 s: sequences, and losses."""
+    sides = [("second_machine", f"two_{link}") for link in LINKS] + [("batches", "norm_test_10")]
+    sides += [("batches", f"constant_{batch}_10") for batch in BATCHES]
+    for question, side in sides:
+        made = {seed: records.by_name.get(f"{question}/{side}/90s/seed{seed}") for seed in SEEDS}
+        ends = [f"seed {seed}: {run['last_batch']}, loss {run['loss']:.4f}" for seed, run in made.items() if run]
+        if ends:
+            print(f"last batch, {side}, 90 s: " + "; ".join(ends))
+
+
+def _print_merging(records: Records) -> None:
+    """Pools that merge over one trainer: time at equal losses, tokens at equal losses, and what the seconds were."""
+    at_equal_tokens = merging_at_equal_tokens(records)
+    for name, values in over_others(records, "merging", "one_trainer", {name: name for name in POOLS}, 45).items():
+        print(f"merging_over_one_trainer, {name} = {spread([1 / value for value in values])}")
+        print(f"merging_over_one_trainer_in_tokens, {name} = {spread(at_equal_tokens[name])}")
+    for side in ("one_trainer", *POOLS):
+        if run := records.by_name.get(f"merging/{side}/45s/seed{SEEDS[0]}"):
+            updates = run["updates"] * (UPDATE_SECONDS + MERGED_BATCH * SEQUENCE_SECONDS)
+            detail = f"{run['updates']} updates of {MERGED_BATCH} sequences a worker would take {updates:.1f} of 45 s"
+            print(f"merging, {side}: {run['rounds']} rounds, {run['bytes_sent'] / 1e6:.1f} MB; {detail}")
 
 
 def _print_sources(records: Records) -> None:
@@ -138,27 +204,37 @@ def _print_sources(records: Records) -> None:
         print(f"sources, {budget}, {side}: loss {spread([record['loss'] for record in made])}; {detail}")
 
 
-def _print_best(figure: str, link: str, ratios: Mapping[str, list[float]]) -> None:
-    """The other side that is the hardest to beat."""
+def _print_best(figure: str, link: str, ratios: Mapping[str, list[float]], shortest: float) -> None:
+    """The other side that is the hardest to beat.
+
+    Args:
+        shortest: our shortest budget over theirs; a ratio below it is extrapolated, and says no more than that.
+    """
     if not ratios:
         return
     best = max(ratios, key=lambda name: statistics.mean(ratios[name]))
     print(f"{figure}, {link} Mbit/s = {spread(ratios[best])}; the best is {best}")
-    print("    " + ", ".join(f"{name}: {statistics.mean(values):.3f}" for name, values in ratios.items()))
+    for name, values in ratios.items():
+        extrapolated = sum(value < shortest for value in values)
+        detail = f"; {extrapolated} extrapolated, measured: below {shortest:.3f}" if extrapolated else ""
+        print(f"    {name}: {spread(values)}{detail}")
 
 
 def _print_controls(records: Records) -> None:
     """Losses of the controls at 10 Mbit/s, and how many times as long as ours they take to reach them."""
     found: dict[tuple[str, float], list[tuple[float, float]]] = {}
+    longest = 0.0
     for name, record in records.by_name.items():
         question, side, _, seeded = name.split("/")
         if question == "controls" and side != "ours":
             ours = _ours_at_10mbit(records, int(seeded.removeprefix("seed")))
             ratio = record["budget"] / seconds_to(record["loss"], ours)
             found.setdefault((side, record["budget"]), []).append((record["loss"], ratio))
+            longest = ours[-1][0]
     for (side, budget), made in sorted(found.items()):
         losses, ratios = zip(*made, strict=True)
-        print(f"{side}: loss {spread(losses)} in {budget:g} s; {spread(ratios)} times as long as ours")
+        bound = f"; beyond our {longest:g} s: below {budget / longest:.3f}" if min(ratios) < budget / longest else ""
+        print(f"{side}: loss {spread(losses)} in {budget:g} s; {spread(ratios)} times as long as ours{bound}")
 
 
 def _print_schedules(records: Records) -> None:

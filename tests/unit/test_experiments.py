@@ -1,6 +1,8 @@
 """The runs of experiments/ have settings that exist, and figures are what their records say."""
 
+import json
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,17 @@ from helpers.commands import ROOT
 
 sys.path.insert(0, str(ROOT / "experiments"))
 
-from figures import Records, over_others, second_machine, seconds_to
+from figures import (
+    RECORDS,
+    Records,
+    extrapolated_bound,
+    merging_at_equal_tokens,
+    over_others,
+    print_all,
+    second_machine,
+    second_machine_bounds,
+    seconds_to,
+)
 from questions import QUESTIONS
 
 
@@ -48,3 +60,41 @@ def test_figures_are_ratios_of_times() -> None:
     assert found["second_machine_10mbit"] == [pytest.approx(50 * math.sqrt(2) / 150)]
     assert found["second_machine_100mbit"] == [math.inf], "its only budget is not enough"
     assert over_others(records, "second_machine", "two_10", {"free": "two_free"}, 50) == {"free": [pytest.approx(1.0)]}
+
+
+def test_what_is_extrapolated_has_a_bound() -> None:
+    line = [(50.0, 2.0), (100.0, 1.5)]
+    assert extrapolated_bound(1.75, line) is None, "between two budgets"
+    assert extrapolated_bound(2.2, line) == 50, "the shorter budget had a lower loss"
+    assert extrapolated_bound(1.4, line) is None, "beyond the longer one there is no upper bound"
+
+    def record(side: str, seconds: float, loss: float) -> dict[str, Any]:
+        return {"name": f"second_machine/{side}/{seconds:g}s/seed2", "budget": seconds, "loss": loss}
+
+    records = Records([record("alone", 150, 1.75), record("two_10", 50, 2.0), record("two_10", 100, 1.5),
+                       record("four_100", 45, 1.7), record("four_100", 60, 1.6)])  # fmt: skip
+    assert second_machine_bounds(records, "second_machine", "") == {"four_machines_100mbit": [pytest.approx(0.3)]}
+
+
+def test_pools_that_merge_are_compared_at_equal_tokens() -> None:
+    def record(side: str, seconds: float, tokens: int, loss: float) -> dict[str, Any]:
+        return {"name": f"merging/{side}/{seconds:g}s/seed0", "budget": seconds, "tokens": tokens, "loss": loss}
+
+    records = Records([record("one_trainer", 30, 1000, 2.0), record("one_trainer", 45, 4000, 1.6),
+                       record("merged_late", 45, 1000, 1.8)])  # fmt: skip
+    assert merging_at_equal_tokens(records) == {"merged_late": [pytest.approx(0.5)]}, "half of the 2,000 tokens"
+
+
+def test_the_page_of_evidence_has_the_figures_that_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every mean with its range, except torchft's, whose runs on real hosts are in no record."""
+    print_all(Records(json.loads(line) for line in RECORDS.read_text(encoding="utf-8").splitlines()))
+    printed = capsys.readouterr().out
+    page = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
+    before, _, rest = page.partition("| torchft |")
+    after = rest.partition("\n\n")[2]
+    figures = re.findall(r"(\d\.\d{3})\*{0,2} \((\d\.\d{3}) to (\d\.\d{3})\)", before + after)
+    assert len(figures) > 50
+    missing = {f"{mean} ({least} to {most}" for mean, least, most in figures} - set(
+        re.findall(r"\d+\.\d{3} \(\d+\.\d{3} to \d+\.\d{3}", printed)
+    )
+    assert missing == set()

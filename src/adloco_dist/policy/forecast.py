@@ -63,7 +63,7 @@ def computing_seconds(num_parameters: int, tokens: int, flops_per_second: float)
 
 
 GROWS_FROM = 0.1
-"""Share of the sequences that is seen before a batch outgrows the first one, about (docs/evidence.md)."""
+"""Share of the sequences that is seen before a batch outgrows the first one; assumed (docs/theory.md)."""
 
 
 def rounds_until(sequences: float, updates: int, first_batch: int, exponent: float) -> float:
