@@ -7,8 +7,8 @@ from pathlib import Path
 from cases import FREE, LINKS, NANO, NANO_SHARE, SEEDS, TINY, Case, cases, corpora, link
 
 ALONE = ("algorithm=localsgd", "batching.request=none", "inner.warmup_fraction=0.2")
-"""One worker that averages with nobody, at the best of the settings that were tried: rates of 1, 2 and 3e-3, warm-ups of
-0.05 to 0.2, batches of 2, 4 and 8 (docs/lab-notes.md). The warm-up is the longest of them."""
+"""One worker that averages with nobody, at the best of the settings that were tried: rates of 1, 2 and 3e-3, warm-ups
+of 0.05 to 0.2, batches of 2, 4 and 8 (docs/lab-notes.md). The warm-up is the longest of them."""
 COSINE = ("inner.schedule=cosine", "outer.average_span=null")
 SCHEDULED = (20, 40, 75, 90)
 """Seconds for which schedules are compared."""

@@ -1,4 +1,4 @@
-"""The loop (design, section 3): report, plan, record, merge, and a round of updates and outer steps."""
+"""The loop (docs/architecture.md, "A round"): report, plan, record, merge, and a round of updates and outer steps."""
 
 import logging
 import time

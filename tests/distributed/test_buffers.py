@@ -35,7 +35,7 @@ def buffers_of(anchor: np.ndarray) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("policy", ["none", "worst_with_worst"])
 def test_the_run_does_not_depend_on_where_workers_are(policy: str) -> None:
-    """Invariant 1; a merge averages buffers with the anchors."""
+    """Where workers are hosted changes nothing; a merge averages buffers with the anchors."""
     merges = (f"merge={policy}", "merge.every_rounds=2") if policy != "none" else ()
     held = [held_anchors(run_ranks(train_normed, [0] * ranks, *merges)) for ranks in (1, 2, 4)]
     assert len(held[0]) == (2 if policy == "none" else 1)

@@ -1,4 +1,4 @@
-"""Invariants 5 and 9: special cases of the pool are algorithms that everybody knows, number for number."""
+"""Special cases of the pool are algorithms that everybody knows, number for number."""
 
 import numpy as np
 import pytest

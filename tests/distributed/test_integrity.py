@@ -1,4 +1,4 @@
-"""Invariant 3, and workers that are not finite: named, left out, and never in a checkpoint."""
+"""Ranks of a trainer hold the same bits; workers that are not finite are named, left out, and in no checkpoint."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Invariant 1: where workers are hosted changes nothing. Invariant 3: all ranks of a trainer hold one anchor."""
+"""Where workers are hosted changes nothing, and all ranks of a trainer hold one anchor."""
 
 from typing import Any
 

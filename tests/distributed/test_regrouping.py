@@ -1,4 +1,4 @@
-"""Trainers that merge and ranks that regroup, on real process groups: invariants 1, 3, 4 and 7 through merges."""
+"""Trainers that merge and ranks that regroup, on real process groups: what every run keeps, through merges."""
 
 import random
 import weakref
@@ -85,7 +85,7 @@ def count_sequences(runtime: Runtime, *overrides: str) -> dict[str, Any]:
     ("released_workers", "shards"), [("join", "disjoint"), ("redistribute", "disjoint"), ("join", "shared")]
 )
 def test_a_census_of_sequences(released_workers: str, shards: str) -> None:
-    """Invariant 4 through merges: what all ranks really read."""
+    """Each sequence is used once per epoch, through merges: what all ranks really read."""
     overrides = (
         *SHRINKING, "pool.trainers=3", f"merge.released_workers={released_workers}", f"data.shards={shards}",
         "merge.every_rounds=3", "instances.concurrency=threads",

@@ -1,4 +1,4 @@
-"""Invariant 2: a run that was interrupted, anywhere, and resumes is the run that was never stopped."""
+"""A run that was interrupted, anywhere, and resumes is the run that was never stopped."""
 
 from pathlib import Path
 from typing import Any

@@ -209,7 +209,7 @@ def train_small_pool(
 
 
 def held_anchors(ranks: list[dict[str, Any]]) -> dict[int, Matrix]:
-    """Every trainer's anchor, after a check that all its ranks hold the same bits (invariant 3)."""
+    """Every trainer's anchor, after a check that all its ranks hold the same bits."""
     held: dict[int, Matrix] = {}
     for rank in ranks:
         for trainer, anchor in rank["anchors"].items():

@@ -17,6 +17,13 @@ PAGES = sorted(
 )
 GUIDES = [path for path in PAGES if path.name != "CHANGELOG.md"]
 """Pages about the present; the changelog names settings of the past."""
+SOURCES = sorted(
+    path
+    for room in ("src", "tests", "bench", "gpu", "experiments", "launch", "examples", "conf", "slurm", "docs")
+    for path in (ROOT / room).rglob("*")
+    if path.suffix in (".py", ".yaml", ".sh", ".sbatch")
+)
+"""Code and settings, whose docstrings and comments cite pages."""
 FILE_ENDINGS = (".json", ".jsonl", ".py", ".md")
 
 
@@ -42,6 +49,31 @@ def test_links_name_files(page: Path) -> None:
     """As readers of the checkout need it; `make site` checks headings, and that links lead somewhere in the site."""
     links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)) if "://" not in link]
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def headings(page: Path) -> set[str]:
+    return set(re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def test_sources_cite_pages_and_sections_that_exist() -> None:
+    """A page is cited as docs/theory.md, a section of it as docs/theory.md, "What travels"."""
+    cited = 0
+    for source in SOURCES:
+        text = source.read_text(encoding="utf-8")
+        for page, section in re.findall(r"\b(docs/[\w/-]+\.md)(?:,\s+\"([^\"]+)\")?", text):
+            cited += bool(section)
+            assert (ROOT / page).exists(), f"{name(source)} cites {page}"
+            assert not section or section in headings(ROOT / page), f"{name(source)} cites {page}, {section!r}"
+    assert cited > 8
+
+
+def test_sources_cite_nothing_that_is_not_in_the_repository() -> None:
+    """A specification that readers do not have, by its name or by the numbers of its sections and invariants."""
+    unknown = re.compile(
+        r"\bdesign[,:]? (?:section|[0-9])|[(]design\b|\bin the design\b|\binvariants? [0-9]", re.IGNORECASE
+    )
+    found = {name(source): unknown.findall(source.read_text(encoding="utf-8")) for source in SOURCES}
+    assert {source: words for source, words in found.items() if words} == {}
 
 
 def test_the_index_lists_every_page() -> None:

@@ -1,4 +1,4 @@
-"""The house: lower floors never import higher ones (design, section 5), and files stay readable in one sitting."""
+"""Lower rooms never import higher ones (docs/architecture.md, "Rooms"), and files stay readable in one sitting."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""Which sequences a trainer reads, and in which order (design: Data)."""
+"""Which sequences a trainer reads, and in which order (docs/guarantees.md, "What every run keeps")."""
 
 import threading
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The total batch that each batch test asks for (design, section 3.2; docs/theory.md).
+"""The total batch that each batch test asks for (docs/theory.md, "What is asked for").
 
 An averaged gradient of B sequences has variance tr(Sigma) / B; a test asks for the smallest B at which that is small
 beside the gradient. Norm test: Byrd et al. 2012; inner-product tests: Bollapragada, Byrd, Nocedal 2018 (1710.11258);

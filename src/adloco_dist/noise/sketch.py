@@ -1,4 +1,7 @@
-"""A linear sketch of gradients: random signs, then a fold into a few thousand buckets (design, section 3.1)."""
+"""A linear sketch of gradients: random signs, then a fold into a few thousand buckets.
+
+docs/theory.md, "What travels", has its errors.
+"""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""Gradient statistics as plain numbers, raw or smoothed (design, section 3.1); what they mean is in docs/theory.md."""
+"""Gradient statistics as plain numbers, raw or smoothed (docs/theory.md, "What is measured")."""
 
 import math
 from collections.abc import Sequence

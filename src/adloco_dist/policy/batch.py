@@ -1,4 +1,4 @@
-"""The batch of one trainer for one round, and why it is what it is (design, sections 3.2 and 3.3)."""
+"""The batch of one trainer for one round, and why it is what it is (docs/theory.md, "What is asked for")."""
 
 import math
 from dataclasses import dataclass

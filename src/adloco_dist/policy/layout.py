@@ -1,4 +1,4 @@
-"""Which workers run on which ranks: plain integers (design, section 3.7).
+"""Which workers run on which ranks: plain integers (docs/architecture.md, "A round").
 
 Where several ranks hold a worker's model together (pool.ranks_per_worker), such neighbouring ranks are one seat, and
 what is called a rank here is a seat.

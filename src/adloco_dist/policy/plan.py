@@ -1,4 +1,4 @@
-"""What rank 0 decides for a round, as a plain value that every rank receives (design: report and plan)."""
+"""What rank 0 decides for a round, as a plain value that every rank receives (docs/architecture.md, "A round")."""
 
 import hashlib
 import json

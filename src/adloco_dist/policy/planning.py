@@ -1,4 +1,4 @@
-"""How rank 0 decides a round's plan from the last one and what was reported (design: report and plan)."""
+"""How rank 0 decides a round's plan from the last one and what was reported (docs/architecture.md, "A round")."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Which trainers the workers belong to after merges, and what must be sent for it (design, section 3.4)."""
+"""Which trainers the workers belong to after merges, and what must be sent for it (docs/guide/merging.md)."""
 
 import heapq
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What asks for a total batch by the settings, and what bounds the answer (design, section 3.2)."""
+"""What asks for a total batch by the settings, and what bounds the answer (docs/theory.md, "What bounds it")."""
 
 from dataclasses import replace
 

@@ -131,5 +131,5 @@ class Trainer:
         return bool(torch.isfinite(self.anchor.sum()))
 
     def checksum(self) -> list[int]:
-        """Two checksums over the bits of the anchor; equal on all ranks of the trainer (invariant 3)."""
+        """Two checksums over the bits of the anchor; equal on all ranks of the trainer (docs/guarantees.md)."""
         return checksum(self.anchor)

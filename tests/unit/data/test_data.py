@@ -1,4 +1,4 @@
-"""Corpora, the byte tokenizer, sequences, and the shards (invariant 4)."""
+"""Corpora, the byte tokenizer, sequences, and the shards, whose sequences are used once per epoch."""
 
 import random
 from collections import Counter
@@ -160,7 +160,7 @@ def test_shards_are_disjoint_and_whole() -> None:
 
 
 def test_each_sequence_is_used_once_per_epoch_whatever_the_batches() -> None:
-    """Invariant 4: batches and workers change from round to round, updates straddle epochs."""
+    """Each sequence is used once per epoch: batches and workers change from round to round, updates straddle epochs."""
     rng = random.Random(1)
     shard = Shard(np.arange(100, 137), seed=5, trainer=2)
     seen: list[int] = []
@@ -178,7 +178,7 @@ def test_each_sequence_is_used_once_per_epoch_whatever_the_batches() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_merges_lose_no_sequence_and_read_none_twice(seed: int) -> None:
-    """Invariant 4 through merges: every id of a shard is read as often as the others, or once less if still unread."""
+    """Through merges, too: every id of a shard is read as often as the others, or once less if still unread."""
     rng = random.Random(seed)
     shards = dict(enumerate(deal(rng.randint(30, 90), rng.randint(2, 6), seed)))
     ids = {trainer: set(shard.peek(0, len(shard)).tolist()) for trainer, shard in shards.items()}

@@ -129,7 +129,7 @@ def test_a_run_resumes_with_the_same_sequences_in_the_middle_of_a_round_and_afte
 @pytest.mark.parametrize("kind", LOADS)
 @pytest.mark.parametrize("num_workers", [1, 2, 5])
 def test_each_sequence_is_used_once_per_epoch(kind: str, num_workers: int) -> None:
-    """Invariant 4, of one trainer: streams of equal length end their epochs together."""
+    """One trainer's streams of equal length end their epochs together."""
     (cursor,) = deal(own_splits(LOADS[kind]), 1, 1).values()
     seen: list[int] = []
     while len(seen) < 3 * NUM_ITEMS:

@@ -1,4 +1,4 @@
-"""Gradient statistics: unbiased (invariant 8), and the same numbers as the definitions on exact gradients."""
+"""Gradient statistics: unbiased, and the same numbers as the definitions on exact gradients."""
 
 import math
 

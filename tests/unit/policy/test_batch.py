@@ -96,7 +96,7 @@ def test_every_target_has_the_same_weight_whatever_the_passes(capacity: int | No
 
 
 def test_statistics_of_padded_batches_weigh_targets() -> None:
-    """Design 3.1: s_j is a chunk's targets over the mean per sequence; then gbar is the gradient that is taken."""
+    """s_j is a chunk's targets over the mean per sequence; then gbar is the gradient that is taken."""
     model, batch = flat(), documents(5, 9, 2, 12)
     mean_gradient(model, OBJECTIVE, batch, None)
     rows, sizes = per_sequence_gradients(model, OBJECTIVE, batch)

@@ -63,7 +63,6 @@ def test_widths_beyond_the_pool() -> None:
 
 
 def test_equal_requests_are_the_plain_mean() -> None:
-    """Invariant 7."""
     assert chosen(MergeSettings(width=4), {trainer: TrainerView(8.0, 8.0) for trainer in range(4)}) == [
         (0, dict.fromkeys(range(4), 0.25))
     ]

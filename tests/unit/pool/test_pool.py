@@ -1,4 +1,4 @@
-"""Model instances on flat vectors, passes (invariant 6), the outer step and its checksum, in one process."""
+"""Model instances on flat vectors, passes, the outer step and its checksum, in one process."""
 
 from collections.abc import Callable
 from typing import Any
@@ -49,7 +49,6 @@ def test_instances_share_one_module_and_one_gradient() -> None:
 
 @pytest.mark.parametrize("capacity", [1, 2, 3, 4, 5, 6, 7, 100])
 def test_any_number_of_passes_is_one_batch(capacity: int) -> None:
-    """Invariant 6."""
     settings = small_settings()
     flat_model = FlatModel(small_module(settings), CPU, Precision.fp64)
     weights = flat_model.initial_weights()
