@@ -59,14 +59,14 @@ RULES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def new_rank(settings: Settings, runtime: Runtime) -> tuple[LocalPool, PlanInputs]:
+def new_pool(settings: Settings, runtime: Runtime) -> tuple[LocalPool, PlanInputs]:
     """One rank's share of the pool on the built-in corpus."""
     splits = load_corpus(settings.data)
     objective = LanguageObjective.fitted(settings, splits.vocabulary)
     layout = experiment_layout(settings, runtime.nodes)
     module = objective.build(torch.device("cpu"), in_bf16=False)
-    rank = set_up_pool(settings, runtime, splits, objective, module, layout)
-    return rank, find_plan_inputs(rank, layout, Trajectory())
+    pool = set_up_pool(settings, runtime, splits, objective, module, layout)
+    return pool, find_plan_inputs(pool, layout, Trajectory())
 
 
 # --- overhead
@@ -87,9 +87,9 @@ def measure_costs(runtime: Runtime, model: str, batch: int, workers: int, estima
         [f"model={model}", "algorithm=diloco", "pool.trainers=1", f"pool.workers_per_trainer={workers}",
          f"algorithm.updates_per_round={UPDATES}", f"batching.local_batch={batch}", "inner.schedule=constant"]
     )  # fmt: skip
-    rank, inputs = new_rank(settings, runtime)
-    layout, trainer = inputs.layout, rank.trainers[0]
-    group = rank.groups.of(layout.ranks(0))
+    pool, inputs = new_pool(settings, runtime)
+    layout, trainer = inputs.layout, pool.trainers[0]
+    group = pool.groups.of(layout.ranks(0))
     plan = plan_round(settings, inputs, None, PoolReport())
     first_update, numbers = replace(plan, updates=1), iter(range(1 << 30))
     costs = {}
@@ -99,12 +99,12 @@ def measure_costs(runtime: Runtime, model: str, batch: int, workers: int, estima
         sent = [0]
 
         def with_estimator(estimator: Any = estimator, sent: list[int] = sent) -> None:
-            rank.slots[0].sketch.renew(next(numbers))
-            InnerPhase(first_update, settings, {0: estimator}).run([trainer], rank.slots)
+            pool.slots[0].sketch.renew(next(numbers))
+            InnerPhase(first_update, settings, {0: estimator}).run([trainer], pool.slots)
             sent[0] = estimator.measure(trainer, layout, group).bytes_sent
 
         def without() -> None:
-            InnerPhase(first_update, settings).run([trainer], rank.slots)
+            InnerPhase(first_update, settings).run([trainer], pool.slots)
 
         seconds = interleave([_together(with_estimator), _together(without)], pairs, warmup=1)
         extra = [mine - other for mine, other in zip(*seconds, strict=True)]
@@ -112,7 +112,7 @@ def measure_costs(runtime: Runtime, model: str, batch: int, workers: int, estima
         costs[name] = Cost(extra, most_sent / len(trainer.workers))
 
     def whole_round() -> None:
-        InnerPhase(plan, settings).run([trainer], rank.slots)
+        InnerPhase(plan, settings).run([trainer], pool.slots)
         outer(trainer, group)
 
     (rounds,) = interleave([_together(whole_round)], max(1, pairs // 8), warmup=0)
@@ -165,29 +165,29 @@ def accuracy_of_sketches(runtime: Runtime, updates: int, draws: int) -> Any:
     settings = compose(["model=tiny", "algorithm=diloco", "pool.trainers=1", "pool.workers_per_trainer=1",
                         f"algorithm.updates_per_round={updates}", "inner.schedule=constant",
                         "batching.local_batch=8"])  # fmt: skip
-    rank, inputs = new_rank(settings, runtime)
-    trainer = rank.trainers[0]
+    pool, inputs = new_pool(settings, runtime)
+    trainer = pool.trainers[0]
     plan = plan_round(settings, inputs, None, PoolReport())
     cases = []
     for name in ("start", f"after {updates} updates"):
         if cases:
-            InnerPhase(plan, settings).run([trainer], rank.slots)
-        cases += [(f"{name}: {batch}", *errors) for batch, errors in _errors(rank, draws)]
+            InnerPhase(plan, settings).run([trainer], pool.slots)
+        cases += [(f"{name}: {batch}", *errors) for batch, errors in _errors(pool, draws)]
     return cases
 
 
-def _errors(rank: LocalPool, draws: int) -> list[tuple[str, Any]]:
-    trainer = rank.trainers[0]
-    rank.flat_model.point_at(trainer.workers[0].weights)
+def _errors(pool: LocalPool, draws: int) -> list[tuple[str, Any]]:
+    trainer = pool.trainers[0]
+    pool.flat_model.point_at(trainer.workers[0].weights)
     batch = cast(TokenBatch, trainer.cursor.batch(0, 1, 0, 128))
-    sample, _ = per_sequence_gradients(rank.flat_model, rank.objective, batch)
+    sample, _ = per_sequence_gradients(pool.flat_model, pool.objective, batch)
     exact = _statistics(sample, torch.ones(len(sample)), None)
     noise_scale = exact.noise_scale
     found = []
     for label, batch in (("8 sequences", 8), ("a tenth of the noise scale", max(2, round(noise_scale / 10)))):
         chunks, sizes = _chunks(sample[:batch])
         full = _statistics(chunks, sizes, None)
-        sketch = Sketch(rank.flat_model.num_elements, sample.dtype, sample.device)
+        sketch = Sketch(pool.flat_model.num_elements, sample.dtype, sample.device)
         trace_errors, norm_errors = [], []
         for key in range(draws):
             sketch.renew(key)
@@ -218,10 +218,10 @@ def train_with(runtime: Runtime, rule: str, tokens: int, seed: int) -> dict[str,
         ["model=nano", "algorithm=diloco", "pool.trainers=1", "pool.workers_per_trainer=2",
          "inner.warmup_fraction=0.05", f"budget.tokens={tokens}", f"seed={seed}", "evaluation=final_only", *RULES[rule]]
     )  # fmt: skip
-    rank, inputs = new_rank(settings, runtime)
+    pool, inputs = new_pool(settings, runtime)
     records = KeptRecords([])
     start = time.perf_counter()
-    outcome = train(rank, inputs, Journal([records] if runtime.rank == 0 else []), StopRequest())
+    outcome = train(pool, inputs, Journal([records] if runtime.rank == 0 else []), StopRequest())
     rows = [row for row in records.records if row["round"]]
     if not rows:
         return None

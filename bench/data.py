@@ -116,15 +116,15 @@ def _inner_phase(runtime: Runtime, settings: Settings, splits: TextSplits) -> Ca
     layout = experiment_layout(settings, runtime.nodes)
     objective = LanguageObjective.fitted(settings, splits.vocabulary)
     module = objective.build(torch.device("cpu"), in_bf16=False)
-    rank = set_up_pool(settings, runtime, splits, objective, module, layout)
+    pool = set_up_pool(settings, runtime, splits, objective, module, layout)
     first = plan_round(settings, PlanInputs(layout), None, PoolReport())
     rounds = iter(range(1 << 20))
 
     def run() -> None:
         runtime.control.exchange({})  # both cores have the same to do at the same time
         plan = replace(first, updates=UPDATES, round=next(rounds))
-        InnerPhase(plan, settings).run(list(rank.trainers.values()), rank.slots)
-        for trainer in rank.trainers.values():
+        InnerPhase(plan, settings).run(list(pool.trainers.values()), pool.slots)
+        for trainer in pool.trainers.values():
             ends = trainer.cursor.ends([0], 1, UPDATES * BATCH)
             trainer.cursor.advance(UPDATES, 1, BATCH, ends)
 

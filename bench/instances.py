@@ -44,12 +44,12 @@ def new_side(
     objective = LanguageObjective.fitted(settings, splits.vocabulary)
     module = objective.build(torch.device("cpu"), in_bf16=False)
     layout = Layout.one_rank_per_worker({trainer: (0,) for trainer in range(instances)})
-    rank = set_up_pool(settings, runtime, splits, objective, module, layout)
-    plan = plan_round(settings, find_plan_inputs(rank, layout, Trajectory()), None, PoolReport())
+    pool = set_up_pool(settings, runtime, splits, objective, module, layout)
+    plan = plan_round(settings, find_plan_inputs(pool, layout, Trajectory()), None, PoolReport())
     phase = InnerPhase(replace(plan, updates=UPDATES), settings)
 
     def side() -> None:
-        phase.run(list(rank.trainers.values()), rank.slots, rank.offload)
+        phase.run(list(pool.trainers.values()), pool.slots, pool.offload)
         wait_for(runtime.device)
 
     return side

@@ -56,7 +56,7 @@ WITH_PAYLOAD = (
 )  # 4.8M parameters
 
 
-def new_rank(settings: Settings, runtime: Runtime, layout: Layout) -> LocalPool:
+def new_pool(settings: Settings, runtime: Runtime, layout: Layout) -> LocalPool:
     tokens = np.random.default_rng(0).integers(0, VOCAB_SIZE, 20_000).astype(np.uint16)
     table = TokenTable([tokens], LENGTH)
     splits = indexed_splits(table, table, Vocabulary(VOCAB_SIZE), "noise")
@@ -87,22 +87,22 @@ def latency(runtime: Runtime, repetitions: int) -> dict[str, list[float]]:
     settings = compose([*COMMON, WITHOUT_PAYLOAD])
     taken: dict[str, list[float]] = {"report and plan": [], "whole": []}
     for layout in layouts(repetitions):
-        rank = new_rank(settings, runtime, layout)
-        inputs = find_plan_inputs(rank, layout, Trajectory())
+        pool = new_pool(settings, runtime, layout)
+        inputs = find_plan_inputs(pool, layout, Trajectory())
         first = plan_round(settings, inputs, None, PoolReport())
-        own = opening_report(rank, layout, is_new=True)
+        own = opening_report(pool, layout, is_new=True)
         dist.barrier()
         start = time.perf_counter()
         plan, _ = coordinate(runtime.control, own, partial(decide, settings, inputs, first))
         planned = time.perf_counter()
-        regroup(rank, layout, plan)
+        regroup(pool, layout, plan)
         end = time.perf_counter()
         assert plan.regrouping
         assert plan.layout.num_workers(plan.regrouping.merges[0].survivor) == 4
         slowest = runtime.control.exchange({"report and plan": planned - start, "whole": end - start})
         for name, values in taken.items():
             values.append(max(message[name] for message in slowest))
-        rank.groups.keep([])
+        pool.groups.keep([])
     return taken
 
 
@@ -110,21 +110,21 @@ def payload(runtime: Runtime, rounds: int) -> dict[str, Any]:
     """Seconds of averaging anchors and momentum, and of one bare all-reduce of as many bytes, on rank 0."""
     settings = compose([*COMMON, WITH_PAYLOAD])
     layout = layouts(1)[0]
-    rank = new_rank(settings, runtime, layout)
-    inputs = find_plan_inputs(rank, layout, Trajectory())
+    pool = new_pool(settings, runtime, layout)
+    inputs = find_plan_inputs(pool, layout, Trajectory())
     first = plan_round(settings, inputs, None, PoolReport())
     plan = plan_round(settings, inputs, first, PoolReport())
     assert plan.regrouping
     steps = transfers(layout, plan.layout, plan.regrouping)
-    before = dict(rank.trainers)
-    regroup(rank, layout, plan)
-    after, union = rank.trainers, steps[0].ranks
-    buffer = torch.zeros(2 * rank.flat_model.num_elements)
-    group = rank.groups.of(union)
+    before = dict(pool.trainers)
+    regroup(pool, layout, plan)
+    after, union = pool.trainers, steps[0].ranks
+    buffer = torch.zeros(2 * pool.flat_model.num_elements)
+    group = pool.groups.of(union)
 
     def ours() -> None:
         dist.barrier()
-        merge(before, after, steps, rank.groups, rank.flat_model, rank.runtime.seat)
+        merge(before, after, steps, pool.groups, pool.flat_model, pool.runtime.seat)
 
     def bare() -> None:
         dist.barrier()

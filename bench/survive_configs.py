@@ -67,13 +67,13 @@ def train_on_rank(runtime: Runtime, overrides: Sequence[str], directory: Path, r
             runtime = replace(runtime, threads=threads)
             compare_settings(runtime.control, settings)
             layout, splits, objective, trajectory = prepare(settings, runtime, NamedParts())
-            rank = set_up_pool(
+            pool = set_up_pool(
                 settings, runtime, splits, objective, objective.build(torch.device("cpu"), in_bf16=False), layout
             )
-            inputs = find_plan_inputs(rank, layout, trajectory)
+            inputs = find_plan_inputs(pool, layout, trajectory)
             kept = KeptRecords([])
             journal = Journal([kept, MetricsFile(Path(run))] if runtime.rank == 0 else [])
-            outcome = train(rank, inputs, journal, StopRequest())
+            outcome = train(pool, inputs, journal, StopRequest())
             journal.close()
             assert outcome.result is not None, outcome.stop
         except SettingsError as error:

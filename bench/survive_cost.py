@@ -45,8 +45,8 @@ def measure_on_rank(runtime: Runtime, folder: str, pairs: int) -> dict[str, list
     objective = LanguageObjective.fitted(settings, splits.vocabulary)
     module = objective.build(torch.device("cpu"), in_bf16=False)
     layout = experiment_layout(settings, runtime.nodes)
-    rank = set_up_pool(settings, runtime, splits, objective, module, layout)
-    plan = plan_round(settings, find_plan_inputs(rank, layout, Trajectory()), None, PoolReport())
+    pool = set_up_pool(settings, runtime, splits, objective, module, layout)
+    plan = plan_round(settings, find_plan_inputs(pool, layout, Trajectory()), None, PoolReport())
     directory = Path(folder)
     taken: dict[str, list[float]] = {"with": [], "without": [], "blocked": [], "bytes": []}
     with fresh_domains(runtime, directory, settings) as domains:
@@ -59,10 +59,10 @@ def measure_on_rank(runtime: Runtime, folder: str, pairs: int) -> dict[str, list
             runtime.control.exchange({})
             start = time.perf_counter()
             if mark:
-                checkpoints.save(rank, mark, plan, PoolReport(), 0.0, MergeReport())
+                checkpoints.save(pool, mark, plan, PoolReport(), 0.0, MergeReport())
                 taken["blocked"].append(time.perf_counter() - start)
             for _ in range(ROUNDS_PER_CHECKPOINT):
-                run_round(rank, replace(plan, round=next(numbers)), RankReport(runtime.rank), {}, StopRequest())
+                run_round(pool, replace(plan, round=next(numbers)), RankReport(runtime.rank), {}, StopRequest())
             runtime.control.exchange({})
             seconds = time.perf_counter() - start
             assert not writer.is_busy, "the writing took longer than five rounds"
@@ -76,7 +76,7 @@ def measure_on_rank(runtime: Runtime, folder: str, pairs: int) -> dict[str, list
                 taken[name].append(rounds(one))
         written = [path for path in (domains.folder / mark.name).iterdir()]
         taken["bytes"].append(sum(digest_of(path).num_bytes for path in written))
-    state = parts(rank, plan, is_midway=False)
+    state = parts(pool, plan, is_midway=False)
     taken["state"] = [float(sum(tensor.nbytes for tensors in state.values() for tensor in tensors.values()))]
     return {name: values if name in ("bytes", "state") else values[1:] for name, values in taken.items()}
 

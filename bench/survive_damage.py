@@ -67,12 +67,12 @@ def write_checkpoints(runtime: Runtime, settings: Settings, place: Place) -> Non
     directory.mkdir()
     layout, splits, objective, trajectory = prepare(settings, runtime, NamedParts())
     module = objective.build(torch.device("cpu"), in_bf16=False)
-    rank = set_up_pool(settings, runtime, splits, objective, module, layout)
+    pool = set_up_pool(settings, runtime, splits, objective, module, layout)
     journal = Journal([MetricsFile(directory)])
     with fresh_domains(runtime, directory, settings) as domains:
         writer = CheckpointWriter(domains, join_store(place), 1, settings.checkpoint, print)
         checkpoints = Checkpoints(writer, journal, directory, settings)
-        train(rank, find_plan_inputs(rank, layout, trajectory), journal, StopMidway(), checkpoints)
+        train(pool, find_plan_inputs(pool, layout, trajectory), journal, StopMidway(), checkpoints)
         writer.wait()
     journal.close()
 

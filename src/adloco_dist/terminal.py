@@ -118,9 +118,7 @@ def new_console(file: TextIO | None = None, stderr: bool = False, min_width: int
 
 
 @contextmanager
-def reported_wait(
-    line: Callable[[], str], speaks: bool = True, after_seconds: float = REPORT_AFTER_SECONDS
-) -> Iterator[None]:
+def reported_wait(line: Callable[[], str], speaks: bool = True) -> Iterator[None]:
     """Report on standard error what takes so long while the block runs, and again every few seconds.
 
     Args:

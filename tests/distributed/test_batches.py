@@ -154,15 +154,15 @@ def measured(runtime: Runtime, estimator: str, batch: int) -> dict[str, Any]:
         "batching.request=inner_product_test", f"batching.estimator={estimator}", "algorithm.updates_per_round=1",
     )  # fmt: skip
     layout = Layout.one_rank_per_worker({0: (0, 0, 1, 1)})
-    rank = set_up_pool(settings, runtime, small_splits(), small_objective(settings), small_module(settings), layout)
-    trainer = rank.trainers[0]
-    rank.slots[0].sketch.renew(0)
+    pool = set_up_pool(settings, runtime, small_splits(), small_objective(settings), small_module(settings), layout)
+    trainer = pool.trainers[0]
+    pool.slots[0].sketch.renew(0)
     plan = plan_round(settings, PlanInputs(layout), None, PoolReport())
-    InnerPhase(plan, settings, rank.estimators).run([trainer], rank.slots)
-    done = rank.estimators[0].measure(trainer, layout, rank.groups.of(layout.ranks(0)))
+    InnerPhase(plan, settings, pool.estimators).run([trainer], pool.slots)
+    done = pool.estimators[0].measure(trainer, layout, pool.groups.of(layout.ranks(0)))
     found = done.statistics
     statistics = found and {**vars(found), **{name: getattr(found, name) for name in DERIVED}}
-    return {"statistics": statistics, "bytes": done.bytes_sent, "vector_bytes": rank.flat_model.gradient.nbytes}
+    return {"statistics": statistics, "bytes": done.bytes_sent, "vector_bytes": pool.flat_model.gradient.nbytes}
 
 
 def test_estimators_agree_on_what_they_can_all_see() -> None:

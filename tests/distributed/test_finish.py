@@ -33,8 +33,8 @@ def test_a_trainer_that_is_not_finite_is_in_no_average() -> None:
 def train_without_end(runtime: Runtime, final: str) -> dict[str, Any]:
     """With anchors of which none is finite."""
 
-    def poison(rank: LocalPool) -> None:
-        for trainer in rank.trainers.values():
+    def poison(pool: LocalPool) -> None:
+        for trainer in pool.trainers.values():
             trainer.anchor[3] = float("nan")
 
     return train_small_pool(runtime, *POOL, "merge=none", f"final={final}", "evaluation=final_only", prepare=poison)

@@ -23,8 +23,8 @@ def train_on_threads(runtime: Runtime, threads: int, *overrides: str) -> dict[st
     """As on a rank that has that many CPU threads."""
     found: dict[str, Any] = {}
 
-    def look(rank: LocalPool) -> None:
-        found.update(slots=len(rank.slots), is_concurrent=rank.is_concurrent)
+    def look(pool: LocalPool) -> None:
+        found.update(slots=len(pool.slots), is_concurrent=pool.is_concurrent)
 
     return {**train_small_pool(replace(runtime, threads=threads), *overrides, prepare=look), **found}
 

@@ -21,9 +21,9 @@ POOL = ("pool.trainers=2", "pool.workers_per_trainer=2", "merge=none", "checkpoi
 def train_apart(runtime: Runtime, folder: str) -> str:
     """One bit of rank 1's anchor of trainer 1 flips in the third round."""
 
-    def prepare(rank: LocalPool) -> None:
+    def prepare(pool: LocalPool) -> None:
         if runtime.rank == 1:
-            trainer = rank.trainers[1]
+            trainer = pool.trainers[1]
             checksum, calls = trainer.checksum, []
 
             def after_a_fault() -> list[int]:

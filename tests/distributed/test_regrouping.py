@@ -77,7 +77,7 @@ def count_sequences(runtime: Runtime, *overrides: str) -> dict[str, Any]:
     whole = small_store()
     table = CountingTable(whole.parts, whole.sequence_length)
     splits = replace(small_splits(), train=IndexedDataset(table))
-    done = train_small_pool(runtime, *overrides, splits=splits, prepare=lambda rank: table.read.clear())
+    done = train_small_pool(runtime, *overrides, splits=splits, prepare=lambda pool: table.read.clear())
     return {**done, "read": table.read}
 
 
@@ -115,33 +115,33 @@ WIDE = Layout.one_rank_per_worker({0: (0, 1), 1: (1, 2), 2: (2,), 3: (0,), 4: (0
 def merge_by_hand(runtime: Runtime, outer_state: str, released_workers: str, *overrides: str) -> dict[str, Any]:
     """Five trainers with anchors and momenta of known numbers; 0, 1, 2 merge by requests 2, 3, 5, and 3 with 4."""
     settings = small_settings("pool.trainers=5", "algorithm=diloco", f"pool.outer_state={outer_state}", *overrides)
-    rank = set_up_pool(settings, runtime, small_splits(), small_objective(settings), small_module(settings), WIDE)
-    for trainer_id, trainer in rank.trainers.items():
+    pool = set_up_pool(settings, runtime, small_splits(), small_objective(settings), small_module(settings), WIDE)
+    for trainer_id, trainer in pool.trainers.items():
         for vector, other, factor in zip(trainer.state().values(), (7.0, 3.0, 5.0), (1, -1, 2), strict=False):
             vector.fill_(other if trainer_id > 2 else factor * 10.0**trainer_id)
         for worker in trainer.workers:
             for moment in worker.vectors()[1:]:
                 moment.fill_(100 * trainer_id + worker.id)
             worker.weights.copy_(trainer.anchor)
-    if 4 in rank.trainers:
-        rank.trainers[4].outer_vectors[0][5] = float("nan")
+    if 4 in pool.trainers:
+        pool.trainers[4].outer_vectors[0][5] = float("nan")
     merges = (
         Merge(1, {0: 0.2, 1: 0.3, 2: 0.5}, {}),
         Merge(3, {3: 1.0, 4: 0.0}, {}),
     )
-    first = plan_round(settings, find_plan_inputs(rank, WIDE, Trajectory()), None, PoolReport())
+    first = plan_round(settings, find_plan_inputs(pool, WIDE, Trajectory()), None, PoolReport())
     origins = assign_workers(WIDE, merges, ReleasedWorkers[released_workers], {1: 10.0, 3: 1.0}, {1: 72, 3: 48})
     regrouping = Regrouping(merges, origins)
     plan = replace(first, regrouping=regrouping, layout=regrouping.layout_after(WIDE))
-    report = regroup(rank, WIDE, plan)
-    trainers = rank.trainers.values()
+    report = regroup(pool, WIDE, plan)
+    trainers = pool.trainers.values()
     return {
         "outer": {t.id: [vector.unique().tolist() for vector in t.state().values()] for t in trainers},
         "workers": {(t.id, w.id): w.vectors()[1][0].item() for t in trainers for w in t.workers},
         "at_anchor": all((w.weights == t.anchor).all() for t in trainers for w in t.workers),
         "sent": report.bytes_sent,
-        "vector_bytes": rank.flat_model.gradient.nbytes,
-        "shards": {trainer: cursor.size for trainer, cursor in rank.cursors.items()},
+        "vector_bytes": pool.flat_model.gradient.nbytes,
+        "shards": {trainer: cursor.size for trainer, cursor in pool.cursors.items()},
     }
 
 
@@ -221,12 +221,12 @@ def random_merges(runtime: Runtime, sequences: int) -> int:
         before = Layout.one_rank_per_worker(
             {number: tuple(rng.randrange(4) for _ in range(rng.randint(1, 3))) for number in range(num_trainers)}
         )
-        rank = set_up_pool(settings, runtime, splits, objective, small_module(settings), before)
+        pool = set_up_pool(settings, runtime, splits, objective, small_module(settings), before)
         values = {trainer_id: rng.uniform(-1, 1) for trainer_id in before.trainers}
-        for trainer_id, trainer in rank.trainers.items():
+        for trainer_id, trainer in pool.trainers.items():
             trainer.outer_vectors[0].fill_(values[trainer_id])
             trainer.outer_vectors[1].fill_(-values[trainer_id])
-        plan = plan_round(settings, find_plan_inputs(rank, before, Trajectory()), None, PoolReport())
+        plan = plan_round(settings, find_plan_inputs(pool, before, Trajectory()), None, PoolReport())
         while len(before.trainers) > 1:
             policy = rng.choice([MergePolicy.worst_with_worst, MergePolicy.best_with_worst])
             merge = MergeSettings(policy=policy, width=rng.randint(2, 4), simultaneous=rng.randint(1, 2))
@@ -242,25 +242,25 @@ def random_merges(runtime: Runtime, sequences: int) -> int:
                 merges, assign_workers(before, merges, rng.choice(list(ReleasedWorkers)), kept, sizes)
             )
             plan = replace(plan, regrouping=regrouping, layout=regrouping.layout_after(before))
-            regroup(rank, before, plan)
+            regroup(pool, before, plan)
             for one in merges:
                 values[one.survivor] = sum(share * values[trainer_id] for trainer_id, share in one.shares.items())
             before, num_plans = plan.layout, num_plans + 1
-            assert list(rank.trainers) == before.trainers_on(runtime.rank)
-            for trainer_id, trainer in rank.trainers.items():
+            assert list(pool.trainers) == before.trainers_on(runtime.rank)
+            for trainer_id, trainer in pool.trainers.items():
                 anchor, momentum = trainer.outer_vectors
                 np.testing.assert_allclose(anchor.numpy(), values[trainer_id], atol=1e-12)
                 np.testing.assert_allclose(momentum.numpy(), -values[trainer_id], atol=1e-12)
                 assert [worker.id for worker in trainer.workers] == before.workers_on(runtime.rank, trainer_id)
-            mine = {"formed": rank.groups.formed, "sums": {t.id: t.checksum() for t in rank.trainers.values()}}
+            mine = {"formed": pool.groups.formed, "sums": {t.id: t.checksum() for t in pool.trainers.values()}}
             sums: dict[str, list[int]] = {}
             for other in control.exchange(mine):
-                assert [tuple(ranks) for ranks in other["formed"]] == rank.groups.formed
+                assert [tuple(ranks) for ranks in other["formed"]] == pool.groups.formed
                 for trainer_id, checksum in other["sums"].items():
                     assert sums.setdefault(trainer_id, checksum) == checksum
             rank_sets = {before.ranks(trainer_id) for trainer_id in before.trainers}
-            assert set(rank.groups.formed) == {ranks for ranks in rank_sets if len(ranks) > 1}
-        rank.groups.keep([])
+            assert set(pool.groups.formed) == {ranks for ranks in rank_sets if len(ranks) > 1}
+        pool.groups.keep([])
     return num_plans
 
 
@@ -278,8 +278,8 @@ def shrink_in_little_memory(runtime: Runtime, *overrides: str) -> dict[str, Any]
     memory = vectors * slot.flat_model.gradient.nbytes + 45 * two
     ended: list[weakref.ref[Any]] = []
 
-    def watch(rank: LocalPool) -> None:
-        ended.extend(weakref.ref(part) for t in rank.trainers.values() for part in (t, *t.workers) if t.id == 0)
+    def watch(pool: LocalPool) -> None:
+        ended.extend(weakref.ref(part) for t in pool.trainers.values() for part in (t, *t.workers) if t.id == 0)
 
     more = (f"cluster.memory_bytes={memory}", "batching.padding_fraction=1")
     done = train_small_pool(runtime, *overrides, *more, prepare=watch)

@@ -84,7 +84,7 @@ def count_sequences(runtime: Runtime) -> dict[str, Any]:
     whole = small_store()
     table = CountingTable(whole.parts, whole.sequence_length)
     splits = replace(small_splits(), train=IndexedDataset(table))
-    done = train_small_pool(runtime, *UNEQUAL, splits=splits, prepare=lambda rank: table.read.clear())
+    done = train_small_pool(runtime, *UNEQUAL, splits=splits, prepare=lambda pool: table.read.clear())
     return {**done, "read": table.read}
 
 

@@ -194,10 +194,10 @@ def test_what_is_under_way_is_brought_to_workers_before_the_next_average() -> No
     torch.testing.assert_close(trainer.anchor, before + 3.0, msg="nothing counts twice")
 
 
-def break_averages(rank: LocalPool) -> None:
+def break_averages(pool: LocalPool) -> None:
     """The rank's averages fail in their thread."""
-    if rank.runtime.rank == 1:
-        for trainer in rank.trainers.values():
+    if pool.runtime.rank == 1:
+        for trainer in pool.trainers.values():
             trainer.averager = Broken()
 
 

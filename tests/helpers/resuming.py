@@ -51,7 +51,7 @@ def train_kept(
     looks: int | None,
     *overrides: str,
     own_directories: bool = False,
-    prepare: Callable[[LocalPool], None] = lambda rank: None,
+    prepare: Callable[[LocalPool], None] = lambda pool: None,
     module: nn.Module | None = None,
 ) -> dict[str, Any]:
     """Train from the newest checkpoint, if there is one, until the budget is spent or a rank is asked to stop.
@@ -59,7 +59,7 @@ def train_kept(
     Args:
         looks: how often rank 0 looks for a request to stop before it sees one; None: there is none.
         own_directories: every node has a directory of its own.
-        prepare: changes what the rank works with before the first round.
+        prepare: changes the pool before the first round.
         module: what is trained; None: what the settings name.
 
     Returns:
@@ -77,13 +77,13 @@ def train_kept(
         splits, objective, named = corpus_and_model(settings)
         if settings.pool.ranks_per_worker > 1:
             named = build_module(objective, settings, runtime)
-        rank = set_up_pool(
+        pool = set_up_pool(
             settings, runtime, splits, objective, module or named, layout, shards, source and source.was_concurrent
         )
-        inputs = find_plan_inputs(rank, layout, Trajectory())
+        inputs = find_plan_inputs(pool, layout, Trajectory())
         if source:
-            restore_pool(rank, source)
-        prepare(rank)
+            restore_pool(pool, source)
+        prepare(pool)
         domains = source.reader.domains if source else stack.enter_context(fresh_domains(runtime, path, settings))
         journal = Journal()
         if runtime.rank == 0:
@@ -95,7 +95,7 @@ def train_kept(
             journal = Journal([RunFile(path, facts, earlier or None), metrics, sink])
         writer = CheckpointWriter(domains, runtime.store, runtime.world_size, settings.checkpoint, detail.append)
         stop = StopAfterLooks(looks if runtime.rank == 0 else None)
-        outcome = train(rank, inputs, journal, stop, Checkpoints(writer, journal, path, settings), state)
+        outcome = train(pool, inputs, journal, stop, Checkpoints(writer, journal, path, settings), state)
         writer.wait()
         runtime.control.exchange({})
         if runtime.rank == 0:

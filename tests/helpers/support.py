@@ -171,13 +171,13 @@ def train_small_pool(
     objective: Objective | None = None,
     trajectory: Trajectory | None = None,
     splits: Splits | None = None,
-    prepare: Callable[[LocalPool], None] = lambda rank: None,
+    prepare: Callable[[LocalPool], None] = lambda pool: None,
 ) -> dict[str, Any]:
     """Train and return this rank's anchors (by trainer), cursors, the result, and on rank 0 the records.
 
     Args:
         module, objective: what is trained; None: what the settings name.
-        prepare: changes what the rank works with before the first round.
+        prepare: changes the pool before the first round.
     """
     settings = small_settings(*overrides)
     sink = KeptRecords([])
@@ -186,10 +186,10 @@ def train_small_pool(
     objective = objective or built_in
     if settings.pool.ranks_per_worker > 1:
         own_module = build_module(objective, settings, runtime)
-    rank = set_up_pool(settings, runtime, splits or own_splits, objective, module or own_module, layout)
-    inputs = find_plan_inputs(rank, layout, trajectory or Trajectory())
-    prepare(rank)
-    outcome = train(rank, inputs, Journal([sink] if runtime.rank == 0 else []), StopRequest())
+    pool = set_up_pool(settings, runtime, splits or own_splits, objective, module or own_module, layout)
+    inputs = find_plan_inputs(pool, layout, trajectory or Trajectory())
+    prepare(pool)
+    outcome = train(pool, inputs, Journal([sink] if runtime.rank == 0 else []), StopRequest())
     trainers = outcome.pool.trainers.values()
     cursors = {trainer.id: trainer.cursor for trainer in trainers}
     return {
@@ -220,8 +220,8 @@ def held_anchors(ranks: list[dict[str, Any]]) -> dict[int, Matrix]:
 def train_poisoned_pool(runtime: Runtime, *overrides: str) -> dict[str, Any]:
     """As `train_small_pool`, with an anchor of trainer 1 that is not finite."""
 
-    def poison(rank: LocalPool) -> None:
-        for trainer in rank.trainers.values():
+    def poison(pool: LocalPool) -> None:
+        for trainer in pool.trainers.values():
             if trainer.id == 1:
                 trainer.anchor[3] = float("nan")
 

@@ -137,7 +137,7 @@ def test_a_directory_has_one_writer_and_an_unfinished_run_is_never_lost(tmp_path
     assert line.startswith("error: run.directory=run: holds a run that has not ended; ")
     done = run(train_command(*ONE_RANK, *SMALL, "run.directory=run", "run.unfinished=archive"), tmp_path)
     assert done.code == 0, done.output
-    assert metrics(tmp_path / "run.aside-1")[: len(rows)] == rows
+    assert metrics(tmp_path / "run.archived-1")[: len(rows)] == rows
     assert facts(tmp_path / "run")["result"]["stop"] == "budget.rounds=3 reached"
 
 

@@ -3,7 +3,7 @@
 1. `pseudo_gradient`: the sum of x - w over this rank's workers, where x is the anchor and w a worker's weights
 2. `Averager.all_reduce`: that sum, and the number of workers in it, travel, in a `Background` while updates go on
 3. `outer_step`: the mean becomes the gradient of a step on the anchor, which every rank takes alike
-4. `mix`: workers take the new anchor, or a share of it
+4. `restart`: workers take the new anchor; or, where it comes late, `rejoin`: they keep what they learned meanwhile
 
 All but the averager's take a chunk of the vectors at a time, so that no second vector of the model's size is
 needed, and what one action leaves in a cache the next finds there.

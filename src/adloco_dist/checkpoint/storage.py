@@ -145,7 +145,7 @@ def _find_out(runtime: Runtime, folder: Path, token: str) -> tuple[int, ...]:
         except OSError as error:  # reported when something is to be written
             log.warning("%s", error)
     control.exchange({})
-    seen = min((head for head, checkpoint_id in marks.items() if checkpoint_id.exists()), default=first[runtime.rank])
+    seen = min((head for head, mark in marks.items() if mark.exists()), default=first[runtime.rank])
     of_rank = tuple(reply["seen"] for reply in control.exchange({"seen": seen}))
     if runtime.rank in marks:
         with suppress(OSError):  # it could not be made

@@ -56,11 +56,11 @@ def failed(error: Exception, where: str, store: Store) -> RuntimeError:
 
 def is_lost_contact(error: Exception) -> bool:
     """Whether a connection between ranks is gone, rather than slow."""
-    detail = str(error).lower()
-    return isinstance(error, RuntimeError) and any(words in detail for words in LOST_CONNECTION)
+    message = str(error).lower()
+    return isinstance(error, RuntimeError) and any(words in message for words in LOST_CONNECTION)
 
 
 def is_timeout(error: RuntimeError) -> bool:
     """Whether a collective has waited too long, rather than lost a connection."""
-    detail = str(error).lower()
-    return "timed out" in detail or "timeout" in detail
+    message = str(error).lower()
+    return "timed out" in message or "timeout" in message

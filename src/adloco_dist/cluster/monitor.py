@@ -120,11 +120,11 @@ class Monitor:
                 self.sample()
             figures, self._figures = self._figures, {}
             cpu_percent = self._process.cpu_percent()  # counts from its last call: no samples needed for this mean
-        detail = {
+        resources = {
             name: figure.highest if name in HIGHEST else figure.total / figure.num_samples
             for name, figure in figures.items()
         }
-        return detail | {"cpu_percent": cpu_percent}
+        return resources | {"cpu_percent": cpu_percent}
 
     def sample(self) -> None:
         """Look once, now."""

@@ -154,22 +154,22 @@ class _Stopping:
 
     can_stop: bool
     is_requested: bool = False
-    is_concurrent: bool = False
+    is_immediate: bool = False
 
     def act(self, number: signal.Signals) -> None:
         """Ask the ranks to stop; at the second Ctrl-C, or Ctrl-\\, end them. From any thread."""
-        self.is_concurrent |= number == signal.SIGQUIT or (self.is_requested and number == signal.SIGINT)
-        self.is_concurrent |= not self.can_stop
+        self.is_immediate |= number == signal.SIGQUIT or (self.is_requested and number == signal.SIGINT)
+        self.is_immediate |= not self.can_stop
         is_first, self.is_requested = not self.is_requested, True
-        if not _signal_ranks(signal.SIGKILL if self.is_concurrent else ASK):  # still waiting for other nodes
+        if not _signal_ranks(signal.SIGKILL if self.is_immediate else ASK):  # still waiting for other nodes
             report_error("stopped: no rank was running")
             leave(EXIT_STOPPED)
-        if is_first and not self.is_concurrent:
+        if is_first and not self.is_immediate:
             report_error("stopping: a checkpoint is written (Ctrl-C again: stop at once, without)")
 
     def explains(self, failures: Mapping[int, ProcessFailure]) -> bool:
         """Whether ranks ended because they were asked to, which is reported."""
-        if self.is_concurrent:
+        if self.is_immediate:
             report_error("stopped at once, without a checkpoint" if self.can_stop else "stopped")
             return True
         is_early = self.is_requested and any(failure.exitcode == -ASK for failure in failures.values())

@@ -177,12 +177,12 @@ def _run(place: Place, store: Store, overrides: Sequence[str], dry_run: bool, pa
             if isinstance(error, NonfiniteError):
                 _report(runtime, settings, directory)
             raise
-        detail = _end(outcome, journal, directory, writer.newest)
-        log.info("%s", "; ".join(detail))
+        lines = _end(outcome, journal, directory, writer.newest)
+        log.info("%s", "; ".join(lines))
         if runtime.rank == 0:
-            show("\n".join(detail))
+            show("\n".join(lines))
         elif place.local_rank == 0:  # every node's terminal shows how it went; files are on rank 0's node
-            show(f"{detail[0]}; run directory on {runtime.hosts[0]}: {directory}", terminal)
+            show(f"{lines[0]}; run directory on {runtime.hosts[0]}: {directory}", terminal)
         resumes_at_once = outcome.stop == INTERRUPTED and is_elastic()
         if not resumes_at_once:
             _report(runtime, settings, directory)

@@ -46,8 +46,8 @@ class Fit:
 
     def in_words(self) -> str | None:
         """The first thing that does not fit; None: all does."""
-        detail = {"has no {}": self.missing, "holds {} too": self.left_over, "has {}": self.of_other_shape}
-        for pattern, names in detail.items():
+        names_by_pattern = {"has no {}": self.missing, "holds {} too": self.left_over, "has {}": self.of_other_shape}
+        for pattern, names in names_by_pattern.items():
             if names:
                 more = f" and {len(names) - 1} more" if len(names) > 1 else ""
                 return pattern.format(names[0] + more)
@@ -71,7 +71,7 @@ def load_weights(
     silence_transformers()
     auto = auto_class(is_classifier)
     try:
-        module, detail = auto.from_pretrained(
+        module, loading_info = auto.from_pretrained(
             source,
             config=config,
             use_safetensors=True,
@@ -89,7 +89,7 @@ def load_weights(
         if not changed:
             raise
         return None, Fit.of({"mismatched_keys": changed, "missing_keys": (), "unexpected_keys": ()})
-    return module, Fit.of(detail)
+    return module, Fit.of(loading_info)
 
 
 def auto_class(is_classifier: bool) -> Any:

@@ -25,7 +25,8 @@ class InnerReport(Struct, omit_defaults=True):
     data_seconds: float = 0.0
     """Time until the workers' batches were there, summed over them."""
     compute_seconds_per_sequence: float = 0.0
-    """Time of the forward and backward passes of all the workers, from their last updates; for switch.n=auto only."""
+    """Time of the forward and backward passes of all the workers, from their last updates. 0 unless batches are
+    weighed against what computing them takes (`Settings.measures_times`)."""
     step_losses: list[float] = []
     """Sums over the workers of the mean loss of each update, in order, where they are recorded; NaN for those that were
     taken before a restart."""

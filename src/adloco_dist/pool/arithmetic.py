@@ -22,15 +22,13 @@ def set_up_arithmetic(settings: Settings, device: torch.device) -> None:
     """
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
-        detail = settings.precision is not Precision.bf16 or has_bf16(device)
-        if not detail:
+        if settings.precision is Precision.bf16 and not has_bf16(device):
             raise SettingsError.of(
                 "precision", settings.precision, f"{name} does not compute in bf16; use precision=fp32 or auto"
             )
         has_tf32 = torch.version.hip is None and torch.cuda.get_device_capability(device) >= TF32_CAPABILITY
-        rule = f"{name} has no TF32; leave it out"
-        if not has_tf32 and settings.tf32:
-            raise SettingsError.of("tf32", settings.tf32, rule)
+        if settings.tf32 and not has_tf32:
+            raise SettingsError.of("tf32", settings.tf32, f"{name} has no TF32; leave it out")
     torch.set_float32_matmul_precision("high" if settings.tf32 else "highest")
     if settings.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)

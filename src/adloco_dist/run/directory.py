@@ -166,7 +166,8 @@ def archive(setting: str, path: Path) -> None:
 
 def free_name(path: Path) -> Path:
     """The first name beside `path` under which it can be archived."""
-    return next(aside for number in count(1) if not (aside := path.with_name(f"{path.name}.aside-{number}")).exists())
+    names = (path.with_name(f"{path.name}.archived-{number}") for number in count(1))
+    return next(name for name in names if not name.exists())
 
 
 def _make_new(path: Path) -> Path:

@@ -50,8 +50,8 @@ def find_slots(
             raise
         obstacle = f"there is no memory for the gradients of {concurrent} instances at once; use serial"
     if decided:
-        detail = SettingsError(f"instances.concurrency={concurrency.name}: {obstacle}") if obstacle else None
-        runtime.control.agree(detail)
+        error = SettingsError(f"instances.concurrency={concurrency.name}: {obstacle}") if obstacle else None
+        runtime.control.agree(error)
         return slots, True
     seconds = {"in_turn": 0.0, "at_once": 0.0}
     if not obstacle:

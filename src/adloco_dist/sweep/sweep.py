@@ -158,7 +158,7 @@ def _refuse_other_run(directory: Path, settings: Settings) -> None:
     for key, value in wanted.items():
         if ran.get(key) != value and not key.startswith(("run.", "tracking.")):
             detail = f"holds a finished run with {key}={ran.get(key)} instead of {value}"
-            raise SettingsError(f"{directory}: {detail}; set another hydra.sweep.dir, or keep it aside with --redo")
+            raise SettingsError(f"{directory}: {detail}; set another hydra.sweep.dir, or archive it with --redo")
 
 
 def expand(overrides: Sequence[str]) -> tuple[list[Point], list[str]]:

@@ -184,15 +184,15 @@ def _tokenize_split(
         task = progress.add_task(split, total=len(units), completed=len(units) - len(left), tokens="0")
         with signals_held([signal.SIGINT]):  # processes that still import would show where they were
             jobs = {pool.submit(tokenize_unit, folder, unit, source, data, options.shard_tokens): unit for unit in left}
-        tokens, detail = 0, set()
+        tokens, printed = 0, set()
         try:
             for job in as_completed(jobs):
                 files, skipped = job.result()
                 done[jobs[job].name] = files
                 tokens += sum(file.num_tokens for file in files)
                 progress.update(task, advance=1, tokens=f"{tokens:,}")
-                notes = [line for line in skipped if line not in detail]  # several units may read one file
-                detail.update(notes)
+                notes = [line for line in skipped if line not in printed]  # several units may read one file
+                printed.update(notes)
                 for line in [*notes, *([] if progress.console.is_terminal else [f"{split} {jobs[job].name} done"])]:
                     progress.console.print(one_line(line), soft_wrap=True)
         except BaseException:  # what is not begun yet is not begun

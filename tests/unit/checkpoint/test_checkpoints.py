@@ -50,7 +50,7 @@ def test_the_last_and_every_nth_are_kept() -> None:
     assert obsolete(kept, names) == [names[0], names[2], names[4]], "after rounds 4, 8 and 12 for ever"
     assert obsolete(CheckpointSettings(keep_last=9), names) == []
     assert number_in("000012-round-7") == 12
-    assert number_in(".000012-round-7") is number_in("000012-round-7.aside-1") is None
+    assert number_in(".000012-round-7") is number_in("000012-round-7.archived-1") is None
 
 
 def test_what_may_change_when_a_run_goes_on() -> None:

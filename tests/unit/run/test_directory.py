@@ -28,7 +28,7 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
     first.close()
     second = opened(tmp_path / "run", Unfinished.archive)
     assert second.path == tmp_path / "run"
-    assert (tmp_path / "run.aside-1").is_dir()
+    assert (tmp_path / "run.archived-1").is_dir()
     second.close()
 
 
@@ -60,11 +60,11 @@ def test_only_a_run_that_came_to_its_own_end_is_finished(tmp_path: Path) -> None
         opened(tmp_path / name, Unfinished.archive).close()
 
 
-def test_what_is_set_aside_keeps_its_files_under_the_first_free_name(tmp_path: Path) -> None:
+def test_what_is_archived_keeps_its_files_under_the_first_free_name(tmp_path: Path) -> None:
     for number in (1, 2):
         end(opened(tmp_path / "run"), f"start {number}")
         archive("hydra.sweep.dir", tmp_path / "run")
-    found = [json.loads((tmp_path / f"run.aside-{number}" / "run.json").read_text()) for number in (1, 2)]
+    found = [json.loads((tmp_path / f"run.archived-{number}" / "run.json").read_text()) for number in (1, 2)]
     assert [facts["result"]["stop"] for facts in found] == ["start 1", "start 2"]
     assert not (tmp_path / "run").exists()
 
