@@ -2,7 +2,8 @@
 
 inner: updates that end no round, with the library and by hand. outer: what ends a round, all sides interleaved. memory:
 peak resident memory of ranks that take outer steps, with the library and by hand. import: every name of the library
-against `import torch`, in fresh interpreters.
+against `import torch`, in fresh interpreters. Torch makes so many objects that a full garbage collection is due soon
+after its import, whoever makes the next ones; the time of such collections is shown beside the whole.
 
 By hand is what outer_step.py calls plain: one flat all-reduce of the differences, and torch's SGD as it is by default;
 fused, too. torchft sends all parameters in one bucket, which is faster than its default, one all-reduce for each.
@@ -139,23 +140,51 @@ def memory(quick: bool) -> tuple[Rows, dict[str, float]]:
 
 # --- import
 
+STATEMENT = """
+import gc, time
+collecting = 0.0
 
-def seconds_of(statement: str) -> float:
-    """Of a statement in a fresh interpreter, without the start of that."""
-    program = f"import time\nstart = time.perf_counter()\n{statement}\nprint(time.perf_counter() - start)"
+def watch(phase, info):
+    global collecting
+    if info["generation"] == 2:
+        collecting += time.perf_counter() * (1 if phase == "stop" else -1)
+
+gc.callbacks.append(watch)
+start = time.perf_counter()
+{statement}
+print(time.perf_counter() - start, collecting)
+"""
+
+
+def seconds_of(statement: str) -> tuple[float, float]:
+    """Of a statement in a fresh interpreter, without its start; and those of full garbage collections in that time."""
+    program = STATEMENT.format(statement=statement)
     output = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
-    return float(output)
+    whole, collecting = map(float, output.split())
+    return whole, collecting
 
 
 def imports(quick: bool) -> tuple[Rows, dict[str, float]]:
-    seconds: dict[str, list[float]] = {"from adloco_dist import *": [], "import torch": []}
+    seconds: dict[str, list[tuple[float, float]]] = {"from adloco_dist import *": [], "import torch": []}
     for number in range(1 + (4 if quick else 15)):
         for statement in sorted(seconds, reverse=bool(number % 2)):
             found = seconds_of(statement)
             if number:  # at first files come from the disk
                 seconds[statement].append(found)
-    rows = [[f"import: {statement}, ms", *spread(found, 1e-3)] for statement, found in seconds.items()]
-    return rows, {"import_over_torch": median_ratio(*seconds.values())}
+    rows: Rows = []
+    whole: list[list[float]] = []
+    without: list[list[float]] = []
+    for statement, found in seconds.items():
+        whole.append([all_of_it for all_of_it, _ in found])
+        without.append([all_of_it - collecting for all_of_it, collecting in found])
+        rows.append([f"import: {statement}, ms", *spread(whole[-1], 1e-3)])
+        rows.append(
+            ["    of that full garbage collections, ms", *spread([collecting for _, collecting in found], 1e-3)]
+        )
+    return rows, {
+        "import_over_torch": median_ratio(*whole),
+        "import_over_torch_without_collections": median_ratio(*without),
+    }
 
 
 PARTS: dict[str, Callable[[bool], tuple[Rows, dict[str, float]]]] = {
