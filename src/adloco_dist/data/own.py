@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field
 from itertools import cycle, islice
 from threading import Lock
 from typing import Any, Protocol
@@ -14,9 +14,11 @@ from torch.utils.data import default_collate
 from adloco_dist.config import SettingsError
 from adloco_dist.data.indexed import IndexedDataset
 from adloco_dist.data.item_batch import Collate, ItemBatch
-from adloco_dist.data.own_streams import METHODS, OwnStreams, encode_state
+from adloco_dist.data.item_digest import item_digest
+from adloco_dist.data.own_streams import METHODS, OwnStreams, decode_state, encode_state
 from adloco_dist.data.protocols import Dataset, SequenceIds
 from adloco_dist.data.splits import Splits
+from adloco_dist.data.stream_checks import check_states
 from adloco_dist.data.streams import StreamDataset
 from adloco_dist.text import reason
 
@@ -94,9 +96,15 @@ def _splits_of(name: str, loaded: Any, collate: Collate) -> OwnSplits:
         raise SettingsError(f"{name}: {_in_words(train)}")
     streams = OwnStreams(name, train, collate)
     dataset: Dataset = StreamDataset(streams, _joined(_digest_of_stream(streams), held_out))
+    note = check_states(
+        f"{name}: train: stream(0, 1)", lambda: streams.new(0, 1), lambda state: decode_state(encode_state(state))
+    )
+    if note and not _own_digest(train):  # without one, the first sequence identifies the data
+        raise SettingsError(note)
     return OwnSplits(
         train=dataset, validation=table, source=f"streams of {getattr(train, '__name__', type(train).__name__)}",
         first_batch=lambda count: streams.collate(list(islice(cycle(islice(streams.new(0, 1), count)), count))),
+        notes=(note,) if note else (),
     )  # fmt: skip
 
 
@@ -139,7 +147,7 @@ def _digest_of_items(name: str, data: MapDataset, collate: Collate) -> str:
             rule = f"items must have the numbers 0 to {len(data) - 1}"
             raise SettingsError(f"{name}[{number}] raises {reason(error)}; {rule}") from error
     _try_collate(name, ends, collate)
-    return _own_digest(data) or _hash([len(data), *ends])
+    return _own_digest(data) or item_digest([len(data), *ends])
 
 
 def _digest_of_stream(streams: OwnStreams) -> str:
@@ -159,7 +167,7 @@ def _digest_of_stream(streams: OwnStreams) -> str:
     except ValueError as error:
         raise SettingsError(f"{name}: state_dict() of stream(0, 1) {error}") from error
     _try_collate(name, first, streams.collate_items)
-    return _own_digest(streams.make) or _hash(first)
+    return _own_digest(streams.make) or item_digest(first)
 
 
 def _try_collate(name: str, items: Sequence[Any], collate: Collate) -> None:
@@ -177,31 +185,3 @@ def _own_digest(data: Any) -> str | None:
 
 def _joined(*digests: str) -> str:
     return hashlib.sha256("".join(digests).encode()).hexdigest()
-
-
-def _hash(value: Any) -> str:
-    digest = hashlib.sha256()
-    for part in _parts(value):
-        digest.update(f"{len(part)}:".encode())
-        digest.update(part)
-    return digest.hexdigest()
-
-
-def _parts(value: Any) -> list[bytes]:
-    """Bytes of nested containers of tensors, arrays and plain values; of other objects, their types alone."""
-    if isinstance(value, torch.Tensor):
-        array = value.detach().cpu().contiguous()
-        return [f"{array.dtype}{tuple(array.shape)}".encode(), array.flatten().view(torch.uint8).numpy().tobytes()]
-    if isinstance(value, np.ndarray | np.generic) and value.dtype != object:
-        return [f"{value.dtype}{value.shape}".encode(), value.tobytes()]
-    if isinstance(value, bytes):
-        return [value]
-    if isinstance(value, str | int | float | bool | None):
-        return [repr(value).encode(errors="replace")]
-    if is_dataclass(value):
-        return [type(value).__qualname__.encode(), *_parts(vars(value))]
-    if isinstance(value, dict):
-        return [b"dict", *(part for pair in value.items() for part in _parts(list(pair)))]
-    if isinstance(value, list | tuple):
-        return [f"{len(value)} items".encode(), *(part for one in value for part in _parts(one))]
-    return [type(value).__qualname__.encode()]

@@ -5,12 +5,15 @@ import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 
 from adloco_dist.config import SettingsError
 from adloco_dist.data.item_batch import Collate, ItemBatch
+from adloco_dist.data.stream_checks import check_parts
+from adloco_dist.data.streaming_sets import StreamingSet, is_streaming_set
 from adloco_dist.data.streams import Stream, StreamError
 
 
@@ -45,10 +48,7 @@ class OwnStreams:
     collate_items: Collate
 
     def check_parts(self, parts: int) -> None:
-        for part in range(parts):
-            if next(iter(self.new(part, parts)), self) is self:
-                rule = "use fewer trainers or workers, or divide the data otherwise"
-                raise SettingsError(f"{self.name}: stream({part}, {parts}) is empty; {rule}")
+        check_parts(self.name, lambda part: self.new(part, parts), parts)
 
     def open(self, stream: Stream) -> "OwnReader":
         return OwnReader(self, stream)
@@ -69,7 +69,7 @@ class OwnStreams:
         if missing := [method for method in METHODS if not hasattr(made, method)]:
             detail = f"stream({index}, {count}) is a {type(made).__name__} without {', '.join(missing)}"
             raise SettingsError(f"{self.name}: {detail}; see torchdata's StatefulDataLoader for the protocol")
-        return made
+        return StreamingSet(made) if is_streaming_set(made) else made
 
 
 class OwnReader:
@@ -77,25 +77,43 @@ class OwnReader:
 
     def __init__(self, source: OwnStreams, stream: Stream) -> None:
         self._name = f"{source.name}: stream({stream.part}, {stream.parts})"
-        self._iterable = source.new(stream.part, stream.parts)
-        self._may_be_at_end = stream.position is not None
-        if stream.position is not None:
-            self._iterable.load_state_dict(decode_state(stream.position))
+        self._new = partial(source.new, stream.part, stream.parts)
+        self._open(stream.position)
+
+    def _open(self, position: Mapping[str, Any] | None) -> None:
+        self._iterable = self._new()
+        self._is_resumed = self._may_be_at_end = position is not None
+        if position is not None:
+            self._iterable.load_state_dict(decode_state(position))
         self._iterator = iter(self._iterable)
+        self._has_given = False
 
     def take(self) -> Any:
         while True:
             try:
                 item = next(self._iterator)
             except StopIteration:
-                if not self._may_be_at_end:
-                    detail = "ends without a sequence; it must begin again whenever it is iterated over"
-                    raise StreamError(f"{self._name} {detail}") from None
-                self._may_be_at_end = False
-                self._iterator = iter(self._iterable)
+                self._begin_again()
             else:
-                self._may_be_at_end = True
+                self._has_given = True
                 return item
+
+    def _begin_again(self) -> None:
+        """Begin another pass.
+
+        Many iterables that a state was loaded into begin every pass there. So the state at the end of a pass is loaded
+        into a new one; where that gives no sequence even if it is iterated over twice, another begins without a state.
+        """
+        if self._has_given and self._is_resumed:
+            self._open(self.position())
+        elif self._has_given or self._may_be_at_end:
+            self._has_given = self._may_be_at_end = False
+            self._iterator = iter(self._iterable)
+        elif self._is_resumed:
+            self._open(None)
+        else:
+            detail = "ends without a sequence; it must begin again whenever it is iterated over"
+            raise StreamError(f"{self._name} {detail}")
 
     def position(self) -> dict[str, Any]:
         try:
