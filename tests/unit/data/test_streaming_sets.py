@@ -7,7 +7,7 @@ from typing import Any
 
 import datasets
 import pytest
-from datasets import IterableDataset
+from datasets import IterableDataset, config
 from datasets.distributed import split_dataset_by_node
 
 from adloco_dist.config import SettingsError, Shards
@@ -19,6 +19,7 @@ from helpers.reading import read_round, states_of
 pytestmark = pytest.mark.stranger
 FILES, ROWS = 4, 10
 datasets.logging.set_verbosity_error()
+config.HF_UPDATE_DOWNLOAD_COUNTS = False  # else the hub is waited for
 
 
 def json_lines(folder: Path) -> IterableDataset:
