@@ -6,11 +6,12 @@ A corpus is the same on every rank or the run does not start: its digest is comp
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from transformers import PreTrainedTokenizerFast
 
 from adloco_dist.config import OF_ROWS, Corpus, DataSettings, Packing, SettingsError
 from adloco_dist.data.documents import Document, RowFiles, hub_files, local_files
@@ -21,6 +22,7 @@ from adloco_dist.data.indexed import IndexedDataset
 from adloco_dist.data.labels import Labels, find_labels
 from adloco_dist.data.order import by_content
 from adloco_dist.data.row_streams import RowStreams
+from adloco_dist.data.special_tokens import end_of
 from adloco_dist.data.splits import Splits
 from adloco_dist.data.streams import StreamDataset
 from adloco_dist.data.token_files import TokenFiles, open_folder, open_plain, split_tail
@@ -109,10 +111,17 @@ def _of_tokens(data: DataSettings) -> TextSplits:
     return indexed_splits(
         TokenTable(parts, data.sequence_length),
         TokenTable(rest, data.sequence_length),
-        Vocabulary(size, 0, tokenizer),
+        _vocabulary(size, tokenizer),
         f"{len(train.parts)} token file(s)",
         digest.hexdigest(),
     )
+
+
+def _vocabulary(size: int, tokenizer: PreTrainedTokenizerFast | None) -> Vocabulary:
+    """The vocabulary of token files, which the tokenizer that made them may be smaller than."""
+    if tokenizer is None:
+        return Vocabulary(size)
+    return replace(Vocabulary.of(tokenizer, end_of(tokenizer)), size=size)
 
 
 def _open_tokens(setting: str, names: Sequence[str]) -> TokenFiles:
@@ -141,7 +150,7 @@ def _of_streams(data: DataSettings, seed: int) -> TextSplits:
         vocabulary=encoder.vocabulary,
         source=f"{len(train.files)} {train.format} file(s), streamed",
         labels=labels,
-        notes=tuple(held_out.take_notes()),
+        notes=(*held_out.take_notes(), *encoder.take_notes()),
     )
 
 
@@ -172,7 +181,9 @@ def _of_documents(data: DataSettings) -> TextSplits:
             train, validation = _held_out(train, data)
         tables = [_table(data, part, encoder, labels) for part in (train, validation)]
     digest = hashlib.sha256("".join(table.digest for table in tables).encode()).hexdigest()
-    return indexed_splits(tables[0], tables[1], encoder.vocabulary, source, digest, labels, notes)
+    return indexed_splits(
+        tables[0], tables[1], encoder.vocabulary, source, digest, labels, [*notes, *encoder.take_notes()]
+    )
 
 
 def row_files_of(data: DataSettings) -> tuple[RowFiles, RowFiles]:

@@ -13,6 +13,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from adloco_dist.config import DataSettings, SettingsError
 from adloco_dist.data.hub import fetching
+from adloco_dist.data.special_tokens import Found, SpecialTokens, vocabulary_size
+from adloco_dist.text import reason
 
 END_OF_TEXT = 256
 """Token id that ends every document of bytes; 0 to 255 are the bytes themselves."""
@@ -32,6 +34,14 @@ class Vocabulary:
     """What sequences are filled up with; it never counts."""
     tokenizer: PreTrainedTokenizerFast | None = None
     """The tokenizer that belongs to the model; None: unknown, as of plain token files."""
+    end: int | None = None
+    """What ends a document; None: nothing does, or it is unknown."""
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerFast, end: int | None) -> "Vocabulary":
+        """The vocabulary of a tokenizer; `end` fills up sequences where it has no padding token."""
+        pad = tokenizer.pad_token_id
+        return cls(vocabulary_size(tokenizer), pad if isinstance(pad, int) else end or 0, tokenizer, end)
 
 
 class Encoder(Protocol):
@@ -42,7 +52,20 @@ class Encoder(Protocol):
     """Digest that differs between encoders."""
 
     def encode(self, texts: Sequence[Text], maximum: int | None = None) -> list[Tokens]:
-        """The ids of every document, closed by the end token if there is one, cut off after `maximum`."""
+        """The ids of every document, closed by the end token if there is one, cut off after `maximum`.
+
+        Raises:
+            SettingsError: a text cannot be encoded.
+        """
+        ...
+
+    @property
+    def found(self) -> Found:
+        """What was found in the texts so far."""
+        ...
+
+    def take_notes(self) -> list[str]:
+        """What a user should know of the tokenizer and of the texts since the last call, one line each."""
         ...
 
 
@@ -59,13 +82,17 @@ class ByteEncoder:
     """Every byte of UTF-8 is a token."""
 
     def __init__(self) -> None:
-        self.vocabulary = Vocabulary(BYTE_VOCAB_SIZE, END_OF_TEXT, byte_tokenizer())
+        self.vocabulary = Vocabulary(BYTE_VOCAB_SIZE, END_OF_TEXT, byte_tokenizer(), END_OF_TEXT)
         self.digest = "bytes"
+        self.found = Found()
 
     def encode(self, texts: Sequence[Text], maximum: int | None = None) -> list[Tokens]:
         return [
             encode_bytes(text if isinstance(text, bytes) else text.encode(errors="replace"))[:maximum] for text in texts
         ]
+
+    def take_notes(self) -> list[str]:
+        return []
 
 
 class TokenizerEncoder:
@@ -77,30 +104,36 @@ class TokenizerEncoder:
             name: a directory, a tokenizer.json, or a model of the hub.
         """
         tokenizer = load_tokenizer("data.tokenizer", name)
-        self._backend: Tokenizer = tokenizer.backend_tokenizer
+        self._name, self._special = name, SpecialTokens(name, tokenizer)
+        self._backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # the user's keeps its own settings
         self._backend.no_padding()
         self._maximum: int | None = None
         self._backend.no_truncation()
         # One thread: the ranks of a node share its cores, and training has them.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
-        self._end = end if isinstance(end, int) else None
-        pad = pad if isinstance(pad, int) else self._end or 0
-        self.vocabulary = Vocabulary(len(tokenizer), pad, tokenizer)
+        self.vocabulary = Vocabulary.of(tokenizer, self._special.end)
         self.digest = hashlib.sha256(self._backend.to_str().encode()).hexdigest()
-        self._dtype = np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32
+        self._dtype = np.uint16 if self.vocabulary.size <= 1 << 16 else np.uint32
+
+    @property
+    def found(self) -> Found:
+        return self._special.found
 
     def encode(self, texts: Sequence[Text], maximum: int | None = None) -> list[Tokens]:
         if maximum != self._maximum:  # so that what the template adds at the end stays
             self._maximum = maximum
             self._backend.no_truncation() if maximum is None else self._backend.enable_truncation(maximum)
         decoded = [text if isinstance(text, str) else text.decode(errors="replace") for text in texts]
-        return [self._closed(encoding.ids)[:maximum] for encoding in self._backend.encode_batch_fast(decoded)]
+        try:
+            encodings = self._backend.encode_batch_fast(decoded)
+        except Exception as error:  # which tokenizers raise as they are
+            rule = "name one with an unknown token (unk_token), or with all bytes"
+            detail = f"cannot encode a text ({reason(error)})"
+            raise SettingsError(f"data.tokenizer={self._name}: {detail}; {rule}") from error
+        return [np.array(self._special.closed(encoding.ids)[:maximum], dtype=self._dtype) for encoding in encodings]
 
-    def _closed(self, ids: list[int]) -> Tokens:
-        if self._end is not None and (not ids or ids[-1] != self._end):
-            ids = [*ids, self._end]
-        return np.array(ids, dtype=self._dtype)
+    def take_notes(self) -> list[str]:
+        return self._special.take_notes()
 
 
 def load_tokenizer(setting: str, name: str) -> PreTrainedTokenizerFast:
@@ -133,7 +166,7 @@ def train_tokenizer(texts: Iterable[Text], size: int) -> PreTrainedTokenizerFast
     )
     decoded = (text if isinstance(text, str) else text.decode(errors="replace") for text in texts)
     tokenizer.train_from_iterator(decoded, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_TOKEN)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_TOKEN, pad_token=END_TOKEN)
 
 
 def encode_bytes(document: bytes) -> Tokens:
@@ -150,7 +183,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     # pyright does not see that these two properties of the Rust class may be assigned.
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_TOKEN)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_TOKEN, pad_token=END_TOKEN)
 
 
 def _byte_vocabulary() -> dict[str, int]:

@@ -90,7 +90,7 @@ class RowStreams:
 
     def take_notes(self) -> list[str]:
         with self._lock:
-            return self.rows.take_notes()
+            return [*self.rows.take_notes(), *self.encoder.take_notes()]
 
     def items(self, stream: Stream) -> Iterator[Item]:
         """The sequences of a stream from its position on, without end."""

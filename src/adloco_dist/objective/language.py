@@ -1,5 +1,6 @@
 """The built-in objective: models of transformers that predict next tokens, or labels."""
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -90,27 +91,66 @@ class LanguageObjective:
     def save(self, module: nn.Module, directory: Path) -> None:
         """Write what transformers load: weights as safetensors, the config, and the tokenizer where it is known."""
         assert isinstance(module, PreTrainedModel)
+        self._fit_to_tokenizer(module)
         # save_pretrained removes duplicates of tied tensors by storage; parameters that are views of one flat vector
-        # would look tied, so it gets tensors of their own.
-        module.save_pretrained(directory, state_dict={name: one.clone() for name, one in module.state_dict().items()})
-        self._save_tokenizer(directory)
+        # would look tied, so it gets tensors of their own, and of tied ones the source alone.
+        state = {
+            name: tensor.clone()
+            for name, tensor in module.state_dict().items()
+            if name not in module.all_tied_weights_keys
+        }
+        module.save_pretrained(directory, state_dict=state)
+        self._save_tokenizer(module, directory)
 
     def save_beside_weights(self, module: nn.Module, directory: Path) -> None:
         assert isinstance(module, PreTrainedModel)
+        self._fit_to_tokenizer(module)
         module.config.architectures = [type(module).__name__.removeprefix("FSDP")]  # the class that fully_shard makes
         module.config.dtype = module.dtype
         module.config.save_pretrained(directory)
         if module.can_generate() and module.generation_config is not None:
             module.generation_config.save_pretrained(directory)
-        self._save_tokenizer(directory)
+        self._save_tokenizer(module, directory)
 
-    def _save_tokenizer(self, directory: Path) -> None:
-        if self._vocabulary.tokenizer is not None:
-            self._vocabulary.tokenizer.save_pretrained(directory)
+    def _fit_to_tokenizer(self, module: PreTrainedModel) -> None:
+        """Let the configs name the special tokens that the model was trained on, as generation looks for them."""
+        vocabulary, chosen = self._vocabulary, self._settings.model.overrides
+        tokenizer = vocabulary.tokenizer
+        if tokenizer is None:
+            return
+        wanted = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": vocabulary.end}
+        generation = module.generation_config if module.can_generate() else None
+        for config in filter(None, (module.config, generation)):
+            for name, id_ in wanted.items():
+                if id_ is not None and name not in chosen and not _names(getattr(config, name, None), id_):
+                    setattr(config, name, id_)
+        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else vocabulary.end
+        if generation is not None and generation.pad_token_id is None:
+            generation.pad_token_id = pad
+        # In a config, embeddings of the padding token are not trained; so it is never that of the end.
+        if module.config.pad_token_id is None and pad != vocabulary.end:
+            module.config.pad_token_id = pad
+
+    def _save_tokenizer(self, module: PreTrainedModel, directory: Path) -> None:
+        """Write a copy that can fill up a batch, and knows how much the model reads."""
+        if self._vocabulary.tokenizer is None:
+            return
+        tokenizer = copy.deepcopy(self._vocabulary.tokenizer)
+        if tokenizer.pad_token is None and self._vocabulary.end is not None:
+            tokenizer.pad_token = tokenizer.convert_ids_to_tokens(self._vocabulary.end)
+        context = getattr(module.config, "max_position_embeddings", None)
+        if isinstance(context, int):
+            tokenizer.model_max_length = min(tokenizer.model_max_length, context)
+        tokenizer.save_pretrained(directory)
 
     def implementation(self, module: nn.Module) -> str:
         attention = getattr(getattr(module, "config", None), "_attn_implementation", "its own")
         return f"attention {attention}, {self._losses_in_words}"
+
+
+def _names(named: int | list[int] | None, id_: int) -> bool:
+    """Whether a config's field, an id or several, names an id."""
+    return id_ in named if isinstance(named, list) else named == id_
 
 
 def _choose_losses(model: ModelSettings, device: torch.device) -> tuple[Losses, str]:

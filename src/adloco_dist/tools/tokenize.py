@@ -30,6 +30,7 @@ from adloco_dist.data.encoding import Tokens, load_encoder, train_tokenizer
 from adloco_dist.data.files import expand
 from adloco_dist.data.hub import prefer_cache_without_hub
 from adloco_dist.data.left_out import LeftOut
+from adloco_dist.data.special_tokens import Found
 from adloco_dist.data.token_files import Manifest, TokenFile, max_id
 from adloco_dist.terminal import new_console, reported_wait, show
 from adloco_dist.text import one_line
@@ -187,7 +188,8 @@ def _tokenize_split(
         tokens, printed = 0, set()
         try:
             for job in as_completed(jobs):
-                files, skipped = job.result()
+                files, skipped, found = job.result()
+                encoder.found.add(found)
                 done[jobs[job].name] = files
                 tokens += sum(file.num_tokens for file in files)
                 progress.update(task, advance=1, tokens=f"{tokens:,}")
@@ -206,13 +208,14 @@ def _tokenize_split(
         vocabulary.tokenizer.save_pretrained(options.out / TOKENIZER)
     Manifest(files, f"../{TOKENIZER}", vocabulary.size, made_of).write(folder)
     total = sum(file.num_tokens for file in files)
-    return f"{folder}: {total:,} tokens in {len(files)} file(s), vocabulary of {vocabulary.size:,}"
+    whole = f"{folder}: {total:,} tokens in {len(files)} file(s), vocabulary of {vocabulary.size:,}"
+    return "\n".join([whole, *(f"note: {note}" for note in encoder.take_notes())])
 
 
 def tokenize_unit(
     folder: Path, unit: Unit, source: ResumePoint, data: DataSettings, shard_tokens: int
-) -> tuple[list[TokenFile], list[str]]:
-    """Write a unit's token files, and last a note of them; what was skipped of damaged files, too.
+) -> tuple[list[TokenFile], list[str], Found]:
+    """Write a unit's token files, and last a note of them; what was skipped of damaged files, and found in texts, too.
 
     Raises:
         SettingsError: a file cannot be read to its end.
@@ -232,7 +235,7 @@ def tokenize_unit(
     note = folder / f".{unit.name}.draft"
     note.write_text(json.dumps([asdict(file) for file in files]), encoding="utf-8")
     note.rename(_note(folder, unit))
-    return files, source.take_notes() if isinstance(source, RowFiles) else []
+    return files, source.take_notes() if isinstance(source, RowFiles) else [], encoder.found
 
 
 def _write(folder: Path, unit: Unit, number: int, tokens: Tokens) -> TokenFile:
