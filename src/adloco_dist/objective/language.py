@@ -1,6 +1,7 @@
 """The built-in objective: models of transformers that predict next tokens, or labels."""
 
 import copy
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,16 +38,22 @@ class LanguageObjective:
         self._losses_in_words = "loss not fused"
 
     @classmethod
-    def fitted(cls, settings: Settings, vocabulary: Vocabulary, num_labels: int | None = None) -> "LanguageObjective":
+    def fitted(
+        cls, settings: Settings, vocabulary: Vocabulary, num_labels: int | None = None, label_names: Sequence[str] = (),
+    ) -> "LanguageObjective":  # fmt: skip
         """Make the objective for the model that the settings name, fitted to a corpus.
 
         Args:
             num_labels: classes of a labelled corpus; None: the model is causal.
+            label_names: names of the classes, which the saved model answers with.
 
         Raises:
             SettingsError: there is no such model, or it does not fit the corpus.
         """
         config = model_config(settings.model, vocabulary, settings.data.sequence_length, num_labels)
+        if label_names:
+            config.id2label = dict(enumerate(label_names))
+            config.label2id = {name: number for number, name in enumerate(label_names)}
         return cls(settings, config, vocabulary)
 
     def describe(self) -> str:
