@@ -13,6 +13,7 @@ OF_ROWS = (Corpus.json, Corpus.parquet, Corpus.csv, Corpus.hub)
 """Corpora whose files hold many documents each, in columns."""
 FROM_FILES = "data.corpus!=python_stdlib,python_packages"
 WITH_ROWS = "data.corpus=json,parquet,csv,hub"
+FROM_READABLE = "data.corpus=text,json,parquet,csv,hub"
 UNLABELLED_TEXT = ("data.corpus!=tokens,python_packages", "data.label_column=null")
 IF_LABELLED = (ReadWhen("data.label_column!=null"), ReadWhen("data.corpus=python_packages"))
 
@@ -63,9 +64,9 @@ class DataSettings:
     streaming: Annotated[bool, ReadWhen(WITH_ROWS)] = False
     """Read rows while training, in the order of the files, tokenised in the background: nothing is held or downloaded
     as a whole. false: everything is read at the start, and sequences come in a random order."""
-    damaged: Annotated[Damaged, ReadWhen(WITH_ROWS)] = Damaged.refuse
-    """What is done with rows that cannot be read, and with a file that cannot be read to its end. skip: they are left
-    out, and what comes after its last readable row; counted and reported."""
+    damaged: Annotated[Damaged, ReadWhen(FROM_READABLE)] = Damaged.refuse
+    """What is done with rows that cannot be read, with a file that cannot be read to its end, and with a text file that
+    is no UTF-8. skip: they are left out, and what comes after a file's last readable row; counted and reported."""
     nulls: Annotated[Nulls, ReadWhen(WITH_ROWS)] = Nulls.refuse
     """What is done with rows whose text or label is null or missing. skip: they are left out, counted and reported."""
 
@@ -107,8 +108,8 @@ class DataSettings:
             raise SettingsError.of("data.label_column", self.label_column, rule)
         if self.streaming and not rows:
             raise SettingsError.of("data.streaming", self.streaming, rule)
-        if self.damaged is not Damaged.refuse and not rows:
-            raise SettingsError.of("data.damaged", self.damaged, rule)
+        if self.damaged is not Damaged.refuse and not rows and self.corpus is not Corpus.text:
+            raise SettingsError.of("data.damaged", self.damaged, f"{rule}, or files of text")
         if self.nulls is not Nulls.refuse and not rows:
             raise SettingsError.of("data.nulls", self.nulls, rule)
         rule = "needs labels: set data.label_column"

@@ -25,9 +25,9 @@ from adloco_dist.data.row_streams import RowStreams
 from adloco_dist.data.special_tokens import end_of
 from adloco_dist.data.splits import Splits
 from adloco_dist.data.streams import StreamDataset
+from adloco_dist.data.text_files import TextFiles
 from adloco_dist.data.token_files import TokenFiles, open_folder, open_plain, split_tail
 from adloco_dist.data.tokens import DocumentTable, TextTable, TokenTable
-from adloco_dist.text import reason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +167,11 @@ def _of_documents(data: DataSettings) -> TextSplits:
         names, notes = files[0].label_names, [note for part in files for note in part.take_notes()]
         source = f"{len(train)} rows of {len(files[0].files)} {files[0].format} file(s)"
     else:
-        train, validation, source = _text_files(data)
+        texts = text_files_of(data)
+        train, validation = map(_contents, texts)
+        notes = [note for part in texts for note in part.take_notes()]
+        kind = "text file(s)" if data.corpus is Corpus.text else "modules of Python's standard library"
+        source = f"{len(train)} {kind}"
     for setting, named, documents in (("train", data.train, train), ("validation", data.validation, validation)):
         if named and not documents:
             raise SettingsError(f"data.{setting}={','.join(named)}: holds no document; name files that are not empty")
@@ -203,36 +207,25 @@ def _read(files: RowFiles) -> list[Document]:
     return [document for document in files.documents() if document.text]
 
 
-def _text_files(data: DataSettings) -> tuple[list[Document], list[Document], str]:
-    """Every file is a document."""
-    if data.corpus is Corpus.python_stdlib:
-        train = _contents("data.corpus", library_sources()[: data.sample])
-        source = f"{len(train)} modules of Python's standard library"
-    else:
-        train = _contents("data.train", expand("data.train", data.train)[: data.sample])
-        source = f"{len(train)} text file(s)"
-    validation = _contents("data.validation", expand("data.validation", data.validation)) if data.validation else []
-    return train, validation, source
-
-
-def _contents(setting: str, paths: Sequence[Path]) -> list[Document]:
-    """The contents of all files that are not empty."""
-    documents = [Document(text) for text in (read_text(setting, path) for path in paths) if text]
-    if not documents:
-        raise SettingsError(f"{setting}={paths[0] if paths else ''}: holds no text; name files that are not empty")
-    return documents
-
-
-def read_text(setting: str, path: Path) -> bytes:
-    """The contents of a text file.
+def text_files_of(data: DataSettings) -> tuple[TextFiles, TextFiles]:
+    """The files of a corpus of text files, for training and validation; the second may be none.
 
     Raises:
-        SettingsError: it cannot be read.
+        SettingsError: there are no such files.
     """
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise SettingsError(f"{setting}={path}: cannot be read ({reason(error)}); name files that can") from error
+    if data.corpus is Corpus.python_stdlib:
+        train = TextFiles.of("data.corpus", library_sources()[: data.sample], data)
+    else:
+        train = TextFiles.of("data.train", expand("data.train", data.train)[: data.sample], data)
+    return train, TextFiles.of("data.validation", expand("data.validation", data.validation), data)
+
+
+def _contents(files: TextFiles) -> list[Document]:
+    documents = list(files.documents())
+    if files.files and not documents:
+        detail = f"{files.setting}={files.files[0]}: holds no text; name files that are not empty"
+        raise SettingsError("; ".join([detail, *files.take_notes()]))
+    return documents
 
 
 def _held_out(documents: Sequence[Document], data: DataSettings) -> tuple[list[Document], list[Document]]:

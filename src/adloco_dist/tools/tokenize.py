@@ -5,6 +5,7 @@ interrupted command resumes where it stopped and the bytes do not depend on how 
 """
 
 import argparse
+import copy
 import json
 import multiprocessing
 import os
@@ -23,14 +24,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from adloco_dist.cluster.signals import begin_in_pool, signals_held
 from adloco_dist.config import OF_ROWS, Corpus, DataSettings, SettingsError, as_tool
 from adloco_dist.config.compose import compose
-from adloco_dist.data.corpora import read_text, row_files_of
+from adloco_dist.data.corpora import row_files_of, text_files_of
 from adloco_dist.data.documents import Document, RowFiles
-from adloco_dist.data.embedded import library_sources
 from adloco_dist.data.encoding import Tokens, load_encoder, train_tokenizer
-from adloco_dist.data.files import expand
 from adloco_dist.data.hub import prefer_cache_without_hub
-from adloco_dist.data.left_out import LeftOut
 from adloco_dist.data.special_tokens import Found
+from adloco_dist.data.text_files import TextFiles
 from adloco_dist.data.token_files import Manifest, TokenFile, max_id
 from adloco_dist.terminal import new_console, reported_wait, show
 from adloco_dist.text import one_line
@@ -90,7 +89,7 @@ def tokenize_corpus(options: argparse.Namespace) -> str:
     prefer_cache_without_hub(data.hub, data.tokenizer)
     with reported_wait(lambda: "looking at the corpus: still at it"):
         splits = _splits(data)
-    splits["train"] = _first(splits["train"], options.files)
+    splits["train"] = replace(splits["train"], files=splits["train"].files[: options.files])
     for folder in (options.out / split for split in splits):
         if folder.exists() and not (folder / PLAN_FILE).exists() and any(folder.iterdir()):
             raise SettingsError(f"OUT={folder}: holds other files; name a new folder")
@@ -104,36 +103,25 @@ def tokenize_corpus(options: argparse.Namespace) -> str:
     return "\n".join([*detail, f"train from it: data=tokens {' '.join(names)}"])
 
 
-ResumePoint = RowFiles | list[Path]
+Source = RowFiles | TextFiles
 
 
-def _splits(data: DataSettings) -> dict[str, ResumePoint]:
-    if data.corpus in OF_ROWS:
-        train, validation = row_files_of(data)
-        return {"train": train, "validation": validation}
-    if data.corpus is Corpus.python_stdlib:
-        return {"train": library_sources()}
-    found: dict[str, ResumePoint] = {"train": expand("data.train", data.train)}
-    if data.validation:
-        found["validation"] = expand("data.validation", data.validation)
-    return found
+def _splits(data: DataSettings) -> dict[str, Source]:
+    train, validation = row_files_of(data) if data.corpus in OF_ROWS else text_files_of(data)
+    return {"train": train, "validation": validation}
 
 
-def _first(source: ResumePoint, num_files: int | None) -> ResumePoint:
-    return replace(source, files=source.files[:num_files]) if isinstance(source, RowFiles) else source[:num_files]
-
-
-def _units(source: ResumePoint, parts: int) -> list[Unit]:
+def _units(source: Source, parts: int) -> list[Unit]:
     if isinstance(source, RowFiles):
         if source.maximum is not None:  # counted over all files
             return [Unit("00000", source.files)] if source.files else []
         pairs = [(file, part) for file in source.files for part in range(parts)]
         return [Unit(f"{number:05}", (file,), part, parts) for number, (file, part) in enumerate(pairs)]
-    groups = [source[start : start + FILES_PER_UNIT] for start in range(0, len(source), FILES_PER_UNIT)]
-    return [Unit(f"{number:05}", tuple(map(str, group))) for number, group in enumerate(groups)]
+    groups = [source.files[start : start + FILES_PER_UNIT] for start in range(0, len(source.files), FILES_PER_UNIT)]
+    return [Unit(f"{number:05}", group) for number, group in enumerate(groups)]
 
 
-def _tokenizer(options: argparse.Namespace, data: DataSettings, source: ResumePoint) -> str | None:
+def _tokenizer(options: argparse.Namespace, data: DataSettings, source: Source) -> str | None:
     """What `data.tokenizer` is to be: one that is trained now, or was when the command first ran."""
     size, folder = options.train_tokenizer, options.out / TOKENIZER
     if size is None:
@@ -143,9 +131,8 @@ def _tokenizer(options: argparse.Namespace, data: DataSettings, source: ResumePo
     if size < 300:
         raise SettingsError.of("--train-tokenizer", size, "must be >= 300: 256 bytes, and what is learnt")
     if not (folder / "tokenizer.json").exists():
-        files = source.files if isinstance(source, RowFiles) else tuple(map(str, source))
-        apart = replace(source, left_out=LeftOut()) if isinstance(source, RowFiles) else source
-        documents = _documents(apart, Unit("", files))  # what they leave out is reported when they are written
+        # A copy: what it leaves out is reported when the files are written.
+        documents = _documents(copy.deepcopy(source), Unit("", source.files))
         texts = (document.text for document in islice(documents, options.tokenizer_documents))
         trained = train_tokenizer(texts, size)
         folder.mkdir(parents=True, exist_ok=True)
@@ -157,19 +144,14 @@ def _tokenizer(options: argparse.Namespace, data: DataSettings, source: ResumePo
     return str(folder)
 
 
-def _documents(source: ResumePoint, unit: Unit) -> Iterator[Document]:
-    if not isinstance(source, RowFiles):
-        for path in unit.files:
-            if text := read_text("data.train", Path(path)):
-                yield Document(text)
-        return
+def _documents(source: Source, unit: Unit) -> Iterator[Document]:
     taken = (document for file in unit.files for document in source.of_file(file))
     limited = islice(taken, source.maximum)
     yield from (document for document in islice(limited, unit.index, None, unit.stride) if document.text)
 
 
 def _tokenize_split(
-    options: argparse.Namespace, data: DataSettings, split: str, source: ResumePoint, units: Sequence[Unit],
+    options: argparse.Namespace, data: DataSettings, split: str, source: Source, units: Sequence[Unit],
     tokenizer: str | None,
 ) -> str:  # fmt: skip
     """Tokenize all units of a split but those that are done already, then write the manifest."""
@@ -213,7 +195,7 @@ def _tokenize_split(
 
 
 def tokenize_unit(
-    folder: Path, unit: Unit, source: ResumePoint, data: DataSettings, shard_tokens: int
+    folder: Path, unit: Unit, source: Source, data: DataSettings, shard_tokens: int
 ) -> tuple[list[TokenFile], list[str], Found]:
     """Write a unit's token files, and last a note of them; what was skipped of damaged files, and found in texts, too.
 
@@ -235,7 +217,7 @@ def tokenize_unit(
     note = folder / f".{unit.name}.draft"
     note.write_text(json.dumps([asdict(file) for file in files]), encoding="utf-8")
     note.rename(_note(folder, unit))
-    return files, source.take_notes() if isinstance(source, RowFiles) else [], encoder.found
+    return files, source.take_notes(), encoder.found
 
 
 def _write(folder: Path, unit: Unit, number: int, tokens: Tokens) -> TokenFile:
