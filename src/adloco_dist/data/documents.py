@@ -15,6 +15,7 @@ from typing import Any
 
 from adloco_dist.config import Damaged, DataSettings, Nulls, SettingsError
 from adloco_dist.data.encoding import Text
+from adloco_dist.data.foreign_tokens import LIST_COLUMNS, column_conversion
 from adloco_dist.data.formats import Damage, Row
 from adloco_dist.data.hub import fetching
 from adloco_dist.data.left_out import LeftOut
@@ -82,7 +83,7 @@ class RowFiles:
             if column is None:
                 yield self._document(file, row)
             elif self.data.nulls is Nulls.refuse:
-                raise SettingsError(f"{self._null(file, row, column)}, or leave such rows out with data.nulls=skip")
+                raise SettingsError(self._null(file, row, column))
             else:
                 self.left_out.add_rows(file, f"where {self._columns[column]} is null", row.number, 1, row.place)
         if row and unseen:
@@ -151,16 +152,21 @@ class RowFiles:
         return value is None or (isinstance(value, float) and isnan(value)) or (self.format == "csv" and value == "")
 
     def _null(self, file: str, row: Row, column: str) -> str:
+        """What is wrong with a row that has no value in a column, and what to do."""
+        skip = "or leave such rows out with data.nulls=skip"
         if column in row.content:
-            return f"{self._columns[column]}: {row.place} of {file} is null; mend it"
+            return f"{self._columns[column]}: {row.place} of {file} is null; mend it, {skip}"
+        ids = next((name for name in LIST_COLUMNS if isinstance(row.content.get(name), list)), None)
+        convert = ids and column_conversion(file, self.format, ids, row.content[ids])
         detail = f"{row.place} of {file} has no such column; it has {_names(row)}"
-        return f"{self._columns[column]}: {detail}; name another"
+        return f"{self._columns[column]}: {detail}; {convert or f'name another, {skip}'}"
 
     def _document(self, file: str, row: Row) -> Document:
         text, place = row.content[self.data.text_column], f"{row.place} of {file}"
         if not isinstance(text, str):
             kind = NAMES.get(type(text), type(text).__name__)
-            raise SettingsError(f"data.text_column={self.data.text_column}: {place} holds {kind}; it must be text")
+            rule = column_conversion(file, self.format, self.data.text_column, text) or "it must be text"
+            raise SettingsError(f"data.text_column={self.data.text_column}: {place} holds {kind}; {rule}")
         if self.data.label_column is None:
             return Document(text, None, file, row.number)
         label = row.content[self.data.label_column]

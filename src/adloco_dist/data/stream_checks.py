@@ -26,7 +26,7 @@ New = Callable[[], Any]
 def check_states(name: str, new: New, copy: Callable[[Any], Any]) -> str | None:
     """Check that a stream continues from its state; what a user should know of it, or None.
 
-    Of one stream three sequences are read, and one of each of three others.
+    Of two streams three sequences are read, and one of each of two others.
 
     Args:
         name: what errors begin with.
@@ -46,9 +46,9 @@ def check_states(name: str, new: New, copy: Callable[[Any], Any]) -> str | None:
     if other is whole:
         rule = "it must make a new one whenever it is called, for several are read side by side"
         raise SettingsError(f"{name} is the same object at every call; {rule}")
-    if next(_digests(other, 0), None) != expected[0]:
+    if [*islice(_digests(other, 0), len(expected))] != expected:
         return (
-            f"{name} begins with another sequence whenever it is made: a resumed run does not repeat "
+            f"{name} begins with other sequences whenever it is made: a resumed run does not repeat "
             "what was read, and parts may overlap; seed whatever it draws or shuffles with"
         )
     for number, sequence in enumerate(expected[1:], 1):  # the second time from the state of what was resumed

@@ -14,6 +14,7 @@ import numpy as np
 
 from adloco_dist.config import SettingsError
 from adloco_dist.data.encoding import Tokens
+from adloco_dist.data.foreign_tokens import conversion
 from adloco_dist.text import reason
 
 MANIFEST_FILE = "manifest.json"
@@ -92,6 +93,7 @@ def read_manifest(setting: str, folder: Path) -> Manifest:
         content = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
         manifest = Manifest(**{**content, "files": [TokenFile(**file) for file in content["files"]]})
     except FileNotFoundError as error:
+        _refuse_foreign(setting, folder)
         rule = f"is a folder without {MANIFEST_FILE}; name files, or a folder that tokenize_corpus.py has finished"
         raise SettingsError(f"{setting}={folder}: {rule}") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -111,14 +113,27 @@ def open_file(setting: str, path: Path) -> Tokens:
     try:
         store = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # numpy's, or of what the file looks like, such as an archive
+        _refuse_foreign(setting, path)
         detail = f"is no .npy file of token ids ({reason(error)})"
         raise SettingsError(f"{setting}={path}: {detail}; write it with numpy.save") from error
     if not isinstance(store, np.ndarray) or store.ndim != 1 or store.dtype.kind != "u":
+        _refuse_foreign(setting, path)
         shape = f"{store.dtype}{list(store.shape)}" if isinstance(store, np.ndarray) else "an archive"
         raise SettingsError(f"{setting}={path}: holds {shape}; must be one dimension of unsigned integers")
     if not len(store):
         raise SettingsError(f"{setting}={path}: holds no tokens; name a file that is not empty")
     return store
+
+
+def _refuse_foreign(setting: str, path: Path) -> None:
+    """
+    Raises:
+        SettingsError: it belongs to another program; the command that converts it is in the message.
+    """
+    if found := conversion(path):
+        kind, command = found
+        where = "" if command.startswith("set ") else "convert it: "
+        raise SettingsError(f"{setting}={path}: is {kind}, not token files of one dimension in .npy; {where}{command}")
 
 
 def open_plain(setting: str, paths: Sequence[Path]) -> TokenFiles:

@@ -115,7 +115,7 @@ def loaded(make: Callable[[int, int], Any]) -> OwnSplits:
         (AtTheEnd, "ends after load_state_dict, so that a resumed run would train on other data"),
         (OnceOnly, "gives a sequence again .* when it is resumed a second time"),
         (Raising, "cannot be resumed .*epoch.*; load_state_dict must take what state_dict returned"),
-        (Shuffled, "begins with another sequence whenever it is made.*; seed whatever it draws or shuffles with"),
+        (Shuffled, "begins with other sequences whenever it is made.*; seed whatever it draws or shuffles with"),
         (lambda index, count: SHARED, "is the same object at every call; it must make a new one"),
     ],
 )
@@ -200,7 +200,7 @@ def test_a_stream_with_a_digest_of_its_own_may_be_another_one_each_time_which_is
             return Shuffled(index, count)
 
     (note,) = loaded(Named()).notes
-    assert "begins with another sequence whenever it is made: a resumed run does not repeat what was read" in note
+    assert "begins with other sequences whenever it is made: a resumed run does not repeat what was read" in note
 
 
 class Counted(Rows):
