@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedTokenizerFast
 
 from adloco_dist.config import OF_ROWS, Corpus, DataSettings, Packing, SettingsError
 from adloco_dist.data.documents import Document, RowFiles, hub_files, local_files
@@ -22,7 +21,6 @@ from adloco_dist.data.indexed import IndexedDataset
 from adloco_dist.data.labels import Labels, find_labels
 from adloco_dist.data.order import by_content
 from adloco_dist.data.row_streams import RowStreams
-from adloco_dist.data.special_tokens import end_of
 from adloco_dist.data.splits import Splits
 from adloco_dist.data.streams import StreamDataset
 from adloco_dist.data.text_files import TextFiles
@@ -103,25 +101,19 @@ def _of_tokens(data: DataSettings) -> TextSplits:
     if max_id >= size:
         detail = f"{data.train[0]} holds id {max_id}; set at least {max_id + 1}"
         raise SettingsError(f"data.vocab_size={size}: {detail}")
-    tokenizer = None
+    vocabulary = Vocabulary(size)
     if known and known.tokenizer and train.folder:
         tokenizer = load_tokenizer("data.train", str(train.folder / known.tokenizer))
+        vocabulary = replace(Vocabulary.of(tokenizer), size=size)
     parts, rest = (train.parts, held_out.parts) if held_out else split_tail(train.parts, data.validation_fraction)
     digest = hashlib.sha256(f"{train.digest}{held_out.digest if held_out else data.validation_fraction}".encode())
     return indexed_splits(
         TokenTable(parts, data.sequence_length),
         TokenTable(rest, data.sequence_length),
-        _vocabulary(size, tokenizer),
+        vocabulary,
         f"{len(train.parts)} token file(s)",
         digest.hexdigest(),
     )
-
-
-def _vocabulary(size: int, tokenizer: PreTrainedTokenizerFast | None) -> Vocabulary:
-    """The vocabulary of token files, which the tokenizer that made them may be smaller than."""
-    if tokenizer is None:
-        return Vocabulary(size)
-    return replace(Vocabulary.of(tokenizer, end_of(tokenizer)), size=size)
 
 
 def _open_tokens(setting: str, names: Sequence[str]) -> TokenFiles:

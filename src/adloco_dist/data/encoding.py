@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from adloco_dist.config import DataSettings, SettingsError
 from adloco_dist.data.hub import fetching
-from adloco_dist.data.special_tokens import Found, SpecialTokens, vocabulary_size
+from adloco_dist.data.special_tokens import Found, SpecialTokens, end_of, vocabulary_size
 from adloco_dist.text import reason
 
 END_OF_TEXT = 256
@@ -38,10 +38,11 @@ class Vocabulary:
     """What ends a document; None: nothing does, or it is unknown."""
 
     @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerFast, end: int | None) -> "Vocabulary":
-        """The vocabulary of a tokenizer; `end` fills up sequences where it has no padding token."""
-        pad = tokenizer.pad_token_id
-        return cls(vocabulary_size(tokenizer), pad if isinstance(pad, int) else end or 0, tokenizer, end)
+    def of(cls, tokenizer: PreTrainedTokenizerFast) -> "Vocabulary":
+        """The vocabulary of a tokenizer; its end token fills up sequences where it has no padding token."""
+        backend = tokenizer.backend_tokenizer
+        end, pad = end_of(backend, _one(tokenizer.eos_token_id)), _one(tokenizer.pad_token_id)
+        return cls(vocabulary_size(backend), pad if pad is not None else end or 0, tokenizer, end)
 
 
 class Encoder(Protocol):
@@ -104,14 +105,18 @@ class TokenizerEncoder:
             name: a directory, a tokenizer.json, or a model of the hub.
         """
         tokenizer = load_tokenizer("data.tokenizer", name)
-        self._name, self._special = name, SpecialTokens(name, tokenizer)
+        special = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self._name, self._special = name, SpecialTokens(
+            name, tokenizer.backend_tokenizer, _one(tokenizer.eos_token_id), _one(tokenizer.unk_token_id),
+            special.union(tokenizer.all_special_ids),
+        )  # fmt: skip
         self._backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # the user's keeps its own settings
         self._backend.no_padding()
         self._maximum: int | None = None
         self._backend.no_truncation()
         # One thread: the ranks of a node share its cores, and training has them.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        self.vocabulary = Vocabulary.of(tokenizer, self._special.end)
+        self.vocabulary = Vocabulary.of(tokenizer)
         self.digest = hashlib.sha256(self._backend.to_str().encode()).hexdigest()
         self._dtype = np.uint16 if self.vocabulary.size <= 1 << 16 else np.uint32
 
@@ -134,6 +139,11 @@ class TokenizerEncoder:
 
     def take_notes(self) -> list[str]:
         return self._special.take_notes()
+
+
+def _one(id_: int | list[int] | None) -> int | None:
+    """The id of a special token; transformers' types allow several."""
+    return id_ if isinstance(id_, int) else None
 
 
 def load_tokenizer(setting: str, name: str) -> PreTrainedTokenizerFast:

@@ -1,11 +1,11 @@
 """What a tokenizer does beside encoding text: ends, templates, control tokens that a text spells out, unknown ones."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from adloco_dist.text import one_line
 
@@ -39,20 +39,21 @@ class SpecialTokens:
         found: what was found so far.
     """
 
-    def __init__(self, name: str, tokenizer: PreTrainedTokenizerFast) -> None:
+    def __init__(
+        self, name: str, backend: Tokenizer, end: int | None, unknown: int | None, special: Iterable[int]
+    ) -> None:
         """
         Args:
             name: of the tokenizer, for notes.
+            end: its end token.
+            unknown: its unknown token.
+            special: ids of all its special tokens.
         """
-        self._name, self._tokenizer = name, tokenizer
-        self._prefix, self._suffix = template_of(tokenizer.backend_tokenizer)
-        self.end = end_of(tokenizer)
-        unknown = tokenizer.unk_token_id
-        self._unknown = unknown if isinstance(unknown, int) else None
-        special = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
-        special = {*special, *tokenizer.all_special_ids} - {self._unknown}
-        self._is_special = np.zeros(vocabulary_size(tokenizer), dtype=bool)
-        self._is_special[[id_ for id_ in special if id_ < len(self._is_special)]] = True
+        self._name, self._backend, self._unknown = name, backend, unknown
+        self._prefix, self._suffix = template_of(backend)
+        self.end = end_of(backend, end)
+        self._is_special = np.zeros(vocabulary_size(backend), dtype=bool)
+        self._is_special[[id_ for id_ in special if id_ != unknown]] = True
         self.found = Found()
         self._reported = Found()
         self._notes = self._of_tokenizer()
@@ -82,8 +83,8 @@ class SpecialTokens:
         count, found = self.found.spelled.total(), self.found
         if count and count >= GROWTH * self._reported.spelled.total():
             self._reported.spelled = found.spelled.copy()
-            names = [self._tokenizer.convert_ids_to_tokens(id_) for id_, _ in found.spelled.most_common(SHOWN)]
-            detail = f"texts spell out {count:,} of its special tokens ({', '.join(map(str, names))})"
+            names = [self._backend.id_to_token(id_) for id_, _ in found.spelled.most_common(SHOWN)]
+            detail = f"texts spell out {count:,} of its special tokens ({', '.join(names)})"
             rule = (
                 "each became that control token, as a template's own would; where it is only text, spell it otherwise"
             )
@@ -91,7 +92,8 @@ class SpecialTokens:
         if found.unknown and found.unknown >= GROWTH * self._reported.unknown:
             self._reported.unknown = found.unknown
             detail = f"{found.unknown:,} of {found.tokens:,} tokens are its unknown token"
-            notes.append(f"{detail} {self._tokenizer.unk_token}: what they stood for is lost to the model")
+            name = self._backend.id_to_token(self._unknown) if self._unknown is not None else ""
+            notes.append(f"{detail} {name}: what they stood for is lost to the model")
         return [one_line(f"data.tokenizer={self._name}: {note}") for note in notes]
 
     def _count(self, ids: list[int]) -> None:
@@ -107,7 +109,7 @@ class SpecialTokens:
 
     def _of_tokenizer(self) -> list[str]:
         """What there is to say of the tokenizer itself."""
-        notes, num_tokens, size = [], len(self._tokenizer), len(self._is_special)
+        notes, num_tokens, size = [], self._backend.get_vocab_size(), len(self._is_special)
         if self.end is None:
             detail = "has no end token: nothing marks where a document ends, and generated text does not end by itself"
             where = "the folder of this tokenizer.json" if self._name.endswith(".json") else "one"
@@ -115,22 +117,21 @@ class SpecialTokens:
         if size > num_tokens:
             detail = f"has ids up to {size - 1:,} for {num_tokens:,} tokens"
             notes.append(f"{detail}: the model has {size:,} ids, {size - num_tokens:,} of which nothing is trained for")
-        if _loses_characters(self._tokenizer.backend_tokenizer):
+        if _loses_characters(self._backend):
             detail = "has no unknown token, and not every byte in its vocabulary"
             notes.append(f"{detail}: characters that it does not know are left out of the text")
         return notes
 
 
-def vocabulary_size(tokenizer: PreTrainedTokenizerFast) -> int:
+def vocabulary_size(backend: Tokenizer) -> int:
     """Largest id + 1: ids may have gaps."""
-    return max(tokenizer.get_vocab().values(), default=0) + 1
+    return max(backend.get_vocab().values(), default=0) + 1
 
 
-def end_of(tokenizer: PreTrainedTokenizerFast) -> int | None:
+def end_of(backend: Tokenizer, end: int | None) -> int | None:
     """What ends a document: the last token of the template, where it puts one there, or the end token."""
-    _, suffix = template_of(tokenizer.backend_tokenizer)
-    end = tokenizer.eos_token_id
-    return suffix[-1] if suffix else end if isinstance(end, int) else None
+    _, suffix = template_of(backend)
+    return suffix[-1] if suffix else end
 
 
 def template_of(backend: Tokenizer) -> tuple[list[int], list[int]]:

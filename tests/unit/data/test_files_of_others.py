@@ -125,6 +125,16 @@ def test_text_is_no_token_file(name: str, expected: str, tmp_path: Path) -> None
         loaded("data=tokens", f"data.train=[{tmp_path / name}]")
 
 
+@pytest.mark.parametrize(("encoding", "read"), [("bytes", "np.frombuffer(row["), ("ndarray:uint16", "[row[")])
+def test_the_shards_of_mosaic_are_named(encoding: str, read: str, tmp_path: Path) -> None:
+    """Only what the message says: the command needs their library."""
+    shard = {"format": "mds", "column_names": ["tokens"], "column_encodings": [encoding]}
+    (tmp_path / "index.json").write_text(json.dumps({"version": 2, "shards": [shard]}))
+    with pytest.raises(SettingsError, match="is MosaicML's MDS with a column tokens") as refused:
+        loaded("data=tokens", f"data.train=[{tmp_path}]")
+    assert "streaming.LocalDataset(" in str(refused.value) and read in str(refused.value)
+
+
 def test_an_archive_of_texts_becomes_rows(tmp_path: Path) -> None:
     path = tmp_path / "x.tar"
     write_tar(path, {"0.txt": "naïve".encode(), "0.json": b"{}", "1.txt": b"two\nlines"})

@@ -18,7 +18,6 @@ from transformers import (
 
 from adloco_dist.config.compose import compose
 from adloco_dist.data.encoding import Vocabulary, byte_tokenizer, load_encoder, train_tokenizer
-from adloco_dist.data.special_tokens import end_of
 from adloco_dist.objective.language import LanguageObjective
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.run.model import save_model
@@ -27,13 +26,11 @@ from helpers.tokenizers import TEXT, of_bytes, templated, written
 pytestmark = pytest.mark.stranger
 CPU = torch.device("cpu")
 ENDED = {"bos_token": "<s>", "eos_token": "</s>"}
-BERT_LIKE = {"bos_token": None, "cls_token": "<s>", "sep_token": "</s>"}
 
 
 def found(make: Callable[[], Any], **special: Any) -> Callable[[Path], Vocabulary]:
     def load(folder: Path) -> Vocabulary:
-        tokenizer = AutoTokenizer.from_pretrained(written(folder / "found", make(), **special))
-        return Vocabulary.of(tokenizer, end_of(tokenizer))
+        return Vocabulary.of(AutoTokenizer.from_pretrained(written(folder / "found", make(), **special)))
 
     return load
 
@@ -43,8 +40,7 @@ def of_bytes_alone(folder: Path) -> Vocabulary:
 
 
 def trained(folder: Path) -> Vocabulary:
-    tokenizer = train_tokenizer([TEXT] * 20, 300)
-    return Vocabulary.of(tokenizer, tokenizer.eos_token_id)
+    return Vocabulary.of(train_tokenizer([TEXT] * 20, 300))
 
 
 VOCABULARIES: dict[str, Callable[[Path], Vocabulary]] = {
