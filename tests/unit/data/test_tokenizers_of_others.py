@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ class Case:
     notes: tuple[str, ...] = ()
 
 
-def word(text: str) -> int:
+def word(text: LiteralString) -> int:
     """Its id in `of_words`."""
     return 1 + WORDS.index(text)
 

@@ -119,7 +119,8 @@ def test_tied_embeddings_are_stored_once(model: str, is_tied: bool, tmp_path: Pa
         embeddings = [name for name in file.keys() if tuple(file.get_slice(name).get_shape())[:1] == (257,)]  # noqa: SIM118
         matrices = [name for name in embeddings if len(file.get_slice(name).get_shape()) == 2]
     assert len(matrices) == (1 if is_tied else 2)
-    loaded, detail = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True)
+    found: Any = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True)
+    loaded, detail = found
     assert not any(detail["missing_keys"]) and not any(detail["unexpected_keys"])
     inputs, outputs = loaded.get_input_embeddings(), loaded.get_output_embeddings()
     assert (inputs.weight is outputs.weight) == is_tied
