@@ -141,7 +141,7 @@ class TokenizerEncoder:
         return self._special.take_notes()
 
 
-def _one(id_: int | list[int] | None) -> int | None:
+def _one(id_: object) -> int | None:
     """The id of a special token; transformers' types allow several."""
     return id_ if isinstance(id_, int) else None
 

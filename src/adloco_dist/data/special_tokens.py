@@ -83,7 +83,7 @@ class SpecialTokens:
         count, found = self.found.spelled.total(), self.found
         if count and count >= GROWTH * self._reported.spelled.total():
             self._reported.spelled = found.spelled.copy()
-            names = [self._backend.id_to_token(id_) for id_, _ in found.spelled.most_common(SHOWN)]
+            names = [str(self._backend.id_to_token(id_)) for id_, _ in found.spelled.most_common(SHOWN)]
             detail = f"texts spell out {count:,} of its special tokens ({', '.join(names)})"
             rule = (
                 "each became that control token, as a template's own would; where it is only text, spell it otherwise"

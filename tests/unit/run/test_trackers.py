@@ -120,10 +120,10 @@ def test_what_weights_and_biases_would_refuse_is_refused_before_training(overrid
 def test_runs_of_a_sweep_share_a_group() -> None:
     points, _ = expand(["seed=1,2", "hydra.sweep.dir=some/grid"])
     for point in points:
-        assert compose(point.arguments([])).tracking.group == "grid"
+        assert compose(point.arguments([], is_tracked=True)).tracking.group == "grid"
     points, _ = expand(["seed=1,2", "tracking.group=mine"])
-    assert [compose(point.arguments([])).tracking.group for point in points] == ["mine", "mine"]
+    assert [compose(point.arguments([], is_tracked=True)).tracking.group for point in points] == ["mine", "mine"]
     points, _ = expand(["tracking.name=a,b"])
-    assert [compose(point.arguments([])).tracking.name for point in points] == ["a", "b"]
+    assert [compose(point.arguments([], is_tracked=True)).tracking.name for point in points] == ["a", "b"]
     with pytest.raises(SettingsError, match=r"^tracking.name=a: all runs of the sweep would have this name"):
         expand(["seed=1,2", "tracking.name=a"])
