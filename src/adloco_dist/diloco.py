@@ -106,7 +106,7 @@ class DiLoCo:
         ranks = shared.ranks if shared else ()
         check_data_parallel(model, ranks)
         shards = self._parameters.shards(ranks, timeout_seconds)
-        self._connection = Connection(shared, shards.met, timeout_seconds)
+        self._connection = Connection(shared, shards.met, timeout_seconds, streaming.delay_updates > 0)
         averager = averager or FullPrecision(self._parameters.dtype)
         refuse(outer, averager, is_sharded=bool(shards.ranks))
         fragments = self._parameters.fragments(streaming.fragments)

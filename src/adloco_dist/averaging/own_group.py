@@ -23,11 +23,13 @@ class OwnGroup(Group):
     use its groups at any time, so a thread that averages while the loop goes on has to have a group of its own.
     """
 
-    def __init__(self, shared: Group, timeout_seconds: float) -> None:
+    def __init__(self, shared: Group, timeout_seconds: float, is_delayed: bool) -> None:
         """Connect the ranks. Collective over them.
 
         Args:
             shared: the user's group, which is used for this alone.
+            is_delayed: whether collectives are issued by a thread while the loop goes on. NCCL wants those of all its
+                groups in one order on all ranks, which the loop's and the thread's have not: then it is gloo.
             timeout_seconds: timeout of one collective, whatever that of the user's group is.
 
         Raises:
@@ -37,11 +39,12 @@ class OwnGroup(Group):
         # that have formed different numbers of them would wait for each other for ever.
         ((number,), *_) = shared.exchange([secrets.randbits(62)])
         places = {rank: place for place, rank in enumerate(shared.ranks)}
+        is_gloo = is_delayed and shared.device.type == "cuda"
         process_group, self._store = distributed_c10d._new_process_group_helper(
             len(places),
             shared.index,
             list(shared.ranks),
-            dist.get_backend(shared.process_group),
+            "gloo" if is_gloo else dist.get_backend(shared.process_group),
             distributed_c10d._get_default_store(),
             distributed_c10d.GroupName(f"adloco_dist {number:x}"),
             # Where torch watches over collectives itself (NCCL), it ends the process: the wait here ends first.
@@ -87,19 +90,20 @@ class Connection:
         group: the own one; None while it is not connected.
     """
 
-    def __init__(self, shared: Group | None, met: Sequence[int], timeout_seconds: float) -> None:
+    def __init__(self, shared: Group | None, met: Sequence[int], timeout_seconds: float, is_delayed: bool) -> None:
         """
         Args:
             met: the ranks that may be gone or late; none: this rank is alone.
             timeout_seconds: timeout of one collective.
+            is_delayed: whether averages travel while the loop goes on.
         """
-        self.shared, self._met, self._timeout_seconds = shared, met, timeout_seconds
+        self.shared, self._met, self._timeout_seconds, self._is_delayed = shared, met, timeout_seconds, is_delayed
         self.group: OwnGroup | None = None
 
     def connect(self) -> OwnGroup | None:
         """The own group, which is formed if there is none yet. Collective."""
         if self.shared is not None and self.group is None:
-            self.group = OwnGroup(self.shared, self._timeout_seconds)
+            self.group = OwnGroup(self.shared, self._timeout_seconds, self._is_delayed)
         return self.group
 
     def leave(self, where: str | None, error: BaseException | None) -> None:
