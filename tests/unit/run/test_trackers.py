@@ -121,6 +121,10 @@ def test_runs_of_a_sweep_share_a_group() -> None:
     points, _ = expand(["seed=1,2", "hydra.sweep.dir=some/grid"])
     for point in points:
         assert compose(point.arguments([], is_tracked=True)).tracking.group == "grid"
+        untracked = point.arguments([], is_tracked=False)
+        assert not [argument for argument in untracked if argument.startswith("tracking.")], (
+            "it would be read by nobody"
+        )
     points, _ = expand(["seed=1,2", "tracking.group=mine"])
     assert [compose(point.arguments([], is_tracked=True)).tracking.group for point in points] == ["mine", "mine"]
     points, _ = expand(["tracking.name=a,b"])
