@@ -17,7 +17,7 @@ from adloco_dist.config import SettingsError
 from adloco_dist.config.compose import compose
 from adloco_dist.data.corpora import load_corpus, text_files_of
 from adloco_dist.tools.tokenize import Unit, tokenize_unit
-from helpers.tokenizers import TEXT, of_bytes, written
+from helpers.found_tokenizers import TEXT, of_bytes, written
 
 pytestmark = pytest.mark.stranger
 ODD: dict[str, tuple[bytes, str]] = {

@@ -19,7 +19,7 @@ from adloco_dist.data.row_streams import BLOCK_SEQUENCES
 from adloco_dist.data.tokens import TokenTable
 from adloco_dist.objective.language import LanguageObjective
 from adloco_dist.tools.tokenize import Unit, tokenize_unit
-from helpers.tokenizers import TEXT, WORDS, of_bytes, of_letters, of_words, templated, written
+from helpers.found_tokenizers import TEXT, WORDS, of_bytes, of_letters, of_words, templated, written
 
 pytestmark = pytest.mark.stranger
 

@@ -21,7 +21,7 @@ from adloco_dist.data.encoding import Vocabulary, byte_tokenizer, load_encoder, 
 from adloco_dist.objective.language import LanguageObjective
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.run.model import save_model
-from helpers.tokenizers import TEXT, of_bytes, templated, written
+from helpers.found_tokenizers import TEXT, of_bytes, templated, written
 
 pytestmark = pytest.mark.stranger
 CPU = torch.device("cpu")
