@@ -84,7 +84,7 @@ class DiLoCo:
             updates_per_round: H, the updates between two outer steps.
             outer: the optimizer of the anchor.
             group: the ranks, each of which has one worker, or the same part of one; None: the default process group.
-                They are connected once more for averages, which meet nothing of the loop then.
+                Averages have connections of their own.
             averager: how pseudo-gradients travel; None: in full precision.
             streaming: how averages are spread over a round, and hidden behind updates.
             timeout_seconds: how long a rank waits for the others, whose rounds may take longer than its own.
@@ -147,8 +147,8 @@ class DiLoCo:
     def leave(self, error: BaseException | None = None) -> None:
         """End averaging on this rank, as the end of the block does; the next outer step connects the ranks again.
 
-        Waits for an average that is under way, unless there is an error. Ranks that wait for this one, or will, raise
-        PeerLostError, and say that it has left.
+        Waits for an average that is under way. Where there is an error it does without it: `outer_weights` then has the
+        average before it. Ranks that wait for this one, or will, raise PeerLostError, and say that it has left.
 
         Args:
             error: because of which it ends.
@@ -160,6 +160,7 @@ class DiLoCo:
             remedy = "to average them, call outer_step() on all ranks at the end of the loop"
             log.warning(f"{count} are in this rank's model alone; {remedy}")
         are_lost = self._has_failed and isinstance(error, PeerLostError)
+        self._has_failed |= self._worker.abandon()  # of an error: else it has arrived
         self._connection.leave(None if are_lost else f"after {self.updates} updates of round {self.round + 1}", error)
         self._worker.group = None
 
@@ -231,8 +232,9 @@ class DiLoCo:
         What is the same on all ranks has the same name on all; what is not, and each part of a sharded model, has a
         name of its own, so that torch.distributed.checkpoint keeps all of it.
 
-        Waits for an average that is under way.
+        Waits for an average that is under way. A RuntimeError: an outer step has failed before, or was left to travel.
         """
+        self._refuse_after_failure()
         self._settle()
         return {
             **self._worker.tensors(self._name),
@@ -280,14 +282,17 @@ class DiLoCo:
     @contextmanager
     def _attempt(self) -> Iterator[None]:
         """Refuse to go on after a failure in such a block, of which ranks may have done different parts."""
-        if self._has_failed:
-            raise RuntimeError(f"an outer step has failed before; {RESTART}")
+        self._refuse_after_failure()
         self._has_failed = True  # until it has not
         self._parameters.check()
         with self._contact():
             self._worker.group = self._connection.connect()
             yield
         self._has_failed = False
+
+    def _refuse_after_failure(self) -> None:
+        if self._has_failed:
+            raise RuntimeError(f"an outer step has failed before; {RESTART}")
 
     def _contact(self) -> AbstractContextManager[None]:
         return self._connection.contact(f"outer step {self._worker.steps + 1}")

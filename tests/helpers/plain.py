@@ -7,13 +7,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from adloco_dist import OuterSGD, Streaming
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.testing.processes import run_ranks
 
 WIDTH = 8
+PLAIN = OuterSGD(lr=1.0, momentum=0.0, nesterov=False)
+STREAMING = {
+    "plain": Streaming(),
+    "delayed": Streaming(delay_updates=2),
+    "in fragments": Streaming(fragments=2),
+    "in fragments, delayed": Streaming(fragments=2, delay_updates=1),
+}
 Optimizers = Callable[[nn.Module], Sequence[torch.optim.Optimizer]]
 TakeUpdate = Callable[[nn.Module, Sequence[torch.optim.Optimizer], int, int], None]
 
@@ -127,3 +136,15 @@ def logged() -> list[str]:
     handler.emit = lambda record: lines.append(record.getMessage())
     logging.getLogger("adloco_dist.diloco").addHandler(handler)
     return lines
+
+
+def values(module: nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+
+
+def same_on_all_ranks(module: nn.Module) -> bool:
+    lowest = values(module)
+    dist.broadcast(lowest, 0)
+    is_same = torch.tensor(int(torch.equal(lowest, values(module))))
+    dist.all_reduce(is_same, dist.ReduceOp.MIN)
+    return bool(is_same)

@@ -10,24 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from adloco_dist import OuterSGD, Streaming
+from adloco_dist import OuterSGD
 from adloco_dist.cluster.runtime import Runtime
-from helpers.plain import on_ranks
+from helpers.plain import STREAMING, on_ranks, values
 from helpers.trainers import Model, new_trainer
 
 pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate")
 pytestmark = pytest.mark.stranger
-
-STREAMING = {
-    "plain": Streaming(),
-    "delayed": Streaming(delay_updates=2),
-    "in fragments": Streaming(fragments=2),
-    "in fragments, delayed": Streaming(fragments=2, delay_updates=1),
-}
-
-
-def values(module: nn.Module) -> torch.Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
 
 
 def train(runtime: Runtime, folder: str, streaming: str, num_updates: int) -> dict[str, Any]:

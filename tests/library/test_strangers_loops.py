@@ -5,36 +5,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from adloco_dist import DiLoCo, NoiseScale, OuterSGD, PeerLostError, Streaming
+from adloco_dist import DiLoCo, NoiseScale
 from adloco_dist.averaging.codecs import WholeNumbers
-from adloco_dist.averaging.group import Group
 from adloco_dist.averaging.quantized import Quantized
-from adloco_dist.averaging.sparse import Sparse
 from adloco_dist.cluster.runtime import Runtime
-from helpers.plain import Tied, adamw, batch, logged, loss, on_ranks, sgd, update
+from helpers.plain import STREAMING, Tied, adamw, batch, loss, on_ranks, same_on_all_ranks, sgd, update, values
 
 pytestmark = pytest.mark.stranger
-PLAIN = OuterSGD(lr=1.0, momentum=0.0, nesterov=False)
-STREAMING = {
-    "plain": Streaming(),
-    "delayed": Streaming(delay_updates=2),
-    "in fragments": Streaming(fragments=2),
-    "in fragments, delayed": Streaming(fragments=2, delay_updates=1),
-}
-
-
-def values(module: nn.Module) -> torch.Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
-
-
-def same_on_all_ranks(module: nn.Module) -> bool:
-    lowest = values(module)
-    dist.broadcast(lowest, 0)
-    is_same = torch.tensor(int(torch.equal(lowest, values(module))))
-    dist.all_reduce(is_same, dist.ReduceOp.MIN)
-    return bool(is_same)
 
 
 # The loop's own collectives, beside averages that travel.
@@ -169,130 +147,3 @@ def train_with_uneven_groups(runtime: Runtime) -> bool:
 
 def test_ranks_may_have_formed_different_numbers_of_groups() -> None:
     assert on_ranks(train_with_uneven_groups, 3) == [True] * 3
-
-
-# What the model holds at the end, and that nothing travels any more.
-
-
-def end(runtime: Runtime, streaming: str, how: str) -> dict[str, Any]:
-    module = Tied()
-    optimizers = sgd(module)
-    diloco = DiLoCo(module, optimizers, 4, streaming=STREAMING[streaming], outer=PLAIN, timeout_seconds=30)
-
-    messages = logged()
-    with diloco:
-        for number in range(8):
-            update(module, optimizers, batch(runtime.rank, number))
-        if how == "outer step":
-            diloco.outer_step()
-    if how == "outer step afterwards":
-        diloco.outer_step()
-    with diloco.outer_weights():
-        anchor, anchor_is_same = values(module), same_on_all_ranks(module)
-    return {
-        "said": bool(messages),
-        "same": same_on_all_ranks(module),
-        "is anchor": torch.equal(anchor, values(module)),
-        "holds anchor": diloco.holds_anchor,
-        "anchor is same": anchor_is_same,
-    }
-
-
-@pytest.mark.parametrize("streaming", STREAMING)
-@pytest.mark.parametrize("how", ["", "outer step", "outer step afterwards"])
-def test_at_the_end_it_is_known_and_said_what_the_model_holds(streaming: str, how: str) -> None:
-    is_averaged = streaming == "plain" or bool(how)
-    for found in on_ranks(end, 2, streaming, how):
-        assert found["anchor is same"]
-        assert found["same"] == found["is anchor"] == found["holds anchor"] == is_averaged
-        assert found["said"] == (streaming != "plain" and how != "outer step")
-
-
-def raise_in_the_middle(runtime: Runtime, streaming: str) -> str:
-    """Rank 1 raises; rank 0 goes on, and must not wait for the timeout."""
-    module = Tied()
-    optimizers = sgd(module)
-    try:
-        with DiLoCo(module, optimizers, 4, streaming=STREAMING[streaming], timeout_seconds=600):
-            for number in range(16):
-                if runtime.rank == 1 and number == 6:
-                    raise FileNotFoundError("its data")
-                update(module, optimizers, batch(runtime.rank, number))
-    except FileNotFoundError as error:
-        return str(error)
-    except PeerLostError as error:
-        return str(error)
-    return "trained"
-
-
-@pytest.mark.parametrize("streaming", STREAMING)
-def test_a_rank_that_leaves_by_an_exception_is_named_by_the_others(streaming: str) -> None:
-    other, own = on_ranks(raise_in_the_middle, 2, streaming)
-    assert own == "its data"
-    assert "rank 1 has left its loop after 2 updates of round 2 (FileNotFoundError: its data)" in other
-
-
-def run_out_of_data(runtime: Runtime, num_batches: int) -> str:
-    module = Tied()
-    optimizers = sgd(module)
-    try:
-        with DiLoCo(module, optimizers, 4, timeout_seconds=600):
-            for number in range(num_batches if runtime.rank == 1 else 20):
-                update(module, optimizers, batch(runtime.rank, number))
-    except PeerLostError as error:
-        return str(error)
-    return "trained"
-
-
-@pytest.mark.parametrize(("num_batches", "where"), [(9, "1 updates of round 3"), (12, "0 updates of round 4")])
-def test_a_rank_that_has_fewer_batches_is_named_by_the_others(num_batches: int, where: str) -> None:
-    other, own = on_ranks(run_out_of_data, 2, num_batches)
-    assert own == "trained"
-    assert f"rank 1 has left its loop after {where}, and all ranks have to take the same number of updates" in other
-
-
-def skip_batches(runtime: Runtime, error: type[Exception]) -> str:
-    """Rank 1 skips a batch that does not fit, as many loops do, and so takes an update less."""
-    module = Tied()
-    optimizers = sgd(module)
-    try:
-        with DiLoCo(module, optimizers, 4, timeout_seconds=600):
-            for number in range(8):
-                try:
-                    if runtime.rank == 1 and number == 2:
-                        raise error("of this batch")
-                    update(module, optimizers, batch(runtime.rank, number))
-                except error:
-                    continue
-    except PeerLostError as lost:
-        return str(lost)
-    return "trained"
-
-
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError, ValueError])
-def test_a_rank_that_skips_a_batch_is_named_by_the_others(error: type[Exception]) -> None:
-    other, own = on_ranks(skip_batches, 2, error)
-    assert own == "trained"
-    assert "rank 1 has left its loop after 3 updates of round 2" in other
-
-
-class Broken(Sparse):
-    """An averager with an error of its own."""
-
-    def all_reduce(
-        self, payload: torch.Tensor, num_exact: int, group: Group, residual: torch.Tensor | None
-    ) -> torch.Tensor:
-        return payload.view(2, 0)
-
-
-def average_with_an_error(runtime: Runtime) -> str:
-    module = Tied()
-    diloco = DiLoCo(module, sgd(module), 4, averager=Broken(), outer=PLAIN)
-    with diloco, pytest.raises(RuntimeError) as raised:
-        diloco.outer_step()
-    return f"{type(raised.value).__name__}: {raised.value}"
-
-
-def test_a_rank_does_not_call_its_own_error_anothers_death() -> None:
-    for line in on_ranks(average_with_an_error, 2):
-        assert line.startswith("RuntimeError: shape '[2, 0]' is invalid"), line

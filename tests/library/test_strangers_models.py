@@ -8,12 +8,11 @@ import torch
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
-from adloco_dist import DiLoCo, OuterSGD, Streaming
+from adloco_dist import DiLoCo, Streaming
 from adloco_dist.cluster.runtime import Runtime
-from helpers.plain import Normed, adamw, batch, logged, on_ranks, update
+from helpers.plain import PLAIN, Normed, adamw, batch, logged, on_ranks, update
 
 pytestmark = pytest.mark.stranger
-PLAIN = OuterSGD(lr=1.0, momentum=0.0, nesterov=False)
 
 
 def made_of_two(requires_grad: bool, second: float = 1.0) -> nn.Module:

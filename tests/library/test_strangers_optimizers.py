@@ -8,12 +8,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from adloco_dist import DiLoCo, OuterSGD, Streaming
+from adloco_dist import DiLoCo, Streaming
 from adloco_dist.cluster.runtime import Runtime
-from helpers.plain import Normed, Tied, adamw, batch, logged, loss, on_ranks, sgd, update
+from helpers.plain import PLAIN, Normed, Tied, adamw, batch, logged, loss, on_ranks, sgd, update
 
 pytestmark = pytest.mark.stranger
-PLAIN = OuterSGD(lr=1.0, momentum=0.0, nesterov=False)
 
 
 # Optimizers that keep copies of the parameters.

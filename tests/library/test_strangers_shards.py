@@ -9,14 +9,14 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from adloco_dist import DiLoCo, OuterSGD, Streaming
+from adloco_dist import DiLoCo, Streaming
 from adloco_dist.averaging.averager import Averager
 from adloco_dist.averaging.codecs import BFloat16, WholeNumbers
 from adloco_dist.averaging.quantized import Quantized
 from adloco_dist.averaging.shards import local
 from adloco_dist.averaging.sparse import Sparse
 from adloco_dist.cluster.runtime import Runtime
-from helpers.plain import on_ranks
+from helpers.plain import PLAIN, on_ranks
 
 pytestmark = pytest.mark.stranger
 WIRES: dict[str, Averager | None] = {
@@ -27,7 +27,6 @@ WIRES: dict[str, Averager | None] = {
     "int4 with feedback": Quantized(WholeNumbers(4), keeps_residual=True),
     "sparse": Sparse(),
 }
-PLAIN = OuterSGD(lr=1.0, momentum=0.0, nesterov=False)
 STREAMING = {"plain": Streaming(), "in fragments, delayed": Streaming(fragments=2, delay_updates=1)}
 
 

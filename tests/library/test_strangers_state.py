@@ -15,11 +15,10 @@ from adloco_dist.averaging.codecs import WholeNumbers
 from adloco_dist.averaging.quantized import Quantized
 from adloco_dist.averaging.sparse import Sparse
 from adloco_dist.cluster.runtime import Runtime
-from helpers.plain import Normed, adamw, batch, logged, on_ranks, update
+from helpers.plain import PLAIN, Normed, adamw, batch, logged, on_ranks, update
 
 pytestmark = pytest.mark.stranger
 UPDATES, LAST = 4, 14
-PLAIN = OuterSGD(lr=1.0, momentum=0.0, nesterov=False)
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
     "delayed": {"streaming": Streaming(delay_updates=2)},

@@ -8,12 +8,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from adloco_dist import DiLoCo, OuterSGD
+from adloco_dist import DiLoCo
 from adloco_dist.cluster.runtime import Runtime
-from helpers.plain import on_ranks
+from helpers.plain import PLAIN, on_ranks
 
 pytestmark = pytest.mark.stranger
-PLAIN = OuterSGD(lr=1.0, momentum=0.0, nesterov=False)
 
 
 def two_layers(fused: bool = False) -> tuple[nn.ModuleDict, list[Optimizer]]:

@@ -170,6 +170,11 @@ class AnchoredWorker:
         times = (average.seconds, average.waited_seconds) if isinstance(average, Background) else (0.0, 0.0)
         return OuterStepReport(num_finite, norm, under_way.bytes_sent, *times)
 
+    def abandon(self) -> bool:
+        """Do without what is under way; whether anything was."""
+        under_way, self._under_way = self._under_way, None
+        return under_way is not None
+
     def step(self, indices: Iterable[int] | None = None) -> OuterStepReport:
         """Take the outer steps of fragments, or of all, and wait for each of them. Collective."""
         reports = []
