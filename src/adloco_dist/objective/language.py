@@ -100,14 +100,16 @@ class LanguageObjective:
         assert isinstance(module, PreTrainedModel)
         self._fit_to_tokenizer(module)
         # save_pretrained removes duplicates of tied tensors by storage; parameters that are views of one flat vector
-        # would look tied, so it gets tensors of their own, and of tied ones the source alone.
-        state = {
-            name: tensor.clone()
-            for name, tensor in module.state_dict().items()
-            if name not in module.all_tied_weights_keys
-        }
+        # would look tied, so it gets tensors of their own.
+        state = {name: tensor.clone() for name, tensor in self.saved_tensors(module).items()}
         module.save_pretrained(directory, state_dict=state)
         self._save_tokenizer(module, directory)
+
+    def saved_tensors(self, module: nn.Module) -> dict[str, torch.Tensor]:
+        """The module's tensors, of tied ones the source alone."""
+        assert isinstance(module, PreTrainedModel)
+        tied = module.all_tied_weights_keys
+        return {name: tensor for name, tensor in module.state_dict().items() if name not in tied}
 
     def save_beside_weights(self, module: nn.Module, directory: Path) -> None:
         assert isinstance(module, PreTrainedModel)

@@ -102,9 +102,11 @@ class OwnObjective:
     def save(self, module: nn.Module, directory: Path) -> None:
         """Write the state dict as safetensors: `build().load_state_dict(load_file(...))` restores the model."""
         # Views into one vector share its storage, which safetensors refuses.
-        save_file(
-            {name: value.detach().clone() for name, value in module.state_dict().items()}, directory / WEIGHTS_FILE
-        )
+        tensors = {name: tensor.detach().clone() for name, tensor in self.saved_tensors(module).items()}
+        save_file(tensors, directory / WEIGHTS_FILE)
+
+    def saved_tensors(self, module: nn.Module) -> dict[str, torch.Tensor]:
+        return module.state_dict()
 
     def save_beside_weights(self, module: nn.Module, directory: Path) -> None:
         """Write nothing: the weights are all there is."""

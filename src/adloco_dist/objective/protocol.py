@@ -102,6 +102,10 @@ class Objective(Protocol):
         """Write the module, whose parameters may be views into one vector, and what belongs to it."""
         ...
 
+    def saved_tensors(self, module: nn.Module) -> dict[str, torch.Tensor]:
+        """The tensors that a saved model has, by name: those that it is loaded from."""
+        ...
+
     def save_beside_weights(self, module: nn.Module, directory: Path) -> None:
         """Write what belongs to the module beside its weights, where nobody has these whole."""
         ...

@@ -35,7 +35,7 @@ def write_together(directory: Path, flat_model: FlatModel, objective: Objective)
     """
     shards, module = flat_model.shards, flat_model.module
     is_first = shards.index == 0
-    state = module.state_dict()
+    state = objective.saved_tensors(module)
     whole = {name: torch.empty(one.shape, dtype=one.dtype, device="meta") for name, one in state.items()}
     split = split_torch_state_dict_into_shards(whole, max_shard_size=FILE_BYTES)
     places: dict[str, _Place] = {}
