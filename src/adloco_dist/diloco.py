@@ -111,7 +111,7 @@ class DiLoCo:
         refuse(outer, averager, is_sharded=bool(shards.ranks))
         fragments = self._parameters.fragments(streaming.fragments)
         self._worker = AnchoredWorker(
-            self._parameters, self._buffers, fragments, outer, averager, shards,
+            self._parameters, self._buffers, fragments, outer, averager, self._connection, shards,
             is_delayed=streaming.delay_updates > 0,
         )  # fmt: skip
         self._settings = settings_in_words(updates_per_round, outer, averager, streaming)
@@ -134,7 +134,7 @@ class DiLoCo:
 
     def __enter__(self) -> "DiLoCo":
         with self._contact():
-            self._worker.group = self._connection.connect()
+            self._connection.connect()
         self._steps.open()
         return self
 
@@ -162,7 +162,6 @@ class DiLoCo:
         are_lost = self._has_failed and isinstance(error, PeerLostError)
         self._has_failed |= self._worker.abandon()  # of an error: else it has arrived
         self._connection.leave(None if are_lost else f"after {self.updates} updates of round {self.round + 1}", error)
-        self._worker.group = None
 
     def outer_step(self) -> OuterStepReport:
         """Take an outer step of the whole model now, however many updates the round has. Collective.
@@ -286,7 +285,7 @@ class DiLoCo:
         self._has_failed = True  # until it has not
         self._parameters.check()
         with self._contact():
-            self._worker.group = self._connection.connect()
+            self._connection.connect()
             yield
         self._has_failed = False
 

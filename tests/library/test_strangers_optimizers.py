@@ -18,57 +18,61 @@ pytestmark = pytest.mark.stranger
 # Optimizers that keep copies of the parameters.
 
 
-class ScheduleFreeSGD(Optimizer):
+class KeepingCopies(Optimizer):
+    """SGD that keeps something beside each parameter."""
+
+    def __init__(self, parameters: Iterator[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            if not state:
+                state.update(self.begin(parameter.detach()), k=0)
+            state["k"] += 1
+            self.update(parameter, state)
+
+    def begin(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        raise AssertionError
+
+    def update(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
+        raise AssertionError
+
+
+class ScheduleFreeSGD(KeepingCopies):
     """The parameters are the mean of the states z (Defazio et al., 2405.15682, with beta 1)."""
 
-    def __init__(self, parameters: Iterator[nn.Parameter]) -> None:
-        super().__init__(parameters, {"lr": 0.1})
+    def begin(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"z": parameter.clone()}
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                state = self.state[parameter]
-                if not state:
-                    state.update(z=parameter.detach().clone(), k=0)
-                state["k"] += 1
-                state["z"].sub_(parameter.grad, alpha=group["lr"])
-                parameter.lerp_(state["z"], 1 / state["k"])
+    def update(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
+        state["z"].sub_(parameter.grad, alpha=0.1)
+        parameter.lerp_(state["z"], 1 / state["k"])
 
 
-class Lookahead(Optimizer):
+class Lookahead(KeepingCopies):
     """Every second step goes half of the way back to the slow weights (Zhang et al., 1907.08610)."""
 
-    def __init__(self, parameters: Iterator[nn.Parameter]) -> None:
-        super().__init__(parameters, {"lr": 0.1})
+    def begin(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"slow": parameter.clone()}
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                state = self.state[parameter]
-                if not state:
-                    state.update(slow=parameter.detach().clone(), k=0)
-                parameter.sub_(parameter.grad, alpha=group["lr"])
-                state["k"] += 1
-                if state["k"] % 2 == 0:
-                    parameter.copy_(state["slow"].lerp_(parameter, 0.5))
+    def update(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
+        assert parameter.grad is not None
+        parameter.sub_(parameter.grad, alpha=0.1)
+        if state["k"] % 2 == 0:
+            parameter.copy_(state["slow"].lerp_(parameter, 0.5))
 
 
-class Masters(Optimizer):
+class Masters(KeepingCopies):
     """Trains bf16 parameters in fp32."""
 
-    def __init__(self, parameters: Iterator[nn.Parameter]) -> None:
-        super().__init__(parameters, {"lr": 0.01})
+    def begin(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"master": parameter.float()}
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                state = self.state[parameter]
-                if not state:
-                    state["master"] = parameter.detach().float()
-                parameter.copy_(state["master"].sub_(parameter.grad.float(), alpha=group["lr"]))
+    def update(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
+        assert parameter.grad is not None
+        parameter.copy_(state["master"].sub_(parameter.grad.float(), alpha=0.01))
 
 
 KEEPING_COPIES: dict[str, tuple[Callable[[Iterator[nn.Parameter]], Optimizer], str, torch.dtype]] = {

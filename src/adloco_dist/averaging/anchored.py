@@ -16,9 +16,10 @@ from adloco_dist.averaging.background import Background
 from adloco_dist.averaging.buffers import AveragedBuffers
 from adloco_dist.averaging.checks import compare_anchors
 from adloco_dist.averaging.fragments import Fragment, largest, packed_part
-from adloco_dist.averaging.group import Group, ring_bytes_sent
+from adloco_dist.averaging.group import ring_bytes_sent
 from adloco_dist.averaging.outer import OuterSGD, chunks, clip_scale, outer_step
 from adloco_dist.averaging.outliers import NormHistory
+from adloco_dist.averaging.own_group import Connection
 from adloco_dist.averaging.parameters import TrainedParameters
 from adloco_dist.averaging.radial import restore_lengths
 from adloco_dist.averaging.shards import Shards
@@ -69,18 +70,16 @@ class AnchoredWorker:
         norms: of the worker's pseudo-gradients, where they decide whether it is left out.
         departed: the worker's weights in the fragment that it awaits, as they were sent off; empty without delay.
         residual: what this rank has not sent, fragment after fragment; None: there is no error feedback.
-        group: the ranks with which it averages, for itself alone; None: this rank is alone, or not connected yet.
         steps: outer steps that were taken, of any fragment.
         is_under_way: whether an average is.
     """
 
     def __init__(
         self, parameters: TrainedParameters, buffers: AveragedBuffers, fragments: list[Fragment], outer: OuterSGD,
-        averager: Averager, shards: Shards, is_delayed: bool = False,
+        averager: Averager, connection: Connection, shards: Shards, is_delayed: bool = False,
     ) -> None:  # fmt: skip
         self._parameters, self._buffers, self._outer, self._averager = parameters, buffers, outer, averager
-        self._fragments, self._shards = fragments, shards
-        self.group: Group | None = None
+        self._fragments, self._connection, self._shards = fragments, connection, shards
         self.anchor = parameters.vector()
         self.momentum = torch.zeros_like(self.anchor) if outer.momentum else None
         self.residual = torch.zeros_like(self.anchor) if averager.keeps_residual else None
@@ -124,7 +123,7 @@ class AnchoredWorker:
         Args:
             is_delayed: returns while it travels; else it has arrived.
         """
-        fragment, group = self._fragments[index], self.group
+        fragment, group = self._fragments[index], self._connection.group
         if index == 0:
             self._buffers.find_changing(group)
         payload, buffers = self._payloads(index)
@@ -159,7 +158,9 @@ class AnchoredWorker:
         average = under_way.average
         total = average.wait() if isinstance(average, Background) else average
         num_finite = int(total[-1])
-        self._shards.unify(zip(under_way.fragment.tensors, self._parts_of(under_way.fragment, total), strict=True))
+        if self._shards.has_copies:
+            parts = self._parts_of(under_way.fragment, total)
+            self._shards.unify(list(zip(under_way.fragment.tensors, parts, strict=True)))
         self._restore_lengths(under_way.fragment, total)
         norm = self._step(under_way.fragment, total, num_finite, restarts)
         if num_finite and under_way.fragment is self._fragments[0]:
@@ -181,8 +182,8 @@ class AnchoredWorker:
         for index in range(len(self._fragments)) if indices is None else indices:
             self.start(index, is_delayed=False)
             reports.append(self.complete(restarts=True))
-        if self.group is not None:
-            compare_anchors(self.group, self.steps, self.anchor)
+        if group := self._connection.group:
+            compare_anchors(group, self.steps, self.anchor)
         return reduce(add, reports)
 
     @contextmanager

@@ -22,8 +22,8 @@ LOST_CONNECTION = (
     "remote process exit",
 )
 """Words of gloo, torch's store and NCCL for a lost connection."""
-LOST_CONTACT = (*LOST_CONNECTION, "timed out", "timeout", "gloo/transport", "nccl")
-"""Words of theirs for any reason why another rank cannot be reached."""
+TRANSPORTS = ("gloo/transport", "nccl")
+"""What their other errors name."""
 RESTART = "restart all ranks, and load the last state_dict"
 
 
@@ -52,7 +52,7 @@ def contact(
     try:
         yield
     except RuntimeError as error:
-        if not ranks or not is_lost_contact(error):
+        if not ranks or not _is_anothers(error):
             raise
         reason = who_left() if who_left else None
         others = f"another of the {ranks_in_words(ranks)}"
@@ -60,12 +60,25 @@ def contact(
         raise PeerLostError(f"{where} on rank {dist.get_rank()}: {reason or late}; {RESTART}") from error
 
 
-def is_lost_contact(error: Exception) -> bool:
+def is_connection_lost(error: Exception) -> bool:
+    """Whether a connection between ranks is gone, rather than slow."""
+    message = str(error).lower()
+    return isinstance(error, RuntimeError) and any(words in message for words in LOST_CONNECTION)
+
+
+def is_timeout(error: RuntimeError) -> bool:
+    """Whether a collective has waited too long, rather than lost a connection."""
+    message = str(error).lower()
+    return "timed out" in message or "timeout" in message
+
+
+def _is_anothers(error: RuntimeError) -> bool:
     """Whether an error says that another rank is gone or late; all others are this rank's own."""
     if isinstance(error, RanksDisagreeError | torch.OutOfMemoryError | torch.AcceleratorError):
         return False
-    line = str(error).lower()
-    return isinstance(error, dist.DistError | GroupError) or any(words in line for words in LOST_CONTACT)
+    if isinstance(error, dist.DistError | GroupError) or is_connection_lost(error) or is_timeout(error):
+        return True
+    return any(name in str(error).lower() for name in TRANSPORTS)
 
 
 def checksum(tensor: torch.Tensor) -> list[int]:

@@ -86,25 +86,24 @@ class Connection:
     """A rank's connection with the others for averages: formed when it is needed, until the rank leaves.
 
     Attributes:
-        shared: the user's group; None: this rank is alone.
-        group: the own one; None while it is not connected.
+        group: the own group; None: this rank is alone, or not connected.
     """
 
     def __init__(self, shared: Group | None, met: Sequence[int], timeout_seconds: float, is_delayed: bool) -> None:
         """
         Args:
+            shared: the user's group; None: this rank is alone.
             met: the ranks that may be gone or late; none: this rank is alone.
             timeout_seconds: timeout of one collective.
             is_delayed: whether averages travel while the loop goes on.
         """
-        self.shared, self._met, self._timeout_seconds, self._is_delayed = shared, met, timeout_seconds, is_delayed
+        self._shared, self._met, self._timeout_seconds, self._is_delayed = shared, met, timeout_seconds, is_delayed
         self.group: OwnGroup | None = None
 
-    def connect(self) -> OwnGroup | None:
-        """The own group, which is formed if there is none yet. Collective."""
-        if self.shared is not None and self.group is None:
-            self.group = OwnGroup(self.shared, self._timeout_seconds, self._is_delayed)
-        return self.group
+    def connect(self) -> None:
+        """Form the own group, unless this rank is alone or it is there. Collective."""
+        if self._shared is not None and self.group is None:
+            self.group = OwnGroup(self._shared, self._timeout_seconds, self._is_delayed)
 
     def leave(self, where: str | None, error: BaseException | None) -> None:
         """Close the own group, if there is one, and let the others know that this rank has left its loop.

@@ -117,7 +117,12 @@ class Shards:
         for group in self._groups:
             group.all_reduce(tensor)
 
-    def unify(self, averages: Iterable[tuple[int, torch.Tensor]]) -> None:
+    @property
+    def has_copies(self) -> bool:
+        """Whether ranks of the worker have copies of some parameters, beside parts of others."""
+        return any(self._whole)
+
+    def unify(self, averages: Sequence[tuple[int, torch.Tensor]]) -> None:
         """Give the copies of a parameter that several ranks hold whole the same average, that of the lowest.
 
         Each rank averages its copy beside other parts, with which a compressed average rounds it. Collective over the
@@ -126,9 +131,6 @@ class Shards:
         Args:
             averages: indices of parameters and their averages; may have gaps at the end.
         """
-        if not any(self._whole):
-            return
-        averages = list(averages)
         for group, whole in zip(self._groups, self._whole, strict=True):
             copies = [average for index, average in averages if index in whole]
             if not copies:

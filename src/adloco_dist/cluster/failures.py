@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from torch.distributed.distributed_c10d import Store
 
-from adloco_dist.averaging.checks import LOST_CONNECTION
+from adloco_dist.averaging.checks import is_connection_lost
 from adloco_dist.text import first_line
 
 FIRST_FAILURE = "first_failure"
@@ -51,16 +51,4 @@ def failed(error: Exception, where: str, store: Store) -> RuntimeError:
         first = line
     if first != line:
         return PeerFailedError(first)
-    return LostContactError(line) if is_lost_contact(error) else RankFailedError(line)
-
-
-def is_lost_contact(error: Exception) -> bool:
-    """Whether a connection between ranks is gone, rather than slow."""
-    message = str(error).lower()
-    return isinstance(error, RuntimeError) and any(words in message for words in LOST_CONNECTION)
-
-
-def is_timeout(error: RuntimeError) -> bool:
-    """Whether a collective has waited too long, rather than lost a connection."""
-    message = str(error).lower()
-    return "timed out" in message or "timeout" in message
+    return LostContactError(line) if is_connection_lost(error) else RankFailedError(line)

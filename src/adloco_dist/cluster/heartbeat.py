@@ -13,7 +13,8 @@ from datetime import timedelta
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from adloco_dist.cluster.failures import FIRST_FAILURE, PeerFailedError, is_timeout
+from adloco_dist.averaging.checks import is_timeout
+from adloco_dist.cluster.failures import FIRST_FAILURE, PeerFailedError
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import EXIT_FAILURE
 from adloco_dist.text import first_line

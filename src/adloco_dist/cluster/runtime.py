@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from adloco_dist.averaging.checks import is_timeout
 from adloco_dist.averaging.group import Group
 from adloco_dist.cluster.control import ControlPlane
 from adloco_dist.cluster.devices import Gpu, choose_backend, choose_device, identity
-from adloco_dist.cluster.failures import is_timeout
 from adloco_dist.cluster.groups import NCCL_ENVIRONMENT, form_seat_group
 from adloco_dist.cluster.heartbeat import Heartbeat
 from adloco_dist.cluster.monitor import Monitor

@@ -20,7 +20,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 from adloco_dist.averaging.averager import Averager
 from adloco_dist.averaging.checks import checksum
-from adloco_dist.averaging.group import group_of
+from adloco_dist.averaging.group import Group, group_of
 from adloco_dist.averaging.outer import OuterSGD
 from adloco_dist.averaging.schedule import Streaming
 from adloco_dist.diloco import DiLoCo
@@ -148,11 +148,12 @@ class DiLoCoCallback(TrainerCallback):
         own = {**facts, "folder": os.path.realpath(_folder(args)), "problem": problem, "whole": _whole_updates(args)}
         group = group_of(self._group, device, self._timeout_seconds)
         ranks = group.ranks if group else (0,)
-        each = [json.loads(text) for text in group.exchange_text(json.dumps(own))] if group else [own]
+        each = _exchanged(group, own)
+        remedy = _remedy([found["whole"] for found in each])
         if problems := [found["problem"] for found in each if found["problem"]]:
-            raise ValueError(f"{problem or problems[0]}; {_remedy([found['whole'] for found in each])}")
+            raise ValueError(f"{problem or problems[0]}; {remedy}")
         if difference := first_difference([{"global_step": found["global_step"]} for found in each], ranks):
-            raise ValueError(f"{difference}; {_remedy([found['whole'] for found in each])}")
+            raise ValueError(f"{difference}; {remedy}")
         if difference := first_difference([{"max_steps": found["max_steps"]} for found in each], ranks):
             raise ValueError(f"{difference}; set max_steps, or give every rank as many batches as the others")
         folders = ranks_by_value(zip(ranks, (found["folder"] for found in each), strict=True))
@@ -176,10 +177,8 @@ def newest_checkpoint(args: TrainingArguments, group: dist.ProcessGroup | None =
         None where ranks have no such update in common: Trainer then starts anew.
     """
     joined = group_of(group, torch.device(args.device), timeout_seconds=1800.0)
-    own = _whole_updates(args)
-    each = [json.loads(text) for text in joined.exchange_text(json.dumps(own))] if joined else [own]
-    common = set.intersection(*map(set, each))
-    return str(_checkpoint(args, max(common))) if common else None
+    newest = _newest_in_common(_exchanged(joined, _whole_updates(args)))
+    return None if newest is None else str(_checkpoint(args, newest))
 
 
 def refuse(args: TrainingArguments) -> None:
@@ -242,15 +241,26 @@ def _is_whole(folder: Path) -> bool:
     return all(zipfile.is_zipfile(path) for path in archives)  # their table of contents is at their end
 
 
+def _exchanged(group: Group | None, own: Any) -> list[Any]:
+    """What every rank has, as plain values. Collective; None: this rank is alone."""
+    return [json.loads(text) for text in group.exchange_text(json.dumps(own))] if group else [own]
+
+
+def _newest_in_common(each: Sequence[Sequence[int]]) -> int | None:
+    """The newest update that is in all of these."""
+    return max(set.intersection(*map(set, each)), default=None)
+
+
 def _remedy(each: Sequence[Sequence[int]]) -> str:
     """What to do where ranks cannot resume together.
 
     Args:
         each: the updates of which each rank has whole checkpoints.
     """
-    if common := set.intersection(*map(set, each)):
-        newest = f"{PREFIX_CHECKPOINT_DIR}-{max(common)}"
-        return f"resume all ranks from their {newest}, the newest that all have whole (newest_checkpoint finds it)"
+    newest = _newest_in_common(each)
+    if newest is not None:
+        folder = f"{PREFIX_CHECKPOINT_DIR}-{newest}"
+        return f"resume all ranks from their {folder}, the newest that all have whole (newest_checkpoint finds it)"
     return "no update has a whole checkpoint on all ranks: start anew, with resume_from_checkpoint=None"
 
 
