@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from adloco_dist.averaging.checks import PeerLostError, RanksDisagreeError
-    from adloco_dist.averaging.outer import OuterSGD
+    from adloco_dist.averaging.outer_sgd import OuterSGD
     from adloco_dist.averaging.schedule import Streaming
     from adloco_dist.diloco import DiLoCo
     from adloco_dist.noise_scale import NoiseEstimate, NoiseScale
@@ -19,7 +19,7 @@ _MODULES = {
     "DiLoCo": "adloco_dist.diloco",
     "NoiseEstimate": "adloco_dist.noise_scale",
     "NoiseScale": "adloco_dist.noise_scale",
-    "OuterSGD": "adloco_dist.averaging.outer",
+    "OuterSGD": "adloco_dist.averaging.outer_sgd",
     "PeerLostError": "adloco_dist.averaging.checks",
     "RanksDisagreeError": "adloco_dist.averaging.checks",
     "Streaming": "adloco_dist.averaging.schedule",

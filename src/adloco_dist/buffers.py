@@ -72,7 +72,10 @@ def changing_buffers(module: nn.Module, dtype: torch.dtype, forward: Callable[[]
         with torch.no_grad():
             forward()
         touched = set(watched.touched())
-        touched |= {buffer for buffer, value in values.items() if not _equal(buffer.tensor, value)}
+        for buffer, value in values.items():
+            is_comparable = value.layout == torch.strided  # else it must show in another way that it was touched
+            if (present := buffer.tensor) is None or (is_comparable and not torch.equal(present, value)):
+                touched.add(buffer)
         for buffer in touched:
             if obstacle := _obstacle(before[buffer], buffer.tensor, dtype):
                 raise UnsuitableBufferError(f"{buffer.name} {obstacle}")
@@ -85,11 +88,6 @@ def changing_buffers(module: nn.Module, dtype: torch.dtype, forward: Callable[[]
 
 def _version(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor._version
-
-
-def _equal(present: torch.Tensor | None, value: torch.Tensor) -> bool:
-    # What is not dense cannot be compared; that it was touched must show in another way.
-    return present is not None and (value.layout != torch.strided or torch.equal(present, value))
 
 
 def _obstacle(before: torch.Tensor | None, after: torch.Tensor | None, dtype: torch.dtype) -> str | None:

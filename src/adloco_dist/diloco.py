@@ -1,8 +1,10 @@
 """DiLoCo (2311.08105) around anybody's training loop."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import reduce
+from operator import add
 from types import TracebackType
 from typing import Any
 
@@ -11,18 +13,20 @@ import torch.distributed as dist
 from torch import nn
 
 from adloco_dist.averaging.alike import refuse, settings_in_words, start_alike
-from adloco_dist.averaging.anchored import AnchoredWorker, OuterStepReport
 from adloco_dist.averaging.averager import Averager, FullPrecision
 from adloco_dist.averaging.buffers import AveragedBuffers
 from adloco_dist.averaging.checks import RESTART, PeerLostError
+from adloco_dist.averaging.fragments import largest
 from adloco_dist.averaging.group import group_of
-from adloco_dist.averaging.outer import OuterSGD
+from adloco_dist.averaging.in_place import InPlace
+from adloco_dist.averaging.outer_sgd import OuterSGD
+from adloco_dist.averaging.outer_step import Division, OuterStep
 from adloco_dist.averaging.own_group import Connection
-from adloco_dist.averaging.parameters import TrainedParameters
-from adloco_dist.averaging.saved import Present, check_state
-from adloco_dist.averaging.schedule import FragmentSchedule, Streaming
+from adloco_dist.averaging.parameters import TrainedParameters, check_data_parallel, unwrapped
+from adloco_dist.averaging.report import OuterStepReport
+from adloco_dist.averaging.saved import load_state, state_of
+from adloco_dist.averaging.schedule import Action, Event, Streaming, round_events
 from adloco_dist.averaging.steps import StepCounter
-from adloco_dist.averaging.wrappers import check_data_parallel, unwrapped
 
 log = logging.getLogger(__name__)
 
@@ -71,10 +75,16 @@ class DiLoCo:
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
-        updates_per_round: int = 500, outer: OuterSGD = OuterSGD(), group: dist.ProcessGroup | None = None,
-        averager: Averager | None = None, streaming: Streaming = Streaming(), timeout_seconds: float = 1800.0,
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        updates_per_round: int = 500,
+        outer: OuterSGD = OuterSGD(),
+        group: dist.ProcessGroup | None = None,
+        averager: Averager | None = None,
+        streaming: Streaming = Streaming(),
+        timeout_seconds: float = 1800.0,
+    ) -> None:
         """Compare the ranks' models and settings, and give all of them the lowest rank's weights. Collective.
 
         Args:
@@ -93,37 +103,30 @@ class DiLoCo:
             ValueError: model, optimizer or settings cannot be used, or differ between ranks; one line.
             PeerLostError: another rank is gone, or did not come in time.
         """
-        if not isinstance(updates_per_round, int) or updates_per_round < 1:
-            raise ValueError(f"updates_per_round={updates_per_round}: must be a whole number >= 1")
-        if not timeout_seconds > 0:
-            raise ValueError(f"timeout_seconds={timeout_seconds}: must be > 0")
+        refuse(updates_per_round, timeout_seconds, outer, averager)
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
-        self._streaming = streaming
-        self._schedule = FragmentSchedule(updates_per_round, streaming.fragments, streaming.delay_updates)
-        self._parameters = TrainedParameters(model, optimizers)
-        self._buffers = AveragedBuffers(unwrapped(model))
-        shared = group_of(group, self._parameters.device, timeout_seconds)
+        self._streaming, is_delayed = streaming, streaming.delay_updates > 0
+        self._events = round_events(updates_per_round, streaming.fragments, streaming.delay_updates)
+        parameters, buffers = TrainedParameters(model, optimizers), AveragedBuffers(unwrapped(model))
+        shared = group_of(group, parameters.device, timeout_seconds)
         ranks = shared.ranks if shared else ()
         check_data_parallel(model, ranks)
-        shards = self._parameters.shards(ranks, timeout_seconds)
-        self._connection = Connection(shared, shards.met, timeout_seconds, streaming.delay_updates > 0)
-        averager = averager or FullPrecision(self._parameters.dtype)
-        refuse(outer, averager, is_sharded=bool(shards.ranks))
-        fragments = self._parameters.fragments(streaming.fragments)
-        self._worker = AnchoredWorker(
-            self._parameters, self._buffers, fragments, outer, averager, self._connection, shards,
-            is_delayed=streaming.delay_updates > 0,
-        )  # fmt: skip
+        shards = parameters.shards(ranks, timeout_seconds)
+        self._connection = Connection(shared, shards.met, timeout_seconds, is_delayed)
+        averager = averager or FullPrecision(parameters.dtype)
+        division = Division(parameters.fragments(streaming.fragments), shards, parameters.device)
+        self._replica = InPlace(parameters, buffers, largest(division.fragments) if is_delayed else 0)
+        self._outer = OuterStep([self._replica], parameters.vector(), division, outer, averager, buffers)
+        self._outer.compares_anchors = shared is not None
         self._settings = settings_in_words(updates_per_round, outer, averager, streaming)
         self.round = self.updates = 0
         self.last_step: OuterStepReport | None = None
         self.holds_anchor = True
-        self._awaits: int | None = None
-        self._has_failed = False
+        self._started, self._has_failed = OuterStepReport(), False
         if shared is not None:
             facts = {**self._settings, "averaged part of the model": shards.place}
             with self._contact():
-                start_alike(shared, facts, self._parameters, self._buffers, self._worker.anchor)
+                start_alike(shared, facts, parameters, buffers, self._outer.anchor)
         self._name = f"worker {shared.index} of {len(ranks)}" if shared else "worker 0 of 1"
         self._steps = StepCounter(optimizers, self.count_update)
 
@@ -135,13 +138,13 @@ class DiLoCo:
     def __enter__(self) -> "DiLoCo":
         with self._contact():
             self._connection.connect()
-        self._steps.open()
+        self._steps.is_open = self._steps.is_used = True
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._steps.close()
+        self._steps.is_open = False
         self.leave(error)
 
     def leave(self, error: BaseException | None = None) -> None:
@@ -160,7 +163,7 @@ class DiLoCo:
             remedy = "to average them, call outer_step() on all ranks at the end of the loop"
             log.warning(f"{count} are in this rank's model alone; {remedy}")
         are_lost = self._has_failed and isinstance(error, PeerLostError)
-        self._has_failed |= self._worker.abandon()  # of an error: else it has arrived
+        self._has_failed |= self._outer.abandon()  # of an error: else it has arrived
         self._connection.leave(None if are_lost else f"after {self.updates} updates of round {self.round + 1}", error)
 
     def outer_step(self) -> OuterStepReport:
@@ -176,11 +179,10 @@ class DiLoCo:
         """
         with self._attempt():
             self._complete()
-            if self._awaits is not None:
-                self._worker.mix(self._awaits)
-            self.last_step = self._worker.step()
-        self.round, self.updates, self._awaits, self.holds_anchor = self.round + 1, 0, None, True
-        self._steps.note_count()
+            self._outer.mix_awaited()
+            self.last_step = self._step(range(len(self._outer.fragments)))
+        self.round, self.updates, self.holds_anchor = self.round + 1, 0, True
+        self._steps.is_used = True
         return self.last_step
 
     def count_update(self) -> None:
@@ -191,29 +193,30 @@ class DiLoCo:
         Raises:
             ValueError, PeerLostError, RanksDisagreeError, RuntimeError: as `outer_step`.
         """
-        if self._parameters.copies.names is None:
-            self._parameters.find_copies()
-        self._steps.note_count()
+        if self._replica.copies.names is None:
+            self._replica.copies.find()
+        self._steps.is_used = True
         self.updates += 1
         self.holds_anchor = False
-        is_end = self.updates >= self._schedule.updates_per_round
-        mixed = [fragment for fragment in self._schedule.mixed(self.updates) if fragment == self._awaits]
-        started = (*self._schedule.started(self.updates), 0) if is_end else self._schedule.started(self.updates)
-        if not mixed and not started:
-            return
-        with self._attempt():
-            for fragment in mixed:
-                self._complete()
-                self._worker.mix(fragment)
-                self._awaits = None
-            if started and not self._schedule.delay_updates:
-                self.last_step = self._worker.step(started)
-            elif started:
-                (self._awaits,) = started
-                self._worker.start(self._awaits, is_delayed=True)
-        if is_end:
+        for event in self._events:
+            # Nothing is there to be mixed before the first average, nor after `outer_step`.
+            is_due = event.action is not Action.mix or event.fragment == self._replica.awaits
+            if event.update == self.updates and is_due:
+                with self._attempt():
+                    self._take(event)
+        if self.updates == self._events[-1].update:
             self.round, self.updates = self.round + 1, 0
             self.holds_anchor = self._streaming.is_plain
+
+    def _take(self, event: Event) -> None:
+        if event.action is Action.mix:
+            self._complete()
+            self._outer.mix(event.fragment)
+        elif self._streaming.delay_updates:
+            self._started = self._outer.start(event.fragment, self._connection.group, is_delayed=True)
+            self._outer.begin()
+        else:
+            self.last_step = self._step([event.fragment])
 
     @contextmanager
     def outer_weights(self) -> Iterator[None]:
@@ -222,7 +225,7 @@ class DiLoCo:
         Waits for an average that is under way. Takes a copy of the parameters. Not collective.
         """
         self._settle()
-        with self._worker.outer_weights():
+        with self._replica.outer_weights(self._outer.anchor):
             yield
 
     def state_dict(self) -> dict[str, Any]:
@@ -231,19 +234,19 @@ class DiLoCo:
         What is the same on all ranks has the same name on all; what is not, and each part of a sharded model, has a
         name of its own, so that torch.distributed.checkpoint keeps all of it.
 
-        Waits for an average that is under way. A RuntimeError: an outer step has failed before, or was left to travel.
+        Waits for an average that is under way. After one that has failed, or was left to travel, it is the state before
+        that average was started.
+
+        Raises:
+            RuntimeError: this rank has failed within a step, when its average had arrived.
         """
-        self._refuse_after_failure()
+        if self._outer.is_torn:
+            raise RuntimeError(f"an outer step has failed before; {RESTART}")
         self._settle()
         return {
-            **self._worker.tensors(self._name),
-            "checksums": {self._name: self._parameters.checksums()},
-            "changing_buffers": self._buffers.changing,
-            "copies": self._parameters.copies.names,
+            **state_of(self._outer, self._name),
             "settings": dict(self._settings),
             "round": self.round,
-            "steps": self._worker.steps,
-            "awaits": self._awaits,
             "updates": self.updates,
         }
 
@@ -257,41 +260,35 @@ class DiLoCo:
                 weights that it had; nothing has been loaded; one line.
         """
         self._settle()
-        tensors = self._worker.tensors(self._name)
-        checksums, is_plain = self._parameters.checksums(), self._streaming.is_plain
-        check_state(state, Present(self._name, tensors, checksums, self._settings, is_plain))
-        for part, present in tensors.items():
-            for name, tensor in present.items():
-                tensor.copy_(state[part][name])
-        self._buffers.changing, self._parameters.copies.names = state["changing_buffers"], state["copies"]
-        self.round, self.updates, self._worker.steps = (int(state[key]) for key in ("round", "updates", "steps"))
-        self._awaits = state["awaits"]
-        self.holds_anchor = self._parameters.equal(self._worker.anchor)
+        load_state(state, self._outer, self._name, self._settings, self._streaming.is_plain)
+        self.round, self.updates = int(state["round"]), int(state["updates"])
+        self.holds_anchor = self._replica.parameters.equal(self._outer.anchor)
+
+    def _step(self, fragments: Iterable[int]) -> OuterStepReport:
+        """Take the outer steps of fragments, and wait for each of them. Collective."""
+        return reduce(add, [self._outer.step(fragment, self._connection.group) for fragment in fragments])
 
     def _settle(self) -> None:
         """Wait for what is under way."""
-        if self._worker.is_under_way:
+        if self._outer.under_way:
             with self._attempt():
                 self._complete()
 
     def _complete(self) -> None:
-        if self._worker.is_under_way:
-            self.last_step = self._worker.complete()
+        if self._outer.under_way:
+            self.last_step = self._started + self._outer.complete()
 
     @contextmanager
     def _attempt(self) -> Iterator[None]:
         """Refuse to go on after a failure in such a block, of which ranks may have done different parts."""
-        self._refuse_after_failure()
+        if self._has_failed:
+            raise RuntimeError(f"an outer step has failed before; {RESTART}")
         self._has_failed = True  # until it has not
-        self._parameters.check()
+        self._replica.parameters.check()
         with self._contact():
             self._connection.connect()
             yield
         self._has_failed = False
 
-    def _refuse_after_failure(self) -> None:
-        if self._has_failed:
-            raise RuntimeError(f"an outer step has failed before; {RESTART}")
-
     def _contact(self) -> AbstractContextManager[None]:
-        return self._connection.contact(f"outer step {self._worker.steps + 1}")
+        return self._connection.contact(f"outer step {self._outer.steps + 1}")

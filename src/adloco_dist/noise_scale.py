@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from adloco_dist.noise.gradients import new_probe
+from adloco_dist.noise.gradients import GradientProbe, LocalGradients, ShardedGradients
 from adloco_dist.noise.running import NoiseEstimate, RunningEstimate
 from adloco_dist.noise.sketch import BUCKETS
 
@@ -52,11 +52,7 @@ class NoiseScale:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        group: dist.ProcessGroup | None = None,
-        every_updates: int = 20,
-        span: float = 0.15,
+        self, model: nn.Module, group: dist.ProcessGroup | None = None, every_updates: int = 20, span: float = 0.15
     ) -> None:
         """
         Args:
@@ -79,13 +75,12 @@ class NoiseScale:
         if self._rank < 0:
             raise ValueError(f"group={group}: this rank is not in it; pass the group that averages its gradients")
         self._group, self._every_updates = group, every_updates
-        self._probe = new_probe(model, self._rank)
+        self._probe = _new_probe(model, self._rank)
         self._running = RunningEstimate(span)
         self._updates = 0
         self._sketches: list[torch.Tensor] = []
         self._sizes: list[int] = []
         self._logged: set[str] = set()
-        self._work: dist.Work | None = None
         self._begin_update()
 
     def observe(self, num_sequences: int) -> None:
@@ -170,7 +165,12 @@ class NoiseScale:
         """
         is_summed = self._probe.is_summed_over_ranks
         rows_per_rank = MAX_CHUNKS if is_summed else max(1, MAX_CHUNKS // self._num_ranks)
-        own = self._own_rows(rows_per_rank)
+        options: dict[str, Any] = {"dtype": self._probe.dtype, "device": self._probe.device}
+        own = torch.zeros(0, BUCKETS + 1, **options)
+        if self._sizes:
+            chunks = torch.cat([torch.stack(self._sketches), torch.tensor(self._sizes, **options)[:, None]], dim=1)
+            united = chunks.tensor_split(min(rows_per_rank, len(chunks)))  # neighbours, where there are too many
+            own = torch.stack([each.sum(0) for each in united])
         if self._num_ranks > 1:
             first = 0 if is_summed else self._rank * rows_per_rank
             rows = own.new_zeros(rows_per_rank * (1 if is_summed else self._num_ranks), BUCKETS + 1)
@@ -183,11 +183,25 @@ class NoiseScale:
         num_averaged = 1 if is_summed else self._num_ranks
         return own[:, :-1] / num_averaged, own[:, -1].double()
 
-    def _own_rows(self, max_rows: int) -> torch.Tensor:
-        """(K, BUCKETS + 1): sketch and sequences of each own chunk; above `max_rows`, neighbours are united."""
-        dtype, device = self._probe.dtype, self._probe.device
-        if not self._sizes:
-            return torch.zeros(0, BUCKETS + 1, dtype=dtype, device=device)
-        sizes = torch.tensor(self._sizes, dtype=dtype, device=device)
-        rows = torch.cat([torch.stack(self._sketches), sizes[:, None]], dim=1)
-        return torch.stack([part.sum(0) for part in rows.tensor_split(min(max_rows, len(rows)))])
+
+def _new_probe(model: nn.Module, rank: int) -> GradientProbe:
+    """The probe that suits the model's parameters, on the rank of this number among those that share the model.
+
+    Raises:
+        ValueError: there is nothing to measure, or parameters are distributed in a way that is not supported.
+    """
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    kind = type(model).__name__
+    if not trained:
+        raise ValueError(f"model={kind}: none of its parameters requires a gradient; unfreeze some")
+    devices = {str(parameter.device) for parameter in trained.values()}
+    if len(devices) > 1:
+        raise ValueError(f"model={kind}: its parameters are on {', '.join(sorted(devices))}; keep them on one device")
+    sharded = [name for name, parameter in trained.items() if hasattr(parameter, "to_local")]  # as DTensors have it
+    if not sharded:
+        return LocalGradients(list(trained.values()))
+    if len(sharded) < len(trained):
+        local = next(name for name in trained if name not in sharded)
+        rule = f"{sharded[0]} is sharded and {local} is not; shard all parameters with fully_shard"
+        raise ValueError(f"model={kind}: {rule}")
+    return ShardedGradients(model, trained, rank)

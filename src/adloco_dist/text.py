@@ -18,7 +18,9 @@ def printable(text: object) -> str:
     shown = str(text)
     if shown.isprintable():
         return shown
-    return "".join(one if one.isprintable() or one in "\n\t" else _escaped(one) for one in shown)
+    return "".join(
+        one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode("ascii") for one in shown
+    )
 
 
 def one_line(text: object, longest: int = LONGEST_LINE) -> str:
@@ -66,10 +68,8 @@ def values_by_rank(held: Iterable[tuple[int, object]]) -> str:
 
 
 def first_difference(members: Sequence[Mapping[str, Any]], ranks: Sequence[int] | None = None) -> str | None:
-    """Return "key differs between ranks: ..." for the first key, in order of names, that is not the same in all.
-
-    Args:
-        ranks: those of the members; None: they are 0, 1, ...
+    """Return "key differs between ranks: ..." for the first key, in order of names, that is not the same in all; where
+    nothing else is said, members are of ranks 0, 1, ...
     """
     for key in sorted({key for member in members for key in member}):
         values = [str(member.get(key, "missing")) for member in members]
@@ -102,7 +102,3 @@ def duration(seconds: float) -> str:
 def _scaled(count: float, units: Sequence[str]) -> str:
     power = min(int(math.log(max(count, 1.0), KILO)), len(units) - 1)
     return f"{float(f'{count / KILO**power:.3g}'):,g}{units[power]}"
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")

@@ -1,6 +1,6 @@
 """Named tensors as one flat vector, so that a collective, a checksum or an optimizer sees one tensor, not hundreds."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,34 +38,8 @@ class VectorLayout:
         """The offset at which the first `count` tensors end."""
         return (*self.offsets, self.num_elements)[count]
 
-    def parts(
-        self, max_elements: int, which: Sequence[int] | None = None
-    ) -> Iterator[tuple[slice, Sequence[int]]]:  # fmt: skip
-        """Divide a vector into runs of neighbouring tensors, each of at most `max_elements` elements or of one tensor.
-
-        Args:
-            which: indices of the tensors that are wanted, ascending; None: all.
-
-        Yields:
-            Where the run lies in the vector, and the indices of its tensors.
-        """
-        run: list[int] = []
-        for index in range(len(self.offsets)) if which is None else which:
-            is_next = run and index == run[-1] + 1 and self.boundary(index + 1) - self.offsets[run[0]] <= max_elements
-            if run and not is_next:
-                yield slice(self.offsets[run[0]], self.boundary(run[-1] + 1)), run
-                run = []
-            run.append(index)
-        if run:
-            yield slice(self.offsets[run[0]], self.boundary(run[-1] + 1)), run
-
     def view(self, vectors: torch.Tensor, index: int, start: int = 0) -> torch.Tensor:
-        """The tensor of that index in flat vectors.
-
-        Args:
-            vectors: (..., num_elements or more); the leading dimensions lead in the view.
-            start: what the vectors lack at their beginning.
-        """
+        """The tensor of that index in flat vectors, (..., num_elements or more), less the first `start`."""
         offset, shape = self.offsets[index] - start, self.shapes[index]
         return vectors[..., offset : offset + shape.numel()].view((*vectors.shape[:-1], *shape))
 

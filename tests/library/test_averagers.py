@@ -1,5 +1,6 @@
 """Averagers on real ranks: the same bits on all of them, near the exact sum, and nothing lost to error feedback."""
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -31,18 +32,31 @@ def payload(rank: int, length: int) -> torch.Tensor:
     return torch.cat([torch.randn(length, generator=generator), torch.tensor([0.5, 1.0 + rank])])
 
 
-def sum_up(runtime: Runtime, name: str, length: int) -> dict[str, Any]:
+LENGTHS = (3, 128, 5000)
+"""Fewer blocks than ranks, and slices that are not even."""
+
+
+def sum_up(runtime: Runtime) -> dict[tuple[str, int], torch.Tensor]:
+    """The sums of every averager, by name and length."""
     group = group_of(None, torch.device("cpu"), 60)
     assert group is not None
-    mine = payload(runtime.rank, length)
-    return {"total": AVERAGERS[name].all_reduce(mine, 2, group, None).clone()}
+    return {
+        (name, length): averager.exchange(payload(runtime.rank, length), 2, group, None)().clone()
+        for name, averager in AVERAGERS.items()
+        for length in LENGTHS
+    }
+
+
+@cache
+def sums_of(num_ranks: int) -> list[dict[tuple[str, int], torch.Tensor]]:
+    return on_ranks(sum_up, num_ranks)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 5])
 @pytest.mark.parametrize("name", AVERAGERS)
 def test_all_ranks_have_the_same_bits_and_they_are_near_the_sum(name: str, num_ranks: int) -> None:
-    for length in (3, 128, 5000):  # fewer blocks than ranks, and slices that are not even
-        results = [found["total"] for found in on_ranks(sum_up, num_ranks, name, length)]
+    for length in LENGTHS:
+        results = [sums[name, length] for sums in sums_of(num_ranks)]
         for other in results[1:]:
             assert torch.equal(results[0], other)
         exact = sum(payload(rank, length).double() for rank in range(num_ranks))
@@ -62,36 +76,38 @@ def feed_back(runtime: Runtime, name: str) -> dict[str, Any]:
     for number in range(4):
         mine = payload(runtime.rank + 10 * number, 5000)
         sums += mine[:-2]
-        sent += averager.all_reduce(mine, 2, group, residual)[:-2]
+        sent += averager.exchange(mine, 2, group, residual)()[:-2]
     dist.all_reduce(sums)
     kept = residual.clone()
     dist.all_reduce(kept)
     return {"sums": sums, "sent": sent, "kept": kept}
 
 
-def sum_inside_first(runtime: Runtime, name: str, nodes: tuple[int, ...], length: int) -> dict[str, Any]:
+def sum_inside_first(runtime: Runtime, nodes: tuple[int, ...], length: int) -> dict[str, Any]:
+    """By averager: the sum, and what is owed after it."""
     group = group_of(None, torch.device("cpu"), 60)
     assert group is not None
-    averager = InsideFirst(IN_FEW_BITS[name], nodes)
-    mine = payload(runtime.rank, length)
-    residual = torch.zeros(length) if name == "sparse" else None
-    return {"total": averager.all_reduce(mine, 2, group, residual).clone(), "residual": residual}
+    sums: dict[str, Any] = {}
+    for name in ("bf16", "int4", "sparse"):
+        residual = torch.zeros(length) if name == "sparse" else None
+        total = InsideFirst(IN_FEW_BITS[name], nodes).exchange(payload(runtime.rank, length), 2, group, residual)()
+        sums[name] = (total.clone(), residual)
+    return sums
 
 
 @pytest.mark.parametrize("nodes", [(0, 0, 1, 1), (0, 1, 1), (0, 1, 0, 1, 0), (0, 0, 1, 2, 2)])
-@pytest.mark.parametrize("name", ["bf16", "int4", "sparse"])
-def test_sums_inside_of_nodes_first_are_near_the_sum_in_the_same_bits(name: str, nodes: tuple[int, ...]) -> None:
+def test_sums_inside_of_nodes_first_are_near_the_sum_in_the_same_bits(nodes: tuple[int, ...]) -> None:
     length, count = 1001, len(nodes)
-    ranks = on_ranks(sum_inside_first, count, name, nodes, length)
+    ranks = on_ranks(sum_inside_first, count, nodes, length)
     exact = torch.stack([payload(rank, length) for rank in range(count)]).sum(0)
-    for rank in ranks:
-        assert torch.equal(rank["total"], ranks[0]["total"])
-        torch.testing.assert_close(rank["total"][-2:], exact[-2:])
-    if name == "sparse":  # what was sent and what is kept, of all ranks, is what there was
-        kept = torch.stack([rank["residual"] for rank in ranks]).sum(0)
-        torch.testing.assert_close(ranks[0]["total"][:-2] + kept, exact[:-2], rtol=0, atol=1e-4)
-    else:
-        torch.testing.assert_close(ranks[0]["total"], exact, rtol=0, atol=ERRORS[name] * float(exact.abs().max()))
+    for name, (total, _) in ranks[0].items():
+        assert all(torch.equal(rank[name][0], total) for rank in ranks), name
+        torch.testing.assert_close(total[-2:], exact[-2:])
+        if name == "sparse":  # what was sent and what is kept, of all ranks, is what there was
+            kept = torch.stack([rank[name][1] for rank in ranks]).sum(0)
+            torch.testing.assert_close(total[:-2] + kept, exact[:-2], rtol=0, atol=1e-4)
+        else:
+            torch.testing.assert_close(total, exact, rtol=0, atol=ERRORS[name] * float(exact.abs().max()), msg=name)
 
 
 def test_several_ranks_of_a_node_send_no_more_to_others_than_one_would() -> None:
@@ -139,9 +155,9 @@ def owe(runtime: Runtime, nodes: tuple[int, ...]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, between in WITH_RESIDUAL.items():
         averager, residual = InsideFirst(between, nodes), torch.zeros(5000)
-        averager.all_reduce(payload(runtime.rank, 5000), 2, group, residual)
+        averager.exchange(payload(runtime.rank, 5000), 2, group, residual)()
         owed = residual.clone()
-        total = averager.all_reduce(torch.zeros(5002), 2, group, residual)
+        total = averager.exchange(torch.zeros(5002), 2, group, residual)()
         found[name] = (owed, residual, total[-1])
     return found
 
@@ -162,11 +178,11 @@ def move(runtime: Runtime, nodes: tuple[int, ...]) -> dict[str, Any]:
     group = group_of(None, torch.device("cpu"), 60)
     assert group is not None
     between, residual = WITH_RESIDUAL["sparse"], torch.zeros(5000)
-    between.all_reduce(payload(runtime.rank, 5000), 2, group, residual)
+    between.exchange(payload(runtime.rank, 5000), 2, group, residual)()
     owed, sent = residual.clone(), torch.zeros(5000)
     for _ in range(3):
         mine = torch.cat([torch.zeros(5000), torch.ones(2)])
-        sent += InsideFirst(between, nodes).all_reduce(mine, 2, group, residual)[:-2]
+        sent += InsideFirst(between, nodes).exchange(mine, 2, group, residual)()[:-2]
     return {"owed": owed, "kept": residual, "sent": sent}
 
 
@@ -188,7 +204,7 @@ def sum_nothing(runtime: Runtime, length: int) -> dict[str, Any]:
     averagers = {**AVERAGERS, **{f"{name} with residual": one for name, one in WITH_RESIDUAL.items()}}
     for name, averager in averagers.items():
         residual = torch.zeros(length) if averager.keeps_residual else None
-        found[name] = averager.all_reduce(payload(runtime.rank, length), 2, group, residual).clone()
+        found[name] = averager.exchange(payload(runtime.rank, length), 2, group, residual)().clone()
     return found
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from adloco_dist import DiLoCo, OuterSGD
+from adloco_dist.averaging.checks import MARK_ELEMENTS
 from adloco_dist.cluster.runtime import Runtime
 from helpers.plain import (
     Normed,
@@ -126,7 +127,7 @@ def test_a_step_that_grad_scaler_skips_is_no_update(is_fused: bool) -> None:
         torch.testing.assert_close(trained, reference, rtol=0, atol=1e-12)
 
 
-def train_in_a_group(runtime: Runtime) -> tuple[list[torch.Tensor], int] | None:
+def train_in_a_group(runtime: Runtime) -> tuple[list[torch.Tensor], float | None] | None:
     """Ranks 1 and 2 of three are the workers; they start from different weights."""
     group = dist.new_group([1, 2])
     if runtime.rank == 0:
@@ -183,8 +184,9 @@ def test_buffers_that_training_changes_are_averaged_and_constants_stay() -> None
     for rank in (one, other):
         assert rank["after"]["norm.num_batches_tracked"] == 3
         assert torch.equal(rank["after"]["mask"], torch.full((3,), float("-inf")))
-        # In a ring of two, as many bytes as the payloads have: aligned parameters and their count, changing buffers.
-        assert rank["bytes"] == 4 * (64 + 96 + 5 * 32 + 1) + 8 * (2 * 8 + 1)
+        # In a ring of two, as many bytes as the payloads have: aligned parameters, a mark of the anchor and a count
+        # of workers; changing buffers.
+        assert rank["bytes"] == 4 * (64 + 96 + 5 * 32 + 1 + MARK_ELEMENTS) + 8 * (2 * 8 + 1)
     torch.testing.assert_close(one["values"], other["values"], rtol=0, atol=0)
 
 
@@ -218,7 +220,7 @@ def test_a_buffer_that_changes_on_one_rank_alone_is_averaged() -> None:
 def train_in_bf16(runtime: Runtime) -> dict[str, Any]:
     module = Tied().bfloat16()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
-    with DiLoCo(module, optimizer, updates_per_round=1, outer=OuterSGD(lr=0.01, momentum=0, nesterov=False)) as diloco:
+    with DiLoCo(module, optimizer, updates_per_round=1, outer=OuterSGD(lr=0.01, momentum=0)) as diloco:
         anchors = [diloco.state_dict()["anchor"]["head.bias"].clone()]
         for _ in range(3):
             with torch.no_grad():

@@ -39,7 +39,6 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     "no time": (lambda: new(timeout_seconds=0), "timeout_seconds=0: must be > 0"),
     "outer rate": (lambda: OuterSGD(lr=0), "lr=0: must be > 0 and finite"),
     "outer momentum": (lambda: OuterSGD(momentum=1), "momentum=1: must be in [0, 1)"),
-    "Nesterov": (lambda: OuterSGD(momentum=0), "nesterov=True: needs momentum > 0; set nesterov=False"),
     "all frozen": (lambda: new(module=Tied().requires_grad_(False)), "optimizer: it trains no parameter of the model;"),
     "no optimizer": (lambda: new(optimizer=iter(())), "optimizer: it trains no parameter of the model; pass the"),
     "another's": (lambda: new(optimizer=adamw(Tied())), "optimizer: 6 of its parameters are not the model's; pass"),

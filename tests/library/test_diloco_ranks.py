@@ -5,16 +5,20 @@ from contextlib import suppress
 import pytest
 import torch
 
-from adloco_dist import DiLoCo, PeerLostError, RanksDisagreeError
+from adloco_dist import DiLoCo, OuterSGD, PeerLostError, RanksDisagreeError
+from adloco_dist.averaging.averager import Averager
+from adloco_dist.averaging.codecs import WholeNumbers
+from adloco_dist.averaging.quantized import Quantized
+from adloco_dist.averaging.sparse import Sparse
 from adloco_dist.cluster.runtime import Runtime
 from helpers.plain import Tied, batch, logged, on_ranks, sgd, update
 
 
-def drift(runtime: Runtime, what: str) -> tuple[str, str]:
+def drift(runtime: Runtime, what: str, averager: Averager | None) -> tuple[str, str]:
     """In the second round something happens to rank 1 of three."""
     module = Tied()
     optimizers = sgd(module)
-    with DiLoCo(module, optimizers, updates_per_round=2) as diloco:
+    with DiLoCo(module, optimizers, updates_per_round=2, outer=OuterSGD(1.0, 0.0), averager=averager) as diloco:
         for number in range(4):
             if number == 3 and runtime.rank == 1:
                 if what == "anchor":
@@ -35,16 +39,17 @@ def drift(runtime: Runtime, what: str) -> tuple[str, str]:
     [
         (
             "anchor",
-            "after round 2: the anchor differs between ranks {0,2} and rank 1; restart all ranks,",
+            "after round 1: the anchor differs between ranks {0,2} and rank 1; restart all ranks,",
         ),
         (
             "round",
-            "ranks are in different rounds, round 2 on ranks {0,2} and round 3 on rank 1; restart all",
+            "ranks are in different rounds, round 1 on ranks {0,2} and round 2 on rank 1; restart all",
         ),
     ],
 )
-def test_ranks_that_disagree_are_named_and_stop(what: str, line: str) -> None:
-    for refusal, afterwards in on_ranks(drift, 3, what):
+@pytest.mark.parametrize("averager", [None, Sparse(), Quantized(WholeNumbers(8))])
+def test_ranks_that_disagree_are_named_and_stop(what: str, line: str, averager: Averager | None) -> None:
+    for refusal, afterwards in on_ranks(drift, 3, what, averager):
         assert refusal.startswith(line), refusal
         assert afterwards == "an outer step has failed before; restart all ranks, and load the last state_dict"
 

@@ -21,9 +21,7 @@ from helpers.plain import Tied, adamw, batch, loss, on_ranks, update
 UPDATES, ROUNDS = 4, 3
 WAYS: dict[str, dict[str, Any]] = {
     "whole": {},
-    "clipped": {"outer": OuterSGD(clip_norm=0.05)},
-    "outliers": {"outer": OuterSGD(outlier_deviations=0.01, outlier_rounds=2)},
-    "fragments": {"streaming": Streaming(fragments=4), "outer": OuterSGD(clip_norm=0.05)},
+    "fragments": {"streaming": Streaming(fragments=4)},
     "delayed": {"streaming": Streaming(delay_updates=2)},
 }
 
@@ -135,8 +133,6 @@ def test_compressed_averages_leave_equal_parts_equal() -> None:
 def refused(runtime: Runtime, what: str) -> str:
     module, group = sharded(2)
     settings: dict[str, Any] = {"group": None if what == "group" else group}
-    if what == "radial":
-        settings["outer"] = OuterSGD(radial=True)
     if what == "part":
         settings["group"] = [dist.new_group([0, 3]), dist.new_group([1, 2])][runtime.rank in (1, 2)]
     if what == "mesh":
@@ -152,7 +148,6 @@ def refused(runtime: Runtime, what: str) -> str:
     ("what", "line"),
     [
         ("group", "group: ranks {0,1} hold parts of one worker's model; give the ranks that hold the same part of it,"),
-        ("radial", "outer: radial=True needs whole tensors; it does not go with a sharded model"),
         (
             "part",
             "averaged part of the model differs between ranks: (0,) of (2,) on rank 0, (1,) of (2,) on rank 3; start",
@@ -180,7 +175,7 @@ def train_with_a_short_bias(runtime: Runtime, name: str) -> dict[str, Any]:
     module = nn.Sequential(nn.Linear(16, 16, bias=False), nn.Linear(16, 1))
     fully_shard(module, mesh=mesh["shard"])
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
-    streaming, outer = Streaming(fragments=3), OuterSGD(1.0, 0.0, nesterov=False)
+    streaming, outer = Streaming(fragments=3), OuterSGD(1.0, 0.0)
     with DiLoCo(
         module, optimizer, 3, outer, mesh["worker"].get_group(), averagers[name], streaming
     ) as diloco:  # fmt: skip

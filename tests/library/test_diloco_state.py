@@ -9,7 +9,11 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from adloco_dist import DiLoCo, OuterSGD
+from adloco_dist import DiLoCo, OuterSGD, Streaming
+from adloco_dist.averaging.codecs import BFloat16
+from adloco_dist.averaging.entries import outer_entries, replica_entries
+from adloco_dist.averaging.quantized import Quantized
+from adloco_dist.averaging.saved import FIELDS
 from adloco_dist.cluster.runtime import Runtime
 from helpers.plain import Normed, Tied, adamw, batch, on_ranks, update
 
@@ -108,7 +112,7 @@ def load_wrongly(runtime: Runtime, what: str) -> str:
         other = Tied().double()
         diloco = DiLoCo(other, adamw(other))
     elif what == "no momentum":
-        diloco = DiLoCo(module, optimizers, outer=OuterSGD(momentum=0, nesterov=False))
+        diloco = DiLoCo(module, optimizers, outer=OuterSGD(momentum=0))
     elif what == "part":
         del state["round"]
     anchor = {name: tensor.clone() for name, tensor in diloco.state_dict()["anchor"].items()}
@@ -159,3 +163,22 @@ def test_weights_that_construction_has_overwritten_are_noticed() -> None:
     lowest, other = on_ranks(load_before_construction, 2)
     assert lowest == ""
     assert other.startswith("state_dict: it is from the middle of a round; load the model's state after DiLoCo is")
+
+
+def kept(runtime: Runtime) -> tuple[set[str], set[str]]:
+    """The names of what is kept of an outer step, and of a state; one with empty parts is loaded, as they once were."""
+    module = Tied()
+    optimizers = adamw(module)
+    streaming = Streaming(delay_updates=1)
+    diloco = DiLoCo(module, optimizers, 2, OuterSGD(1.0, 0.9), None, Quantized(BFloat16(), True), streaming)
+    state = diloco.state_dict()
+    entries = [*outer_entries(OuterSGD(), keeps_residual=True), *replica_entries(is_delayed=True)]
+    diloco = DiLoCo(module, optimizers, 2)
+    diloco.load_state_dict({**diloco.state_dict(), "residual": {}, "departed": {}, "awaits": None})
+    return {entry.name for entry in entries}, set(state)
+
+
+def test_a_state_has_what_is_kept_of_an_outer_step() -> None:
+    ((entries, state),) = on_ranks(kept, 1)
+    assert len(entries) == 5
+    assert state == {*entries, *FIELDS, "buffers"}

@@ -16,6 +16,7 @@ from torch import nn
 
 import adloco_dist
 from adloco_dist import DiLoCo
+from adloco_dist.averaging.averager import Commit
 from adloco_dist.averaging.checks import checksum
 from adloco_dist.averaging.group import Group, group_of
 from adloco_dist.cluster.runtime import Runtime
@@ -67,7 +68,7 @@ def test_it_needs_torch_alone(tmp_path: Path) -> None:
     command = [sys.executable, "-S", "-c", ALONE, str(tmp_path / "store")]
     output = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert output.returncode == 0, output.stderr
-    assert output.stdout == "1 1 0 weight bias\n"
+    assert output.stdout == "1 1.0 0 weight bias\n"
 
 
 class HalfPrecision:
@@ -78,18 +79,20 @@ class HalfPrecision:
 
     keeps_residual = True
 
-    def all_reduce(
-        self, payload: torch.Tensor, num_exact: int, group: Group, residual: torch.Tensor | None
-    ) -> torch.Tensor:
+    def exchange(self, payload: torch.Tensor, num_exact: int, group: Group, residual: torch.Tensor | None) -> Commit:
         assert residual is not None
         whole = payload[:-num_exact] + residual
         code = whole.bfloat16()
-        torch.sub(whole, code, out=residual)
         codes = [torch.empty_like(code) for _ in group.ranks]
         dist.all_gather(codes, code, group=group.process_group)
         group.all_reduce(payload)
-        payload[:-num_exact] = torch.stack(codes).float().sum(0)
-        return payload
+
+        def commit() -> torch.Tensor:
+            torch.sub(whole, code, out=residual)
+            payload[:-num_exact] = torch.stack(codes).float().sum(0)
+            return payload
+
+        return commit
 
     def bytes_per_rank(self, num_elements: int, num_exact: int, ranks: Sequence[int]) -> int:
         return 2 * num_elements * (len(ranks) - 1)

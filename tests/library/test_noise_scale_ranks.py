@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from adloco_dist import NoiseScale
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.noise.sketch import Sketch
-from adloco_dist.testing.processes import run_ranks
+from helpers.processes import run_ranks
 from helpers.regression import flat, mean_gradient, new_model, sketched_statistics, sum_of_losses
 
 Passes = list[list[int]]

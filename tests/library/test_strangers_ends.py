@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from adloco_dist import DiLoCo, PeerLostError
+from adloco_dist.averaging.averager import Commit
 from adloco_dist.averaging.group import Group
 from adloco_dist.averaging.sparse import Sparse
 from adloco_dist.cluster.runtime import Runtime
@@ -89,8 +90,9 @@ def be_interrupted(runtime: Runtime) -> dict[str, Any]:
     with diloco.outer_weights():
         anchors.append(values(module))
     with pytest.raises(RuntimeError) as raised:
-        diloco.state_dict()
-    return {"anchors": anchors, "kept": torch.equal(own, values(module)), "said": str(raised.value)}
+        diloco.outer_step()
+    awaits = diloco.state_dict()["awaits"]
+    return {"anchors": anchors, "kept": torch.equal(own, values(module)), "said": str(raised.value), "awaits": awaits}
 
 
 def test_a_loop_that_is_interrupted_has_the_average_before() -> None:
@@ -99,6 +101,7 @@ def test_a_loop_that_is_interrupted_has_the_average_before() -> None:
         assert torch.equal(found["anchors"][0], found["anchors"][1])
         assert found["kept"]
         assert found["said"].startswith("an outer step has failed before; restart all ranks")
+        assert found["awaits"] is None, "its state is that before the average"
     assert torch.equal(one["anchors"][1], other["anchors"][1])
 
 
@@ -149,10 +152,9 @@ def test_a_rank_that_skips_a_batch_is_named_by_the_others(error: type[Exception]
 class Broken(Sparse):
     """An averager with an error of its own."""
 
-    def all_reduce(
-        self, payload: torch.Tensor, num_exact: int, group: Group, residual: torch.Tensor | None
-    ) -> torch.Tensor:
-        return payload.view(2, 0)
+    def exchange(self, payload: torch.Tensor, num_exact: int, group: Group, residual: torch.Tensor | None) -> Commit:
+        payload = payload.view(2, 0)
+        return lambda: payload
 
 
 def average_with_an_error(runtime: Runtime) -> str:

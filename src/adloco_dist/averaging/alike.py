@@ -1,38 +1,35 @@
 """The start of a run: settings that go together, ranks that agree on model and settings, and get the same weights."""
 
+import hashlib
+import json
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 
 import torch
 import torch.distributed as dist
 
-from adloco_dist.averaging.averager import Averager, described
+from adloco_dist.averaging.averager import Averager
 from adloco_dist.averaging.buffers import AveragedBuffers
-from adloco_dist.averaging.checks import configurations_differ
 from adloco_dist.averaging.group import Group
-from adloco_dist.averaging.outer import OuterSGD
+from adloco_dist.averaging.outer_sgd import OuterSGD
 from adloco_dist.averaging.parameters import TrainedParameters
 from adloco_dist.averaging.schedule import Streaming
 from adloco_dist.averaging.sparse import Sparse
+from adloco_dist.text import first_difference
 
 log = logging.getLogger("adloco_dist.diloco")
 
 
-def refuse(outer: OuterSGD, averager: Averager, is_sharded: bool) -> None:
-    """Refuse an outer optimizer that does not go with what travels.
-
-    Raises:
-        ValueError: it does not; one line.
-    """
-    if averager.keeps_residual and outer.radial:
-        rule = "restores lengths, which error feedback would count twice; choose one of them"
-        raise ValueError(f"outer: radial={outer.radial} {rule}")
+def refuse(updates_per_round: int, timeout_seconds: float, outer: OuterSGD, averager: Averager | None) -> None:
+    """Refuse settings that cannot be used, or not together, by a ValueError of one line."""
+    if not isinstance(updates_per_round, int) or updates_per_round < 1:
+        raise ValueError(f"updates_per_round={updates_per_round}: must be a whole number >= 1")
+    if not timeout_seconds > 0:
+        raise ValueError(f"timeout_seconds={timeout_seconds}: must be > 0")
     if isinstance(averager, Sparse) and outer.momentum:
-        rule = "would count twice what Sparse keeps for later; use OuterSGD(lr=1.0, momentum=0.0, nesterov=False)"
+        rule = "would count twice what Sparse keeps for later; use OuterSGD(lr=1.0, momentum=0.0)"
         raise ValueError(f"outer: momentum={outer.momentum} {rule}")
-    if is_sharded and outer.radial:
-        raise ValueError(f"outer: radial={outer.radial} needs whole tensors; it does not go with a sharded model")
 
 
 def settings_in_words(
@@ -42,25 +39,29 @@ def settings_in_words(
     return {
         "updates_per_round": str(updates_per_round),
         **{f"outer {name}": str(value) for name, value in asdict(outer).items()},
-        "averager": described(averager),
+        "averager": str(averager) if is_dataclass(averager) else type(averager).__qualname__,
         **{f"streaming {name}": str(value) for name, value in asdict(streaming).items()},
     }
 
 
 def start_alike(
-    group: Group, settings: Mapping[str, str], parameters: TrainedParameters, buffers: AveragedBuffers,
+    group: Group,
+    settings: Mapping[str, str],
+    parameters: TrainedParameters,
+    buffers: AveragedBuffers,
     anchor: torch.Tensor,
-) -> None:  # fmt: skip
-    """Compare the ranks' models and settings, and give all of them the lowest rank's weights and buffers. Collective.
+) -> None:
+    """Compare the ranks' models and settings, and give all of them the lowest rank's weights, buffers and anchor.
 
-    Args:
-        settings: what ranks have to agree on beside the model, by name.
-        anchor: this rank's, (num_elements,); the lowest rank's afterwards.
+    Collective.
 
     Raises:
         ValueError: they differ; one line, the same on all ranks.
     """
-    if difference := configurations_differ(group, {**settings, **parameters.facts(), **buffers.facts()}):
+    text = json.dumps({**settings, **parameters.facts(), **buffers.facts()}, sort_keys=True)
+    digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), signed=True)
+    if len({tuple(row) for row in group.exchange([digest])}) > 1:  # else what it is of need not travel
+        difference = first_difference([json.loads(one) for one in group.exchange_text(text)], group.ranks)
         raise ValueError(f"{difference}; start all ranks with the same model and settings")
     if dist.get_rank() == group.ranks[0] and (names := parameters.without_optimizer):
         log.warning("%d parameters that require gradients are in no optimizer: %s, ...", len(names), names[0])

@@ -1,12 +1,16 @@
 """How sums of pseudo-gradients travel between ranks. A new way is one further file."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, is_dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
 from adloco_dist.averaging.group import Group, ring_bytes_sent
+
+Commit = Callable[[], torch.Tensor]
+"""What makes an exchange count: it replaces the residual, and returns the sum in the payload's memory. It computes on
+this rank alone, and is called once or, where the exchange is given up, never."""
 
 
 class Averager(Protocol):
@@ -21,24 +25,23 @@ class Averager(Protocol):
         """Whether it needs a residual (error feedback)."""
         ...
 
-    def all_reduce(
-        self, payload: torch.Tensor, num_exact: int, group: Group, residual: torch.Tensor | None
-    ) -> torch.Tensor:
-        """The sum over the ranks of `group`, which bring payloads of one length. Collective; blocks.
+    def exchange(self, payload: torch.Tensor, num_exact: int, group: Group, residual: torch.Tensor | None) -> Commit:
+        """Exchange what the sum over the ranks of `group` takes; their payloads have one length. Collective; blocks.
 
-        It may run in a thread of its own, and then on a stream of its own, while updates are computed.
+        The residual stays as it is until the sum is committed, so that after an error nothing was lost. It may run in a
+        thread of its own, and then on a stream of its own, while updates are computed.
 
         Args:
             payload: (num_elements,), on the group's device: a sum of pseudo-gradients of this rank's workers, and
                 what has to arrive exactly. It is overwritten.
-            num_exact: elements at the payload's end that are summed as they are; may be 0.
-            residual: (num_elements - num_exact,), zeros at first; what this rank has not sent of earlier payloads,
-                and afterwards of this one. None where none is kept. Where the exact part ends with zero workers the
-                sum is dropped, and what was sent counts as not sent.
+            num_exact: elements at the payload's end that are summed as they are, before this returns; may be 0.
+            residual: (num_elements - num_exact,), zeros at first; what this rank has not sent of earlier payloads, and
+                once this sum is committed, of this one. None where none is kept.
 
         Returns:
-            The sum, of the payload's shape and type, in the same bits on every rank, since all ranks decode what was
-            sent, also their own part of it.
+            What commits the sum, which has the payload's shape and type, and the same bits on every rank, since all
+            ranks decode what was sent, also their own part of it. Where the exact part ends with zero workers the sum
+            is dropped, and what was sent counts as not sent.
 
         Raises:
             RuntimeError: another rank is late, or gone.
@@ -61,11 +64,9 @@ class FullPrecision:
     def keeps_residual(self) -> bool:
         return False
 
-    def all_reduce(
-        self, payload: torch.Tensor, num_exact: int, group: Group, residual: torch.Tensor | None
-    ) -> torch.Tensor:
+    def exchange(self, payload: torch.Tensor, num_exact: int, group: Group, residual: torch.Tensor | None) -> Commit:
         group.all_reduce(payload)
-        return payload
+        return lambda: payload
 
     def bytes_per_rank(self, num_elements: int, num_exact: int, ranks: Sequence[int]) -> int:
         return ring_bytes_sent(num_elements * self.dtype.itemsize, len(ranks))
@@ -74,8 +75,3 @@ class FullPrecision:
 def is_counted(exact: torch.Tensor) -> bool:
     """Whether a sum is of any worker, by its exact part, (num_exact,); one without such a part is."""
     return not len(exact) or bool(exact[-1])
-
-
-def described(averager: Averager) -> str:
-    """What ranks compare of an averager: its class, and its fields where it is a dataclass."""
-    return str(averager) if is_dataclass(averager) else type(averager).__qualname__

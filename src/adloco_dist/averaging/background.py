@@ -3,16 +3,19 @@
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import cache
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch.profiler import record_function
 
 from adloco_dist.averaging.group import use_device
 
+T = TypeVar("T")
 
-class Background:
+
+class Background(Generic[T]):
     """A call that is made in a thread of its own, on a GPU in a stream for such calls, once it is begun.
 
     Calls that follow one another are made one after the other, so that all ranks issue their collectives in one order;
@@ -24,30 +27,26 @@ class Background:
         waited_seconds: how long `wait` blocked.
     """
 
-    def __init__(self, call: Callable[[], torch.Tensor], device: torch.device) -> None:
+    def __init__(self, call: Callable[[], T], device: torch.device) -> None:
         self.seconds = self.waited_seconds = 0.0
         self._call, self._device = call, device
-        self._after: Background | None = None
-        self._result: torch.Tensor | None = None
+        self._after: Background[Any] | None = None
+        self._result: T | None = None
         self._error: BaseException | None = None
         self._stream = _stream_of(device) if device.type == "cuda" else None
         self._done: torch.Event | None = None
         # A daemon: a process that ends for another reason does not wait for ranks that are gone.
         self._thread = threading.Thread(target=self._run, name="average", daemon=True)
 
-    def begin(self, after: "Background | None" = None) -> "Background":
-        """Begin the call, which may use what the present stream was given before.
-
-        Args:
-            after: the call that is made before this one.
-        """
+    def begin(self, after: "Background[Any] | None" = None) -> "Background[T]":
+        """Begin the call, after another one; it may use what the present stream was given before."""
         self._after = after
         if self._stream:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
         self._thread.start()
         return self
 
-    def wait(self) -> torch.Tensor:
+    def wait(self) -> T:
         """Block until the call, which is begun now if it was not, has returned; the present stream may use its result.
 
         Raises:
@@ -73,7 +72,9 @@ class Background:
         try:
             _take_one_core()  # the others train
             use_device(self._device)
-            with _on(self._stream), record_function("transfer"):  # its name in a profile
+            # torch's own context starts CUDA, of no stream, too.
+            stream = torch.cuda.stream(self._stream) if self._stream else nullcontext()
+            with stream, record_function("transfer"):  # its name in a profile
                 self._result = self._call()
             self._done = self._stream.record_event() if self._stream else None
         except BaseException as error:  # raised by the thread that waits
@@ -89,10 +90,6 @@ def _stream_of(device: torch.device) -> torch.cuda.Stream:
     times, for as many streams does torch hand out.
     """
     return torch.cuda.Stream(device)
-
-
-def _on(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
-    return nullcontext() if stream is None else torch.cuda.stream(stream)  # which starts CUDA, of None, too
 
 
 def _take_one_core() -> None:

@@ -3,13 +3,14 @@
 The rule is that of docs/state.md. Which ones training changes is found at the first outer step.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import nn
 
 from adloco_dist.averaging.group import Group
+from adloco_dist.averaging.replica import Replica
 from adloco_dist.buffers import persistent_buffers
 from adloco_dist.vectors import shape_in_words
 
@@ -20,13 +21,13 @@ class AveragedBuffers:
     Attributes:
         values: those copies, by name.
         changing: names of the buffers that training changes; None: no outer step has been taken.
+        dtype: of the vectors in which they travel: fp64 holds whole numbers up to 2^53.
     """
 
+    dtype = torch.float64
+
     def __init__(self, module: nn.Module) -> None:
-        """
-        Raises:
-            ValueError: a buffer is not dense; one line.
-        """
+        """Raises a ValueError of one line where a buffer is not dense."""
         self._buffers = {buffer.name: buffer for buffer in persistent_buffers(module) if buffer.tensor is not None}
         self.values: dict[str, torch.Tensor] = {}
         for name, buffer in self._buffers.items():
@@ -34,6 +35,7 @@ class AveragedBuffers:
                 raise ValueError(f"model: its buffer {name} is not dense; if it is a cache, use persistent=False")
             self.values[name] = buffer.tensor.detach().clone(memory_format=torch.contiguous_format)
         self.changing: list[str] | None = None
+        self._found: list[str] = []
 
     def facts(self) -> dict[str, str]:
         """What the ranks of a group must agree on, by name."""
@@ -53,41 +55,48 @@ class AveragedBuffers:
     def find_changing(self, group: Group | None) -> None:
         """Find which buffers training changes, on any rank, and afterwards that it changes no others.
 
-        Collective at the first outer step.
+        Collective until an outer step was taken, which makes it known.
 
         Raises:
             ValueError: a constant has changed, or a buffer cannot be averaged; one line.
         """
         changed = [not torch.equal(_content(self._present(name)), _content(self.values[name])) for name in self.values]
+        self._found = self.changing or []
         if self.changing is None:
             tables = [changed] if group is None or not changed else group.exchange(changed)
-            self.changing = [name for name, *found in zip(self.values, *tables, strict=True) if any(found)]
+            self._found = [name for name, *by_rank in zip(self.values, *tables, strict=True) if any(by_rank)]
         for name, has_changed in zip(self.values, changed, strict=True):
-            if has_changed and name not in self.changing:
+            if has_changed and name not in self._found:
                 remedy = "a cache is registered with persistent=False"
                 raise ValueError(f"model: its buffer {name} has changed, but did not in the first round; {remedy}")
             if has_changed and self.values[name].is_complex():
                 raise ValueError(f"model: its buffer {name} changes and is complex, which is not supported")
 
-    def payload(self, device: torch.device) -> torch.Tensor:
-        """The present values of the changing buffers as a vector in fp64, which holds whole numbers up to 2^53."""
-        vectors = [self._present(name).reshape(-1).to(device, torch.float64) for name in self.changing or ()]
-        return torch.cat([torch.zeros(0, dtype=torch.float64, device=device), *vectors])
+    @property
+    def num_elements(self) -> int:
+        return sum(self.values[name].numel() for name in self._found)
 
-    def step(self, total: torch.Tensor, num_workers: int) -> None:
-        """Make the mean of the workers' values those of this outer step; of whole numbers it is rounded.
+    def sum_of(self, replicas: Sequence[Replica], total: torch.Tensor) -> None:
+        start = 0
+        for name in self._found:
+            value = self._present(name).reshape(-1)
+            total[start : start + len(value)] = value
+            start += len(value)
+        total.mul_(sum(replica.weight for replica in replicas))
 
-        Args:
-            total: the sum of the payloads of `num_workers` workers.
-        """
-        values = [self.values[name] for name in self.changing or ()]
+    def step(self, total: torch.Tensor, num_workers: float) -> None:
+        """Make the mean of the workers' values those of this outer step; of whole numbers it is rounded."""
+        self.changing = self._found
+        if not num_workers:
+            return
+        values = [self.values[name] for name in self.changing]
         means = total.mul_(1 / num_workers).split([value.numel() for value in values])
         for value, mean in zip(values, means, strict=True):
             value.copy_((mean if value.is_floating_point() else mean.round()).view(value.shape))
 
-    def restart(self) -> None:
-        """Put the changing buffers' values of the last outer step into the module."""
-        self._put(self.changing or ())
+    def restart(self, replicas: Sequence[Replica]) -> None:
+        """Put the changing buffers' values of the last outer step into the module, if there is a replica."""
+        self._put((self.changing or ()) if replicas else ())
 
     def recover(self) -> None:
         """Put the values of the last outer step into all buffers: it may not be known yet which of them change."""
@@ -97,7 +106,7 @@ class AveragedBuffers:
     def outer_values(self) -> Iterator[None]:
         """Have the values of the last outer step in the module while the block runs."""
         own = {name: self._present(name).clone() for name in self.changing or ()}
-        self.restart()
+        self._put(self.changing or ())
         try:
             yield
         finally:

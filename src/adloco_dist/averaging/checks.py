@@ -1,18 +1,15 @@
 """What shows that ranks have drifted apart, and the errors that end a run."""
 
-import hashlib
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-
 import torch
 import torch.distributed as dist
 
 from adloco_dist.averaging.group import Group, GroupError
-from adloco_dist.text import first_difference, first_line, ranks_by_value, ranks_in_words
-from adloco_dist.vectors import shape_in_words
+from adloco_dist.text import ranks_by_value
 
 CHECKSUM_ROW_WORDS = 64
+MARK_ELEMENTS = 8
+"""Elements of a payload by which ranks find that their anchors differ: a byte each, whose sum over 65,536 ranks is
+exact in fp32."""
 LOST_CONNECTION = (
     "connection closed",
     "connection reset",
@@ -35,31 +32,6 @@ class PeerLostError(RuntimeError):
     """Another rank is gone, or did not come in time. Its line says when, among which ranks, and what to do."""
 
 
-@contextmanager
-def contact(
-    ranks: Sequence[int], where: str, timeout_seconds: float, who_left: Callable[[], str | None] | None = None
-) -> Iterator[None]:
-    """Report another rank that is gone or late as such, from the collectives in the block; no other error.
-
-    Args:
-        ranks: those that may be; none: this rank is alone.
-        timeout_seconds: of the collectives.
-        who_left: finds out who has left by itself, and why.
-
-    Raises:
-        PeerLostError: one is.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        if not ranks or not _is_anothers(error):
-            raise
-        reason = who_left() if who_left else None
-        others = f"another of the {ranks_in_words(ranks)}"
-        late = f"{others} is gone, or late by more than timeout_seconds={timeout_seconds:g} ({first_line(error)})"
-        raise PeerLostError(f"{where} on rank {dist.get_rank()}: {reason or late}; {RESTART}") from error
-
-
 def is_connection_lost(error: Exception) -> bool:
     """Whether a connection between ranks is gone, rather than slow."""
     message = str(error).lower()
@@ -72,7 +44,7 @@ def is_timeout(error: RuntimeError) -> bool:
     return "timed out" in message or "timeout" in message
 
 
-def _is_anothers(error: RuntimeError) -> bool:
+def is_of_another(error: RuntimeError) -> bool:
     """Whether an error says that another rank is gone or late; all others are this rank's own."""
     if isinstance(error, RanksDisagreeError | torch.OutOfMemoryError | torch.AcceleratorError):
         return False
@@ -109,24 +81,19 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
     return content.view(torch.int64)
 
 
-def configurations_differ(group: Group, facts: Mapping[str, str]) -> str | None:
-    """What differs between the ranks' facts, in one line, the same on all of them; None: nothing does. Collective.
+def word_sum(tensor: torch.Tensor) -> torch.Tensor:
+    """The sum of a dense tensor's 64-bit words, modulo 2^64: a scalar, int64, on its device."""
+    return _words(tensor).sum()
 
-    The facts themselves travel only where their digests differ.
-    """
-    text = json.dumps(facts, sort_keys=True)
-    digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), signed=True)
-    if len({tuple(row) for row in group.exchange([digest])}) == 1:
-        return None
-    return first_difference([json.loads(one) for one in group.exchange_text(text)], group.ranks)
+
+def mark_of(word_sums: list[int], round_number: int) -> list[int]:
+    """The (MARK_ELEMENTS,) bytes that stand for a round and what an anchor was in it, of sums of its parts."""
+    number = sum(value * (2 * place + 1) for place, value in enumerate([round_number, *word_sums]))
+    return list((number % (1 << 8 * MARK_ELEMENTS)).to_bytes(MARK_ELEMENTS, "little"))
 
 
 def compare_anchors(group: Group, round_number: int, anchor: torch.Tensor) -> None:
-    """Make sure that all ranks hold the same anchor after the same round. Collective.
-
-    Raises:
-        RanksDisagreeError: they do not.
-    """
+    """Raise a RanksDisagreeError unless all ranks hold the same anchor after the same round. Collective."""
     rows = group.exchange([round_number, *checksum(anchor)])
     by_round = ranks_by_value((rank, row[0]) for rank, row in zip(group.ranks, rows, strict=True))
     if len(by_round) > 1:
@@ -136,18 +103,3 @@ def compare_anchors(group: Group, round_number: int, anchor: torch.Tensor) -> No
     if len(by_anchor) > 1:
         shown = " and ".join(by_anchor.values())
         raise RanksDisagreeError(f"after round {round_number}: the anchor differs between {shown}; {RESTART}")
-
-
-def compare_tensors(part: str, saved: Mapping[str, torch.Tensor], present: Mapping[str, torch.Tensor]) -> None:
-    """Make sure that tensors of a state_dict are those that are to be loaded, by name, shape and type.
-
-    Raises:
-        ValueError: they are not; one line that names the first.
-    """
-    for name in {**present, **saved}:
-        was, is_here = (
-            "missing" if name not in tensors else shape_in_words(tensors[name]) for tensors in (saved, present)
-        )
-        if was != is_here:
-            rule = "load the state of the same model and outer optimizer, and on each rank its own"
-            raise ValueError(f"state_dict: its {part} of {name} is {was}, but {is_here} here; {rule}")

@@ -1,6 +1,5 @@
 """Pseudo-gradients in fewer bits: blocks of whole numbers with one scale each, or bfloat16."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,20 +18,11 @@ class Codec(Protocol):
     def block_bytes(self) -> int: ...
 
     def encode(self, blocks: torch.Tensor, message: torch.Tensor) -> None:
-        """Encode values.
-
-        Args:
-            blocks: (num_blocks, BLOCK), floating-point.
-            message: (num_blocks, block_bytes), uint8; it is filled.
-        """
+        """Fill a message, (num_blocks, block_bytes) in uint8, with values, (num_blocks, BLOCK)."""
         ...
 
     def decode(self, message: torch.Tensor) -> torch.Tensor:
-        """The values in a message, (num_blocks, BLOCK) in fp32.
-
-        Args:
-            message: (num_blocks, block_bytes), uint8.
-        """
+        """The values in such a message, (num_blocks, BLOCK) in fp32."""
         ...
 
 
@@ -107,34 +97,29 @@ def num_blocks(num_elements: int) -> int:
 
 
 def encode(codec: Codec, values: torch.Tensor, message: torch.Tensor) -> None:
-    """Encode a vector of any length; blocks of the message behind its end become zeros.
-
-    Args:
-        values: (n,).
-        message: (num_blocks, block_bytes), uint8, of at least as many blocks.
-    """
-    for where, blocks in _chunks(values, len(message)):
-        codec.encode(blocks, message[where])
-
-
-def decode_into(codec: Codec, message: torch.Tensor, total: torch.Tensor, is_first: bool = True) -> None:
-    """Decode a message over `total`, or add it to `total`, (n,), of at most as many blocks."""
-    end = num_blocks(len(total))
-    for start in range(0, end, CHUNK_BLOCKS):
-        part = total[start * BLOCK : (start + CHUNK_BLOCKS) * BLOCK]
-        decoded = codec.decode(message[start : min(start + CHUNK_BLOCKS, end)]).view(-1)[: len(part)]
-        if is_first:
-            part.copy_(decoded)
-        else:
-            part.add_(decoded)
+    """Encode a vector, (n,), in a message of at least as many blocks; those behind its end become zeros."""
+    for start in range(0, len(message), CHUNK_BLOCKS):
+        chunk = message[start : start + CHUNK_BLOCKS]
+        blocks = values[start * BLOCK : (start + len(chunk)) * BLOCK]
+        if missing := len(chunk) * BLOCK - len(blocks):
+            blocks = torch.cat([blocks, blocks.new_zeros(missing)])
+        codec.encode(blocks.view(-1, BLOCK), chunk)
 
 
-def _chunks(values: torch.Tensor, total_blocks: int) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Blocks that are encoded together, and where they are in the message; zeros fill it up."""
-    for start in range(0, total_blocks, CHUNK_BLOCKS):
-        where = slice(start, min(start + CHUNK_BLOCKS, total_blocks))
-        part = values[where.start * BLOCK : where.stop * BLOCK]
-        missing = (where.stop - where.start) * BLOCK - len(part)
-        if missing:
-            part = torch.cat([part, part.new_zeros(missing)])
-        yield where, part.view(-1, BLOCK)
+def decode_into(codec: Codec, message: torch.Tensor, values: torch.Tensor) -> None:
+    """Decode a message over a vector, (n,), of at most as many blocks."""
+    for start in range(0, num_blocks(len(values)), CHUNK_BLOCKS):
+        chunk = values[start * BLOCK : (start + CHUNK_BLOCKS) * BLOCK]
+        decoded = codec.decode(message[start : start + num_blocks(len(chunk))])
+        chunk.copy_(decoded.view(-1)[: len(chunk)])
+
+
+def encode_sum(codec: Codec, messages: torch.Tensor, dtype: torch.dtype) -> None:
+    """Make the first of several messages, (num_messages, num_blocks, block_bytes), that of their sum, which is taken in
+    `dtype`, in their order."""
+    for start in range(0, messages.shape[1], CHUNK_BLOCKS):
+        first, *others = messages[:, start : start + CHUNK_BLOCKS]
+        total = codec.decode(first).to(dtype)
+        for message in others:
+            total.add_(codec.decode(message))
+        codec.encode(total, first)

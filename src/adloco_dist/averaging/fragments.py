@@ -3,9 +3,19 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from adloco_dist.vectors import VectorLayout
+
+
+@dataclass(frozen=True)
+class Run:
+    """Neighbouring elements of a fragment that are worked through together, while they are in a cache."""
+
+    where: slice
+    """In a flat vector."""
+    packed: slice
+    """In a vector of the fragment alone, which has its elements one after the other."""
+    tensors: Sequence[int] = ()
+    """Whose elements they are, where runs have whole tensors."""
 
 
 @dataclass(frozen=True)
@@ -16,33 +26,38 @@ class Fragment:
     """Their indices in the layout of flat vectors, ascending."""
     slices: tuple[slice, ...]
     """Where they lie in a flat vector, ascending; neighbours are one slice."""
-    tensor_slices: tuple[slice, ...]
-    """Where each of them lies in a flat vector."""
+    sizes: tuple[int, ...]
+    """Elements that each of them has there, with the gap behind it."""
 
     @property
     def num_elements(self) -> int:
-        return sum(one.stop - one.start for one in self.slices)
+        return sum(self.sizes)
 
-    def parts(
-        self, *vectors: torch.Tensor, packed: torch.Tensor, by_tensor: bool = False
-    ) -> Iterator[tuple[torch.Tensor, ...]]:  # fmt: skip
-        """The fragment in flat vectors and in `packed`, which has its slices one after the other; slice by slice."""
+    def runs(self, max_elements: int) -> Iterator[Run]:
+        """Cut it into runs of at most so many elements, wherever these end."""
         start = 0
-        for one in self.tensor_slices if by_tensor else self.slices:
-            size = one.stop - one.start
-            yield *(vector[one] for vector in vectors), packed[start : start + size]
-            start += size
+        for where in self.slices:
+            for first in range(where.start, where.stop, max_elements):
+                stop = min(first + max_elements, where.stop)
+                yield Run(slice(first, stop), slice(start, start + stop - first))
+                start += stop - first
+
+    def tensor_runs(self, layout: VectorLayout, max_elements: int) -> Iterator[Run]:
+        """Cut it into runs of whole neighbouring tensors, each of at most so many elements or of one tensor."""
+        start, tensors = 0, []
+        for index, following in zip(self.tensors, (*self.tensors[1:], None), strict=True):
+            tensors.append(index)
+            where = slice(layout.offsets[tensors[0]], layout.boundary(index + 1))
+            if following == index + 1 and layout.boundary(index + 2) - where.start <= max_elements:
+                continue
+            stop = start + where.stop - where.start
+            yield Run(where, slice(start, stop), tensors)
+            start, tensors = stop, []
 
 
 def largest(fragments: Sequence[Fragment]) -> int:
     """Elements of the largest fragment."""
     return max(fragment.num_elements for fragment in fragments)
-
-
-def packed_part(vector: torch.Tensor, fragments: Sequence[Fragment], index: int) -> torch.Tensor:
-    """What a vector that holds one fragment after the other has of the fragment of that index."""
-    start = sum(fragment.num_elements for fragment in fragments[:index])
-    return vector[start : start + fragments[index].num_elements]
 
 
 def fragments_of(layout: VectorLayout, count: int, whole: VectorLayout | None = None) -> list[Fragment]:
@@ -68,13 +83,12 @@ def fragments_of(layout: VectorLayout, count: int, whole: VectorLayout | None = 
         lightest = loads.index(min(loads))
         members[lightest].append(index)
         loads[lightest] += sizes[index]
-    return [_fragment(layout, sorted(tensors)) for tensors in members]
-
-
-def _fragment(layout: VectorLayout, tensors: Sequence[int]) -> Fragment:
-    slices: list[slice] = []
-    each = tuple(slice(layout.boundary(index), layout.boundary(index + 1)) for index in tensors)
-    for one in each:
-        is_next = slices and slices[-1].stop == one.start
-        slices.append(slice(slices.pop().start, one.stop) if is_next else one)
-    return Fragment(tuple(tensors), tuple(slices), each)
+    fragments = []
+    for tensors in map(sorted, members):
+        bounds = [(layout.boundary(index), layout.boundary(index + 1)) for index in tensors]
+        slices: list[slice] = []
+        for start, stop in bounds:
+            is_next = slices and slices[-1].stop == start
+            slices.append(slice(slices.pop().start, stop) if is_next else slice(start, stop))
+        fragments.append(Fragment(tuple(tensors), tuple(slices), tuple(stop - start for start, stop in bounds)))
+    return fragments

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from adloco_dist.text import first_line, set_of_ranks
 
@@ -56,30 +57,33 @@ class Group:
 
     Every method is collective over `ranks`, and raises a RuntimeError when the others do not come within the timeout
     or one of them is gone; no further collective of the group is possible then.
+
+    Attributes:
+        device: where the tensors that travel are.
     """
 
     def __init__(
-        self, ranks: RankSet, process_group: dist.ProcessGroup, device: torch.device, timeout_seconds: float,
+        self,
+        ranks: RankSet,
+        process_group: dist.ProcessGroup,
+        device: torch.device,
+        timeout_seconds: float,
         connect_seconds: float,
-    ) -> None:  # fmt: skip
+        is_connected: bool = False,
+    ) -> None:
         """
         Args:
-            device: where the tensors that travel are; of a GPU with its index: threads would take the first one.
+            device: of a GPU with its index: threads would take the first one.
             timeout_seconds: timeout of one collective.
             connect_seconds: timeout of the first one, in which NCCL connects its ranks.
+            is_connected: whether they have exchanged tensors already.
         """
         assert device.type != "cuda" or device.index is not None
-        self.ranks, self.process_group = ranks, process_group
-        self._device = device
+        self.ranks, self.process_group, self.device = ranks, process_group, device
         self._timeout = timedelta(seconds=timeout_seconds)
         self._connect_seconds = connect_seconds
-        self._is_connected = False
+        self._is_connected = is_connected
         self._last_work: dist.Work | None = None
-
-    @property
-    def device(self) -> torch.device:
-        """Where the tensors that travel are."""
-        return self._device
 
     @property
     def index(self) -> int:
@@ -97,14 +101,14 @@ class Group:
         """
         if self._is_connected:
             return
-        if self._device.type == "cuda":
+        if self.device.type == "cuda":
             torch.cuda.empty_cache()  # NCCL takes its memory from the driver, not from torch's cache
         failures: list[Exception] = []
 
         def first() -> None:
             try:
-                use_device(self._device)
-                work = dist.all_reduce(torch.zeros(1, device=self._device), group=self.process_group, async_op=True)
+                use_device(self.device)
+                work = dist.all_reduce(torch.zeros(1, device=self.device), group=self.process_group, async_op=True)
                 PendingCollective(work, timedelta(seconds=self._connect_seconds)).wait()
             except Exception as error:  # raised by the thread that waits for this one
                 failures.append(error)
@@ -135,7 +139,7 @@ class Group:
     def exchange(self, numbers: Sequence[int]) -> list[list[int]]:
         """Every rank's whole numbers, of 64 bits each, in the order of `ranks`; as many from each rank."""
         # A sum, which every backend has for every device that it knows.
-        table = torch.zeros(len(self.ranks), len(numbers), dtype=torch.int64, device=self._device)
+        table = torch.zeros(len(self.ranks), len(numbers), dtype=torch.int64, device=self.device)
         table[self.index] = torch.tensor(numbers)
         self.all_reduce(table)
         return table.tolist()
@@ -151,12 +155,8 @@ class Group:
     def all_to_all(
         self, received: torch.Tensor, sent: torch.Tensor, sizes_in: Sequence[int], sizes_out: Sequence[int]
     ) -> None:
-        """Send every rank its part of `sent`, and fill `received` with the parts from every rank.
-
-        Args:
-            sizes_in: elements from each rank, in the order of `ranks`.
-            sizes_out: elements to each rank.
-        """
+        """Send every rank its part of `sent`, and fill `received` with the parts from every rank: so many elements to
+        and from each, in the order of `ranks`."""
         self.connect()
         sizes = list(sizes_in), list(sizes_out)
         work = dist.all_to_all_single(received, sent, *sizes, group=self.process_group, async_op=True)
@@ -210,16 +210,11 @@ class Group:
 
         This group has connected them.
         """
-        some = Group(ranks, self.process_group, self._device, self._timeout.total_seconds(), self._connect_seconds)
-        some._is_connected = True
-        return some
+        timeout_seconds = self._timeout.total_seconds()
+        return Group(ranks, self.process_group, self.device, timeout_seconds, self._connect_seconds, is_connected=True)
 
     def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Every rank's tensor, in the order of `ranks`, on the lowest of them; an empty list on the others.
-
-        Args:
-            tensor: has the same shape on all ranks.
-        """
+        """Every rank's tensor, all of one shape, in the order of `ranks` on the lowest of them; none on the others."""
         self.connect()
         root = self.ranks[0]
         received = [torch.empty_like(tensor) for _ in self.ranks] if dist.get_rank() == root else []
@@ -236,12 +231,16 @@ class Group:
         for work in works:
             work.wait()
 
-    def _near(self, tensor: torch.Tensor, is_filled: bool = True) -> torch.Tensor:
-        """What travels for a tensor: itself, or one in CPU memory where the backend sends no other.
+    def close(self) -> None:
+        """Close this rank's connections; what travels keeps them until it has arrived."""
+        self._last_work = None
+        if distributed_c10d._world.pg_map.get(self.process_group):  # the user may have destroyed all groups
+            dist.destroy_process_group(self.process_group)
+        del self.process_group
 
-        Args:
-            is_filled: whether that one has the tensor's values.
-        """
+    def _near(self, tensor: torch.Tensor, is_filled: bool = True) -> torch.Tensor:
+        """What travels for a tensor: itself, or one in CPU memory, with its values or not, where the backend sends no
+        other."""
         if not is_staged(tensor.device, self.process_group._get_backend(tensor.device).name()):
             return tensor
         return tensor.cpu() if is_filled else torch.empty_like(tensor, device="cpu")

@@ -5,14 +5,14 @@ over a node's link as it has ranks. Here the ranks of a node add up their payloa
 of it; the ranks that hold the same part on different nodes sum it in few bits; and the result travels inside of nodes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 import torch.distributed as dist
 
-from adloco_dist.averaging.averager import is_counted
+from adloco_dist.averaging.averager import Commit, is_counted
 from adloco_dist.averaging.group import Group, ring_bytes_sent
 from adloco_dist.averaging.quantized import Quantized
 from adloco_dist.averaging.sparse import Sparse
@@ -31,49 +31,45 @@ class InsideFirst:
     def keeps_residual(self) -> bool:
         return self.between.keeps_residual
 
-    def all_reduce(
-        self, payload: torch.Tensor, num_exact: int, group: Group, residual: torch.Tensor | None
-    ) -> torch.Tensor:
-        members = self._members(group.ranks)
-        mine = next(ranks for ranks in members if dist.get_rank() in ranks)
-        num_parts = min(map(len, members))
+    def exchange(self, payload: torch.Tensor, num_exact: int, group: Group, residual: torch.Tensor | None) -> Commit:
+        members, me = self._members(group.ranks), dist.get_rank()
         if len(members) in (1, len(group.ranks)):  # there is one node, or one rank on each
-            return self.between.all_reduce(payload, num_exact, group, residual)
+            return self.between.exchange(payload, num_exact, group, residual)
+        mine, num_parts = next(ranks for ranks in members if me in ranks), min(map(len, members))
+        place = mine.index(me)
         values, exact = payload.split([len(payload) - num_exact, num_exact])
-        counts = is_counted(exact)
-        pending = group.start_all_reduce(exact)
         bounds = [len(values) * number // num_parts for number in range(num_parts + 1)]
         slices = [slice(*pair) for pair in pairwise(bounds)]
-        parts = {rank: values[one] for rank, one in zip(mine, slices, strict=False)}  # by the rank that sums it
-        place, me = mine.index(dist.get_rank()), dist.get_rank()
-        own = parts.get(me)
-        if residual is not None and counts:
-            # What it owes of others' slices (it had another place once, or averaged without nodes) they take over.
-            for one in (one for number, one in enumerate(slices) if number != place):
-                values[one].add_(residual[one])
-                residual[one].zero_()
-        arrived = torch.empty_like(own) if own is not None else values[:0]
-        for step in range(1, len(mine)):  # one after the other, so that there is room for one
-            receiver, sender = mine[(place + step) % len(mine)], mine[place - step]
-            sent = [(receiver, parts[receiver])] if receiver in parts else []
-            group.send_and_receive(sent, [(sender, arrived)] if own is not None else [])
-            if own is not None:
-                own.add_(arrived)
+        parts = {rank: values[where] for rank, where in zip(mine, slices, strict=False)}  # by the rank that sums it
+        own, others = parts.get(me), [where for number, where in enumerate(slices) if number != place]
+        given = others if residual is not None and is_counted(exact) else []
+        pending = group.start_all_reduce(exact)
         if residual is not None:
-            pending.wait()
-            if not is_counted(exact):  # nobody's: the sum is dropped, and what is owed stays
-                values.zero_()
-                return payload
+            # What it owes of others' slices (it had another place once, or averaged without nodes) they take over.
+            for where in given:
+                values[where].add_(residual[where])
+        arrived = _sum_inside(group, mine, parts)
+        pending.wait()
+        if residual is not None and not is_counted(exact):  # nobody's: the sum is dropped, and what is owed stays
+            return lambda: payload
         if own is not None:
             column = group.among(tuple(sorted(ranks[place] for ranks in members)))
-            own.copy_(self.between.all_reduce(own, 0, column, None if residual is None else residual[slices[place]]))
+            owed = None if residual is None else arrived.copy_(residual[slices[place]])
+            own.copy_(self.between.exchange(own, 0, column, owed)())
         group.send_and_receive(
             [(rank, own) for rank in mine if rank != me and own is not None],
             [(rank, part) for rank, part in parts.items() if rank != me],
         )
-        if residual is None:
-            pending.wait()
-        return payload
+
+        def commit() -> torch.Tensor:
+            if residual is not None:
+                for where in given:
+                    residual[where].zero_()
+                if own is not None:
+                    residual[slices[place]].copy_(arrived)
+            return payload
+
+        return commit
 
     def bytes_per_rank(self, num_elements: int, num_exact: int, ranks: Sequence[int]) -> int:
         members = self._members(ranks)
@@ -91,3 +87,20 @@ class InsideFirst:
         for rank in ranks:
             by_node.setdefault(self.nodes[rank], []).append(rank)
         return list(by_node.values())
+
+
+def _sum_inside(group: Group, mine: Sequence[int], parts: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    """Let every rank of a node, of `mine`, add up its part of all their payloads; return memory as large as its part.
+
+    Of this rank's payload `parts` are by the rank that sums them.
+    """
+    me = dist.get_rank()
+    place, own = mine.index(me), parts.get(me)
+    arrived = torch.empty_like(own) if own is not None else torch.empty(0)
+    for step in range(1, len(mine)):  # one after the other, so that there is room for one
+        receiver, sender = mine[(place + step) % len(mine)], mine[place - step]
+        sent = [(receiver, parts[receiver])] if receiver in parts else []
+        group.send_and_receive(sent, [(sender, arrived)] if own is not None else [])
+        if own is not None:
+            own.add_(arrived)
+    return arrived

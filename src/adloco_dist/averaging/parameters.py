@@ -4,16 +4,16 @@ import hashlib
 from collections.abc import Iterator, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from adloco_dist.averaging.checks import checksum
-from adloco_dist.averaging.copies import ParameterCopies
 from adloco_dist.averaging.fragments import Fragment, fragments_of
-from adloco_dist.averaging.outer import chunk_elements, pseudo_gradient, rejoin, restart
 from adloco_dist.averaging.shards import Shards, is_sharded, local, sharded_modules
-from adloco_dist.averaging.wrappers import unwrapped
-from adloco_dist.vectors import VectorLayout, embeddings_of, shape_in_words
+from adloco_dist.text import ranks_in_words
+from adloco_dist.vectors import VectorLayout, shape_in_words
 
 FSDP1 = "FullyShardedDataParallel has changed its parameters; use fully_shard, DistributedDataParallel or no wrapper"
 FINAL = "construct DiLoCo when model and optimizers are final"
@@ -25,20 +25,16 @@ class TrainedParameters:
     Of sharded parameters it is this rank's parts that are meant everywhere.
 
     Attributes:
-        layout: where flat vectors hold them.
-        embeddings: indices of embeddings among them.
-        copies: the optimizers' copies of them.
+        tensors: the parameters.
+        layout: where flat vectors hold them, in this order.
+        optimizers: those that hold them.
         dtype: type of flat vectors: fp64 if one of the parameters is of that type, else fp32.
         device: device of flat vectors: the first parameter's.
     """
 
     def __init__(self, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """
-        Raises:
-            ValueError: these parameters cannot be averaged; one line.
-        """
-        self._module, self._optimizers = module, optimizers
-        self.copies = ParameterCopies(optimizers)
+        """Raises a ValueError of one line where these parameters cannot be averaged."""
+        self._module, self.optimizers = module, optimizers
         self._sharded_modules = sharded_modules(module)
         named, held = self._named(), self._held()
         if any(type(inner).__name__ == "FullyShardedDataParallel" for inner in module.modules()):
@@ -54,13 +50,12 @@ class TrainedParameters:
         if not self._trained:
             rule = "pass the optimizer of parameters that require gradients"
             raise ValueError(f"optimizer: it trains no parameter of the model; {rule}")
-        self._in_order = list(self._trained.values())
+        self.tensors = list(self._trained.values())
         self._kinds = {name: _kind(parameter) for name, parameter in self._trained.items()}
         self.layout = VectorLayout.of((name, local(parameter)) for name, parameter in self._trained.items())
-        types = {parameter.dtype for parameter in self._trained.values()}
-        self.embeddings = embeddings_of(module, list(self._trained.values()))
+        types = {parameter.dtype for parameter in self.tensors}
         self.dtype = torch.float64 if torch.float64 in types else torch.float32
-        self.device = next(iter(self._trained.values())).device
+        self.device = self.tensors[0].device
 
     @property
     def without_optimizer(self) -> list[str]:
@@ -79,11 +74,7 @@ class TrainedParameters:
         return {**shapes, **frozen, "the order of the parameters": order}
 
     def check(self) -> None:
-        """Make sure that the optimizers still train the very parameters that they trained at construction.
-
-        Raises:
-            ValueError: they do not; one line.
-        """
+        """Raise a ValueError of one line unless the optimizers still train the very parameters as at construction."""
         named, held = self._named(), self._held()
         known = {id(parameter) for parameter in (*self._trained.values(), *self._frozen.values())}
         if later := held - known:
@@ -112,9 +103,9 @@ class TrainedParameters:
     def checksums(self) -> torch.Tensor:
         """A checksum of the parameters, and one of the optimizers' states of them, (2,), int64, on the CPU."""
         weights, states = hashlib.blake2b(digest_size=8), hashlib.blake2b(digest_size=8)
-        for parameter in self._trained.values():
+        for parameter in self.tensors:
             weights.update(repr(checksum(local(parameter))).encode())
-            for optimizer in self._optimizers:
+            for optimizer in self.optimizers:
                 for name, state in sorted(optimizer.state.get(parameter, {}).items()):
                     said = checksum(local(state)) if isinstance(state, torch.Tensor) else state
                     states.update(repr((name, said)).encode())
@@ -124,88 +115,37 @@ class TrainedParameters:
         """Whether the parameters are what a restart from the anchor would make them."""
         return all(torch.equal(parameter, view.to(parameter)) for parameter, view in self._with_views(anchor))
 
-    def subtract_from(
-        self, anchor: torch.Tensor, packed: torch.Tensor, which: Sequence[int] | None = None
-    ) -> torch.Tensor:  # fmt: skip
-        """Fill `packed` with the pseudo-gradient, x - w, and its gaps with zeros.
-
-        Args:
-            packed: what a flat vector holds for the parameters of the indices in `which`, or for all; may be longer.
-
-        Returns:
-            The sum of its elements, (): finite where the parameters are.
-        """
-        sums, start = [], 0
-        for where, indices in self.parts(which):
-            total = packed[start : start + where.stop - where.start]
-            for gap in self.layout.gaps(total, indices):
-                gap.zero_()
-            for index, (parameter, view) in zip(indices, self._with_views(anchor, indices), strict=True):
-                pseudo_gradient(view, [parameter], self.layout.view(total, index, where.start))
-            sums.append(total.sum())
-            start += len(total)
-        return torch.stack(sums).sum()
+    def local(self, which: Sequence[int]) -> Iterator[tuple[int, torch.Tensor]]:
+        """These indices, each with its parameter, detached, or this rank's part of it."""
+        for index in which:
+            yield index, local(self.tensors[index])
 
     def fragments(self, count: int) -> list[Fragment]:
         """Divide them into fragments, the same on all ranks that hold parts of one model; see `fragments_of`."""
         return fragments_of(self.layout, count, VectorLayout.of(self._trained.items()))
 
     def shards(self, averaged_with: Sequence[int], timeout_seconds: float) -> Shards:
-        """The ranks that hold these parameters together; see `Shards`."""
+        """The ranks that hold these parameters together."""
         return Shards(self._trained, averaged_with, timeout_seconds)
 
     def put(self, vector: torch.Tensor) -> None:
         """Give the parameters the vector's values, in the memory that they have; copies of them stay as they are."""
-        self._reshard()
+        self.reshard()
         for parameter, view in self._with_views(vector):
-            restart([parameter], view)
-
-    def restart(self, anchor: torch.Tensor, which: Sequence[int] | None = None) -> None:
-        """Bring the parameters of these indices, or all, to the anchor, and the optimizers' copies of them along."""
-        self._reshard()
-        for index, view in self._views(anchor, which):
-            parameter = self._in_order[index]
-            self.copies.move(parameter, view)
-            restart([local(parameter)], view)
-
-    def copy_to(self, packed: torch.Tensor, which: Sequence[int]) -> None:
-        """Fill `packed` with the parameters of these indices."""
-        for _, parameter, part in self._packed(packed, which):
-            part.copy_(parameter)
-
-    def rejoin(self, anchor: torch.Tensor, departed: torch.Tensor, which: Sequence[int]) -> None:
-        """Bring the anchor's step to the parameters of these indices, which keep what they have learned since.
-
-        Args:
-            departed: what `copy_to` filled when they were sent off; used as scratch.
-        """
-        self._reshard()
-        for index, parameter, part in self._packed(departed, which):
-            view = self.layout.view(anchor, index)
-            if self.copies.names:
-                self.copies.move(self._in_order[index], parameter + (view - part).to(parameter))
-            rejoin(parameter, part, view)
-
-    def parts(self, which: Sequence[int] | None = None) -> Iterator[tuple[slice, Sequence[int]]]:
-        """Runs of parameters that stay in a cache together: where they lie in flat vectors, and their indices."""
-        return self.layout.parts(chunk_elements(self.device), which)
-
-    def find_copies(self) -> None:
-        """Look for copies of the parameters in the optimizers' states, after the first update."""
-        self.copies.find(self._trained)
+            parameter.copy_(view)
 
     def reset_optimizers(self) -> None:
         """Forget the optimizers' state of these parameters, as if no step had been taken."""
-        for optimizer in self._optimizers:
-            for parameter in self._trained.values():
+        for optimizer in self.optimizers:
+            for parameter in self.tensors:
                 optimizer.state.pop(parameter, None)
 
     def _named(self) -> dict[str, nn.Parameter]:
         """The module's parameters, by the names that they have where no module inside of it is compiled."""
-        self._reshard()
+        self.reshard()
         return {name.replace("_orig_mod.", ""): p for name, p in unwrapped(self._module).named_parameters()}
 
-    def _reshard(self) -> None:
+    def reshard(self) -> None:
         """Give up whole parameters that fully_shard has gathered: after a forward pass alone the root keeps its
         own, and would go on with them when parts are changed."""
         for module in self._sharded_modules:
@@ -213,31 +153,37 @@ class TrainedParameters:
 
     def _held(self) -> set[int]:
         """The identities of the parameters that the optimizers hold now."""
-        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         return {id(parameter) for group in groups for parameter in group["params"]}
 
-    def _views(self, vector: torch.Tensor, which: Sequence[int] | None) -> Iterator[tuple[int, torch.Tensor]]:
-        """These indices, or all, each with what a flat vector holds for its parameter."""
-        for index in range(len(self._in_order)) if which is None else which:
-            yield index, self.layout.view(vector, index)
+    def _with_views(self, vector: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The parameters, detached, each with what a flat vector holds for it."""
+        for index, parameter in self.local(range(len(self.tensors))):
+            yield parameter, self.layout.view(vector, index)
 
-    def _with_views(
-        self, vector: torch.Tensor, which: Sequence[int] | None = None
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:  # fmt: skip
-        """The parameters of these indices, or all, detached, each with what a flat vector holds for it."""
-        for index, view in self._views(vector, which):
-            yield local(self._in_order[index]), view
 
-    def _packed(
-        self, packed: torch.Tensor, which: Sequence[int]
-    ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:  # fmt: skip
-        """Indices, their parameters, detached, and their places in `packed`, one after the other without gaps."""
-        start = 0
-        for index in which:
-            parameter = local(self._in_order[index])
-            part = packed[start : start + parameter.numel()].view(parameter.shape)
-            start += parameter.numel()
-            yield index, parameter, part
+def _wrappers(module: nn.Module) -> Iterator[nn.Module]:
+    """The module, then what DistributedDataParallel and torch.compile have wrapped, from the outside in."""
+    inner: object = module
+    while isinstance(inner, nn.Module):
+        yield inner
+        wraps = isinstance(inner, DistributedDataParallel | DataParallel)
+        inner = inner.module if wraps else getattr(inner, "_orig_mod", None)
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module inside of DistributedDataParallel and torch.compile, which put their own names before its names."""
+    return list(_wrappers(module))[-1]
+
+
+def check_data_parallel(module: nn.Module, ranks: Sequence[int]) -> None:
+    """Raise a ValueError of one line if the module's DistributedDataParallel makes two of these ranks one worker."""
+    wrappers = [inner for inner in _wrappers(module) if isinstance(inner, DistributedDataParallel)]
+    joined = sorted({rank for ddp in wrappers for rank in dist.get_process_group_ranks(ddp.process_group)} & set(ranks))
+    if len(joined) > 1:
+        rule = f"averages gradients over {ranks_in_words(joined)}, which makes them one worker"
+        remedy = "wrap no model in it, or give group one rank of each worker"
+        raise ValueError(f"model: its DistributedDataParallel {rule}; {remedy}")
 
 
 def _obstacle(parameter: nn.Parameter) -> str | None:

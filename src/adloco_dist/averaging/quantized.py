@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from adloco_dist.averaging.averager import is_counted
-from adloco_dist.averaging.codecs import BLOCK, Codec, decode_into, encode, num_blocks
+from adloco_dist.averaging.averager import Commit, is_counted
+from adloco_dist.averaging.codecs import Codec, decode_into, encode, encode_sum, num_blocks
 from adloco_dist.averaging.group import Group, ring_bytes_sent
 
 
@@ -25,43 +25,38 @@ class Quantized:
     keeps_residual: bool = False
     """Whether what the first rounding takes away is added to the next payload (error feedback)."""
 
-    def all_reduce(
-        self, payload: torch.Tensor, num_exact: int, group: Group, residual: torch.Tensor | None
-    ) -> torch.Tensor:
+    def exchange(self, payload: torch.Tensor, num_exact: int, group: Group, residual: torch.Tensor | None) -> Commit:
         values, exact = payload.split([len(payload) - num_exact, num_exact])
         pending = group.start_all_reduce(exact) if num_exact else None
-        slices = values.split(_slice_blocks(len(values), len(group.ranks)) * BLOCK)
-        sent = self._encoded(values, len(group.ranks), residual)
-        received = group.exchange_parts(sent)
-        mine = group.index
-        total = slices[mine] if mine < len(slices) else values[:0]  # of few blocks, the last ranks have none
-        for index, message in enumerate(received):
-            decode_into(self.codec, message, total, is_first=index == 0)
-        encode(self.codec, total, received[0])
-        for message, part in zip(group.all_gather(received[0]), slices, strict=False):
-            decode_into(self.codec, message, part)
+        if residual is not None:
+            values.add_(residual)
+        num_ranks, size = len(group.ranks), _slice_blocks(len(values), len(group.ranks))
+        sent = torch.empty(num_ranks * size, self.codec.block_bytes, dtype=torch.uint8, device=values.device)
+        encode(self.codec, values, sent)
+        received = group.exchange_parts(sent.view(num_ranks, size, self.codec.block_bytes))
+        encode_sum(self.codec, received, payload.dtype)
+        sums = group.all_gather(received[0]).flatten(0, 1)
         if pending:
             pending.wait()
-        if residual is not None and not is_counted(exact):
-            decode_into(self.codec, sent.flatten(0, 1), residual, is_first=False)
-        return payload
+        if residual is None:  # the payload is not needed any more: decoded here, in the thread that averages
+            decode_into(self.codec, sums, values)
+            return lambda: payload
+
+        def commit() -> torch.Tensor:
+            if is_counted(exact):
+                decode_into(self.codec, sent, residual)
+                torch.sub(values, residual, out=residual)
+            else:
+                residual.copy_(values)
+            decode_into(self.codec, sums, values)
+            return payload
+
+        return commit
 
     def bytes_per_rank(self, num_elements: int, num_exact: int, ranks: Sequence[int]) -> int:
         num_ranks = len(ranks)
         message = _slice_blocks(num_elements - num_exact, num_ranks) * self.codec.block_bytes
         return 2 * (num_ranks - 1) * message + ring_bytes_sent(4 * num_exact, num_ranks)
-
-    def _encoded(self, values: torch.Tensor, num_ranks: int, residual: torch.Tensor | None) -> torch.Tensor:
-        """The values as one message for each rank, (num_ranks, blocks of a slice, block_bytes)."""
-        size = _slice_blocks(len(values), num_ranks)
-        message = torch.empty(num_ranks * size, self.codec.block_bytes, dtype=torch.uint8, device=values.device)
-        if residual is not None:
-            values = values.add_(residual)
-        encode(self.codec, values, message)
-        if residual is not None:
-            decode_into(self.codec, message, residual)
-            torch.sub(values, residual, out=residual)
-        return message.view(num_ranks, size, self.codec.block_bytes)
 
 
 def _slice_blocks(num_elements: int, num_ranks: int) -> int:

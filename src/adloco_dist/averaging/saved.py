@@ -1,73 +1,117 @@
-"""Whether a saved state is the one that a rank may resume from."""
+"""What a rank saves, and whether a saved state is the one that it may resume from."""
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from adloco_dist.averaging.checks import compare_tensors
+from adloco_dist.averaging.in_place import InPlace
+from adloco_dist.averaging.outer_step import OuterStep
+from adloco_dist.schema import NOTHING, Kind
+from adloco_dist.vectors import shape_in_words
 
 log = logging.getLogger("adloco_dist.diloco")
 
-FIELDS = ("changing_buffers", "copies", "checksums", "settings", "round", "updates", "steps", "awaits")
-"""What a state has beside tensors."""
+FIELDS = ("changing_buffers", "copies", "checksums", "settings", "round", "updates", "steps")
+"""What a state has beside buffers and what entries name."""
 
 
-@dataclass(frozen=True)
-class Present:
-    """What a state has to fit to."""
+def state_of(step: OuterStep[InPlace], worker: str) -> dict[str, Any]:
+    """What is to be saved of a rank's outer step; its tensors are these very ones.
 
-    worker: str
-    """Names this rank's worker among all."""
-    tensors: Mapping[str, Mapping[str, torch.Tensor]]
-    """By part and name."""
-    checksums: torch.Tensor
-    """Of the parameters, and of the optimizers' states; (2,)."""
-    settings: Mapping[str, str]
-    is_plain: bool
-    """Whether all ranks have the same weights at the end of a round."""
+    What differs between ranks has the name of the rank's worker, so that it is not taken for one thing.
+    """
+    (replica,) = step.workers
+    return {
+        **_tensors(step, worker),
+        **{name: None if value == NOTHING else value for name, value in _numbers(replica).items()},
+        "checksums": {worker: replica.parameters.checksums()},
+        "changing_buffers": replica.buffers.changing,
+        "copies": replica.copies.names,
+        "steps": step.steps,
+    }
 
 
-def check_state(state: Mapping[str, Any], present: Present) -> None:
-    """Make sure that a state is of this model, rank and setting, and was saved with the weights that are there.
+def load_state(
+    state: Mapping[str, Any], step: OuterStep[InPlace], worker: str, settings: Mapping[str, str], is_plain: bool
+) -> None:
+    """Give a rank's outer step the state that was saved.
 
-    In the middle of a round, and with streaming, a worker has weights of its own. Otherwise another rank's state is as
-    good, and other settings may be wanted: they are logged.
+    Args:
+        settings: the run's, in words.
+        is_plain: whether all ranks have the same weights at the end of a round.
 
     Raises:
-        ValueError: it is not; one line.
+        ValueError: it is of another model, rank or setting; nothing has been loaded; one line.
     """
-    for part, tensors in present.tensors.items():
-        compare_tensors(part, state.get(part, {}), tensors)
-    if lacking := [field for field in FIELDS if field not in state]:
+    (replica,), tensors = step.workers, _tensors(step, worker)
+    saved_tensors = [name for name, value in state.items() if isinstance(value, Mapping) and name not in FIELDS]
+    for part in dict.fromkeys((*tensors, *saved_tensors)):
+        saved, present = state.get(part, {}), tensors.get(part, {})
+        for name in {**present, **saved}:
+            was, is_here = (shape_in_words(where[name]) if name in where else "missing" for where in (saved, present))
+            if was != is_here:
+                rule = "load the state of the same model and outer optimizer, and on each rank its own"
+                raise ValueError(f"state_dict: its {part} of {name} is {was}, but {is_here} here; {rule}")
+    if lacking := [field for field in (*FIELDS, *_numbers(replica)) if field not in state]:
         raise ValueError(f"state_dict: it has no {lacking[0]}; load what DiLoCo.state_dict returned")
-    has_own = bool(state["updates"]) or not present.is_plain
-    _check_weights(state["checksums"].get(present.worker), present, has_own)
-    for name, value in present.settings.items():
+    # In the middle of a round, and with streaming, a worker has weights of its own. Otherwise another rank's state is
+    # as good, and other settings may be wanted.
+    has_own = bool(state["updates"]) or not is_plain
+    _check_weights(state["checksums"].get(worker), replica.parameters.checksums(), worker, has_own)
+    for name, value in settings.items():
         if (saved := state["settings"].get(name)) != value:
             line = f"state_dict: {name} was {saved} when it was saved, and is {value} here"
             if has_own:
                 raise ValueError(f"{line}; in the middle of a round, and with streaming, it has to stay")
             log.warning(line)
+    for part, present in tensors.items():
+        for name, tensor in present.items():
+            tensor.copy_(state[part][name])
+    for name in _numbers(replica):
+        setattr(replica, name, NOTHING if state[name] is None else int(state[name]))
+    replica.buffers.changing, replica.copies.names = state["changing_buffers"], state["copies"]
+    step.steps = int(state["steps"])
 
 
-def _check_weights(saved: torch.Tensor | None, present: Present, has_own: bool) -> None:
-    """
+def _tensors(step: OuterStep[InPlace], worker: str) -> dict[str, dict[str, torch.Tensor]]:
+    """The tensors of a state, by part and name: vectors by the model's tensors, what a rank has for itself by rank."""
+    shards, (replica,) = step.division.shards, step.workers
+    place = f", {shards.place}" if shards.ranks else ""
+    tensors: dict[str, dict[str, torch.Tensor]] = {}
+    kept = [(entry, getattr(owner, entry.name)) for owner in (step, replica) for entry in owner.entries]
+    for entry, value in kept:
+        if entry.kind is Kind.vector:
+            views = replica.parameters.layout.views(value).items()
+            tensors[entry.name] = {name + place: view for name, view in views}
+        elif entry.kind is not Kind.equal:
+            tensors[entry.name] = {worker + place: value}
+    return tensors | {"buffers": {name + place: value for name, value in replica.buffers.values.items()}}
+
+
+def _numbers(replica: InPlace) -> dict[str, int]:
+    """The numbers that are kept of a worker, by name."""
+    return {entry.name: getattr(replica, entry.name) for entry in replica.entries if entry.kind is Kind.equal}
+
+
+def _check_weights(saved: torch.Tensor | None, present: torch.Tensor, worker: str, has_own: bool) -> None:
+    """Make sure that a state was saved with the weights that are there.
+
     Args:
-        saved: the rank's checksums at that time; None where the state has none of it.
+        saved, present: checksums of the parameters, and of the optimizers' states, (2,); None: of another worker.
+        has_own: whether the worker had weights of its own.
     """
     if saved is None and has_own:
         rule = "in the middle of a round, and with streaming, each rank has its own; save and load it on each"
-        raise ValueError(f"state_dict: it is not that of {present.worker}; {rule}")
+        raise ValueError(f"state_dict: it is not that of {worker}; {rule}")
     if saved is None:
         return
-    if saved[0] != present.checksums[0]:
+    if saved[0] != present[0]:
         what = "it is from the middle of a round" if has_own else "it was saved with other weights than the model has"
         rule = "load the model's state after DiLoCo is constructed, which gives all ranks the lowest rank's weights"
         names = "torch.distributed.checkpoint keeps one of what has the same name on several ranks"
         raise ValueError(f"state_dict: {what}; {rule}, and on each rank its own ({names})")
-    if saved[1] != present.checksums[1]:
+    if saved[1] != present[1]:
         rule = "load it before DiLoCo's, on each rank its own, so that the run goes on as if it had not stopped"
         log.warning("state_dict: the optimizer's state is not the one that this rank has saved; %s", rule)

@@ -1,6 +1,7 @@
 """When the fragments of a model are averaged: the same on all ranks, from counted updates alone."""
 
 from dataclasses import dataclass
+from enum import Enum
 
 
 @dataclass(frozen=True)
@@ -21,42 +22,54 @@ class Streaming:
         return self.fragments == 1 and self.delay_updates == 0
 
 
+class Action(Enum):
+    """What happens to a fragment of the model."""
+
+    mix = "mix"
+    """Its outer step, whose average travelled meanwhile, reaches the workers."""
+    start = "start"
+    """Its pseudo-gradients are averaged, or their average starts to travel."""
+    end = "end"
+    """The same, of the first fragment, and the round ends."""
+
+
 @dataclass(frozen=True)
-class FragmentSchedule:
-    """The times of fragments in a round of `updates_per_round` updates, evenly spread; the first one's is its end.
+class Event:
+    """What happens after so many updates of a round."""
 
-    An average that starts after an update reaches the workers `delay_updates` later: that of the first fragment in the
-    next round. Never are two under way.
+    update: int
+    action: Action
+    fragment: int
+
+
+def round_events(
+    updates_per_round: int, fragments: int = 1, delay_updates: int = 0, updates: int | None = None
+) -> tuple[Event, ...]:
+    """The events of a round, in their order: the same on all ranks, from counted updates alone.
+
+    The averages of the fragments are evenly spread; the first one's is the end of the round. An average that starts
+    after an update reaches the workers `delay_updates` later: that of the first fragment in the next round. Two are
+    never under way at once.
+
+    Args:
+        updates_per_round: H, over which the averages are spread.
+        updates: after which the round ends; None: after H. In a last round that is shorter, fragments whose time does
+            not come are not averaged.
+
+    Raises:
+        ValueError: fragments or delay do not fit into the round; one line.
     """
-
-    updates_per_round: int
-    fragments: int = 1
-    delay_updates: int = 0
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.fragments <= self.updates_per_round:
-            rule = f"must be from 1 to the {self.updates_per_round} updates of a round"
-            raise ValueError(f"fragments={self.fragments}: {rule}")
-        distance = self.updates_per_round // self.fragments
-        if not 0 <= self.delay_updates < distance:
-            rule = f"must be from 0 to below the {distance} updates between two averages"
-            raise ValueError(f"delay_updates={self.delay_updates}: {rule}")
-
-    def started(self, update: int) -> tuple[int, ...]:
-        """The fragments whose averages start after so many updates of a round; the end's is not among them."""
-        return tuple(p for p in range(1, self.fragments) if self._time(p) == update)
-
-    def mixed(self, update: int) -> tuple[int, ...]:
-        """The fragments that reach the workers after so many updates of a round; none where there is no delay."""
-        delay = self.delay_updates
-        times = {fragment: self._time(fragment) for fragment in range(1, self.fragments)} | {0: 0}
-        return tuple(fragment for fragment, time in times.items() if delay and time + delay == update)
-
-    def boundaries(self, updates: int) -> list[int]:
-        """The numbers of updates after which there is something to do in a round of so many, ascending."""
-        times = [self._time(fragment) for fragment in range(self.fragments)]
-        found = {updates, *times, *(time + self.delay_updates for time in times)}
-        return sorted(update for update in found if 1 <= update <= updates)
-
-    def _time(self, fragment: int) -> int:
-        return fragment * self.updates_per_round // self.fragments
+    if not 1 <= fragments <= updates_per_round:
+        rule = f"must be from 1 to the {updates_per_round} updates of a round"
+        raise ValueError(f"fragments={fragments}: {rule}")
+    distance = updates_per_round // fragments
+    if not 0 <= delay_updates < distance:
+        rule = f"must be from 0 to below the {distance} updates between two averages"
+        raise ValueError(f"delay_updates={delay_updates}: {rule}")
+    last = updates_per_round if updates is None else updates
+    times = [fragment * updates_per_round // fragments for fragment in range(fragments)]
+    starts = [Event(time, Action.start, fragment) for fragment, time in enumerate(times) if fragment]
+    mixes = [Event(time + delay_updates, Action.mix, fragment) for fragment, time in enumerate(times) if delay_updates]
+    # After the same update, what arrives is mixed before the next average starts, and the end comes last.
+    within = sorted((event for event in mixes + starts if event.update <= last), key=lambda event: event.update)
+    return *within, Event(last, Action.end, 0)

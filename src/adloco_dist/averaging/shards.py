@@ -4,7 +4,6 @@ Parts are what is averaged, between the ranks that hold the same part of other w
 worker, whether its weights are finite and how long its pseudo-gradient is, its own ranks agree on.
 """
 
-import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -65,10 +64,12 @@ class Shards:
         mesh = _mesh(parameters)
         self.ranks: RankSet = tuple(sorted(mesh.mesh.flatten().tolist())) if mesh else ()
         self.met: RankSet = tuple(sorted({*self.ranks, *averaged_with}))
-        _check_group(self.ranks, averaged_with)
+        if len(joined := sorted({*self.ranks} & {*averaged_with})) > 1:
+            rule = f"{ranks_in_words(joined)} hold parts of one worker's model"
+            remedy = "give the ranks that hold the same part of it, as a mesh of (workers, shards) groups them"
+            raise ValueError(f"group: {rule}; {remedy}")
         self.index = self.ranks.index(dist.get_rank()) if mesh else 0
         self.place = f"{tuple(mesh.get_coordinate() or ())} of {tuple(mesh.shape)}" if mesh else "all of it"
-        self._copies = [_num_copies(parameter, len(self.ranks)) for parameter in parameters.values()] if mesh else []
         self._groups: list[Group] = []
         self._whole: list[frozenset[int]] = []
         for dimension in range(mesh.ndim if mesh else 0):
@@ -91,31 +92,22 @@ class Shards:
         return number
 
     def joined_norm(self, norm: torch.Tensor) -> torch.Tensor:
-        """The norm of a vector of which this rank's part, with no part in common, has `norm`; a scalar.
-
-        Collective over the worker's ranks.
-        """
+        """The norm of a vector of which ranks' parts, none in common, have these norms; a scalar. Collective."""
         if not self._groups:
             return norm
-        square = norm.double().square()
-        self.sum(square)
-        return square.sqrt().to(norm.dtype)
+        return self.sum(norm.double().square()).sqrt().to(norm.dtype)
 
     def total(self, count: int) -> int | torch.Tensor:
-        """The sum of a whole number over the worker's ranks; where there are several, a scalar on their device.
-
-        Collective over them.
-        """
+        """The sum of a whole number over the worker's ranks; of several, a scalar on their device. Collective."""
         if not self._groups:
             return count
-        total = torch.tensor(count, dtype=torch.float64, device=self._groups[0].device)  # exact up to 2^53
-        self.sum(total)
-        return total
+        return self.sum(torch.tensor(count, dtype=torch.float64, device=self._groups[0].device))  # exact up to 2^53
 
-    def sum(self, tensor: torch.Tensor) -> None:
-        """Replace a tensor by the sum of those of all of the worker's ranks. Collective over them."""
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Replace a tensor by the sum of those of all of the worker's ranks, and return it. Collective over them."""
         for group in self._groups:
             group.all_reduce(tensor)
+        return tensor
 
     @property
     def has_copies(self) -> bool:
@@ -125,11 +117,8 @@ class Shards:
     def unify(self, averages: Sequence[tuple[int, torch.Tensor]]) -> None:
         """Give the copies of a parameter that several ranks hold whole the same average, that of the lowest.
 
-        Each rank averages its copy beside other parts, with which a compressed average rounds it. Collective over the
-        worker's ranks.
-
-        Args:
-            averages: indices of parameters and their averages; may have gaps at the end.
+        Each rank averages its copy beside other parts, with which a compressed average rounds it. Averages come with
+        the indices of their parameters, and may have gaps at the end. Collective over the worker's ranks.
         """
         for group, whole in zip(self._groups, self._whole, strict=True):
             copies = [average for index, average in averages if index in whole]
@@ -139,27 +128,6 @@ class Shards:
             group.broadcast(together)
             for copy, values in zip(copies, together.split([len(copy) for copy in copies]), strict=True):
                 copy.copy_(values)
-
-    def whole_norms(self, norms: Sequence[float], which: Sequence[int]) -> list[float]:
-        """The norms of whole tensors from those of this rank's parts. Collective over the worker's ranks.
-
-        Args:
-            which: the parameters that they are of, by their places among all.
-        """
-        if not self._groups:
-            return list(norms)
-        squares = [norm**2 / self._copies[index] for norm, index in zip(norms, which, strict=True)]
-        total = torch.tensor(squares, dtype=torch.float64, device=self._groups[0].device)
-        self.sum(total)
-        return [math.sqrt(square) for square in total.tolist()]
-
-
-def _check_group(own: Sequence[int], averaged_with: Sequence[int]) -> None:
-    joined = sorted({*own} & {*averaged_with})
-    if len(joined) > 1:
-        rule = f"{ranks_in_words(joined)} hold parts of one worker's model"
-        remedy = "give the ranks that hold the same part of it, as a mesh of (workers, shards) groups them"
-        raise ValueError(f"group: {rule}; {remedy}")
 
 
 def _mesh(parameters: Mapping[str, torch.Tensor]) -> "DeviceMesh | None":
@@ -187,15 +155,6 @@ def _device(kind: str, parameters: Iterable[torch.Tensor]) -> torch.device:
     """
     found = next((part.device for part in map(local, parameters) if part.device.type == kind), None)
     return found or torch.device(kind, torch.cuda.current_device())
-
-
-def _num_copies(parameter: torch.Tensor, num_ranks: int) -> int:
-    """How many of the worker's ranks hold the same part of a parameter."""
-    if not is_sharded(parameter):
-        return num_ranks
-    sharded = _dtensor(parameter)
-    sizes = zip(sharded.placements, sharded.device_mesh.shape, strict=True)
-    return math.prod(size for placement, size in sizes if not placement.is_shard())
 
 
 def _dtensor(tensor: torch.Tensor) -> "DTensor":

@@ -10,8 +10,9 @@ from math import isfinite
 
 import torch
 
-from adloco_dist.averaging.averager import is_counted
+from adloco_dist.averaging.averager import Commit, is_counted
 from adloco_dist.averaging.group import Group, ring_bytes_sent
+from adloco_dist.averaging.outer_sgd import chunks
 
 CHUNK = 4096
 """Elements of which the largest are sent; 12 bits say which."""
@@ -50,22 +51,28 @@ class Sparse:
         """Bytes of a chunk's message."""
         return SCALES_BYTES + self.num_sent * 14 // 8
 
-    def all_reduce(
-        self, payload: torch.Tensor, num_exact: int, group: Group, residual: torch.Tensor | None
-    ) -> torch.Tensor:
+    def exchange(self, payload: torch.Tensor, num_exact: int, group: Group, residual: torch.Tensor | None) -> Commit:
         values, exact = payload.split([len(payload) - num_exact, num_exact])
         pending = group.start_all_reduce(exact) if num_exact else None
-        present = values
         if residual is not None:
-            values = residual.mul_(self.decay).add_(values)
+            for chunk in chunks(len(values), values.device):
+                values[chunk].add_(residual[chunk] * self.decay)
         message = self.encode(values)
         received = group.all_gather(message)
-        present.copy_(self._sum(received, present))
         if pending:
             pending.wait()
-        if residual is not None and is_counted(exact):
-            residual.sub_(self._sum(message.unsqueeze(0), residual))
-        return payload
+
+        def commit() -> torch.Tensor:
+            if residual is not None:
+                residual.copy_(values)
+                if is_counted(exact):
+                    self._add(message, residual, sign=-1)
+            values.zero_()
+            for each in received:
+                self._add(each, values)
+            return payload
+
+        return commit
 
     def bytes_per_rank(self, num_elements: int, num_exact: int, ranks: Sequence[int]) -> int:
         num_ranks = len(ranks)
@@ -99,14 +106,15 @@ class Sparse:
         starts = torch.arange(len(message), device=message.device).unsqueeze(1) * CHUNK
         return places + starts, torch.where(codes > 1, -values, values)
 
-    def _sum(self, messages: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        """The decoded messages added up, in their order; as long as `like`."""
-        total = torch.zeros(messages.shape[1] * CHUNK, dtype=like.dtype, device=like.device)
-        for message in messages:
-            places, values = self.decode(message)
-            places = places.view(-1)
-            total[places] += values.view(-1).to(total.dtype)  # no place is there twice
-        return total[: len(like)]
+    def _add(self, message: torch.Tensor, total: torch.Tensor, sign: int = 1) -> None:
+        """Add a decoded message to the vector that it is of."""
+        places, values = self.decode(message)
+        values = (values * sign).to(total.dtype)
+        whole = len(total) // CHUNK  # behind the vector's end the last chunk was filled up with zeros
+        total[places[:whole].view(-1)] += values[:whole].view(-1)  # no place is there twice
+        for place, value in zip(places[whole:], values[whole:], strict=True):
+            inside = place < len(total)
+            total[place[inside]] += value[inside]
 
 
 def _packed_places(places: torch.Tensor) -> torch.Tensor:

@@ -20,6 +20,7 @@ class StepCounter:
 
     Attributes:
         is_open: whether updates are counted.
+        is_used: whether they have ever been, here or by hand.
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer], count: Callable[[], None]) -> None:
@@ -29,25 +30,13 @@ class StepCounter:
             count: a bound method, which is called after each update; its object is not kept alive.
         """
         self._optimizers, self._count = optimizers, weakref.WeakMethod(count)
-        self.is_open = self._was_open = self._awaits_backward = False
+        self.is_open = self.is_used = self._awaits_backward = False
         self._num_outside = 0
-        self._last_gradients: list[_Gradient] = []
+        self._last_gradients: list[_Seen | None] = []
         # Inside of a compiled optimizer step, too, what is called is not compiled.
         hook: Any = torch.compiler.disable(self._after_step)
         for optimizer in optimizers:
             optimizer.register_step_post_hook(hook)
-
-    def open(self) -> None:
-        """Count updates from now on."""
-        self.is_open = self._was_open = True
-
-    def close(self) -> None:
-        """Count no more updates."""
-        self.is_open = False
-
-    def note_count(self) -> None:
-        """Note that updates are counted by hand."""
-        self._was_open = True
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         if self._count() is None:
@@ -56,13 +45,9 @@ class StepCounter:
             return  # GradScaler has a fused optimizer's step called, too, when there is none to take
         if not self.is_open:
             self._note_outside(optimizer)
-        elif torch._C._current_graph_task_id() >= 0:
-            self._step_in_backward()
-        else:
+        elif torch._C._current_graph_task_id() < 0:
             self._step_of(optimizer)
-
-    def _step_in_backward(self) -> None:
-        if not self._awaits_backward:
+        elif not self._awaits_backward:
             self._awaits_backward = True
             Variable._execution_engine.queue_callback(self._after_backward)
 
@@ -72,13 +57,15 @@ class StepCounter:
 
     def _step_of(self, optimizer: torch.optim.Optimizer) -> None:
         if optimizer is self._optimizers[-1]:
-            self._last_gradients = [_Gradient(_first_gradient(one)) for one in self._optimizers[:-1]]
+            self._last_gradients = [_first_gradient(one) for one in self._optimizers[:-1]]
             self._call()
             return
         place = next(place for place, one in enumerate(self._optimizers) if one is optimizer)
         before, self._last_gradients = self._last_gradients, []
-        # Its gradients were there, and as they are, when the last optimizer of the list stepped.
-        if before and before[place].is_still(_first_gradient(optimizer)):
+        # Its gradients were there, and as they are, when the last optimizer of the list stepped: since then no backward
+        # pass has written to them, and no zeroing.
+        then, now = before[place] if before else None, _first_gradient(optimizer)
+        if then and now and then[0]() is now[0]() and then[1] == now[1]:
             rule = f"its number {place + 1} steps after its last one in the same update"
             raise ValueError(f"optimizer: {rule}; list optimizers in the order in which the loop steps them")
 
@@ -91,7 +78,7 @@ class StepCounter:
 
     def _note_outside(self, optimizer: torch.optim.Optimizer) -> None:
         """Say that a block was forgotten: at the second update, as whoever counts by hand has counted the first."""
-        if optimizer is self._optimizers[-1] and not self._was_open:
+        if optimizer is self._optimizers[-1] and not self.is_used:
             self._num_outside += 1
             if self._num_outside == 2:
                 log.warning(
@@ -100,19 +87,11 @@ class StepCounter:
                 )
 
 
-class _Gradient:
-    """A gradient as it was at one time, which is not kept alive."""
-
-    def __init__(self, gradient: torch.Tensor | None) -> None:
-        self._reference = None if gradient is None else weakref.ref(gradient)
-        self._version = 0 if gradient is None else gradient._version
-
-    def is_still(self, gradient: torch.Tensor | None) -> bool:
-        """Whether it is this one, and nothing has been written to it: no backward pass, and no zeroing."""
-        is_same = gradient is not None and self._reference is not None and self._reference() is gradient
-        return is_same and gradient is not None and gradient._version == self._version
+_Seen = tuple[weakref.ref[torch.Tensor], int]
+"""A gradient, which is not kept alive, and how often it had been written to."""
 
 
-def _first_gradient(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
+def _first_gradient(optimizer: torch.optim.Optimizer) -> _Seen | None:
     parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    return next((parameter.grad for parameter in parameters if parameter.grad is not None), None)
+    gradient = next((parameter.grad for parameter in parameters if parameter.grad is not None), None)
+    return None if gradient is None else (weakref.ref(gradient), gradient._version)

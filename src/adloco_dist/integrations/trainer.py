@@ -5,6 +5,7 @@ import os
 import pickle
 import zipfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 from adloco_dist.averaging.averager import Averager
 from adloco_dist.averaging.checks import checksum
 from adloco_dist.averaging.group import Group, group_of
-from adloco_dist.averaging.outer import OuterSGD
+from adloco_dist.averaging.outer_sgd import OuterSGD
 from adloco_dist.averaging.schedule import Streaming
 from adloco_dist.diloco import DiLoCo
 from adloco_dist.text import first_difference, ranks_by_value, reason
@@ -52,16 +53,25 @@ class DiLoCoCallback(TrainerCallback):
     """
 
     def __init__(
-        self, updates_per_round: int = 500, outer: OuterSGD = OuterSGD(), group: dist.ProcessGroup | None = None,
-        averager: Averager | None = None, streaming: Streaming = Streaming(), timeout_seconds: float = 1800.0,
-    ) -> None:  # fmt: skip
-        """
-        Args:
-            updates_per_round, outer, group, averager, streaming, timeout_seconds: DiLoCo's arguments of these names.
-        """
-        self._updates_per_round, self._outer = updates_per_round, outer
-        self._group, self._averager, self._streaming = group, averager, streaming
-        self._timeout_seconds = timeout_seconds
+        self,
+        updates_per_round: int = 500,
+        outer: OuterSGD = OuterSGD(),
+        group: dist.ProcessGroup | None = None,
+        averager: Averager | None = None,
+        streaming: Streaming = Streaming(),
+        timeout_seconds: float = 1800.0,
+    ) -> None:
+        """All of these are DiLoCo's arguments of the same names."""
+        self._group, self._timeout_seconds = group, timeout_seconds
+        self._new = partial(
+            DiLoCo,
+            updates_per_round=updates_per_round,
+            outer=outer,
+            group=group,
+            averager=averager,
+            streaming=streaming,
+            timeout_seconds=timeout_seconds,
+        )
         self.diloco: DiLoCo | None = None
 
     def on_train_begin(
@@ -83,10 +93,7 @@ class DiLoCoCallback(TrainerCallback):
         self._compare(args, state, next(model.parameters()).device, problem)
         # Construction gives all ranks the lowest rank's weights. A worker that resumes has its own.
         own = [tensor.detach().clone() for tensor in _own_tensors(model)] if saved else []
-        self.diloco = DiLoCo(
-            model, torch_optimizer(kwargs["optimizer"]), self._updates_per_round, self._outer, self._group,
-            self._averager, self._streaming, self._timeout_seconds,
-        )  # fmt: skip
+        self.diloco = self._new(model, torch_optimizer(kwargs["optimizer"]))
         if saved:
             for tensor, value in zip(_own_tensors(model), own, strict=True):
                 tensor.detach().copy_(value)
@@ -108,9 +115,7 @@ class DiLoCoCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Take the last outer step where the training stopped in another way; nothing travels afterwards."""
-        self._finish()
-        assert self.diloco is not None
-        self.diloco.leave()
+        self._finish().leave()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Save DiLoCo's state beside what Trainer has saved, and the weights where it has not."""
@@ -127,29 +132,29 @@ class DiLoCoCallback(TrainerCallback):
         torch.save(content, unfinished)
         unfinished.replace(path)
 
-    def _finish(self) -> None:
+    def _finish(self) -> DiLoCo:
         assert self.diloco is not None
         if not self.diloco.holds_anchor:
             self.diloco.outer_step()
+        return self.diloco
 
-    def _compare(
-        self, args: TrainingArguments, state: TrainerState, device: torch.device, problem: str | None
-    ) -> None:  # fmt: skip
-        """Compare the ranks' Trainers. Collective.
-
-        Args:
-            problem: why this rank cannot resume, if it cannot.
+    def _compare(self, args: TrainingArguments, state: TrainerState, device: torch.device, problem: str | None) -> None:
+        """Compare the ranks' Trainers, and why each cannot resume, if it cannot. Collective.
 
         Raises:
             ValueError: a rank cannot resume, or the ranks' Trainers would not meet, or would write over each other's
                 files; one line.
         """
-        facts = {"global_step": state.global_step, "max_steps": state.max_steps}
-        own = {**facts, "folder": os.path.realpath(_folder(args)), "problem": problem, "whole": _whole_updates(args)}
+        counts = {"global_step": state.global_step, "max_steps": state.max_steps}
+        own = {**counts, "folder": os.path.realpath(_folder(args)), "problem": problem, "whole": _whole_updates(args)}
         group = group_of(self._group, device, self._timeout_seconds)
         ranks = group.ranks if group else (0,)
         each = _exchanged(group, own)
-        remedy = _remedy([found["whole"] for found in each])
+        newest = _newest_in_common([found["whole"] for found in each])
+        remedy = "no update has a whole checkpoint on all ranks: start anew, with resume_from_checkpoint=None"
+        if newest is not None:
+            what = f"{PREFIX_CHECKPOINT_DIR}-{newest}, the newest that all have whole (newest_checkpoint finds it)"
+            remedy = f"resume all ranks from their {what}"
         if problems := [found["problem"] for found in each if found["problem"]]:
             raise ValueError(f"{problem or problems[0]}; {remedy}")
         if difference := first_difference([{"global_step": found["global_step"]} for found in each], ranks):
@@ -182,11 +187,7 @@ def newest_checkpoint(args: TrainingArguments, group: dist.ProcessGroup | None =
 
 
 def refuse(args: TrainingArguments) -> None:
-    """Refuse what DiLoCo cannot work with.
-
-    Raises:
-        ValueError: Trainer averages gradients itself, or loads other weights at its end; one line.
-    """
+    """Raise a ValueError of one line where Trainer averages gradients itself, or loads other weights at its end."""
     if args.world_size > 1:
         rule = "call adloco_dist.integrations.ranks.join_ranks() before TrainingArguments"
         what = "Trainer would average their gradients in every update (DistributedDataParallel)"
@@ -251,19 +252,6 @@ def _newest_in_common(each: Sequence[Sequence[int]]) -> int | None:
     return max(set.intersection(*map(set, each)), default=None)
 
 
-def _remedy(each: Sequence[Sequence[int]]) -> str:
-    """What to do where ranks cannot resume together.
-
-    Args:
-        each: the updates of which each rank has whole checkpoints.
-    """
-    newest = _newest_in_common(each)
-    if newest is not None:
-        folder = f"{PREFIX_CHECKPOINT_DIR}-{newest}"
-        return f"resume all ranks from their {folder}, the newest that all have whole (newest_checkpoint finds it)"
-    return "no update has a whole checkpoint on all ranks: start anew, with resume_from_checkpoint=None"
-
-
 def _own_tensors(model: nn.Module) -> list[torch.Tensor]:
     """What a worker has of its own in the middle of a round, and DiLoCo's construction overwrites."""
     return [*(parameter for parameter in model.parameters() if parameter.requires_grad), *model.buffers()]
@@ -274,11 +262,7 @@ def _checksums(model: nn.Module) -> dict[str, list[int]]:
 
 
 def _load(path: Path, model: nn.Module) -> dict[str, Any]:
-    """What `on_save` has saved with the weights that Trainer has loaded.
-
-    Raises:
-        ValueError: it is not there, or belongs to other weights; one line.
-    """
+    """What `on_save` has saved with the weights that Trainer has loaded; a ValueError where it has not."""
     if not path.exists():
         raise ValueError(f"resume_from_checkpoint: {path} does not exist, as DiLoCoCallback saves it")
     try:

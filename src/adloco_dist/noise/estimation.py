@@ -26,9 +26,12 @@ def statistics_from_gram(
         sketch_size: length of the sketches whose products `gram` holds; None: exact gradients.
     """
     gram, sizes = _exact(gram), _exact(sizes)
-    total, freedom = sizes.sum(), len(sizes) - 1
-    products = gram @ sizes / total
-    mean_squared_norm = products @ sizes / total
+    total, freedom = float(sizes.sum()), len(sizes) - 1
+    products = gram @ sizes / total  # a_j = <g_j, gbar>
+    mean_squared_norm = float(products @ sizes) / total
+    trace = (float(sizes @ gram.diag()) - total * mean_squared_norm) / freedom
+    squared_norm = mean_squared_norm - trace / total
+    # tr(Sigma^2) / S is what gbar's own noise adds to V_ip; where it is unknown, it stays in.
     correction = None
     if len(sizes) >= MIN_CHUNKS_FOR_CORRECTION and not plugin:
         centred = gram - products[:, None] - products + mean_squared_norm
@@ -36,31 +39,6 @@ def statistics_from_gram(
         # Unbiased for tr(Sigma^2) where chunk means are Gaussian.
         squares = covariance.square().sum() - covariance.trace() ** 2 / freedom
         correction = float(freedom**2 / ((freedom - 1) * (freedom + 2)) * squares / total)
-    return statistics_from_moments(gram.diag(), products, float(mean_squared_norm), sizes, correction, sketch_size)
-
-
-def statistics_from_moments(
-    squared_norms: torch.Tensor,
-    products: torch.Tensor,
-    mean_squared_norm: float,
-    sizes: torch.Tensor,
-    correction: float | None = None,
-    sketch_size: int | None = None,
-) -> GradientStatistics:
-    """Compute the statistics from every chunk's squared norm and its inner product with the mean.
-
-    Args:
-        squared_norms: (J,) |g_j|^2; J >= 2.
-        products: (J,) a_j = <g_j, gbar>.
-        mean_squared_norm: |gbar|^2.
-        sizes: (J,) s_j.
-        correction: tr(Sigma^2) / S, what gbar's own noise adds to V_ip; None: unknown, it stays in.
-        sketch_size: as in `statistics_from_gram`.
-    """
-    squared_norms, products, sizes = _exact(squared_norms), _exact(products), _exact(sizes)
-    total, freedom = float(sizes.sum()), len(sizes) - 1
-    trace = (float(sizes @ squared_norms) - total * mean_squared_norm) / freedom
-    squared_norm = mean_squared_norm - trace / total
     ip_squared_norm = mean_squared_norm if correction is None else squared_norm
     ip_error = max(0.0, trace * ip_squared_norm / sketch_size) if sketch_size else 0.0
     ip_variance = float(sizes @ (products - mean_squared_norm).square()) / freedom - (correction or 0.0) - ip_error
@@ -81,9 +59,7 @@ def jackknife_covariance(gram: torch.Tensor, sizes: torch.Tensor, sketch_size: i
     Stein 1981: never too small in expectation).
 
     Args:
-        gram: (J, J), as in `statistics_from_gram`; J >= MIN_CHUNKS_FOR_JACKKNIFE.
-        sizes: (J,) s_j.
-        sketch_size: as in `statistics_from_gram`.
+        gram, sizes, sketch_size: as in `statistics_from_gram`; J >= MIN_CHUNKS_FOR_JACKKNIFE.
 
     Returns:
         (2, 2).

@@ -1,8 +1,10 @@
 """Sketches of what every backward pass adds to the gradients of a model in training (for `NoiseScale`)."""
 
-from collections.abc import Sequence
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Protocol
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
@@ -10,59 +12,44 @@ from torch.utils.hooks import RemovableHandle
 
 from adloco_dist.noise.sketch import BUCKETS, Sketch
 
+if TYPE_CHECKING:  # its import takes half a second
+    from torch.distributed.tensor import DTensor
 
-class GradientProbe(Protocol):
-    """Sketches the gradients of a model, from `start` to `stop`; costs nothing otherwise."""
+
+class GradientProbe(ABC):
+    """Sketches the gradients of a model, from `start` to `stop`; costs nothing otherwise.
+
+    Attributes:
+        is_summed_over_ranks: whether a backward pass's sketch belongs to the sequences of all ranks, over which it is
+            to be summed; else it belongs to this rank's own.
+        device: device of the sketches.
+        dtype: element type of the sketches: fp32 or fp64; gradients of fewer bits are converted one by one.
+    """
 
     is_summed_over_ranks: bool
-    """Whether a backward pass's sketch belongs to the sequences of all ranks, over which it is to be summed; else it
-    belongs to this rank's own."""
-    device: torch.device
-    dtype: torch.dtype
-    """Element type of the sketches."""
 
+    def __init__(self, parameters: Sequence[nn.Parameter], device: torch.device) -> None:
+        is_double = any(parameter.dtype == torch.float64 for parameter in parameters)
+        self.device, self.dtype = device, torch.float64 if is_double else torch.float32
+        self._parameters = parameters
+        self._has_gradient = False
+        self._handles: list[RemovableHandle] = []
+
+    @abstractmethod
     def start(self, *key: int) -> None:
         """Begin at an update whose gradients are zero, with the signs that belong to `key`."""
-        ...
 
+    @abstractmethod
     def take(self) -> torch.Tensor | None:
-        """The sketch of all gradients since the last call, shape (BUCKETS,); None: no backward pass gave any."""
-        ...
+        """The sketch of all gradients since the last call, (BUCKETS,); None: no backward pass gave any."""
 
     def stop(self) -> None:
         """Remove the hooks."""
-        ...
+        while self._handles:
+            self._handles.pop().remove()
 
 
-def new_probe(model: nn.Module, rank: int) -> GradientProbe:
-    """The probe that suits the model's parameters.
-
-    Args:
-        rank: that of this process among those that share the model.
-
-    Raises:
-        ValueError: there is nothing to measure, or parameters are distributed in a way that is not supported.
-    """
-    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    kind = type(model).__name__
-    if not trained:
-        raise ValueError(f"model={kind}: none of its parameters requires a gradient; unfreeze some")
-    devices = {str(parameter.device) for parameter in trained.values()}
-    if len(devices) > 1:
-        raise ValueError(f"model={kind}: its parameters are on {', '.join(sorted(devices))}; keep them on one device")
-    sharded = [name for name, parameter in trained.items() if hasattr(parameter, "to_local")]  # as DTensors have it
-    if not sharded:
-        return LocalGradients(list(trained.values()))
-    if len(sharded) < len(trained):
-        local = next(name for name in trained if name not in sharded)
-        rule = f"{sharded[0]} is sharded and {local} is not; shard all parameters with fully_shard"
-        raise ValueError(f"model={kind}: {rule}")
-    from adloco_dist.noise.sharded import sharded_probe  # with fully_shard, whose import takes half as long as torch's
-
-    return sharded_probe(model, trained, rank)
-
-
-class LocalGradients:
+class LocalGradients(GradientProbe):
     """Sees every gradient as it arrives at a plain parameter: before it is accumulated, averaged or clipped.
 
     DistributedDataParallel averages what was accumulated, after that; so a sketch is of this rank's sequences alone,
@@ -72,14 +59,11 @@ class LocalGradients:
     is_summed_over_ranks = False
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._parameters = parameters
+        super().__init__(parameters, parameters[0].device)
         sizes = [parameter.numel() for parameter in parameters]
         self._first_elements = list(accumulate(sizes, initial=0))[:-1]
-        self.device, self.dtype = parameters[0].device, sketch_dtype(parameters)
         self._sketch = Sketch(sum(sizes), self.dtype, self.device)
         self._sum = torch.zeros(BUCKETS, dtype=self.dtype, device=self.device)
-        self._has_gradient = False
-        self._handles: list[RemovableHandle] = []
 
     def start(self, *key: int) -> None:
         self._sketch.renew(*key)
@@ -98,18 +82,64 @@ class LocalGradients:
         self._sum, self._has_gradient = torch.zeros_like(self._sum), False
         return taken
 
-    def stop(self) -> None:
-        remove(self._handles)
+
+class ShardedGradients(GradientProbe):
+    """Sees this rank's shards of the gradient that fully_shard has averaged over the ranks.
+
+    What a backward pass adds is the difference of the accumulated gradient's sketches. Every rank signs its shards by
+    itself, so that the sum of all ranks' sketches is a sketch of the whole gradient.
+    """
+
+    is_summed_over_ranks = True
+
+    def __init__(self, model: nn.Module, trained: Mapping[str, nn.Parameter], rank: int) -> None:
+        """Raises a ValueError of one line where these, all sharded, are so in a way that is not supported."""
+        kind, parameters = type(model).__name__, list(trained.values())
+        fsdp = sys.modules.get("torch.distributed.fsdp")  # it is, where fully_shard was applied
+        if fsdp is None or not any(isinstance(module, fsdp.FSDPModule) for module in model.modules()):
+            rule = f"{next(iter(trained))} is a DTensor; of these only fully_shard's are supported"
+            raise ValueError(f"model={kind}: {rule}")
+        for name, parameter in trained.items():
+            if sum(placement.is_shard() for placement in _dtensor(parameter).placements) > 1:
+                rule = f"{name} is sharded over several mesh dimensions; only fully_shard by itself is supported"
+                raise ValueError(f"model={kind}: {rule}")
+        super().__init__(parameters, torch.device(_dtensor(parameters[0]).device_mesh.device_type))
+        self._rank = rank
+        device = _shard(parameters[0]).device  # the CPU where fully_shard offloads
+        self._sketch = Sketch(sum(_shard(parameter).numel() for parameter in parameters), self.dtype, device)
+        self._total = torch.zeros(BUCKETS, dtype=self.dtype, device=device)
+
+    def start(self, *key: int) -> None:
+        self._sketch.renew(*key, self._rank)
+        self._total, self._has_gradient = torch.zeros_like(self._total), False
+
+        def note(_: torch.Tensor) -> None:
+            self._has_gradient = True
+
+        self._handles += [parameter.register_post_accumulate_grad_hook(note) for parameter in self._parameters]
+
+    def take(self) -> torch.Tensor | None:
+        if not self._has_gradient:
+            return None
+        self._has_gradient = False
+        total, first_element = torch.zeros_like(self._total), 0
+        for parameter in self._parameters:
+            if parameter.grad is not None and _is_first_replica(parameter):
+                total += self._sketch(_shard(parameter.grad).to(total).reshape(-1), first_element)
+            first_element += _shard(parameter).numel()
+        taken, self._total = total - self._total, total
+        return taken.to(self.device)
 
 
-def sketch_dtype(parameters: Sequence[nn.Parameter]) -> torch.dtype:
-    """The element type of sketches, fp32 or fp64: gradients of fewer bits are converted one by one."""
-    is_double = any(parameter.dtype == torch.float64 for parameter in parameters)
-    return torch.float64 if is_double else torch.float32
+def _dtensor(tensor: torch.Tensor) -> "DTensor":
+    return cast("DTensor", tensor)
 
 
-def remove(handles: list[RemovableHandle]) -> None:
-    """Remove hooks, and forget them."""
-    for handle in handles:
-        handle.remove()
-    handles.clear()
+def _shard(tensor: torch.Tensor) -> torch.Tensor:
+    return _dtensor(tensor).to_local()
+
+
+def _is_first_replica(tensor: torch.Tensor) -> bool:
+    """Whether this rank's shard counts where several ranks hold the same one."""
+    placements, coordinate = _dtensor(tensor).placements, _dtensor(tensor).device_mesh.get_coordinate() or []
+    return all(placement.is_shard() or index == 0 for placement, index in zip(placements, coordinate, strict=True))

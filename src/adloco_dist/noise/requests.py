@@ -51,14 +51,18 @@ def progress_per_second(
     """B = sqrt(M B_noise t_fixed / t_sequence): the total batch with the most progress per second (docs/theory.md).
 
     An update of total batch B makes progress in proportion to 1 / (1 + B_noise / B), in t_fixed + B t_sequence / M.
+    Where nothing is fixed no batch is better than a small one, however large the noise.
 
     Args:
         num_workers: M, workers that compute their parts of an update side by side.
         sequence_seconds: t_sequence, of forward and backward pass, > 0.
         fixed_seconds: t_fixed, what an update takes whatever its batch: the optimizer, its share of averages.
     """
-    scale = statistics.noise_scale
-    return Request(math.sqrt(num_workers * scale * fixed_seconds / sequence_seconds), _note(statistics))
+    if fixed_seconds <= 0:
+        return Request(0.0)
+    return Request(
+        math.sqrt(num_workers * statistics.noise_scale * fixed_seconds / sequence_seconds), _note(statistics)
+    )
 
 
 def _note(statistics: GradientStatistics) -> str | None:

@@ -68,13 +68,10 @@ class NoiseEstimate:
 
 
 class RunningEstimate:
-    """Averages each statistic by itself over measurements, and knows the covariance of trace and squared norm."""
+    """Averages each statistic by itself over a span of the measurements so far (a share in [0, 1]; 0: the last one
+    alone), and knows the covariance of trace and squared norm."""
 
     def __init__(self, span: float) -> None:
-        """
-        Args:
-            span: share of the measurements so far that the averages span, in [0, 1]; 0: the last one alone.
-        """
         self._span = span
         self._smoothed = Smoothed()
         self._num_measurements = 0
@@ -86,9 +83,7 @@ class RunningEstimate:
     def include(self, gram: torch.Tensor, sizes: torch.Tensor) -> NoiseEstimate | None:
         """The estimate that includes one more measurement; None, and nothing has changed, if that is not finite.
 
-        Args:
-            gram: (J, J) inner products of sketches of the chunks' mean gradients.
-            sizes: (J,) sequences of the chunks.
+        It is of J chunks: (J, J) inner products of sketches of their mean gradients, and (J,) sequences.
         """
         measured = statistics_from_gram(gram, sizes, sketch_size=BUCKETS)
         if not measured.is_finite:
@@ -96,7 +91,11 @@ class RunningEstimate:
         self._num_measurements += 1
         self._smoothed = self._smoothed.after(measured, self._num_measurements, self._span)
         pair = torch.tensor([measured.trace, measured.squared_norm], dtype=torch.float64)
-        covariance = self._covariance_of(pair, gram, sizes)
+        covariance = None
+        if len(sizes) >= MIN_CHUNKS_FOR_JACKKNIFE:
+            covariance = jackknife_covariance(gram, sizes, BUCKETS)
+        elif self._last is not None:  # of two chunks, by the change since the last measurement
+            covariance = torch.outer(pair - self._last, pair - self._last) / 2
         if covariance is not None:
             # The first measurement of two chunks says nothing about its error, the second says it about both.
             before = covariance if self._covariance is None else self._covariance
@@ -124,15 +123,6 @@ class RunningEstimate:
             None if state[name] is None else torch.tensor(state[name], dtype=torch.float64)
             for name in ("covariance", "last")
         )
-
-    def _covariance_of(self, pair: torch.Tensor, gram: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor | None:
-        """Covariance of one measurement, (2, 2): by the jackknife; of two chunks, by the change since the last one."""
-        if len(sizes) >= MIN_CHUNKS_FOR_JACKKNIFE:
-            return jackknife_covariance(gram, sizes, BUCKETS)
-        if self._last is None:
-            return None
-        difference = pair - self._last
-        return torch.outer(difference, difference) / 2
 
     def _estimate(self, num_chunks: int, num_sequences: int) -> NoiseEstimate:
         statistics = self._smoothed.statistics

@@ -24,11 +24,7 @@ class Sketch:
     """
 
     def __init__(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> None:
-        """
-        Args:
-            num_elements: d.
-            dtype: float32 or float64, of the vectors and their sketches.
-        """
+        """Of vectors of d elements in fp32 or fp64, which their sketches have, too."""
         self._integer = torch.int32 if dtype == torch.float32 else torch.int64
         self._bits = torch.iinfo(self._integer).bits
         self._sign_bit = torch.iinfo(self._integer).min
@@ -48,14 +44,11 @@ class Sketch:
         self._words = draws.view(self._integer).view(self._num_arrays, BLOCK_ELEMENTS).to(self._scratch.device)
 
     def __call__(self, vector: torch.Tensor, first_element: int = 0) -> torch.Tensor:
-        """The sketch of a vector, or of a part of it: the sketches of all parts add up to that of the whole.
+        """The sketch of a vector, (BUCKETS,), or of a part of it: those of all parts add up to that of the whole.
 
         Args:
             vector: (n,), contiguous.
             first_element: index of its first element in the whole vector; first_element + n <= num_elements.
-
-        Returns:
-            (BUCKETS,).
         """
         sketch = torch.zeros(BUCKETS, dtype=vector.dtype, device=vector.device)
         bits = vector.view(self._integer)

@@ -9,6 +9,8 @@ OUTLIER_FACTOR = 3.0
 the gradients of others."""
 MIN_MEASUREMENTS = 3
 """Measurements that an average spans at least, once there are so many."""
+MAX_CHUNKS = 4
+"""Pieces that a worker's first batch of a round is cut into at most."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,7 @@ class GradientStatistics:
     def mean_of(
         cls, several: Sequence["GradientStatistics"], weights: Sequence[float] | None = None
     ) -> "GradientStatistics":
-        """The mean of statistics that were taken at different points, each of them unbiased.
-
-        Args:
-            weights: positive numbers, one for each; None: all count the same.
-        """
+        """The mean of statistics that were taken at different points, each of them unbiased; with positive weights."""
         weights = weights or [1.0] * len(several)
         means = {
             name: sum(weight * getattr(one, name) for weight, one in zip(weights, several, strict=True)) / sum(weights)
@@ -123,13 +121,10 @@ class Smoothed:
 
     @classmethod
     def of_merged(cls, members: Sequence[tuple[float, "Smoothed"]]) -> "Smoothed":
-        """What a merge leaves of its members' averages: their mean, which counts half as much as theirs did.
+        """What a merge leaves of the averages of its members, each with its share: their mean, counted half.
 
         The statistics at the average of the members' weights are not those at any of them, but far closer to these
         than one measurement is.
-
-        Args:
-            members: each with its share in the merge.
         """
         measured = [(share, one.statistics, one) for share, one in members if one.statistics and share > 0]
         if not measured:
@@ -140,13 +135,13 @@ class Smoothed:
         return cls(mean, tokens / 2, max(one.trained for _, _, one in measured))
 
 
-def num_chunks(batch: int, max_chunks: int) -> int:
-    """Chunks that a batch of one worker is cut into: at most `max_chunks`, each of two sequences or more.
+def num_chunks(batch: int) -> int:
+    """Chunks that a batch of one worker is cut into: at most MAX_CHUNKS, each of two sequences or more.
 
     A backward pass for every sequence of a small batch would cost more than a percent of a round and hardly measure
     better (docs/lab-notes.md). It takes two chunks to measure anything, so a batch of two or three makes two.
     """
-    return min(batch, max(2, min(max_chunks, batch // 2)))
+    return min(batch, max(2, min(MAX_CHUNKS, batch // 2)))
 
 
 def ratio(noise: float, signal: float) -> float:

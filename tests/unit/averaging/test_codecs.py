@@ -64,15 +64,6 @@ def test_codes_have_the_bits_that_are_stated(codec: Codec, bits: float) -> None:
     assert codec.block_bytes * 8 == bits * BLOCK
 
 
-def test_decoding_may_add() -> None:
-    codec, values = WholeNumbers(8), torch.linspace(-1, 1, 300)
-    message = torch.empty(num_blocks(300), codec.block_bytes, dtype=torch.uint8)
-    encode(codec, values, message)
-    total = torch.ones(300)
-    decode_into(codec, message, total, is_first=False)
-    torch.testing.assert_close(total, 1 + restored(codec, values), rtol=0, atol=0)
-
-
 def test_other_bits_are_refused() -> None:
     with pytest.raises(ValueError, match="bits=3: must be 4 or 8"):
         WholeNumbers(3)

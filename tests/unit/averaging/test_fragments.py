@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adloco_dist.averaging.fragments import fragments_of
-from adloco_dist.averaging.schedule import FragmentSchedule
+from adloco_dist.averaging.schedule import Action, Event, round_events
 from adloco_dist.vectors import VectorLayout
 
 
@@ -23,10 +23,19 @@ def test_fragments_are_a_balanced_partition(sizes: list[int], data: st.DataObjec
     assert (covered == 1).all()
     loads = [fragment.num_elements for fragment in fragments]
     assert max(loads) <= layout.num_elements / count + max(-(-size // 32) * 32 for size in sizes)
-    packed = torch.empty(max(loads))
     vector = torch.arange(layout.num_elements)
-    seen = [part for fragment in fragments for part, _ in fragment.parts(vector, packed=packed)]
-    assert sorted(torch.cat(seen).tolist()) == vector.tolist()
+    longest = data.draw(st.integers(1, layout.num_elements))
+    for runs in ([fragment.runs(longest) for fragment in fragments],
+                 [fragment.tensor_runs(layout, longest) for fragment in fragments]):  # fmt: skip
+        seen = []
+        for fragment, of_fragment in zip(fragments, runs, strict=True):
+            end = 0
+            for run in of_fragment:
+                assert (run.packed.start, run.packed.stop) == (end, end + run.where.stop - run.where.start)
+                end = run.packed.stop
+                seen.append(vector[run.where])
+            assert end == fragment.num_elements
+        assert sorted(torch.cat(seen).tolist()) == vector.tolist()
 
 
 def test_more_fragments_than_tensors_are_refused() -> None:
@@ -39,27 +48,28 @@ def test_more_fragments_than_tensors_are_refused() -> None:
 def test_every_fragment_meets_once_a_round_and_never_two_are_under_way(updates: int, data: st.DataObject) -> None:
     fragments = data.draw(st.integers(1, updates))
     delay = data.draw(st.integers(0, updates // fragments - 1))
-    schedule = FragmentSchedule(updates, fragments, delay)
     started: list[int] = []
     under_way: int | None = None
     for _ in range(2):
-        for update in schedule.boundaries(updates):
-            for fragment in schedule.mixed(update):
-                assert under_way in (fragment, None)  # None: nothing has been started before the first round
+        for event in round_events(updates, fragments, delay):
+            if event.action is Action.mix:
+                assert under_way in (event.fragment, None)  # None: nothing has been started before the first round
                 under_way = None
-            for fragment in (*schedule.started(update), *((0,) if update == updates else ())):
+            else:
                 assert under_way is None
-                started.append(fragment)
-                under_way = fragment if delay else None
+                started.append(event.fragment)
+                under_way = event.fragment if delay else None
     assert sorted(started) == sorted([*range(fragments)] * 2)
     assert started[fragments:] == started[:fragments]
 
 
-def test_plain_diloco_has_one_boundary() -> None:
-    assert FragmentSchedule(25).boundaries(25) == [25]
-    assert FragmentSchedule(25).boundaries(7) == [7], "a last round that is shorter"
-    assert FragmentSchedule(12, 3, 2).boundaries(12) == [2, 4, 6, 8, 10, 12]
-    assert FragmentSchedule(12, 3, 2).boundaries(5) == [2, 4, 5]
+def test_the_events_of_a_round() -> None:
+    assert round_events(25) == (Event(25, Action.end, 0),), "plain DiLoCo"
+    assert round_events(25, updates=7) == (Event(7, Action.end, 0),), "a last round that is shorter"
+    times = [(event.update, event.action.name, event.fragment) for event in round_events(12, 3, 2)]
+    assert times == [(2, "mix", 0), (4, "start", 1), (6, "mix", 1), (8, "start", 2), (10, "mix", 2), (12, "end", 0)]
+    assert [event.update for event in round_events(12, 3, 2, updates=5)] == [2, 4, 5]
+    assert round_events(12, 3, updates=4)[-2:] == (Event(4, Action.start, 1), Event(4, Action.end, 0))
 
 
 @pytest.mark.parametrize(
@@ -73,5 +83,5 @@ def test_plain_diloco_has_one_boundary() -> None:
 )
 def test_times_that_do_not_fit_are_refused(arguments: tuple[int, int, int], line: str) -> None:
     with pytest.raises(ValueError) as raised:
-        FragmentSchedule(*arguments)
+        round_events(*arguments)
     assert str(raised.value) == line

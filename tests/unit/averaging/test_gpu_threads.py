@@ -17,7 +17,7 @@ from adloco_dist.averaging.background import Background
 from adloco_dist.averaging.group import Group, GroupError, is_staged
 from adloco_dist.averaging.shards import Shards
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.testing.processes import run_ranks
+from helpers.processes import run_ranks
 
 GPU = torch.device("cuda", 3)
 

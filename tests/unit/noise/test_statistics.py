@@ -10,7 +10,6 @@ from adloco_dist.noise.estimation import (
     MIN_CHUNKS_FOR_JACKKNIFE,
     jackknife_covariance,
     statistics_from_gram,
-    statistics_from_moments,
 )
 from adloco_dist.noise.statistics import GradientStatistics, Smoothed, num_chunks, ratio
 from helpers.support import Matrix, sequence_gradients
@@ -91,9 +90,9 @@ def test_by_hand() -> None:
 
 
 def test_what_sketches_add_to_inner_products_is_taken_out() -> None:
-    norms, products, sizes = torch.tensor([9.0, 17.0]), torch.tensor([4.5, 13.5]), torch.tensor([1.0, 3.0])
-    exact = statistics_from_moments(norms, products, 11.25, sizes)
-    sketched = statistics_from_moments(norms, products, 11.25, sizes, sketch_size=100)
+    gram, sizes = torch.tensor([[9.0, 3.0], [3.0, 17.0]]), torch.tensor([1.0, 3.0])
+    exact = statistics_from_gram(gram, sizes)
+    sketched = statistics_from_gram(gram, sizes, sketch_size=100)
     assert sketched.ip_error == pytest.approx(exact.trace * 11.25 / 100)
     assert sketched.ip_variance == pytest.approx(exact.ip_variance - sketched.ip_error)
     assert sketched.trace == exact.trace
@@ -224,8 +223,8 @@ def test_a_merge_carries_its_members_averages_on_at_half_their_weight() -> None:
 
 
 def test_chunks_hold_two_sequences_or_more_where_that_leaves_two() -> None:
-    assert [num_chunks(batch, max_chunks=4) for batch in range(1, 12)] == [1, 2, 2, 2, 2, 3, 3, 4, 4, 4, 4]
-    assert num_chunks(100, max_chunks=2) == 2
+    assert [num_chunks(batch) for batch in range(1, 12)] == [1, 2, 2, 2, 2, 3, 3, 4, 4, 4, 4]
+    assert num_chunks(100) == 4
 
 
 def test_ratios() -> None:
