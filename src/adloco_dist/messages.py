@@ -3,11 +3,15 @@
 The JSON itself is Python's, in which infinities survive.
 """
 
+import json
+import math
 from typing import Any, TypeVar
 
 import msgspec
 
 T = TypeVar("T")
+Json = dict[str, Any]
+"""An object of JSON."""
 
 
 def encode(value: Any) -> Any:
@@ -25,3 +29,31 @@ def decode(kind: type[T], message: object) -> T:
         ValueError: the message is of another type; the error names the field.
     """
     return msgspec.convert(message, kind, str_keys=True)
+
+
+def strict_json(value: Any) -> Any:
+    """`value` with null for numbers that JSON does not know (NaN, infinities)."""
+    if isinstance(value, dict):
+        return {key: strict_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict_json(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def decode_json(content: bytes) -> Any:
+    """JSON that anybody may have written; numbers that it does not know, which Python writes all the same, are null.
+
+    Raises:
+        ValueError: it is none, in one line.
+    """
+    try:
+        value = json.loads(content.decode(), parse_constant=lambda _: None)
+        if rb"\ud" in content.lower():  # half a character, which could not be shown
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeError as error:
+        raise ValueError("no UTF-8") from error
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"no JSON: {error}") from error
+    return value

@@ -1,11 +1,7 @@
 """Typed settings, their checks, and the error that says what is wrong with them."""
 
-from adloco_dist.config.batching import (
-    MEASURED_REQUESTS,
-    BatchingSettings,
-    SwitchSettings,
-)
-from adloco_dist.config.checkpointing import CheckpointSettings
+from adloco_dist.config.amounts import Amount
+from adloco_dist.config.batching import MEASURED_REQUESTS, BatchingSettings
 from adloco_dist.config.choices import (
     Averages,
     Backend,
@@ -14,117 +10,33 @@ from adloco_dist.config.choices import (
     Corpus,
     Damaged,
     Device,
-    Estimator,
     Final,
     GradientNorm,
     InnerOptimizer,
     MergePolicy,
-    MergeWeights,
-    Nulls,
     OuterState,
     Packing,
     Placement,
     Precision,
     RateScaling,
-    ReleasedWorkers,
     RoundLength,
     Schedule,
     Shards,
-    SwitchMode,
     TrackingMode,
     Unfinished,
     Unmeasured,
     WireFormat,
 )
 from adloco_dist.config.data import OF_ROWS, DataSettings
-from adloco_dist.config.errors import (
-    EXIT_FAILURE,
-    EXIT_STOPPED,
-    EXIT_USER_ERROR,
-    SettingsError,
-    as_tool,
-    reported_in_one_line,
-)
-from adloco_dist.config.experiment import (
-    ModelSettings,
-    PoolSettings,
-)
-from adloco_dist.config.merging import MergeSettings
-from adloco_dist.config.optimization import (
-    AlgorithmSettings,
-    InnerSettings,
-    OuterSettings,
-)
+from adloco_dist.config.errors import EXIT_FAILURE, EXIT_STOPPED, EXIT_USER_ERROR, SettingsError, require
+from adloco_dist.config.experiment import MergeSettings, ModelSettings, PoolSettings
+from adloco_dist.config.optimization import AlgorithmSettings, InnerSettings, OuterSettings, WireSettings
 from adloco_dist.config.running import (
-    BudgetSettings,
+    CheckpointSettings,
     ClusterSettings,
     EvaluationSettings,
-    InstanceSettings,
-    ProfileSettings,
     RunSettings,
+    SimulationSettings,
     TrackingSettings,
 )
-from adloco_dist.config.settings import (
-    Settings,
-)
-from adloco_dist.config.simulation import SimulationSettings
-from adloco_dist.config.wire import WireSettings
-
-__all__ = [
-    "EXIT_FAILURE",
-    "EXIT_STOPPED",
-    "EXIT_USER_ERROR",
-    "MEASURED_REQUESTS",
-    "OF_ROWS",
-    "AlgorithmSettings",
-    "Averages",
-    "Backend",
-    "BatchRequest",
-    "BatchingSettings",
-    "BudgetSettings",
-    "CheckpointSettings",
-    "ClusterSettings",
-    "Concurrency",
-    "Corpus",
-    "Damaged",
-    "DataSettings",
-    "Device",
-    "Estimator",
-    "EvaluationSettings",
-    "Final",
-    "GradientNorm",
-    "InnerOptimizer",
-    "InnerSettings",
-    "InstanceSettings",
-    "MergePolicy",
-    "MergeSettings",
-    "MergeWeights",
-    "ModelSettings",
-    "Nulls",
-    "OuterSettings",
-    "OuterState",
-    "Packing",
-    "Placement",
-    "PoolSettings",
-    "Precision",
-    "ProfileSettings",
-    "RateScaling",
-    "ReleasedWorkers",
-    "RoundLength",
-    "RunSettings",
-    "Schedule",
-    "Settings",
-    "SettingsError",
-    "Shards",
-    "SimulationSettings",
-    "SwitchMode",
-    "SwitchSettings",
-    "TrackingMode",
-    "TrackingSettings",
-    "Unfinished",
-    "Unmeasured",
-    "WireFormat",
-    "WireSettings",
-    "as_tool",
-    "reported_in_one_line",
-]
+from adloco_dist.config.settings import Settings

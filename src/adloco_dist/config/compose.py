@@ -3,8 +3,8 @@
 import difflib
 import math
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, fields, is_dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from enum import Enum
 from typing import Any
 
@@ -17,32 +17,18 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from adloco_dist.config import Settings, SettingsError
+from adloco_dist.config import ModelSettings, Settings, SettingsError, require
+from adloco_dist.config.gone import refuse_gone
 from adloco_dist.config.paths import check_lengths, exists_here, to_type, with_quoted_paths
-from adloco_dist.config.renamed import refuse_renamed
+from adloco_dist.config.settings import setting_names
 
 CONFIG_MODULE = "adloco_dist.conf"
-GROUPS = (
-    "model",
-    "data",
-    "algorithm",
-    "inner",
-    "outer",
-    "wire",
-    "merge",
-    "budget",
-    "evaluation",
-    "tracking",
-    "experiment",
-)
+GROUPS = ("model", "data", "algorithm", "inner", "outer", "wire", "merge", "tracking", "experiment")
 
 
 def compose(overrides: Sequence[str]) -> Settings:
-    """The settings of conf/train.yaml with `overrides` as a user types them.
-
-    Raises:
-        SettingsError: one line for a wrong key, type, choice or value.
-    """
+    """The settings of conf/train.yaml with `overrides` as a user types them; raises a SettingsError for a wrong key,
+    type, choice or value."""
     store_schema()
     try:
         parsed = parse(overrides)
@@ -62,23 +48,27 @@ def compose(overrides: Sequence[str]) -> Settings:
     flat = flatten(to_plain(settings))
     check_lengths(flat)
     for key, value in flat.items():  # run.json could not hold it
-        finite = not isinstance(value, float) or math.isfinite(value)
-        if not finite:
-            raise SettingsError.of(key, value, "must be a finite number; write null where there may be no limit")
+        is_finite = not isinstance(value, float) or math.isfinite(value)
+        require(is_finite, key, value, "must be a finite number; write null where there may be no limit")
     return settings
 
 
 def store_schema() -> None:
-    """Let Hydra know the types of the settings."""
-    ConfigStore.instance().store(name="settings", node=Settings)
+    """Let Hydra know types and defaults; it merges mappings, so the default of `model.overrides` is a choice."""
+    ConfigStore.instance().store(name="settings", node=_schema())
+    ConfigStore.instance().store(group="model", name="tiny", node={"overrides": ModelSettings().overrides})
+
+
+def _schema() -> DictConfig:
+    """The types and defaults of the settings, without fields of a model, which whatever is merged onto it has whole."""
+    schema = OmegaConf.structured(Settings)
+    schema.model.overrides = {}
+    return schema
 
 
 def parse(overrides: Sequence[str]) -> list[Override]:
-    """Overrides as Hydra reads them, of settings that exist; some may name several values. Paths need no quotes.
-
-    Raises:
-        SettingsError: one line for what cannot be read, and for a key or group that does not exist.
-    """
+    """Overrides as Hydra reads them, of settings that exist; some may name several values. Paths need no quotes. Raises
+    a SettingsError for what cannot be read, and for a key or group that does not exist."""
     for override in overrides:
         if not override.isascii() and override != override.encode(errors="ignore").decode():
             rule = "has bytes that are no text in this locale, and records could not hold them"
@@ -89,38 +79,31 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     except HydraException as error:
         raise SettingsError(explain(error)) from error
     for override in parsed:
+        key, line = override.key_or_group, override.input_line or ""
         if not override.is_delete():
-            refuse_renamed(override.key_or_group, override.get_value_string())
-        _check_key(override.key_or_group, override.input_line or "")
+            refuse_gone(key, override.get_value_string())
+        _check_key(key, line)
         if override.is_delete():
-            raise SettingsError(f"{override.input_line}: a setting cannot be removed; set it to another value")
-        if (
-            override.key_or_group in GROUPS
-            and not override.is_sweep_override()
-            and not isinstance(override.value(), str)
-        ):
-            raise SettingsError(f"{override.input_line}: names none of the group's choices; --help lists the groups")
+            raise SettingsError(f"{line}: a setting cannot be removed; set it to another value")
+        if key in GROUPS and not override.is_sweep_override() and not isinstance(override.value(), str):
+            raise SettingsError(f"{line}: names none of the group's choices; --help lists the groups")
     return parsed
 
 
 def to_plain(settings: Settings) -> dict[str, Any]:
     """Nested plain values, enums by name, for JSON."""
 
-    def named(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        return {key: value.name if isinstance(value, Enum) else value for key, value in pairs}
-
-    return asdict(settings, dict_factory=named)
+    return asdict(
+        settings, dict_factory=lambda pairs: {key: one.name if isinstance(one, Enum) else one for key, one in pairs}
+    )
 
 
 def from_plain(plain: dict[str, Any]) -> Settings:
-    """The settings that `to_plain` was given, by whoever wrote the file that they were read from: text stays text.
-
-    Raises:
-        SettingsError: they have the name that a setting had in an earlier release.
-    """
+    """The settings that `to_plain` was given, by whoever wrote the file that they were read from: text stays text;
+    raises a SettingsError where they hold a setting that is gone since."""
     for key, value in flatten(plain).items():
-        refuse_renamed(key, value)
-    settings = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Settings), _without_interpolation(plain)))
+        refuse_gone(key, value)
+    settings = OmegaConf.to_object(OmegaConf.merge(_schema(), _without_interpolation(plain)))
     assert isinstance(settings, Settings)
     return settings
 
@@ -152,15 +135,15 @@ def flatten(plain: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _check_key(key: str, line: str) -> None:
     """Refuse a key or group that does not exist, with the nearest that do."""
-    keys = set(_keys(Settings()))
+    keys = set(setting_names())
     sections = {key.split(".")[0] for key in keys if "." in key}
     if key in keys | set(GROUPS) or key.startswith("model.overrides.") or key.startswith(("hydra.", "hydra/")):
         return
     if key in sections:
-        raise SettingsError(
-            f"{line}: {key} is a section; set {' or '.join(sorted(k for k in keys if k.startswith(key + '.')))}"
-        )
-    near = difflib.get_close_matches(key, [*keys, *GROUPS], n=3) or _same_name(key, keys)
+        inside = " or ".join(sorted(name for name in keys if name.startswith(f"{key}.")))
+        raise SettingsError(f"{line}: {key} is a section; set {inside}")
+    of_that_name = sorted(known for known in keys if known.split(".")[-1] == key.split(".")[-1])  # lr finds inner.lr
+    near = difflib.get_close_matches(key, [*keys, *GROUPS], n=3) or of_that_name
     hint = f"did you mean {' or '.join(near)}?" if near else "--print-config lists all settings"
     raise SettingsError(f"{line}: no such setting; {hint}")
 
@@ -171,23 +154,8 @@ def _check_sizes(config: DictConfig) -> None:
     assert isinstance(plain, dict)
     for key, value in flatten({str(section): values for section, values in plain.items()}).items():
         for number in value if isinstance(value, list) else [value]:
-            if isinstance(number, int) and abs(number) >= 2**64:
-                raise SettingsError.of(key, number, "must be below 2**64")
-
-
-def _keys(section: Any, prefix: str = "") -> Iterable[str]:
-    for field in fields(section):
-        value = getattr(section, field.name)
-        if is_dataclass(value):
-            yield from _keys(value, f"{prefix}{field.name}.")
-        else:
-            yield prefix + field.name
-
-
-def _same_name(key: str, keys: set[str]) -> list[str]:
-    """Settings of that name in any section: `lr` finds inner.lr and outer.lr."""
-    name = key.split(".")[-1]
-    return sorted(known for known in keys if known.split(".")[-1] == name)
+            is_possible = not isinstance(number, int) or abs(number) < 2**64
+            require(is_possible, key, number, "must be below 2**64")
 
 
 def explain(error: Exception) -> str:

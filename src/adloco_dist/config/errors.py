@@ -1,11 +1,7 @@
-"""How commands end: a mistake of the user is reported in one line, with exit codes that scripts can use."""
+"""A mistake of the user, in one line, and exit codes that scripts can use."""
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import Enum
 
-from adloco_dist.terminal import output_was_lost, protect_streams, report_error
 from adloco_dist.text import one_line
 
 EXIT_FAILURE = 1
@@ -26,29 +22,7 @@ class SettingsError(ValueError):
         return cls(f"{setting}={one_line(shown, LONGEST_VALUE)}: {rule}")
 
 
-@contextmanager
-def reported_in_one_line(speaks: bool = True) -> Iterator[None]:
-    """End the process with the line of a `SettingsError` instead of its traceback.
-
-    Args:
-        speaks: whether this process prints the line; of several that raise the same, one does.
-    """
-    try:
-        yield
-    except SettingsError as error:
-        if speaks:
-            report_error(f"error: {error}")
-        sys.exit(EXIT_USER_ERROR)
-
-
-@contextmanager
-def as_tool() -> Iterator[None]:
-    """Turn mistakes of the user, Ctrl-C and lost output into exit codes, in a tool whose product is what it prints."""
-    protect_streams()
-    with reported_in_one_line():
-        try:
-            yield
-        except KeyboardInterrupt:
-            sys.exit(EXIT_STOPPED)
-        if output_was_lost():
-            sys.exit(EXIT_FAILURE)
+def require(condition: bool, setting: str, value: object, rule: str) -> None:
+    """Refuse a setting's value unless the condition holds, by a SettingsError."""
+    if not condition:
+        raise SettingsError.of(setting, value, rule)

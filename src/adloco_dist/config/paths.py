@@ -10,12 +10,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 
-from adloco_dist.config.errors import SettingsError
+from adloco_dist.config.errors import require
 
 LISTS = ("data.train", "data.validation")
-READ = ("data.hub", "data.tokenizer", "model.warm_start", "batching.replay")
-WRITTEN = ("run.directory", "run.root", "run.stop_file", "hydra.sweep.dir")
+WRITTEN = ("run.directory", "run.root", "hydra.sweep.dir")
 """Settings whose paths need not exist yet: some folder above them does."""
+PATHS = (*LISTS, *WRITTEN, "data.hub", "data.tokenizer", "model.warm_start", "batching.replay")
 
 Exists = Callable[[str], bool]
 
@@ -29,9 +29,9 @@ def with_quoted_paths(override: str, exists: Exists) -> str:
     Args:
         exists: whether a path, or a glob, names something.
     """
-    key, equals, value = override.partition("=")
+    key, _, value = override.partition("=")
     name = key.lstrip("+")
-    if not equals or not value or "${" in value or name not in (*LISTS, *READ, *WRITTEN):
+    if name not in PATHS or not value or "${" in value:
         return override
     read = _read(override)
     shown = _list(value, read, exists) if name in LISTS else _scalar(value, read, exists, name in WRITTEN)
@@ -42,13 +42,13 @@ def to_type(override: str) -> str | None:
     """What a shell and Hydra take as the paths that a user meant; None: the setting holds none."""
     key, _, value = override.partition("=")
     name = key.lstrip("+")
-    if name not in (*LISTS, *READ, *WRITTEN) or not value:
+    if name not in PATHS or not value:
         return None
-    if name not in LISTS:
-        return shlex.quote(f"{key}={quoted(_bare(value), Quote.double)}")
-    inner = value[1:-1] if _is_bracketed(value) else value
-    elements = ",".join(quoted(_bare(element.strip()), Quote.double) for element in inner.split(","))
-    return shlex.quote(f"{key}=[{elements}]")
+    names = [value]
+    if name in LISTS:
+        names = [one.strip() for one in (value[1:-1] if _is_bracketed(value) else value).split(",")]
+    shown = ",".join(quoted(_bare(one), Quote.double) for one in names)
+    return shlex.quote(f"{key}=[{shown}]" if name in LISTS else f"{key}={shown}")
 
 
 def exists_here(name: str) -> bool:
@@ -60,72 +60,59 @@ def exists_here(name: str) -> bool:
 
 
 def check_lengths(flat: Mapping[str, object]) -> None:
-    """Refuse paths that no file system of Linux takes; whoever looks for them would fail, each in its own way.
-
-    Args:
-        flat: settings by dotted key.
-
-    Raises:
-        SettingsError: a name in a path is too long, or all of it.
-    """
-    for key in (*LISTS, *READ, *WRITTEN):
+    """Refuse paths, of settings by dotted key, that no file system of Linux takes, by a SettingsError; whoever looks
+    for them would fail, each in its own way."""
+    for key in PATHS:
         value = flat.get(key)
         for path in value if isinstance(value, list) else [value]:
             encoded = os.fsencode(str(path))
             longest = max(map(len, encoded.split(b"/")))
             rule = f"has {len(encoded):,} bytes, {longest:,} of them in one name; a path has at most 4,095, a name 255"
-            if len(encoded) >= 4096 or longest >= 256:
-                raise SettingsError.of(key, path, rule)
+            require(len(encoded) < 4096 and longest < 256, key, path, rule)
 
 
 def _scalar(value: str, read: Override | None, exists: Exists, is_written: bool) -> str | None:
     """Return the value of a path setting as Hydra has to be given it; None: it reads the value as it is meant."""
-    names = _names(value, exists) or (value.split(",") if is_written else None)
+    names = _names(value, exists)
     if read is None:
+        names = names or (value.split(",") if is_written else None)
         return ",".join(map(_kept_or_quoted, names)) if names else None
     if read.is_sweep_override():  # unless the commas are in the names
         return quoted(value) if names == [value] else None
     meant = read.value()
-    is_no_text = meant is not None and not isinstance(meant, str)  # a number, a list
-    is_other = meant is not None and meant != value
-    return quoted(value) if (is_no_text and is_written) or (is_other and exists(value)) else None
+    if meant in (None, value) or not (exists(value) or (is_written and not isinstance(meant, str))):
+        return None
+    return quoted(value)
 
 
 def _list(value: str, read: Override | None, exists: Exists) -> str | None:
     """Return the value of a list of paths, like `_scalar`; a name without brackets is a list of one."""
     if not _is_bracketed(value):
-        names = _names(value, exists)
-        return ",".join(f"[{_kept_or_quoted(name)}]" for name in names) if names else None
-    if read is not None and read.is_sweep_override():
-        return None
-    meant = read.value() if read is not None else None
-    if isinstance(meant, list) and all(isinstance(name, str) and exists(name) for name in meant):
-        return None
-    lists = [_names(value[1:-1], exists)]
-    if lists == [None]:  # a sweep over lists, or a name in brackets
-        lists = [[value]] if exists(value) else [_names(part, exists) for part in value[1:-1].split("],[")]
-    if not all(lists):
-        return None
-    return ",".join(f"[{','.join(map(_kept_or_quoted, names or []))}]" for names in lists)
+        lists = [[name] for name in _names(value, exists) or ()]
+    else:
+        if read is not None:
+            meant = [] if read.is_sweep_override() else read.value()
+            if isinstance(meant, list) and all(map(exists, map(str, meant))):
+                return None
+        whole, parts = _names(value[1:-1], exists), value[1:-1].split("],[")  # a list, a name in brackets, a sweep
+        lists = [whole or [value]] if whole or exists(value) else [_names(part, exists) or [] for part in parts]
+    return ",".join(f"[{','.join(map(_kept_or_quoted, names))}]" for names in lists) if all(lists) and lists else None
 
 
 def _names(value: str, exists: Exists) -> list[str] | None:
-    """The names that commas part, or that have commas in them; None: some of them do not exist."""
-    return _grouped(value.split(","), exists) or ([value] if exists(value) else None)
+    """The names that commas part, or that have commas in them, the shortest first; None: some of them do not exist."""
 
+    def grouped(pieces: Sequence[str]) -> list[str] | None:
+        for count in range(1, len(pieces) + 1):
+            joined = ",".join(pieces[:count])
+            name = joined if exists(joined) else joined.strip()
+            if name and (_bare(name) != name or exists(name)):
+                rest = grouped(pieces[count:])
+                if rest is not None:
+                    return [name, *rest]
+        return None if pieces else []
 
-def _grouped(pieces: Sequence[str], exists: Exists) -> list[str] | None:
-    """Neighbours joined by their commas so that every name exists, the shortest first; None: there is no such way."""
-    if not pieces:
-        return []
-    for count in range(1, len(pieces) + 1):
-        joined = ",".join(pieces[:count])
-        name = joined if exists(joined) else joined.strip()
-        if name and (_bare(name) != name or exists(name)):
-            rest = _grouped(pieces[count:], exists)
-            if rest is not None:
-                return [name, *rest]
-    return None
+    return grouped(value.split(","))
 
 
 def _read(override: str) -> Override | None:

@@ -1,82 +1,49 @@
-"""How long, where and with what records: budget, evaluation, cluster, tracking, profile, run directory."""
+"""Where and with what records: evaluation, cluster, tracking, profile, run directory, checkpoints, simulated clock."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
+from adloco_dist.config.amounts import Amount
 from adloco_dist.config.choices import Backend, Concurrency, Device, TrackingMode, Unfinished
-from adloco_dist.config.errors import SettingsError
-from adloco_dist.config.read_when import ON_A_GPU, ReadWhen
+from adloco_dist.config.errors import require
+from adloco_dist.config.marks import ON_A_GPU, Range, ReadWhen, check_ranges
 
 IN_WANDB = ReadWhen("tracking.mode!=disabled")
 
 MAX_SECONDS = 1_000_000
 """Maximum of a timeout, eleven days: libraries count timeouts in milliseconds of 32 bits."""
+TIMEOUT = Range(f"in (0, {MAX_SECONDS}] seconds")
 MAX_PORT = 65_535
-LONGEST_PROJECT, LONGEST_TAG, NOT_IN_PROJECT = 128, 64, "/\\#?%:"
-"""What Weights & Biases takes as names."""
-
-
-@dataclass
-class BudgetSettings:
-    """When training ends: exactly one is set."""
-
-    rounds: int | None = None
-    """Rounds of the run, > 0."""
-    tokens: int | None = None
-    """Tokens of the whole pool; the last round ends with the update that reaches them."""
-    seconds: float | None = None
-    """Seconds of rank 0's clock, from the first round on."""
-    epochs: float | None = None
-    """Passes of the whole pool over the training data, counted in tokens."""
-
-    def __post_init__(self) -> None:
-        given = {name: value for name, value in vars(self).items() if value is not None}
-        if len(given) != 1:
-            shown = ", ".join(f"budget.{name}={value}" for name, value in given.items()) or "budget.*=null"
-            raise SettingsError(
-                f"{shown}: set exactly one of budget.rounds, budget.tokens, budget.seconds, budget.epochs"
-            )
-        for name, value in given.items():
-            if not value > 0:
-                raise SettingsError.of(f"budget.{name}", value, "must be > 0")
+THIS_MACHINE = "127.0.0.1"
+"""The network address on which only programs of the same machine reach a server."""
+LONGEST_PROJECT, NOT_IN_PROJECT = 128, "/\\#?%:"
+"""What Weights & Biases takes as the name of a project."""
 
 
 @dataclass
 class EvaluationSettings:
     """When and on how much the anchors are evaluated."""
 
-    every_rounds: int | None = None
-    """Rounds between two evaluations of the anchors; null: they are not counted."""
-    every_fraction: float | None = 0.05
-    """Share of the budget, in (0, 1], after which anchors are evaluated at the end of the next round. With null, too:
-    only at the end."""
-    sequences: int = 64
+    every: str | None = "5%"
+    """What passes between two evaluations of the anchors: a number of rounds, as in 5rounds, or a share of the budget,
+    as in 5%, after which they are evaluated at the end of the next round. null: they are evaluated at the end alone."""
+    sequences: Annotated[int, Range(">= 1")] = 32
     """Validation sequences of an evaluation while training, at most what the split holds."""
-    final_sequences: int | None = 512
+    final_sequences: Annotated[int | None, Range(">= 1")] = 256
     """The same for the evaluation at the end; null: the whole split."""
-    batch: int = 16
-    """Sequences per forward pass of an evaluation."""
 
     @property
-    def draws_curves(self) -> bool:
-        """Whether anchors are evaluated while training."""
-        return self.every_rounds is not None or self.every_fraction is not None
+    def interval(self) -> Amount | None:
+        """What passes between two evaluations, in rounds or in % of the budget."""
+        return None if self.every is None else Amount.of("evaluation.every", self.every, ("rounds", "%"))
 
     def __post_init__(self) -> None:
-        every = self.every_rounds
-        if every is not None and every < 1:
-            raise SettingsError.of("evaluation.every_rounds", every, "must be >= 1, or null")
-        fraction = self.every_fraction
-        if fraction is not None and not 0 < fraction <= 1:
-            raise SettingsError.of("evaluation.every_fraction", fraction, "must be in (0, 1], of the budget, or null")
-        if self.sequences < 1:
-            raise SettingsError.of("evaluation.sequences", self.sequences, "must be >= 1")
-        final = self.final_sequences
-        if final is not None and final < 1:
-            raise SettingsError.of("evaluation.final_sequences", final, "must be >= 1, or null for all")
-        if self.batch < 1:
-            raise SettingsError.of("evaluation.batch", self.batch, "must be >= 1")
+        interval = self.interval
+        self.every = None if interval is None else str(interval)
+        is_possible = interval is None or interval.unit != "%" or interval.number <= 100
+        require(is_possible, "evaluation.every", self.every, "must be at most 100%, of the budget")
+        check_ranges("evaluation", self)
 
 
 @dataclass
@@ -93,48 +60,23 @@ class ClusterSettings:
     names, else, on several nodes, the one that leads to the rendezvous."""
     check_links: bool = True
     """Measure latency and bandwidth of every pair of nodes before training, one pair after the other."""
-    threads_per_rank: int | None = None
+    threads_per_rank: Annotated[int | None, Range(">= 1")] = None
     """CPU threads of a rank; null: the node's cores divided by its ranks. Where other programs compute on the same
     cores, leave them theirs: threads spin while they wait for each other, and one that has no core stops all."""
-    memory_bytes: Annotated[int | None, ReadWhen("cluster.device!=cuda")] = None
+    memory_bytes: Annotated[int | None, Range(">= 1 byte"), ReadWhen("cluster.device!=cuda")] = None
     """Memory of a rank on a CPU for the pool and its micro-batches, may differ between nodes; null: what is available
     when the run starts, divided by the node's ranks."""
-    control_seconds: float = 1800.0
-    """Timeout of control messages; must outlast the difference between the fastest and slowest rank's round, and a
-    whole round where ranks can be left without workers (merge.released_workers=retire)."""
-    outer_seconds: float = 600.0
-    """Timeout of one exchange of tensors, in an outer step or a merge, as a whole."""
-    heartbeat_seconds: float = 1.0
-    """Seconds between two messages in which a rank says that it lives, and where it stands."""
-    silence_seconds: float = 10.0
-    """Seconds of silence after which a rank is taken for dead, and the run ends with its name. Raise it where links
-    are interrupted for longer and the run should sit that out."""
-    max_communicators: int | None = None
-    """Maximum number of process groups for tensors that a rank is in at one time, beside the control plane: the one
-    unused for longest is released, and formed again when needed. null: 8 with nccl (each takes over half a GB), any
-    number with gloo."""
+    timeout_seconds: Annotated[float, TIMEOUT] = 1800.0
+    """Timeout of a control message, and of one exchange of tensors as a whole; must outlast the difference between the
+    fastest and the slowest rank's round."""
+    silence_seconds: Annotated[float, TIMEOUT] = 10.0
+    """Seconds of silence after which a rank is taken for dead, and the run ends with its name; in a tenth of them it
+    says that it lives. Raise it where links are interrupted for longer and the run should sit that out."""
 
     def __post_init__(self) -> None:
-        for name in ("control_seconds", "outer_seconds", "heartbeat_seconds", "silence_seconds"):
-            value, rule = getattr(self, name), f"must be > 0 seconds, and at most {MAX_SECONDS:,}"
-            if not 0 < value <= MAX_SECONDS:
-                raise SettingsError.of(f"cluster.{name}", value, rule)
-        rule = f"must be at least three heartbeats of cluster.heartbeat_seconds={self.heartbeat_seconds}"
-        enough = self.silence_seconds >= 3 * self.heartbeat_seconds
-        if not enough:
-            raise SettingsError.of("cluster.silence_seconds", self.silence_seconds, rule)
-        threads = self.threads_per_rank
-        if threads is not None and threads < 1:
-            raise SettingsError.of("cluster.threads_per_rank", threads, "must be >= 1, or null")
-        memory = self.memory_bytes
-        if memory is not None and memory < 1:
-            raise SettingsError.of("cluster.memory_bytes", memory, "must be >= 1 byte, or null")
-        maximum = self.max_communicators
-        if maximum is not None and maximum < 1:
-            raise SettingsError.of("cluster.max_communicators", maximum, "must be >= 1, or null")
-        impossible = self.device is Device.cpu and self.backend is Backend.nccl
-        if impossible:
-            raise SettingsError.of("cluster.backend", self.backend, "needs GPUs, but cluster.device=cpu; use gloo")
+        check_ranges("cluster", self)
+        is_possible = self.device is not Device.cpu or self.backend is not Backend.nccl
+        require(is_possible, "cluster.backend", self.backend, "needs GPUs, but cluster.device=cpu; use gloo")
 
 
 @dataclass
@@ -144,18 +86,15 @@ class InstanceSettings:
     concurrency: Concurrency = Concurrency.serial
     """serial: in turn, each with the whole device. streams: at once, on CUDA streams of their own. threads: at once on
     a CPU, whose threads are divided. auto: the faster of what the device can, measured before the first round."""
-    resident: Annotated[int | None, ReadWhen(ON_A_GPU)] = None
+    resident: Annotated[int | None, Range(">= 1"), ReadWhen(ON_A_GPU)] = None
     """Maximum number of instances whose weights and moments stay on a GPU; further ones wait in pinned CPU memory and
     are copied ahead of their turn. null: as many as fit (all, where they compute at once)."""
 
     def __post_init__(self) -> None:
-        resident = self.resident
-        if resident is not None and resident < 1:
-            raise SettingsError.of("instances.resident", resident, "must be >= 1, or null")
-        concurrent = self.concurrency in (Concurrency.streams, Concurrency.threads)
+        check_ranges("instances", self)
+        take_turns = self.concurrency not in (Concurrency.streams, Concurrency.threads)
         rule = f"instances that swap take turns; leave it out with instances.concurrency={self.concurrency.name}"
-        if resident is not None and concurrent:
-            raise SettingsError.of("instances.resident", resident, rule)
+        require(self.resident is None or take_turns, "instances.resident", self.resident, rule)
 
 
 @dataclass
@@ -168,29 +107,14 @@ class TrackingSettings:
     """Whether TensorBoard's files are written, into the folder `tensorboard` of the run directory."""
     project: Annotated[str, IN_WANDB] = "adloco_dist"
     """Name of the project in Weights & Biases."""
-    name: Annotated[str | None, IN_WANDB] = None
-    """Name of the run in Weights & Biases; null: that of the run directory."""
     group: Annotated[str | None, IN_WANDB] = None
     """Group of the run in Weights & Biases; null: none, or in a sweep the name of the sweep's folder."""
-    tags: Annotated[list[str], IN_WANDB] = field(default_factory=list)
-    """Tags of the run in Weights & Biases."""
-    patience_seconds: Annotated[float, IN_WANDB, ReadWhen("tracking.tensorboard=true")] = 60.0
-    """Seconds that Weights & Biases and TensorBoard may each take when training has ended; then they are ended."""
 
     def __post_init__(self) -> None:
+        is_name = 0 < len(self.project) <= LONGEST_PROJECT and not set(self.project) & set(NOT_IN_PROJECT)
         rule = f"must be 1 to {LONGEST_PROJECT} characters, and none of {' '.join(NOT_IN_PROJECT)}"
-        if not 0 < len(self.project) <= LONGEST_PROJECT or any(one in self.project for one in NOT_IN_PROJECT):
-            raise SettingsError.of("tracking.project", self.project, rule)
-        for name, value in (("tracking.name", self.name), ("tracking.group", self.group)):
-            if value == "":
-                raise SettingsError.of(name, value, "must have characters; write null for the default")
-        for tag in self.tags:
-            if not 0 < len(tag) <= LONGEST_TAG:
-                raise SettingsError.of("tracking.tags", tag, f"a tag must have 1 to {LONGEST_TAG} characters")
-        seconds = self.patience_seconds
-        if not 0 < seconds <= MAX_SECONDS:
-            rule = f"must be > 0 seconds, and at most {MAX_SECONDS:,}"
-            raise SettingsError.of("tracking.patience_seconds", seconds, rule)
+        require(is_name, "tracking.project", self.project, rule)
+        require(self.group != "", "tracking.group", self.group, "must have characters; write null for the default")
 
 
 @dataclass
@@ -203,20 +127,14 @@ class ProfileSettings:
 
     @property
     def chosen(self) -> range:
-        """The numbers of the rounds.
-
-        Raises:
-            SettingsError: they cannot be read, or there are none from the first to the last.
-        """
+        """The numbers of the rounds; raises a SettingsError where they cannot be read, or there are none from the first
+        to the last."""
         if self.rounds is None:
             return range(0)
         rule = "must be the first and the last round to profile, counted from 1, as in 3:5, or one number"
-        found = re.fullmatch(r"([0-9]{1,18})(?::([0-9]{1,18}))?", self.rounds)
-        if found is None:
-            raise SettingsError.of("profile.rounds", self.rounds, rule)
-        first, last = int(found[1]), int(found[2] or found[1])
-        if not 1 <= first <= last:
-            raise SettingsError.of("profile.rounds", self.rounds, rule)
+        match = re.fullmatch(r"([0-9]{1,18})(?::([0-9]{1,18}))?", self.rounds)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+        require(1 <= first <= last, "profile.rounds", self.rounds, rule)
         return range(first, last + 1)
 
     def __post_init__(self) -> None:
@@ -234,20 +152,79 @@ class RunSettings:
     unfinished: Annotated[Unfinished, ReadWhen("run.directory!=null")] = Unfinished.refuse
     """When `directory` holds a run that has not ended. resume: training resumes from its newest whole
     checkpoint. archive: it is renamed, and the run starts from the beginning."""
-    stop_file: str | None = None
-    """When this file appears, on any node, all ranks stop, a checkpoint is written, and the exit code is 75; null:
-    `stop` in the run directory."""
     step_losses: bool = False
     """Whether metrics.jsonl has the loss of every update, and not of rounds alone (`step_losses`)."""
     report: bool = True
     """Whether a run that ends writes report.html and figures/ into its directory: what happened, to look at."""
-    watch: int | None = None
+    watch: str | None = None
     """Port of rank 0's node on which that page is shown while the run trains, at an address with a random token that
-    is printed; 0: any that is free; null: none."""
-    watch_address: Annotated[str, ReadWhen("run.watch!=null")] = "127.0.0.1"
-    """Network address on which `watch` listens. 127.0.0.1: for this machine alone; 0.0.0.0: for all that reach it."""
+    is printed; 0: any that is free; null: none. For this machine alone, or with a network address before the port, as
+    in 0.0.0.0:8080, for all that reach that."""
+
+    @property
+    def watch_address(self) -> tuple[str, int] | None:
+        """The network address and the port of `watch`; raises a SettingsError where they are none."""
+        if self.watch is None:
+            return None
+        address, _, port = self.watch.rpartition(":")
+        is_port = re.fullmatch("[0-9]{1,5}", port) is not None and int(port) <= MAX_PORT
+        rule = f"must be a port from 0 to {MAX_PORT}, an address and a port as in 0.0.0.0:8080, or null"
+        require(is_port, "run.watch", self.watch, rule)
+        return address.strip("[]") or THIS_MACHINE, int(port)
 
     def __post_init__(self) -> None:
-        watch = self.watch
-        if watch is not None and not 0 <= watch <= MAX_PORT:
-            raise SettingsError.of("run.watch", watch, f"must be a port from 0 to {MAX_PORT}, or null")
+        _ = self.watch_address
+
+
+@dataclass
+class CheckpointSettings:
+    """When checkpoints are written; a stop request always writes one."""
+
+    every: str | None = "10minutes"
+    """What passes between two checkpoints, which are written when the round ends: minutes of rank 0's clock, a number
+    of rounds, or tokens of the whole pool, as in 10minutes, 5rounds or 1e6tokens. null: none is written unless a stop
+    is requested."""
+    keep_last: Annotated[int, Range(">= 1")] = 2
+    """Newest checkpoints that are kept: what is left to start from if the newest is damaged."""
+    keep_every_rounds: Annotated[int | None, Range(">= 1")] = None
+    """Checkpoints after a multiple of so many rounds are kept for ever; null: none is."""
+    copies: bool = True
+    """Where nodes have directories of their own: keep a copy of every part on another node."""
+
+    @property
+    def interval(self) -> Amount | None:
+        """What passes between two checkpoints."""
+        units = ("minutes", "rounds", "tokens")
+        return None if self.every is None else Amount.of("checkpoint.every", self.every, units)
+
+    def __post_init__(self) -> None:
+        self.every = None if self.every is None else str(self.interval)
+        check_ranges("checkpoint", self)
+
+
+SIMULATED = ReadWhen("simulation.update_seconds!=null")
+
+
+@dataclass
+class SimulationSettings:
+    """Seconds that are counted instead of measured, where `update_seconds` is set; every rank stands for a host."""
+
+    update_seconds: Annotated[float | None, Range("> 0")] = None
+    """Time of an update of one worker apart from its sequences; null: the real clock is read."""
+    sequence_seconds: Annotated[float, SIMULATED, Range(">= 0 seconds")] = 0.0
+    """Time of each sequence of an update."""
+    bytes_per_second: Annotated[float | None, SIMULATED, Range("> 0")] = None
+    """Rate of every host's link, in either direction; null: bytes take no time."""
+    latency_seconds: Annotated[float, SIMULATED, Range(">= 0 seconds")] = 0.0005
+    """Time of a message from one host to another, apart from its bytes."""
+
+    @property
+    def is_on(self) -> bool:
+        return self.update_seconds is not None
+
+    def __post_init__(self) -> None:
+        check_ranges("simulation", self)
+
+    def transfer_seconds(self, num_bytes: int) -> float:
+        """What these bytes take on a host's link, without latency."""
+        return num_bytes / self.bytes_per_second if self.bytes_per_second else 0.0

@@ -5,47 +5,34 @@ each `__post_init__` refuses what cannot work. No torch here: a wrong setting is
 is imported or any process group exists.
 """
 
-from dataclasses import dataclass, field
-from typing import Annotated
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Annotated, Any
 
-from adloco_dist.config.batching import MEASURED_REQUESTS, BatchingSettings, SwitchSettings
-from adloco_dist.config.checkpointing import CheckpointSettings
-from adloco_dist.config.choices import (
-    BatchRequest,
-    Concurrency,
-    Device,
-    Estimator,
-    Final,
-    InnerOptimizer,
-    MergePolicy,
-    Precision,
-    RoundLength,
-    WireFormat,
-)
+from adloco_dist.config.amounts import Amount
+from adloco_dist.config.batching import BatchingSettings
+from adloco_dist.config.choices import BatchRequest, Final, InnerOptimizer, Precision, RoundLength, WireFormat
 from adloco_dist.config.data import DataSettings
-from adloco_dist.config.errors import SettingsError
-from adloco_dist.config.experiment import ModelSettings, PoolSettings
-from adloco_dist.config.merging import MergeSettings
-from adloco_dist.config.optimization import AlgorithmSettings, InnerSettings, OuterSettings
-from adloco_dist.config.read_when import ON_A_GPU, SEVERAL_TRAINERS, ReadWhen
+from adloco_dist.config.errors import SettingsError, require
+from adloco_dist.config.experiment import MergeSettings, ModelSettings, PoolSettings
+from adloco_dist.config.marks import ON_A_GPU, SEVERAL_TRAINERS, Range, ReadWhen, check_ranges
+from adloco_dist.config.optimization import AlgorithmSettings, InnerSettings, OuterSettings, WireSettings
 from adloco_dist.config.running import (
-    BudgetSettings,
+    CheckpointSettings,
     ClusterSettings,
     EvaluationSettings,
     InstanceSettings,
     ProfileSettings,
     RunSettings,
+    SimulationSettings,
     TrackingSettings,
 )
-from adloco_dist.config.simulation import SimulationSettings
-from adloco_dist.config.wire import WireSettings
 
 
 @dataclass
 class Settings:
     """A run."""
 
-    seed: int = 0
+    seed: Annotated[int, Range(">= 0")] = 0
     """Seeds the initial weights, the shards' order and every random number of training."""
     precision: Precision = Precision.auto
     """bf16: fp32 weights under bf16 autocast. fp64: for exact comparisons. auto: bf16 on a GPU that computes in it,
@@ -58,6 +45,10 @@ class Settings:
     final: Annotated[Final, ReadWhen(SEVERAL_TRAINERS)] = Final.best
     """What is saved at the end. best: the trainer with the smallest validation loss. average: the average of
     all trainers left."""
+    budget: str = "1_200_000tokens"
+    """When training ends: after a number of rounds, of tokens of the whole pool (the last round ends with the update
+    that reaches them), of seconds of rank 0's clock, counted from the first round on, or of epochs, passes of the whole
+    pool over the training data; as in 20rounds, 1.2e6tokens, 120seconds or 1epoch."""
     pool: PoolSettings = field(default_factory=PoolSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
     data: DataSettings = field(default_factory=DataSettings)
@@ -66,9 +57,7 @@ class Settings:
     outer: OuterSettings = field(default_factory=OuterSettings)
     wire: WireSettings = field(default_factory=WireSettings)
     batching: BatchingSettings = field(default_factory=BatchingSettings)
-    switch: SwitchSettings = field(default_factory=SwitchSettings)
     merge: MergeSettings = field(default_factory=MergeSettings)
-    budget: BudgetSettings = field(default_factory=lambda: BudgetSettings(rounds=20))
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     instances: InstanceSettings = field(default_factory=InstanceSettings)
@@ -79,113 +68,76 @@ class Settings:
     run: RunSettings = field(default_factory=RunSettings)
 
     @property
-    def measures_gradients(self) -> bool:
-        """Whether the batch follows gradient statistics."""
-        return self.batching.request in MEASURED_REQUESTS
-
-    @property
-    def measures_times(self) -> bool:
-        """Whether a batch is weighed against what its computation takes."""
-        return self.switch.n == "auto" or self.batching.request is BatchRequest.progress
+    def budget_amount(self) -> Amount:
+        """The budget as a number and a unit."""
+        return Amount.of("budget", self.budget, ("rounds", "tokens", "seconds", "epochs"))
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise SettingsError.of("seed", self.seed, "must be >= 0")
-        request = self.batching.request
-        if self.algorithm.is_data_parallel:
+        self.budget = str(self.budget_amount)
+        check_ranges("", self)
+        is_data_parallel, is_sharded = self.algorithm.is_data_parallel, self.pool.ranks_per_worker > 1
+        if is_data_parallel:
             self._check_data_parallel()
-        if self.pool.ranks_per_worker > 1:
-            self._check_sharded()
-        self._check_wire()
-        merge, trainers = self.merge, self.pool.trainers
-        if merge.policy is not MergePolicy.none:
-            rule = f"must be <= pool.trainers={trainers}; lower it, or set merge=none"
-            if merge.min_trainers > trainers:
-                raise SettingsError.of("merge.min_trainers", merge.min_trainers, rule)
-        concurrency = self.instances.concurrency
-        if concurrency in (Concurrency.streams, Concurrency.threads):
-            other = Device.cpu if concurrency is Concurrency.streams else Device.cuda
-            rule = f"is unsupported with cluster.device={other.name}; use serial or auto"
-            if self.cluster.device is other:
-                raise SettingsError.of("instances.concurrency", concurrency, rule)
-        if self.measures_gradients and self.batching.estimator is Estimator.workers:
-            rule = "compares the gradients of several workers; set pool.workers_per_trainer >= 2, or use sketch"
-            if self.pool.workers_per_trainer == 1:
-                raise SettingsError.of("batching.estimator", self.batching.estimator, rule)
-        rule = "weighs micro-batches against the measured noise scale; needs batching.request to be a variance test"
-        if self.switch.n == "auto" and not self.measures_gradients:
-            raise SettingsError.of("switch.n", self.switch.n, rule)
-        if request is BatchRequest.replay:
-            rule = "a budget in seconds does not say how many rounds are replayed; use budget.rounds or budget.tokens"
-            if self.budget.seconds is not None:
-                raise SettingsError.of("batching.request", request, rule)
-
-    def _check_wire(self) -> None:
-        wire = self.wire
-        if self.algorithm.is_data_parallel and not wire.is_plain:
-            rule = "algorithm=ddp averages gradients, at every update; use wire=fp32"
-            raise SettingsError.of("wire.format", wire.format, rule)
         if self.algorithm.round is not RoundLength.link:  # which leaves fragments and delays their times
             self._check_times()
-        if wire.format is WireFormat.sparse and self.outer.momentum:
-            rule = "keeps what it has not sent, and an outer momentum would count that twice; set outer=average"
-            raise SettingsError.of("wire.format", wire.format, rule)
-        if wire.is_streaming and self.algorithm.round is RoundLength.seconds:
-            rule = "varies the updates of a round, in which wire.fragments and wire.delay_updates have fixed times"
-            raise SettingsError.of("algorithm.round", "seconds", f"{rule}; use speed, or whole averages")
-        if wire.keeps_residual and self.outer.radial:
-            rule = "restores lengths, which error feedback would count twice; choose one of them"
-            raise SettingsError.of("outer.radial", self.outer.radial, rule)
-        if wire.is_streaming and self.measures_gradients and self.batching.estimator is not Estimator.sketch:
-            rule = "needs workers at one point, and wire.fragments or wire.delay_updates keep them apart; use sketch"
-            raise SettingsError.of("batching.estimator", self.batching.estimator, rule)
+        self._check_combinations(is_data_parallel or is_sharded)
+        if is_sharded:
+            optimizer = self.inner.optimizer
+            rule = "needs whole matrices, and so pool.ranks_per_worker=1; use adamw or sgd"
+            require(optimizer is not InnerOptimizer.muon, "inner.optimizer", optimizer, rule)
+
+    def _check_combinations(self, is_wrapped: bool) -> None:
+        """What contradicts itself, perhaps as DistributedDataParallel or fully_shard wraps the model."""
+        batching, wire = self.batching, self.wire
+        rule = "algorithm=ddp and pool.ranks_per_worker > 1 wrap the model themselves; leave it out"
+        require(not (self.model.compile and is_wrapped), "model.compile", self.model.compile, rule)
+        rule = "keeps what it has not sent, and an outer momentum would count that twice; set outer=average"
+        is_counted_once = wire.format is not WireFormat.sparse or not self.outer.momentum
+        require(is_counted_once, "wire.format", wire.format, rule)
+        rule = "weighs micro-batches against the measured noise scale; needs batching.request to be a variance test"
+        is_known = batching.switch_n != "auto" or batching.measures_gradients
+        require(is_known, "batching.switch_n", batching.switch_n, rule)
+        rule = "a budget in seconds does not say how many rounds are replayed; give it in rounds or tokens"
+        is_counted = batching.request is not BatchRequest.replay or self.budget_amount.unit != "seconds"
+        require(is_counted, "batching.request", batching.request, rule)
 
     def _check_times(self) -> None:
+        """Rounds of so many updates must have room for the averages that begin and end in them."""
         wire, updates = self.wire, self.algorithm.updates_per_round
-        if wire.fragments > updates:
-            rule = f"must be <= algorithm.updates_per_round={updates}: each has its own time in a round"
-            raise SettingsError.of("wire.fragments", wire.fragments, rule)
+        rule = f"must be <= algorithm.updates_per_round={updates}: each has its own time in a round"
+        require(wire.fragments <= updates, "wire.fragments", wire.fragments, rule)
         distance, delay = updates // wire.fragments, wire.delay_updates
         if delay is None:
             rule = "follows the link, as the updates of a round do then; set algorithm.round=link, or a number"
             raise SettingsError.of("wire.delay_updates", delay, rule)
-        if delay >= distance:
-            rule = f"must be < the {distance} updates between two averages"
-            given = f"(algorithm.updates_per_round={updates}, wire.fragments={wire.fragments})"
-            raise SettingsError.of("wire.delay_updates", delay, f"{rule} {given}")
-
-    def _check_sharded(self) -> None:
-        """What needs a worker's whole model on one device."""
-        given = f"goes with pool.ranks_per_worker=1 alone, not {self.pool.ranks_per_worker}"
-        if self.algorithm.is_data_parallel:
-            raise SettingsError(f"algorithm=ddp: {given}; use another algorithm")
-        if self.measures_gradients and self.batching.estimator is not Estimator.sketch:
-            raise SettingsError.of("batching.estimator", self.batching.estimator, f"{given}; use sketch")
-        if self.inner.optimizer is InnerOptimizer.muon:
-            rule = f"{given}, for it needs whole matrices; use adamw or sgd"
-            raise SettingsError.of("inner.optimizer", self.inner.optimizer, rule)
-        for name, radial in (("outer.radial", self.outer.radial), ("merge.radial", self.merge.radial)):
-            if radial:
-                raise SettingsError.of(name, radial, f"{given}, for it needs the norms of whole tensors; leave it out")
-        if self.instances.concurrency in (Concurrency.streams, Concurrency.threads):
-            rule = f"{given}: ranks that compute a worker together take turns together; use serial"
-            raise SettingsError.of("instances.concurrency", self.instances.concurrency, rule)
-        if self.model.compile:
-            raise SettingsError.of("model.compile", self.model.compile, f"{given}; leave it out")
+        rule = f"must be < the {distance} updates between two averages"
+        given = f"(algorithm.updates_per_round={updates}, wire.fragments={wire.fragments})"
+        require(delay < distance, "wire.delay_updates", delay, f"{rule} {given}")
 
     def _check_data_parallel(self) -> None:
-        if self.algorithm.round is not RoundLength.updates:
-            rule = "algorithm=ddp averages at every update; use updates"
-            raise SettingsError.of("algorithm.round", self.algorithm.round, rule)
-        trainers, concurrency = self.pool.trainers, self.instances.concurrency
-        if trainers != 1:
-            raise SettingsError.of("pool.trainers", trainers, "algorithm=ddp has one trainer; set pool.trainers=1")
-        if self.measures_gradients:
-            rule = "algorithm=ddp averages gradients before they can be compared; use none, ramp, staged or replay"
-            raise SettingsError.of("batching.request", self.batching.request, rule)
-        if concurrency not in (Concurrency.serial, Concurrency.auto):
-            rule = "algorithm=ddp has one instance per rank; use serial"
-            raise SettingsError.of("instances.concurrency", concurrency, rule)
-        if self.model.compile:
-            rule = "algorithm=ddp wraps the model itself; leave it out"
-            raise SettingsError.of("model.compile", self.model.compile, rule)
+        algorithm, pool, batching = self.algorithm, self.pool, self.batching
+        is_equal, rule = algorithm.round is RoundLength.updates, "algorithm=ddp averages at every update; use updates"
+        require(is_equal, "algorithm.round", algorithm.round, rule)
+        given = f"pool.trainers={pool.trainers}, pool.ranks_per_worker={pool.ranks_per_worker}"
+        if (pool.trainers, pool.ranks_per_worker) != (1, 1):
+            raise SettingsError(f"{given}: algorithm=ddp has one trainer, and whole models on its ranks; set both to 1")
+        rule = "algorithm=ddp averages gradients before they can be compared; use none, ramp, staged or replay"
+        require(not batching.measures_gradients, "batching.request", batching.request, rule)
+        rule = "algorithm=ddp averages gradients, at every update; use wire=fp32"
+        require(self.wire.is_plain, "wire.format", self.wire.format, rule)
+
+
+def sections(settings: Settings) -> dict[str, Any]:
+    """The sections of settings by name; the settings of the top level have none, ""."""
+    values = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    return {"": settings, **{name: value for name, value in values.items() if is_dataclass(value)}}
+
+
+def setting_names() -> list[str]:
+    """Every setting by its dotted name."""
+    return [
+        f"{name}.{field.name}".removeprefix(".")
+        for name, section in sections(Settings()).items()
+        for field in fields(section)
+        if not is_dataclass(getattr(section, field.name))
+    ]

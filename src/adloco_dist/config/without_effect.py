@@ -1,7 +1,6 @@
 """Settings that were given and cannot have an effect beside the others: a run names them, a sweep refuses them."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -10,16 +9,17 @@ from omegaconf import OmegaConf
 
 from adloco_dist.config import Settings
 from adloco_dist.config.compose import CONFIG_MODULE, GROUPS, flatten, parse, to_plain
-from adloco_dist.config.read_when import ReadWhen, alternatives_of, in_words
+from adloco_dist.config.marks import ReadWhen, marks_of
+from adloco_dist.config.settings import sections
 
-OF_MANY_SECTIONS = ("algorithm", "experiment")
-"""Groups whose choices set what belongs to other sections, too: there is always something that is read."""
+ALWAYS_READ = ("algorithm", "experiment", "model")
+"""Groups of which some setting is always read."""
 
 
 def without_effect(settings: Settings, overrides: Sequence[str]) -> dict[str, str]:
     """Why overrides are read by nobody, by the override as it was typed; those that are read are missing.
 
-    A group counts where nothing is read of what its choice sets; what an experiment sets was not given.
+    A group counts where nothing is read of what its choices set; what an experiment sets was not given.
 
     Args:
         settings: what the overrides came to.
@@ -29,7 +29,7 @@ def without_effect(settings: Settings, overrides: Sequence[str]) -> dict[str, st
     found = {}
     for override in parse(overrides):
         key = override.key_or_group
-        given = _settings_of(key, override.get_value_string()) if key in GROUPS else (key,)
+        given = _settings_of(key) if key in GROUPS else (key,)
         reasons = [_why_unread(one, shown) for one in given]
         if reasons and all(reasons):
             found[override.input_line or key] = str(reasons[0])
@@ -39,16 +39,11 @@ def without_effect(settings: Settings, overrides: Sequence[str]) -> dict[str, st
 @cache
 def alternatives_by_setting() -> dict[str, tuple[ReadWhen, ...]]:
     """When settings are read, by dotted name; those that are always read are missing."""
-    return dict(_walked(Settings()))
-
-
-def _walked(section: Any, prefix: str = "") -> Iterator[tuple[str, tuple[ReadWhen, ...]]]:
-    for name, alternatives in alternatives_of(type(section)).items():
-        yield prefix + name, alternatives
-    for field in fields(section):
-        value = getattr(section, field.name)
-        if is_dataclass(value):
-            yield from _walked(value, f"{prefix}{field.name}.")
+    return {
+        f"{name}.{field}".removeprefix("."): alternatives
+        for name, section in sections(Settings()).items()
+        for field, alternatives in marks_of(type(section), ReadWhen).items()
+    }
 
 
 def _why_unread(setting: str, shown: dict[str, str]) -> str | None:
@@ -61,16 +56,18 @@ def _why_unread(setting: str, shown: dict[str, str]) -> str | None:
     if not all(unmet) or not unmet:
         return None
     because = " and ".join(dict.fromkeys(f"{one}={shown[one]}" for each in unmet for one in each))
-    return f"has no effect with {because}; it is read {in_words(alternatives)}"
+    ways = ", or ".join(f"when {' and '.join(map(str, way.conditions))}" for way in alternatives)
+    return f"has no effect with {because}; it is read {ways}"
 
 
 @cache
-def _settings_of(group: str, choice: str) -> tuple[str, ...]:
-    """What a choice of a group sets, by dotted name; nothing for groups that set something of every kind."""
-    if group in OF_MANY_SECTIONS:
+def _settings_of(group: str) -> tuple[str, ...]:
+    """What the choices of a group set, by dotted name; nothing for groups that always have an effect."""
+    if group in ALWAYS_READ:
         return ()
-    content = OmegaConf.create(files(CONFIG_MODULE).joinpath(group, f"{choice}.yaml").read_text(encoding="utf-8"))
-    return tuple(f"{group}.{name}" for name in content)
+    folder = files(CONFIG_MODULE).joinpath(group)
+    choices = [OmegaConf.create(file.read_text(encoding="utf-8")) for file in folder.iterdir()]
+    return tuple(dict.fromkeys(f"{group}.{name}" for choice in choices for name in choice))
 
 
 def _shown(value: Any) -> str:

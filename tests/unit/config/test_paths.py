@@ -9,7 +9,7 @@ import pytest
 from adloco_dist.config import SettingsError
 from adloco_dist.config.compose import compose
 from adloco_dist.config.paths import with_quoted_paths
-from adloco_dist.sweep.sweep import expand
+from adloco_dist.sweep.points import expand
 
 NAMES = [
     "plain", "a=b", "ü ä", "it's", "[1]", "a[1]", "a,b", "a::b", "x:y", "{a}", "(a)", "f(a)", "1e3", "1_0", "true",
@@ -21,19 +21,21 @@ NAMES = [
 def test_a_path_that_exists_is_taken_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).touch()
-    for path in (f"{tmp_path}/{name}", f"./{name}"):
-        for written in (f"data.train=[{path}]", f"data.train={path}", f"data.train=[./b.txt,{path},./c,d]"):
-            (tmp_path / "b.txt").touch()
-            (tmp_path / "c,d").touch()
-            train = compose(["data=text", written]).data.train
-            expected = [path] if "b.txt" not in written else ["./b.txt", path, "./c,d"]
-            assert train == expected
-        settings = compose(["model=pretrained", f"model.warm_start={path}", f"data.tokenizer={path}"])
+    for other in ("b.txt", "c,d"):
+        (tmp_path / other).touch()
+    absolute, relative = f"{tmp_path}/{name}", f"./{name}"
+    for path, written, train in (
+        (absolute, f"[{absolute}]", [absolute]),
+        (absolute, absolute, [absolute]),
+        (relative, f"[./b.txt,{relative},./c,d]", ["./b.txt", relative, "./c,d"]),
+    ):
+        folders = [f"run.directory={path}-of-runs/x", f"run.root={path}-of-runs/x"] if "," not in name else []
+        named = ["model=pretrained", f"model.warm_start={path}", f"data.tokenizer={path}", *folders]
+        settings = compose(["data=text", f"data.train={written}", *named])
+        assert settings.data.train == train
         assert settings.model.warm_start == settings.data.tokenizer == path
-        folder = f"{path}-of-runs/x"
-        if "," not in name:
-            settings = compose([f"run.directory={folder}", f"run.root={folder}", f"run.stop_file={folder}"])
-            assert settings.run.directory == settings.run.root == settings.run.stop_file == folder
+        if folders:
+            assert settings.run.directory == settings.run.root == f"{path}-of-runs/x"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,6 +1,5 @@
 """Settings that nothing reads beside the others: what the annotations say, and what is named."""
 
-from dataclasses import fields, is_dataclass
 from enum import Enum
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -8,10 +7,11 @@ from typing import Any, get_args, get_origin, get_type_hints
 import pytest
 
 from adloco_dist.config import Settings, SettingsError
-from adloco_dist.config.compose import compose, flatten, to_plain
-from adloco_dist.config.read_when import Condition
+from adloco_dist.config.compose import compose
+from adloco_dist.config.marks import Condition
+from adloco_dist.config.settings import sections, setting_names
 from adloco_dist.config.without_effect import alternatives_by_setting, without_effect
-from adloco_dist.sweep.sweep import Point, _name_without_effect, expand
+from adloco_dist.sweep.points import Point, expand, name_without_effect
 
 CONDITIONS = {
     (setting, condition)
@@ -21,16 +21,14 @@ CONDITIONS = {
 }
 
 
-def types(section: Any, prefix: str = "") -> dict[str, Any]:
+def types() -> dict[str, Any]:
     """The type of every setting, by dotted name."""
-    found: dict[str, Any] = {}
-    for field in fields(section):
-        value = getattr(section, field.name)
-        if is_dataclass(value):
-            found |= types(value, f"{prefix}{field.name}.")
-        else:
-            found[prefix + field.name] = get_type_hints(type(section))[field.name]
-    return found
+    hints = {
+        f"{name}.{field}".removeprefix("."): kind
+        for name, section in sections(Settings()).items()
+        for field, kind in get_type_hints(type(section)).items()
+    }
+    return {setting: hints[setting] for setting in setting_names()}
 
 
 def words(kind: Any) -> set[str] | None:
@@ -50,7 +48,7 @@ def words(kind: Any) -> set[str] | None:
 
 @pytest.mark.parametrize(("setting", "condition"), sorted(CONDITIONS, key=str), ids=str)
 def test_conditions_are_about_other_settings_and_their_values(setting: str, condition: Condition) -> None:
-    of = types(Settings())
+    of = types()
     assert setting in of
     assert condition.setting in of.keys() - {setting}
     kind = of[condition.setting]
@@ -78,13 +76,11 @@ def test_every_setting_that_is_not_always_read_can_be_read() -> None:
             "batching.request=progress",
             "batching.request=norm_test, inner_product_test or aug",
         ),
-        ("switch.n=2", "batching.request=ramp", "switch.mode=threshold"),
-        ("switch.n=2", "switch.mode=clip", "switch.mode=threshold"),
+        ("batching.switch_n=2", "batching.request=ramp", "batching.request=norm_test"),
         ("merge.width=2", "pool.trainers=1", "pool.trainers>1 and merge.policy!=none"),
         ("merge=best_with_worst", "pool.trainers=1", "pool.trainers>1"),
         ("outer=sgd", "algorithm.averages=gradients", "algorithm.averages=pseudo_gradients"),
-        ("wire.residual_decay=0.5", "wire.error_feedback=false", "wire.format=sparse and wire.error_feedback!=false"),
-        ("tracking.tags=[mine]", "tracking.mode=disabled", "tracking.mode!=disabled"),
+        ("tracking.project=mine", "tracking.mode=disabled", "tracking.mode!=disabled"),
         ("data.validation_documents=9", "data.corpus=python_stdlib", "data.corpus=json, parquet, csv or hub"),
         ("run.root=mine", "run.directory=x", "run.directory=null"),
         (
@@ -97,9 +93,7 @@ def test_every_setting_that_is_not_always_read_can_be_read() -> None:
 def test_what_is_given_and_not_read_is_named_with_what_it_needs(given: str, because: str, needed: str) -> None:
     """At its default or not."""
     others = {
-        "switch.mode=clip": ["batching.request=norm_test"],
         "algorithm.averages=gradients": ["algorithm=ddp"],
-        "wire.error_feedback=false": ["wire=adaptive"],
         "data.corpus=python_packages": ["data=python_packages", "model=bert_nano"],
     }.get(because, [])
     overrides = [*others, *([because] if because not in ("algorithm.averages=gradients",) else []), given]
@@ -115,8 +109,8 @@ def test_what_is_given_and_not_read_is_named_with_what_it_needs(given: str, beca
         ["experiment=paper"],
         ["experiment=two_by_two"],
         ["algorithm=ddp"],
-        ["algorithm=diloco", "batching.eta=0.5", "switch.n=3"],
-        ["experiment=paper", "batching.eta=0.5", "switch.n=3"],
+        ["algorithm=diloco", "batching.request=norm_test", "batching.eta=0.5", "batching.switch_n=3"],
+        ["experiment=paper", "batching.eta=0.5", "batching.switch_n=3"],
         ["merge=none", "pool.trainers=2"],
         ["inner=sgd", "inner.momentum=0.5", "wire=sparse", "wire.fraction=0.5"],
         ["+model.overrides.head_dim=16", "model.overrides.hidden_size=64", "hydra.sweep.dir=x"],
@@ -131,14 +125,14 @@ def test_what_is_read_is_not_named(overrides: list[str]) -> None:
 
 def checked(*overrides: str) -> list[str]:
     points: list[Point] = expand(overrides)[0]
-    return _name_without_effect(points, [without_effect(compose(one.overrides), one.overrides) for one in points])
+    return name_without_effect(points, [without_effect(compose(one.overrides), one.overrides) for one in points])
 
 
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
         (["batching.eta=0.5,0.8"], "-m batching.eta=0.5,0.8: has no effect with batching.request=progress"),
-        (["seed=1,2", "switch.n=1.5,2", "batching.request=ramp"], "-m switch.n=1.5,2: has no effect with batching.r"),
+        (["seed=1,2", "batching.switch_n=1.5,2", "batching.request=ramp"], "-m batching.switch_n=1.5,2: has no eff"),
         (["merge=none,best_with_worst"], "-m merge=none,best_with_worst: has no effect with pool.trainers=1"),
         (["wire.fraction=0.1,0.2", "wire=fp32,int4"], "-m wire.fraction=0.1,0.2: has no effect with wire.format=fp32"),
     ],
@@ -155,29 +149,27 @@ def test_a_sweep_names_what_some_runs_do_not_read() -> None:
     ]
     (line,) = checked("seed=1,2", "batching.eta=0.5")
     assert line.startswith("batching.eta=0.5: in 2 of 2 runs has no effect with batching.request=progress")
-    assert checked("experiment=paper", "batching.eta=0.5,0.8,1.0", "switch.n=1.5,2,3") == []
+    assert checked("experiment=paper", "batching.eta=0.5,0.8,1.0", "batching.switch_n=1.5,2,3") == []
 
 
 def test_every_setting_is_known_to_be_read_always_or_sometimes() -> None:
     """A new setting is looked at: whoever adds one here has asked under which others it is read."""
-    always = set(flatten(to_plain(Settings()))) - set(alternatives_by_setting())
+    always = set(setting_names()) - set(alternatives_by_setting())
     assert always == ALWAYS_READ
 
 
 ALWAYS_READ = {
-    "algorithm.averages", "algorithm.round", "algorithm.updates_per_round", "batching.capacity",
-    "batching.max_batch", "batching.min_batch", "batching.request", "budget.epochs", "budget.rounds",
-    "budget.seconds", "budget.tokens", "checkpoint.copies", "checkpoint.every_minutes", "checkpoint.every_rounds",
-    "checkpoint.every_tokens", "checkpoint.keep_every_rounds", "checkpoint.keep_last", "cluster.backend",
-    "cluster.check_links", "cluster.control_seconds", "cluster.device", "cluster.heartbeat_seconds",
-    "cluster.interface", "cluster.max_communicators", "cluster.outer_seconds", "cluster.silence_seconds",
-    "cluster.threads_per_rank", "data.corpus", "data.sequence_length", "data.shards", "deterministic",
-    "evaluation.batch", "evaluation.every_fraction", "evaluation.every_rounds", "evaluation.final_sequences",
-    "evaluation.sequences", "inner.batch_scaling", "inner.clip_norm", "inner.lr", "inner.optimizer",
-    "inner.schedule", "inner.warmup_fraction", "inner.weight_decay", "instances.concurrency", "model.architecture",
-    "model.attention", "model.compile", "model.gradient_checkpointing", "model.overrides", "model.reset_output",
-    "model.warm_start", "outer.average_span", "outer.nonfinite_rounds", "pool.placement", "pool.ranks_per_worker",
-    "pool.trainers", "pool.workers_per_trainer", "precision", "profile.rounds", "run.directory", "run.report",
-    "run.step_losses", "run.stop_file", "run.watch", "seed", "simulation.update_seconds", "switch.batch_limit",
-    "switch.mode", "tracking.mode", "tracking.tensorboard", "wire.delay_updates", "wire.format", "wire.fragments",
+    "algorithm.averages", "algorithm.round", "algorithm.updates_per_round", "batching.capacity", "batching.max_batch",
+    "batching.min_batch", "batching.request", "budget", "checkpoint.copies", "checkpoint.every",
+    "checkpoint.keep_every_rounds", "checkpoint.keep_last", "cluster.backend", "cluster.check_links",
+    "cluster.device", "cluster.interface", "cluster.silence_seconds",
+    "cluster.threads_per_rank", "cluster.timeout_seconds", "data.corpus", "data.sequence_length", "data.shards",
+    "deterministic", "evaluation.every", "evaluation.final_sequences", "evaluation.sequences",
+    "inner.batch_scaling", "inner.clip_norm", "inner.lr", "inner.optimizer", "inner.schedule",
+    "inner.warmup_fraction", "inner.weight_decay", "instances.concurrency", "model.architecture", "model.attention",
+    "model.compile", "model.gradient_checkpointing", "model.overrides", "model.reset_output", "model.warm_start",
+    "outer.average_span", "pool.placement", "pool.ranks_per_worker", "pool.trainers",
+    "pool.workers_per_trainer", "precision", "profile.rounds", "run.directory", "run.report", "run.step_losses",
+    "run.watch", "seed", "simulation.update_seconds", "tracking.mode",
+    "tracking.tensorboard", "wire.delay_updates", "wire.format", "wire.fragments",
 }  # fmt: skip
