@@ -24,19 +24,6 @@ class Subsets:
     """What is saved is chosen on these: the best of several on `final` would look better there than it is."""
 
 
-def is_due(settings: EvaluationSettings, round_: int, fraction: float, last_fraction: float) -> bool:
-    """Whether anchors are evaluated at the end of a round.
-
-    Args:
-        round_: its number, from 1.
-        fraction: share of the budget that is spent before it.
-        last_fraction: the same before the last round.
-    """
-    rounds, share = settings.every_rounds, settings.every_fraction
-    by_rounds = rounds is not None and round_ % rounds == 0
-    return by_rounds or (share is not None and fraction // share > last_fraction // share)
-
-
 def subsets(num_sequences: int, settings: EvaluationSettings) -> Subsets:
     """Divide a split: `choice` takes as many as a curve, at most half, and nothing of what is reported."""
     order = in_order(num_sequences)
@@ -82,11 +69,12 @@ class Evaluation:
 
     def figures(self) -> dict[str, float]:
         """Return the loss, and what people compare beside it, by name."""
+        figures = {"validation_loss": self.loss}
         if self.figure == ACCURACY:
-            return {"validation_loss": self.loss, "validation_accuracy": self.correct / self.targets}
-        if self.figure == PERPLEXITY:
-            return {"validation_loss": self.loss, "validation_perplexity": perplexity(self.loss)}
-        return {"validation_loss": self.loss}
+            figures["validation_accuracy"] = self.correct / self.targets
+        elif self.figure == PERPLEXITY:
+            figures["validation_perplexity"] = perplexity(self.loss)
+        return figures
 
 
 def perplexity(loss: float) -> float:

@@ -35,7 +35,7 @@ class RoundForecast:
 
 def shortest_round(
     utilisation: float, update_seconds: float, transfer_seconds: float, fragments: int, delay_updates: int | None
-) -> int:  # fmt: skip
+) -> int:
     """The smallest H with which updates have that share of a round, in (0, 1); the inverse of `RoundForecast`.
 
     Args:

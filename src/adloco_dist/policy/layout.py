@@ -4,11 +4,12 @@ Where several ranks hold a worker's model together (pool.ranks_per_worker), such
 what is called a rank here is a seat.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from heapq import nsmallest
 
 from adloco_dist.config import Placement, Settings, SettingsError
+from adloco_dist.config.errors import require
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Layout:
     """The ranks, or the one seat, that every worker of every trainer runs on."""
 
     workers: Mapping[int, tuple[tuple[int, ...], ...]]
-    """The ranks of each worker of a trainer, by trainer: one each, but for what `in_ranks` returns."""
+    """The ranks of each worker of a trainer, by trainer: one each, except in what `in_ranks` returns."""
 
     @classmethod
     def one_rank_per_worker(cls, ranks: Mapping[int, Sequence[int]]) -> "Layout":
@@ -25,14 +26,11 @@ class Layout:
 
     def in_ranks(self, ranks_per_seat: int) -> "Layout":
         """This layout of seats, with the ranks of each."""
-        return Layout(
-            {
-                trainer: tuple(
-                    tuple(rank for seat in worker for rank in ranks_of_seat(seat, ranks_per_seat)) for worker in workers
-                )
-                for trainer, workers in self.workers.items()
-            }
-        )
+
+        def ranks(seats: Sequence[int]) -> tuple[int, ...]:
+            return tuple(rank for seat in seats for rank in ranks_of_seat(seat, ranks_per_seat))
+
+        return Layout({trainer: tuple(map(ranks, workers)) for trainer, workers in self.workers.items()})
 
     @property
     def trainers(self) -> list[int]:
@@ -52,11 +50,11 @@ class Layout:
         return tuple(sorted({rank for worker in self.workers[trainer] for rank in worker}))
 
     def workers_on(self, rank: int, trainer: int) -> list[int]:
-        """The workers of a trainer that run on a rank, or on some of whose ranks it is."""
+        """The workers of a trainer that run on a rank, alone or together with others."""
         return [number for number, ranks in enumerate(self.workers[trainer]) if rank in ranks]
 
     def trainers_on(self, rank: int) -> list[int]:
-        return [trainer for trainer in self.trainers if any(rank in ranks for ranks in self.workers[trainer])]
+        return [trainer for trainer in self.trainers if self.workers_on(rank, trainer)]
 
     def num_nodes(self, trainer: int, nodes: Sequence[int]) -> int:
         return len({nodes[rank] for rank in self.ranks(trainer)})
@@ -71,29 +69,31 @@ def place(num_trainers: int, workers_per_trainer: int, nodes: Sequence[int], pla
     Args:
         nodes: the node of each rank, one entry per rank.
     """
-    num_ranks = len(nodes)
-    everywhere, remainder = divmod(workers_per_trainer, num_ranks)
-    ranks_on = {node: [rank for rank, other in enumerate(nodes) if other == node] for node in sorted(set(nodes))}
-    vacancies = _vacancies(num_trainers, remainder, ranks_on, placement)
+    everywhere, remainder = divmod(workers_per_trainer, len(nodes))
+    vacancies = _vacancies(num_trainers, remainder, nodes, placement)
     ranks: dict[int, Sequence[int]] = {}
     for trainer in range(num_trainers):
-        chosen = _choose_ranks(vacancies, num_trainers - trainer, remainder, ranks_on, placement)
+        chosen = _choose_ranks(vacancies, num_trainers - trainer, remainder, nodes, placement)
         for rank in chosen:
             vacancies[rank] -= 1
-        ranks[trainer] = sorted([*range(num_ranks)] * everywhere + chosen)
+        ranks[trainer] = sorted([*range(len(nodes))] * everywhere + chosen)
     return Layout.one_rank_per_worker(ranks)
 
 
-def _vacancies(num_trainers: int, width: int, ranks_on: Mapping[int, Sequence[int]], placement: Placement) -> list[int]:
+def _by_node(nodes: Sequence[int]) -> dict[int, list[int]]:
+    """The ranks of every node."""
+    return {node: [rank for rank, other in enumerate(nodes) if other == node] for node in sorted(set(nodes))}
+
+
+def _vacancies(num_trainers: int, width: int, nodes: Sequence[int], placement: Placement) -> list[int]:
     """How many of the `num_trainers * width` workers each rank takes: all the same, or one more.
 
     For `pack` the extra workers go to nodes in multiples that fill whole trainers; for `spread` one by one.
     """
-    num_ranks = sum(map(len, ranks_on.values()))
-    base, extras = divmod(num_trainers * width, num_ranks)
-    vacancies = [base] * num_ranks
+    base, extras = divmod(num_trainers * width, len(nodes))
+    vacancies = [base] * len(nodes)
     while extras:
-        for ranks in ranks_on.values():
+        for ranks in _by_node(nodes).values():
             held = sum(vacancies[rank] for rank in ranks)
             portion = width - held % width if placement is Placement.pack else 1
             without = [rank for rank in ranks if vacancies[rank] == base]
@@ -101,6 +101,39 @@ def _vacancies(num_trainers: int, width: int, ranks_on: Mapping[int, Sequence[in
                 vacancies[rank] += 1
                 extras -= 1
     return vacancies
+
+
+def _choose_ranks(
+    vacancies: Sequence[int], trainers_left: int, width: int, nodes: Sequence[int], placement: Placement
+) -> list[int]:
+    """`width` distinct ranks for the next trainer, such that the trainers after it can still be placed.
+
+    They can exactly when no rank has more vacancies than trainers are left (Gale-Ryser), so a rank with as many
+    must be chosen now. The others follow the placement: `pack` uses up a node before it begins another, and what covers
+    most of the rest goes first; `spread` takes the node with the fewest chosen. Fuller nodes and lower ranks go first.
+    """
+    chosen = [rank for rank, vacant in enumerate(vacancies) if vacant == trainers_left]
+    num_chosen = Counter(nodes[rank] for rank in chosen)
+    open_ranks: dict[int, list[tuple[int, int, int]]] = {}
+    for node, ranks in _by_node(nodes).items():
+        on_node = sum(vacancies[rank] for rank in ranks)
+        candidates = [(-on_node, -vacancies[rank], rank) for rank in ranks if 0 < vacancies[rank] < trainers_left]
+        if candidates:
+            open_ranks[node] = sorted(candidates)
+
+    def preference(node: int) -> tuple[object, ...]:
+        first, covered = open_ranks[node][0], min(width - len(chosen), len(open_ranks[node]))
+        if placement is Placement.pack:
+            return num_chosen[node] == 0, -covered, first
+        return num_chosen[node], first
+
+    while len(chosen) < width:
+        node = min(open_ranks, key=preference)
+        chosen.append(open_ranks[node].pop(0)[-1])
+        num_chosen[node] += 1
+        if not open_ranks[node]:
+            del open_ranks[node]
+    return chosen
 
 
 def place_again(layout: Layout, nodes: Sequence[int], placement: Placement) -> Layout:
@@ -114,69 +147,13 @@ def place_again(layout: Layout, nodes: Sequence[int], placement: Placement) -> L
     """
     order = list(range(len(nodes)))
     if placement is Placement.spread:  # the first rank of every node, then the second
-        position = {rank: nodes[:rank].count(nodes[rank]) for rank in order}
-        order.sort(key=lambda rank: (position[rank], rank))
+        order.sort(key=lambda rank: (nodes[:rank].count(nodes[rank]), rank))
     ranks: dict[int, Sequence[int]] = {}
     dealt = 0
     for trainer in layout.trainers:
         workers = range(dealt, dealt := dealt + layout.num_workers(trainer))
         ranks[trainer] = [order[worker % len(order)] for worker in workers]
     return Layout.one_rank_per_worker(ranks)
-
-
-# Where a rank stands, (-vacancies of its node, -its own vacancies, rank): fuller nodes and lower ranks sort first.
-_Offer = tuple[int, int, int]
-
-
-def _choose_ranks(
-    vacancies: Sequence[int],
-    trainers_left: int,
-    width: int,
-    ranks_on: Mapping[int, Sequence[int]],
-    placement: Placement,
-) -> list[int]:
-    """`width` distinct ranks for the next trainer, such that the trainers after it can still be placed.
-
-    They can exactly when no rank has more vacancies than trainers are left (Gale-Ryser), so a rank with as many
-    must be chosen now; the others follow the placement, fuller nodes and lower ranks first.
-    """
-    chosen = [rank for rank, vacant in enumerate(vacancies) if vacant == trainers_left]
-    offers: list[tuple[int, list[_Offer]]] = []  # per node: how many ranks are chosen, and the ones still open
-    for ranks in ranks_on.values():
-        vacant = [vacancies[rank] for rank in ranks]
-        on_node = sum(vacant)
-        candidates = [(-on_node, -vacancies[rank], rank) for rank in ranks if 0 < vacancies[rank] < trainers_left]
-        if candidates:
-            offers.append((vacant.count(trainers_left), sorted(candidates)))
-    choose = _packed if placement is Placement.pack else _spread
-    return chosen + choose(offers, width - len(chosen))
-
-
-def _packed(offers: Sequence[tuple[int, list[_Offer]]], wanted: int) -> list[int]:
-    """`wanted` open ranks: a node is used up before another is begun, and what covers most of the rest goes first."""
-    begun = [candidates for used, candidates in offers if used]
-    untouched = [candidates for used, candidates in offers if not used]
-    chosen: list[int] = []
-
-    def preference(candidates: list[_Offer]) -> tuple[int, _Offer]:
-        return -min(wanted - len(chosen), len(candidates)), candidates[0]
-
-    while len(chosen) < wanted:
-        if not begun:
-            begun.append(min(untouched, key=preference))
-            untouched.remove(begun[0])
-        best = min(begun, key=preference)
-        _, _, rank = best.pop(0)
-        chosen.append(rank)
-        if not best:
-            begun.remove(best)
-    return chosen
-
-
-def _spread(offers: Sequence[tuple[int, list[_Offer]]], wanted: int) -> list[int]:
-    """`wanted` open ranks, each on a node with the fewest chosen: a node's next rank waits for those before it."""
-    turns = [turn for used, candidates in offers for turn in enumerate(candidates, start=used)]
-    return [rank for _, (_, _, rank) in nsmallest(wanted, turns)]
 
 
 def check_ranks(settings: Settings, num_ranks: int, is_all: bool = True) -> None:
@@ -196,11 +173,9 @@ def check_ranks(settings: Settings, num_ranks: int, is_all: bool = True) -> None
             f"pool.trainers={pool.trainers}, pool.workers_per_trainer={workers}: {pool.trainers * workers} "
             f"workers leave some of {ranks} idle; start fewer ranks, or raise either"
         )
-    if is_all and settings.algorithm.is_data_parallel and workers != num_ranks:
-        raise SettingsError(
-            f"pool.workers_per_trainer={workers}: algorithm=ddp has one worker per rank, and there are {num_ranks} "
-            "ranks; set it to null, or to the number of ranks"
-        )
+    is_suitable = not (is_all and settings.algorithm.is_data_parallel) or workers == num_ranks
+    rule = f"algorithm=ddp has one worker per rank, and there are {num_ranks} ranks; set it to null, or to their number"
+    require(is_suitable, "pool.workers_per_trainer", workers, rule)
 
 
 def experiment_layout(settings: Settings, nodes: Sequence[int]) -> Layout:
@@ -237,11 +212,11 @@ def seat_nodes(nodes: Sequence[int], ranks_per_worker: int) -> Sequence[int]:
         rule = f"{len(nodes)} ranks are no multiple of it; start {-(-len(nodes) // size) * size}, or set another"
         raise SettingsError.of("pool.ranks_per_worker", size, rule)
     for first in range(0, len(nodes), size):
-        on = [nodes[rank] for rank in range(first, first + size)]
-        if len(set(on)) > 1:
-            rule = f"ranks {first} to {first + size - 1} stand on nodes {', '.join(map(str, sorted(set(on))))}"
-            most = min(on.count(node) for node in set(on))
+        on = Counter(nodes[first : first + size])
+        if len(on) > 1:
+            rule = f"ranks {first} to {first + size - 1} stand on nodes {', '.join(map(str, sorted(on)))}"
             remedy = f"a worker's ranks must stand on one node; start a multiple of {size} ranks on each"
+            most = min(on.values())
             raise SettingsError.of("pool.ranks_per_worker", size, f"{rule}; {remedy}, or set at most {most}")
     return nodes[::size]
 

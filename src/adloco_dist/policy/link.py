@@ -5,8 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from adloco_dist.config import AlgorithmSettings, Settings
+from adloco_dist.config import AlgorithmSettings, WireSettings
 
+EXPOSED_SHARE = 0.2
+"""Exponent with which updates that workers are apart count against the time that averages expose: the share of a round
+that all else but updates takes where H settles, whatever the link (docs/theory.md)."""
 REMEMBERED = 5
 """Rounds whose median cost decides: a single one may have been interrupted."""
 GAIN = 0.005
@@ -58,12 +61,14 @@ def worth_of_averaging(exposed_share: float, num_workers: int, local_batch: int,
     return (1 - exposed_share) * gain
 
 
-def first_rhythm(settings: Settings) -> Rhythm:
+def first_rhythm(algorithm: AlgorithmSettings, wire: WireSettings) -> Rhythm:
     """The first round's, before anything was measured."""
-    return _bounded(settings, settings.algorithm.updates_per_round, settings.wire.delay_updates or 0)
+    return _bounded(algorithm, wire, algorithm.updates_per_round, wire.delay_updates or 0)
 
 
-def rhythm_for_link(settings: Settings, costs: Sequence[RoundCost], last: Rhythm) -> Rhythm:
+def rhythm_for_link(
+    algorithm: AlgorithmSettings, wire: WireSettings, costs: Sequence[RoundCost], last: Rhythm
+) -> Rhythm:
     """The next round's, with which the time to a loss is the shortest (docs/theory.md).
 
     Args:
@@ -72,23 +77,23 @@ def rhythm_for_link(settings: Settings, costs: Sequence[RoundCost], last: Rhythm
     """
     if not costs:
         return last
-    cost, best = _Typical.of(costs, settings.wire.fragments), best_rhythm(settings, costs)
-    if cost.time(settings.algorithm, best) > (1 - GAIN) * cost.time(settings.algorithm, last):
+    cost, best = _Typical.of(costs, wire.fragments), best_rhythm(algorithm, wire, costs)
+    if cost.time(best) > (1 - GAIN) * cost.time(last):
         best = last
     updates = math.ceil(min(max(best.updates, last.updates / STEP), last.updates * STEP))
-    return _bounded(settings, updates, best.delay_updates)
+    return _bounded(algorithm, wire, updates, best.delay_updates)
 
 
-def best_rhythm(settings: Settings, costs: Sequence[RoundCost]) -> Rhythm:
+def best_rhythm(algorithm: AlgorithmSettings, wire: WireSettings, costs: Sequence[RoundCost]) -> Rhythm:
     """Where rounds of such costs settle."""
-    algorithm, fragments, delay = settings.algorithm, settings.wire.fragments, settings.wire.delay_updates
-    cost = _Typical.of(costs, fragments)
-    longest = max(1, min(math.ceil(cost.transfer), algorithm.max_updates // fragments - 1))
+    fragments, fixed = wire.fragments, wire.delay_updates
+    cost, (_, max_updates) = _Typical.of(costs, fragments), algorithm.updates_range
+    longest = max(1, min(math.ceil(cost.transfer), max_updates // fragments - 1))
     candidates = (
-        _bounded(settings, max(math.ceil(cost.best_updates(algorithm, one)), fragments * (one + 1)), one)
-        for one in (range(1, longest + 1) if delay is None else (delay,))
+        _bounded(algorithm, wire, max(math.ceil(cost.best_updates(delay)), fragments * (delay + 1)), delay)
+        for delay in (range(1, longest + 1) if fixed is None else (fixed,))
     )
-    return min(candidates, key=lambda rhythm: cost.time(algorithm, rhythm))
+    return min(candidates, key=cost.time)
 
 
 def remembered(costs: Sequence[RoundCost], latest: RoundCost | None) -> tuple[RoundCost, ...]:
@@ -116,23 +121,24 @@ class _Typical:
     def exposed(self, delay_updates: int) -> float:
         return self.fixed + self.fragments * max(0.0, self.transfer - delay_updates)
 
-    def time(self, algorithm: AlgorithmSettings, rhythm: Rhythm) -> float:
+    def time(self, rhythm: Rhythm) -> float:
         """The time to a loss, in proportion."""
         apart = rhythm.updates + 2 * rhythm.delay_updates
-        return apart**algorithm.exposed_share * (1 + self.exposed(rhythm.delay_updates) / rhythm.updates)
+        return apart**EXPOSED_SHARE * (1 + self.exposed(rhythm.delay_updates) / rhythm.updates)
 
-    def best_updates(self, algorithm: AlgorithmSettings, delay_updates: int) -> float:
+    def best_updates(self, delay_updates: int) -> float:
         """H with which that is the shortest for a delay: the root of its derivative."""
-        share, exposed = algorithm.exposed_share, self.exposed(delay_updates)
+        share, exposed = EXPOSED_SHARE, self.exposed(delay_updates)
         linear = (1 - share) * exposed
         return (linear + math.sqrt(linear**2 + 8 * share * exposed * delay_updates)) / (2 * share)
 
 
-def _bounded(settings: Settings, updates: int, delay_updates: int) -> Rhythm:
+def _bounded(algorithm: AlgorithmSettings, wire: WireSettings, updates: int, delay_updates: int) -> Rhythm:
     """A round within the settings' bounds, in which every fragment has its delay."""
-    algorithm, fragments, fixed = settings.algorithm, settings.wire.fragments, settings.wire.delay_updates
-    least = max(algorithm.min_updates, fragments * ((1 if fixed is None else fixed) + 1))
-    updates = min(max(updates, least), max(algorithm.max_updates, least))
+    fragments, fixed = wire.fragments, wire.delay_updates
+    smallest, largest = algorithm.updates_range
+    smallest = max(smallest, fragments * ((1 if fixed is None else fixed) + 1))
+    updates = min(max(updates, smallest), max(largest, smallest))
     if fixed is not None:
         return Rhythm(updates, fixed)
     return Rhythm(updates, max(1, min(delay_updates, updates // fragments - 1)))

@@ -5,21 +5,38 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from adloco_dist.averaging.schedule import Event
 from adloco_dist.messages import encode
 from adloco_dist.policy.batch import BatchPlan, BatchReport
-from adloco_dist.policy.checkpoints import CheckpointId
 from adloco_dist.policy.layout import Layout
 from adloco_dist.policy.link import Rhythm, RoundCost
-from adloco_dist.policy.regrouping import Regrouping
+from adloco_dist.policy.merging import Merge, Network
 from adloco_dist.policy.replay import Trajectory
 from adloco_dist.policy.schedule import Progress
-from adloco_dist.policy.views import Network
 
 INTERRUPTED = "interrupted"
 """Why a run stops that was asked to, before its budget was spent."""
 NONFINITE = "workers were not finite"
 """Why a run stops that comes to nothing: in too many rounds in a row, workers of a trainer were left out, or the budget
 is spent and no trainer has taken an outer step."""
+
+
+@dataclass(frozen=True)
+class CheckpointId:
+    """A point in a run: where it stood when a checkpoint was planned."""
+
+    number: int = 0
+    """Number of the checkpoint, counted over all starts of the run; 0: none yet."""
+    rounds: int = 0
+    """Rounds that were complete."""
+    tokens: int = 0
+    """Tokens that the whole pool had trained on."""
+    seconds: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """The directory of the checkpoint."""
+        return f"{self.number:06d}-round-{self.rounds}"
 
 
 @dataclass(frozen=True)
@@ -38,14 +55,14 @@ class RoundPlan:
     """Tokens that the whole pool has trained on before this round."""
     seconds: float
     """Seconds of rank 0's clock since the first round began."""
-    regrouping: Regrouping | None
-    """What is merged and regrouped before the round."""
+    merge: Merge | None
+    """The trainers that become one before the round."""
     probed: tuple[int, ...]
-    """The ranks with a trainer that the regrouping changes: they probe again what their devices take."""
+    """The ranks of a trainer that a merge changes: they probe again what their devices take."""
     layout: Layout
-    """The layout after the regrouping."""
+    """The layout after the merge."""
     shard_sequences: Mapping[int, int]
-    """Sequences of the shards after the regrouping, by trainer."""
+    """Sequences of the shards after the merge, by trainer."""
     batches: Mapping[int, BatchPlan]
     """Batches of the round, by trainer."""
     measures: bool
@@ -56,6 +73,8 @@ class RoundPlan:
     """How the averages of the round are spread in time."""
     updates: int
     """H; fewer in the last round of a budget in tokens, which ends with the update that spends it."""
+    events: tuple[Event, ...]
+    """What happens after which update: the round, as data."""
     progress: Progress
     evaluate: bool
     """Whether anchors are evaluated at the end of this round."""
@@ -98,7 +117,7 @@ class RoundPlan:
     @property
     def needs_newest_anchors(self) -> bool:
         """Whether averages under way are waited for before the round: it merges, keeps or evaluates anchors."""
-        return bool(self.stop or self.regrouping or self.checkpoint)
+        return bool(self.stop or self.merge or self.checkpoint)
 
     def digest(self) -> str:
         """A digest that differs where two ranks act on different plans."""

@@ -3,30 +3,26 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from adloco_dist.averaging.schedule import round_events
 from adloco_dist.config import BatchRequest, RoundLength, Settings, Shards
 from adloco_dist.noise.statistics import Smoothed
-from adloco_dist.policy.batch import BatchInputs, BatchReport, BatchTarget, Spent, first_target, next_target, take
+from adloco_dist.policy.batch import BatchInputs, BatchReport, BatchTarget, Spent, next_target, take
 from adloco_dist.policy.budget import (
     Position,
     fraction_per_update,
+    is_checkpoint_due,
+    is_evaluation_due,
     num_updates,
     position_after,
-    seconds_per_update,
-    spent_fraction,
     stop_reason,
 )
-from adloco_dist.policy.checkpoints import CheckpointId, is_due
-from adloco_dist.policy.evaluation import is_due as is_evaluation_due
 from adloco_dist.policy.layout import Layout
 from adloco_dist.policy.link import Rhythm, RoundCost, first_rhythm, remembered, rhythm_for_link
-from adloco_dist.policy.merging import Merge, choose_merges
-from adloco_dist.policy.pace import effective_workers, max_updates, worker_updates
-from adloco_dist.policy.plan import INTERRUPTED, NONFINITE, PlanInputs, PoolReport, RoundPlan
-from adloco_dist.policy.regrouping import Regrouping, assign_workers
-from adloco_dist.policy.replay import Trajectory
+from adloco_dist.policy.merging import Merge, TrainerView, choose_merge
+from adloco_dist.policy.pace import effective_workers, worker_updates
+from adloco_dist.policy.plan import INTERRUPTED, NONFINITE, CheckpointId, PlanInputs, PoolReport, RoundPlan
+from adloco_dist.policy.report import smallest_capacity
 from adloco_dist.policy.schedule import Progress
-from adloco_dist.policy.switch import min_limit
-from adloco_dist.policy.views import Network, TrainerView
 
 
 @dataclass(frozen=True)
@@ -46,30 +42,64 @@ class _Pool:
             effective_workers(paces[trainer]) if trainer in paces else None,
         )
 
+    def after(self, merge: Merge, unites_shards: bool, capacities: Sequence[int | None]) -> "_Pool":
+        """The pool after a merge.
+
+        Args:
+            unites_shards: a survivor reads its members' shards; else every trainer reads everything.
+            capacities: of the ranks.
+        """
+        sizes = {trainer: size for trainer, size in self.shard_sequences.items() if trainer not in merge.ended}
+        if unites_shards and merge.survivor in sizes:
+            sizes[merge.survivor] = sum(self.shard_sequences.get(member, 0) for member in merge.shares)
+        return _Pool(merge.layout_after(self.layout), sizes, self.batch_limits).probed([merge.survivor], capacities)
+
+    def probed(self, trainers: Collection[int], capacities: Sequence[int | None]) -> "_Pool":
+        """The same with the smallest capacity of their ranks as batch limits of some trainers."""
+        limits = dict(self.batch_limits)
+        for trainer in trainers if capacities else ():
+            limits[trainer] = smallest_capacity(capacities[rank] for rank in self.layout.ranks(trainer))
+        return replace(self, batch_limits=limits)
+
 
 def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, report: PoolReport) -> RoundPlan:
     """The plan of the round after `last`, or of the first round. Every step uses what was decided before it."""
+    algorithm, batching, wire = settings.algorithm, settings.batching, settings.wire
     position = position_after(last, report)
-    fraction = spent_fraction(settings, position)
+    budget = settings.budget_amount
+    fraction = position.spent_fraction(budget)
     stop = stop_reason(settings, position, report)
 
-    pool = _pool_before_merges(settings, inputs, last, report)
-    targets = _batch_targets(settings, inputs.trajectory, pool, position, fraction, last, report)
+    pool = _pool_before_merge(inputs, last, report)
+    measured = {trainer: report.batches.get(trainer, BatchReport()) for trainer in pool.layout.trainers}
+    batches_before = last.batches if last else {}
+    targets = {
+        trainer: next_target(
+            batching,
+            pool.inputs(trainer),
+            batches_before.get(trainer),
+            measured[trainer],
+            inputs.trajectory.total_batch(trainer, position.rounds),
+            Spent(fraction, position.tokens),
+        )
+        for trainer in pool.layout.trainers
+    }
 
-    regrouping = None
+    merge = None
     if last and stop in (None, INTERRUPTED):  # a run that is asked to stop has the plan with which it resumes
-        regrouping = _regrouping(settings, inputs, pool, position, targets, last, report)
-    if regrouping:
-        pool = _pool_after(settings, pool, regrouping, report.capacities)
-        targets = _targets_after(regrouping, targets)
+        merge = _merge(settings, inputs, position, targets, last, report)
+    if merge:
+        pool = pool.after(merge, settings.data.shards is Shards.disjoint, report.capacities)
+        targets = _targets_after(merge, targets)
 
     speeds = report.update_seconds
-    paces = worker_updates(settings, pool.layout, settings.algorithm.updates_per_round, speeds, {})
+    paces = worker_updates(algorithm.round, pool.layout, algorithm.updates_per_round, speeds, {})
     batches = {
-        trainer: take(settings, pool.inputs(trainer, paces), targets[trainer], last.batches[trainer] if last else None,
-                      report.batches.get(trainer, BatchReport()))
+        trainer: take(
+            batching, pool.inputs(trainer, paces), targets[trainer], batches_before.get(trainer), measured[trainer]
+        )
         for trainer in pool.layout.trainers
-    }  # fmt: skip
+    }
     sequences_per_update = sum(
         pool.layout.num_workers(trainer) * batch.local_batch for trainer, batch in batches.items()
     )
@@ -78,39 +108,47 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, r
     growth = {
         trainer: batch.local_batch / last.batches[trainer].local_batch for trainer, batch in batches.items() if last
     }
-    costs = _costs(settings, last, report)
-    if settings.algorithm.round is RoundLength.link:
-        averages = any(pool.layout.num_workers(trainer) > 1 for trainer in pool.layout.trainers)
-        rhythm = rhythm_for_link(settings, costs, last.rhythm) if last and averages else first_rhythm(settings)
+    costs: tuple[RoundCost, ...] = ()  # since trainers merged last
+    if algorithm.round is RoundLength.link:
+        rhythm = first_rhythm(algorithm, wire)
+        if last:
+            costs = remembered(() if last.merge else last.costs, report.cost)
+            if any(pool.layout.num_workers(trainer) > 1 for trainer in pool.layout.trainers):
+                rhythm = rhythm_for_link(algorithm, wire, costs, last.rhythm)
     else:
-        rhythm = Rhythm(max_updates(settings, pool.layout, speeds, growth), settings.wire.delay_updates or 0)
-    updates = num_updates(settings, position, tokens_per_update, rhythm.updates)
-    unmeasured = _updates_since_measured(last)
+        rhythm = Rhythm(algorithm.updates_per_round, wire.delay_updates or 0)
+    updates = num_updates(budget, position, tokens_per_update, rhythm.updates)
+    update_seconds = max(0.0, position.seconds - last.seconds) / last.updates if last else 0.0
+    unmeasured = 0
+    if last:  # the updates of the last round that measured are among them
+        unmeasured = last.updates + (0 if last.measures else last.updates_since_measured)
     checkpoint = _checkpoint(settings, last, position, stop, report)
-    last_fraction = last.progress.fraction if last else 0.0
     return RoundPlan(
         round=position.rounds,
         stop=stop,
         error="; ".join(report.errors) or None,
         pool_tokens=position.tokens,
         seconds=position.seconds,
-        regrouping=regrouping,
-        probed=tuple(sorted(regrouping.ranks(last.layout))) if regrouping and last else (),
+        merge=merge,
+        probed=pool.layout.ranks(merge.survivor) if merge else (),
         layout=pool.layout,
         shard_sequences=pool.shard_sequences,
         batches=batches,
-        measures=settings.measures_gradients and (last is None or unmeasured >= settings.batching.every_updates),
+        measures=batching.measures_gradients and (last is None or unmeasured >= batching.every_updates),
         updates_since_measured=unmeasured,
         rhythm=rhythm,
         updates=updates,
+        events=round_events(rhythm.updates, wire.fragments, rhythm.delay_updates, updates),
         costs=costs,
-        worker_updates=worker_updates(settings, pool.layout, updates, speeds, growth),
+        worker_updates=worker_updates(algorithm.round, pool.layout, updates, speeds, growth),
         progress=Progress(
             tokens_per_update,
             fraction,
-            fraction_per_update(settings, tokens_per_update, rhythm.updates, seconds_per_update(last, position)),
+            fraction_per_update(budget, tokens_per_update, rhythm.updates, update_seconds),
         ),
-        evaluate=is_evaluation_due(settings.evaluation, position.rounds + 1, fraction, last_fraction),
+        evaluate=is_evaluation_due(
+            settings.evaluation, position.rounds + 1, fraction, last.progress.fraction if last else 0.0
+        ),
         is_concurrent=inputs.is_concurrent,
         checkpoint=checkpoint is not None,
         last_checkpoint=checkpoint or (last.last_checkpoint if last else CheckpointId()),
@@ -121,66 +159,40 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, r
     )
 
 
-def _updates_since_measured(last: RoundPlan | None) -> int:
-    """Updates of the rounds since the last one that measured, that one's included."""
-    if last is None:
-        return 0
-    return last.updates if last.measures else last.updates_since_measured + last.updates
-
-
-def _costs(settings: Settings, last: RoundPlan | None, report: PoolReport) -> tuple[RoundCost, ...]:
-    """What rounds have cost since ranks were regrouped last."""
-    if last is None or settings.algorithm.round is not RoundLength.link:
-        return ()
-    return remembered(() if last.regrouping else last.costs, report.cost)
-
-
-def _pool_before_merges(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, report: PoolReport) -> _Pool:
-    """The pool of the last round; batch limits are those that ranks found in it, where a regrouping made them probe."""
+def _pool_before_merge(inputs: PlanInputs, last: RoundPlan | None, report: PoolReport) -> _Pool:
+    """The pool of the last round; batch limits are those that ranks found in it, where a merge made them probe."""
     if last is None:
         return _Pool(inputs.layout, inputs.shard_sequences, inputs.batch_limits)
     limits = {trainer: batch.batch_limit for trainer, batch in last.batches.items()}
-    if last.probed:
-        trainers = [one for one in last.layout.trainers if set(last.probed) & set(last.layout.ranks(one))]
-        limits = _probed_limits(settings, last.layout, limits, trainers, report.capacities)
-    return _Pool(last.layout, last.shard_sequences, limits)
+    on_probed = [trainer for trainer in last.layout.trainers if set(last.probed) & set(last.layout.ranks(trainer))]
+    return _Pool(last.layout, last.shard_sequences, limits).probed(on_probed, report.capacities)
 
 
-def _batch_targets(
-    settings: Settings, trajectory: Trajectory, pool: _Pool, position: Position, fraction: float,
-    last: RoundPlan | None, report: PoolReport,
-) -> dict[int, BatchTarget]:  # fmt: skip
-    """Every trainer's total batch of the round, merges aside."""
-    spent = Spent(fraction, position.tokens)
-    targets = {}
-    for trainer in pool.layout.trainers:
-        replayed = trajectory.total_batch(trainer, position.rounds)
-        if last is None:
-            targets[trainer] = first_target(settings, pool.inputs(trainer), replayed)
-            continue
-        batch, measured = last.batches[trainer], report.batches.get(trainer, BatchReport())
-        targets[trainer] = next_target(settings, pool.inputs(trainer), batch, measured, replayed, spent)
-    return targets
+def _targets_after(merge: Merge, targets: Mapping[int, BatchTarget]) -> dict[int, BatchTarget]:
+    """The survivor keeps its own request, and goes on with what was measured of all members."""
+    members = [(share, targets[member].smoothed) for member, share in merge.shares.items()]
+    survivor = replace(targets[merge.survivor], smoothed=Smoothed.of_merged(members))
+    kept = {trainer: target for trainer, target in targets.items() if trainer not in merge.shares}
+    return {**kept, merge.survivor: survivor}
 
 
-def _targets_after(regrouping: Regrouping, targets: Mapping[int, BatchTarget]) -> dict[int, BatchTarget]:
-    """Survivors keep their own request, and go on with what was measured of all members."""
-    after = dict(targets)
-    for merge in regrouping.merges:
-        members = [(share, targets[member].smoothed) for member, share in merge.shares.items()]
-        after[merge.survivor] = replace(targets[merge.survivor], smoothed=Smoothed.of_merged(members))
-        for member in merge.ended:
-            del after[member]
-    return after
-
-
-def _views(
-    settings: Settings, network: Network, last: RoundPlan, report: PoolReport, targets: Mapping[int, BatchTarget]
-) -> dict[int, TrainerView]:
-    """Every trainer as policies see it."""
-    return {
+def _merge(
+    settings: Settings,
+    inputs: PlanInputs,
+    position: Position,
+    targets: Mapping[int, BatchTarget],
+    last: RoundPlan,
+    report: PoolReport,
+) -> Merge | None:
+    """The merge before this round, if any; that of the recorded run where its batches are replayed."""
+    if settings.batching.request is BatchRequest.replay:
+        merge = inputs.trajectory.merges.get(position.rounds)
+        return merge and replace(merge, policy=BatchRequest.replay.name)
+    if position.rounds % settings.merge.every_rounds:
+        return None
+    candidates = {
         trainer: TrainerView(
-            request=target.request.sequences,
+            request=target.request,
             bounded=target.bounded,
             is_finite=trainer not in report.not_finite,
             train_loss=report.train_loss.get(trainer),
@@ -188,64 +200,11 @@ def _views(
             statistics=target.smoothed.statistics,
             tokens=last.sequences(trainer) * settings.data.sequence_length,
             ranks=(ranks := last.layout.ranks(trainer)),
-            link_bytes_per_second=network.slowest_link(ranks),
+            link_bytes_per_second=inputs.network.slowest_link(ranks),
         )
         for trainer, target in targets.items()
     }
-
-
-def _regrouping(
-    settings: Settings, inputs: PlanInputs, pool: _Pool, position: Position, targets: Mapping[int, BatchTarget],
-    last: RoundPlan, report: PoolReport,
-) -> Regrouping | None:  # fmt: skip
-    """The merges before this round, if any; those of the recorded run where its batches are replayed."""
-    if settings.batching.request is BatchRequest.replay:
-        return inputs.trajectory.regroupings.get(position.rounds)
-    if position.rounds % settings.merge.every_rounds:
-        return None
-    merges = choose_merges(settings.merge, _views(settings, inputs.network, last, report, targets))
-    if not merges:
-        return None
-    requests = {trainer: target.bounded for trainer, target in targets.items()}
-    sizes = _shard_sequences_after(settings, merges, pool.shard_sequences)
-    return Regrouping(merges, assign_workers(pool.layout, merges, settings.merge.released_workers, requests, sizes))
-
-
-def _pool_after(settings: Settings, pool: _Pool, regrouping: Regrouping, capacities: Sequence[int | None]) -> _Pool:
-    layout = regrouping.layout_after(pool.layout)
-    sizes = _shard_sequences_after(settings, regrouping.merges, pool.shard_sequences)
-    return _Pool(layout, sizes, _probed_limits(settings, layout, pool.batch_limits, regrouping.origins, capacities))
-
-
-def _shard_sequences_after(
-    settings: Settings, merges: Sequence[Merge], shard_sequences: Mapping[int, int]
-) -> dict[int, int]:
-    """The shards' sizes after merges: a survivor reads its members' shards, unless every trainer reads everything."""
-    sizes = dict(shard_sequences)
-    for merge in merges:
-        for trainer in merge.ended:
-            size = sizes.pop(trainer, 0)
-            if merge.survivor in sizes and settings.data.shards is Shards.disjoint:
-                sizes[merge.survivor] += size
-    return sizes
-
-
-def _probed_limits(
-    settings: Settings,
-    layout: Layout,
-    limits: Mapping[int, int | None],
-    trainers: Collection[int],
-    capacities: Sequence[int | None],
-) -> dict[int, int | None]:
-    """The batch limits of a layout: of `trainers` the smallest capacity of their ranks, unless it is set."""
-    if settings.switch.batch_limit is not None or not capacities:
-        trainers = ()
-    return {
-        trainer: min_limit(*(capacities[rank] for rank in layout.ranks(trainer)))
-        if trainer in trainers
-        else limits.get(trainer)
-        for trainer in layout.trainers
-    }
+    return choose_merge(settings.merge, candidates)
 
 
 def _checkpoint(
@@ -257,5 +216,5 @@ def _checkpoint(
     number = last.last_checkpoint.number + 1
     now = CheckpointId(number, position.rounds, position.tokens, position.seconds)
     resumes_later = stop in (INTERRUPTED, NONFINITE)
-    continues = stop is None and is_due(settings.checkpoint, last.last_checkpoint, now)
+    continues = stop is None and is_checkpoint_due(settings.checkpoint, last.last_checkpoint, now)
     return now if resumes_later or continues else None

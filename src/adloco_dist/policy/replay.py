@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from adloco_dist.config import Settings, SettingsError
 from adloco_dist.policy.layout import Layout
-from adloco_dist.policy.regrouping import Regrouping
+from adloco_dist.policy.merging import Merge
 
 
 @dataclass(frozen=True)
@@ -14,8 +14,8 @@ class Trajectory:
 
     batches: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
     """Total batches, by round and trainer."""
-    regroupings: Mapping[int, Regrouping] = field(default_factory=dict)
-    """Regroupings, by the round before which they happen."""
+    merges: Mapping[int, Merge] = field(default_factory=dict)
+    """Merges, by the round before which they happen."""
 
     def total_batch(self, trainer: int, round_: int) -> int | None:
         """Return the total batch of a trainer in a round; None where nothing was recorded."""
@@ -36,21 +36,21 @@ def check_trajectory(settings: Settings, layout: Layout, trajectory: Trajectory)
             f"{detail}: holds trainers {held}, the run has {len(layout.trainers)}; set pool.trainers to the same number"
         )
     for round_, batches in sorted(trajectory.batches.items()):
-        if regrouping := trajectory.regroupings.get(round_):
-            rule = "are not of this pool; set pool.workers_per_trainer as it was, or name another run"
-            if round_ == 0 or not regrouping.fits(layout):
-                raise SettingsError(f"{detail}: its merges before round {round_ + 1} {rule}")
-            layout = regrouping.layout_after(layout)
+        if merge := trajectory.merges.get(round_):
+            rule = "is not of this pool; set pool.workers_per_trainer as it was, or name another run"
+            if round_ == 0 or not merge.fits(layout):
+                raise SettingsError(f"{detail}: its merge before round {round_ + 1} {rule}")
+            layout = merge.layout_after(layout)
         if layout.trainers != sorted(batches):
             raise SettingsError(
                 f"{detail}: has other trainers in round {round_ + 1} than its merges leave; name another"
             )
     num_rounds = len(trajectory.batches)
-    rounds, tokens = settings.budget.rounds, settings.budget.tokens
-    if rounds is not None and num_rounds < rounds:
-        raise SettingsError(f"{detail}: holds {num_rounds} rounds, budget.rounds={rounds} asks for more; lower it")
+    budget = settings.budget_amount
+    if budget.unit == "rounds" and num_rounds < budget.number:
+        raise SettingsError(f"{detail}: holds {num_rounds} rounds, budget={budget} asks for more; lower it")
     sequences_per_update = sum(sum(batches.values()) for batches in trajectory.batches.values())
     held_tokens = sequences_per_update * settings.algorithm.updates_per_round * settings.data.sequence_length
-    rule = f"its {num_rounds} rounds give {held_tokens} tokens, budget.tokens={tokens} asks for more; lower it"
-    if tokens is not None and held_tokens < tokens:
+    rule = f"its {num_rounds} rounds give {held_tokens} tokens, budget={budget} asks for more; lower it"
+    if budget.unit == "tokens" and held_tokens < budget.number:
         raise SettingsError(f"{detail}: {rule}")

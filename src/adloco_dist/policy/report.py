@@ -1,16 +1,14 @@
 """What ranks report to rank 0 at the end of a round."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
-from typing import TypeVar
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
+from adloco_dist.averaging.report import OuterStepReport
 from adloco_dist.noise.statistics import GradientStatistics
 from adloco_dist.policy.evaluation import Evaluation
-
-Key = TypeVar("Key", int, str)
-Value = TypeVar("Value", int, Evaluation)
 
 
 class InnerReport(Struct, omit_defaults=True):
@@ -26,7 +24,7 @@ class InnerReport(Struct, omit_defaults=True):
     """Time until the workers' batches were there, summed over them."""
     compute_seconds_per_sequence: float = 0.0
     """Time of the forward and backward passes of all the workers, from their last updates. 0 unless batches are
-    weighed against what computing them takes (`Settings.measures_times`)."""
+    weighed against what computing them takes (`BatchingSettings.measures_times`)."""
     step_losses: list[float] = []
     """Sums over the workers of the mean loss of each update, in order, where they are recorded; NaN for those that were
     taken before a restart."""
@@ -35,15 +33,8 @@ class InnerReport(Struct, omit_defaults=True):
 
     def __add__(self, later: "InnerReport") -> "InnerReport":
         """This report and that of the updates after it: losses and targets are those of the round so far."""
-        return InnerReport(
-            later.loss_sum,
-            later.num_targets,
-            self.seconds + later.seconds,
-            self.data_seconds + later.data_seconds,
-            later.compute_seconds_per_sequence,
-            later.step_losses,
-            self.notes + later.notes,
-        )
+        seconds, data_seconds = self.seconds + later.seconds, self.data_seconds + later.data_seconds
+        return replace(later, seconds=seconds, data_seconds=data_seconds, notes=self.notes + later.notes)
 
 
 class MeasureReport(Struct, frozen=True, omit_defaults=True):
@@ -54,40 +45,6 @@ class MeasureReport(Struct, frozen=True, omit_defaults=True):
     seconds: float = 0.0
     bytes_sent: int = 0
     """Bytes that this rank sent."""
-
-
-class OuterReport(Struct, frozen=True, omit_defaults=True):
-    """What a trainer's outer steps did, or the parts of them that were taken; those of one round add up."""
-
-    num_finite: float | None = None
-    """Workers of the whole trainer that contributed, the fastest counted as one, slower ones as less; None: no step was
-    completed in the round."""
-    nonfinite: list[int] = []
-    """Workers on this rank that were left out because they were not finite."""
-    outliers: list[int] = []
-    """Workers on this rank that were left out because of the norm of their pseudo-gradients."""
-    pseudo_gradient_norm: float = 0.0
-    seconds: float = 0.0
-    """Time in which no updates were computed for them, `wait_seconds` included."""
-    transfer_seconds: float = 0.0
-    """Time that averages travelled while updates were computed, or the rank waited for them after that."""
-    wait_seconds: float = 0.0
-    """Time of that in which the rank waited."""
-    bytes_sent: dict[str, int] = {}
-    """Bytes that this rank sent: "outer" in the step; "gradients" before it, where every update averages gradients."""
-
-    def __add__(self, other: "OuterReport") -> "OuterReport":
-        counts = [step.num_finite for step in (self, other) if step.num_finite is not None]
-        return OuterReport(
-            min(counts, default=None),
-            sorted({*self.nonfinite, *other.nonfinite}),
-            sorted({*self.outliers, *other.outliers}),
-            (self.pseudo_gradient_norm**2 + other.pseudo_gradient_norm**2) ** 0.5,
-            self.seconds + other.seconds,
-            self.transfer_seconds + other.transfer_seconds,
-            self.wait_seconds + other.wait_seconds,
-            _added(self.bytes_sent, other.bytes_sent),
-        )
 
 
 class AnchorReport(Struct, frozen=True, omit_defaults=True):
@@ -116,42 +73,52 @@ class TrainerReport(Struct, omit_defaults=True):
     """Workers of the trainer on this rank."""
     inner: InnerReport = field(default_factory=InnerReport)
     measure: MeasureReport = MeasureReport()
-    outer: OuterReport = OuterReport()
+    outer: OuterStepReport = OuterStepReport()
     anchor: AnchorReport = AnchorReport()
     evaluation: EvaluationReport = EvaluationReport()
 
     @property
     def seconds(self) -> dict[str, float]:
         """Wall time by step; steps that took none are left out."""
-        steps = ("inner", "measure", "outer", "evaluation")
-        return {step: seconds for step in steps if (seconds := getattr(self, step).seconds)}
+        steps = {"inner": self.inner, "measure": self.measure, "outer": self.outer, "evaluation": self.evaluation}
+        return {name: step.seconds for name, step in steps.items() if step.seconds}
 
     @property
     def bytes_sent(self) -> dict[str, int]:
         """Bytes sent to other ranks, by kind of collective."""
-        statistics = {"statistics": self.measure.bytes_sent} if self.measure.seconds else {}
-        return {**statistics, **self.outer.bytes_sent}
+        sent = {"statistics": self.measure.bytes_sent} if self.measure.seconds else {}
+        if self.outer.seconds or self.outer.bytes_sent:
+            sent["outer"] = self.outer.bytes_sent
+        if self.outer.gradient_bytes_sent:
+            sent["gradients"] = self.outer.gradient_bytes_sent
+        return sent
 
 
 class MergeReport(Struct, frozen=True, omit_defaults=True):
-    """What merges before a round cost a rank."""
+    """What a merge before a round cost a rank."""
 
     seconds: float = 0.0
     """Time for averaging, new groups, and probing memory again."""
-    bytes_sent: dict[int, int] = {}
-    """Bytes that this rank sent, by trainer."""
+    bytes_sent: int = 0
+    """Bytes that this rank sent."""
     members: dict[int, Evaluation] = {}
     """This rank's parts of the evaluations of the trainers that merge, before they do; where curves are drawn."""
-    merged: dict[int, Evaluation] = {}
-    """The same of those that have taken in others, after that."""
+    merged: Evaluation | None = None
+    """The same of the survivor after that."""
 
     def __add__(self, other: "MergeReport") -> "MergeReport":
         """Those of two ranks as one."""
+        none = Evaluation()
+        members = {
+            member: self.members.get(member, none) + other.members.get(member, none)
+            for member in self.members | other.members
+        }
+        merged = [part for part in (self.merged, other.merged) if part]
         return MergeReport(
             max(self.seconds, other.seconds),
-            _added(self.bytes_sent, other.bytes_sent),
-            _added(self.members, other.members),
-            _added(self.merged, other.merged),
+            self.bytes_sent + other.bytes_sent,
+            members,
+            sum(merged, none) if merged else None,
         )
 
 
@@ -184,6 +151,10 @@ class RankReport(Struct, omit_defaults=True):
     """What a user should know about this rank's round."""
     trainers: dict[int, TrainerReport] = {}
 
+    def of(self, trainer: int) -> TrainerReport:
+        """This rank's part of a trainer's round, to which its steps are added."""
+        return self.trainers.setdefault(trainer, TrainerReport())
+
     def spent(self, *steps: str) -> float:
         """Wall time of these steps, of all trainers here."""
         return sum(getattr(share, step).seconds for share in self.trainers.values() for step in steps)
@@ -191,11 +162,9 @@ class RankReport(Struct, omit_defaults=True):
     @property
     def utilisation(self) -> float:
         """Share of the round's time in which updates were computed; the rest are averages, waiting, evaluation."""
-        steps = [seconds for trainer in self.trainers.values() for seconds in trainer.seconds.items()]
-        inner = sum(seconds for step, seconds in steps if step == "inner")
-        total = sum(seconds for _, seconds in steps) + self.control_seconds + self.merge.seconds
-        total += self.checkpoint_seconds
-        return round(inner / total, 6) if total else 0.0
+        total = self.spent("inner", "measure", "outer", "evaluation")
+        total += self.control_seconds + self.merge.seconds + self.checkpoint_seconds
+        return round(self.spent("inner") / total, 6) if total else 0.0
 
     def in_words(self) -> str:
         """The rank's round, as its own log has it: how long each trainer's steps took here."""
@@ -206,11 +175,11 @@ class RankReport(Struct, omit_defaults=True):
         return "; ".join([*parts, f"plan {self.plan_digest}"])
 
 
+def smallest_capacity(capacities: Iterable[int | None]) -> int | None:
+    """The smallest number of sequences that any of several devices takes in one micro-batch; None: any number."""
+    return min((capacity for capacity in capacities if capacity is not None), default=None)
+
+
 def sums_by_update(losses: Iterable[Sequence[float]]) -> list[float]:
     """The sums of several lists, element by element; some may be shorter than others."""
     return [sum(of_update) for of_update in zip_longest(*losses, fillvalue=0.0)]
-
-
-def _added(one: Mapping[Key, Value], other: Mapping[Key, Value]) -> dict[Key, Value]:
-    """Sums by key; what only one side has is taken as it is."""
-    return {**one, **other, **{key: one[key] + other[key] for key in one.keys() & other.keys()}}

@@ -1,10 +1,16 @@
-"""What asks for a total batch by the settings, and what bounds the answer (docs/theory.md, "What bounds it")."""
+"""What a test asks for, what bounds the answer, and how a device takes it (docs/theory.md, "What bounds it")."""
 
+import math
 from dataclasses import replace
 
 from adloco_dist.config import MEASURED_REQUESTS, BatchingSettings, BatchRequest, GradientNorm
 from adloco_dist.noise.requests import Request, augmented_inner_product_test, inner_product_test, norm_test
 from adloco_dist.noise.statistics import GradientStatistics
+
+MIN_MEASURABLE = 2.0
+"""Sequences without which a trainer has no two gradients to compare."""
+WHOLE, CLIPPED, ACCUMULATED = "whole", "clipped", "accumulated"
+"""How a worker's batch is taken: in one micro-batch; cut to the batch limit; in several micro-batches."""
 
 
 def variance_test_request(batching: BatchingSettings, measured: GradientStatistics) -> Request:
@@ -29,18 +35,8 @@ def variance_test_request(batching: BatchingSettings, measured: GradientStatisti
     return replace(by_norm, note="inner products are lost in the sketch's error: the norm test decides")
 
 
-def staged_request(batching: BatchingSettings, fraction: float) -> float:
-    """The total batch of the stage that `fraction` of the budget has reached."""
-    stages = zip(batching.stage_fractions, batching.stage_batches, strict=True)
-    return float([batch for begin, batch in stages if begin <= fraction][-1])
-
-
-MIN_MEASURABLE = 2.0
-"""Sequences without which a trainer has no two gradients to compare."""
-
-
 def bound_change(batching: BatchingSettings, request: float, last: float) -> tuple[float, str | None]:
-    """What a test may change in one round: `growth_limit` bounds growth, and `shrink_limit` what may shrink.
+    """What a test may change in one round: `growth_limit` bounds growth, `shrink_limit` shrinking.
 
     It never shrinks a batch to where nothing can be measured: nothing would let it grow again.
 
@@ -53,8 +49,6 @@ def bound_change(batching: BatchingSettings, request: float, last: float) -> tup
     bound = None
     if request > batching.growth_limit * last:
         return batching.growth_limit * last, "growth_limit"
-    if request < last and not batching.may_shrink:
-        return last, "may_shrink"
     if request < last / batching.shrink_limit:
         request, bound = last / batching.shrink_limit, "shrink_limit"
     if request < MIN_MEASURABLE <= last:
@@ -82,3 +76,40 @@ def bound_size(
     if shard_sequences is not None and size > shard_sequences:
         size, bound = float(shard_sequences), "shard"
     return size, bound
+
+
+def switch(batch: int, limit: int | None, n: float | None) -> tuple[int, str]:
+    """Switch mode: take a local batch whole up to the limit b_max, clip it up to n b_max, accumulate it above.
+
+    AdLoCo 2508.18182, section 4.2; docs/theory.md.
+
+    Args:
+        batch: sequences that were asked for.
+        limit: b_max; None: any batch is taken whole.
+        n: 1 never clips; None always does.
+
+    Returns:
+        The local batch that updates really take, and how.
+    """
+    if limit is None or batch <= limit:
+        return batch, WHOLE
+    if n is None or batch <= n * limit:
+        return limit, CLIPPED
+    return batch, ACCUMULATED
+
+
+def automatic_n(batch: int, limit: int, noise_scale: float, micro_batch_seconds: float, fixed_seconds: float) -> float:
+    """The n that makes more progress per second: 1 where this batch should be accumulated, else just enough to clip.
+
+    One update with x b_max sequences makes progress x / (x + phi) and takes x micro_batch_seconds + fixed_seconds;
+    against clipping (x = 1) that pays for x up to phi fixed_seconds / micro_batch_seconds (derivation: docs/theory.md).
+
+    Args:
+        batch: local batch that was asked for, above `limit`.
+        noise_scale: B_noise in sequences per worker: that of the trainer divided by its workers.
+        micro_batch_seconds: time of a micro-batch of `limit` sequences.
+        fixed_seconds: all that an update costs whatever its batch: the optimizer, its share of the outer step.
+    """
+    phi, multiple = noise_scale / limit, batch / limit
+    pays = math.isinf(phi) or multiple * micro_batch_seconds <= phi * fixed_seconds
+    return 1.0 if pays else multiple

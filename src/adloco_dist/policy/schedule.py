@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from adloco_dist.config import InnerSettings, RateScaling, Schedule, Settings
+from adloco_dist.config import InnerSettings, RateScaling, Schedule
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ def learning_rate(inner: InnerSettings, progress: Progress, update: int) -> floa
     return inner.lr * warmup * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * fraction)))
 
 
-def batch_scale(settings: Settings, local_batch: int) -> float:
-    """The factor by which the rate follows the local batch in use (sqrt for Adam: Malladi et al. 2022)."""
-    multiple = local_batch / (settings.inner.reference_batch or settings.batching.local_batch)
-    match settings.inner.batch_scaling:
+def batch_scale(scaling: RateScaling, multiple: float) -> float:
+    """The factor by which the rate follows a local batch, of that multiple of the first (sqrt for Adam: Malladi et al.
+    2022)."""
+    match scaling:
         case RateScaling.none:
             return 1.0
         case RateScaling.sqrt:

@@ -1,19 +1,19 @@
 """The reports of ranks that hold workers together, as the report of their seat: all that policies and records see."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+from adloco_dist.averaging.report import OuterStepReport
 from adloco_dist.policy.evaluation import Evaluation
 from adloco_dist.policy.report import (
     AnchorReport,
     EvaluationReport,
     InnerReport,
     MeasureReport,
-    OuterReport,
     RankReport,
     TrainerReport,
+    smallest_capacity,
     sums_by_update,
 )
-from adloco_dist.policy.switch import min_limit
 
 
 def seat_reports(reports: Sequence[RankReport], ranks_per_worker: int) -> list[RankReport]:
@@ -41,7 +41,7 @@ def _seat(number: int, ranks: Sequence[RankReport]) -> RankReport:
         checkpoint_seconds=max(rank.checkpoint_seconds for rank in ranks),
         plan_digest=first.plan_digest,
         merge=sum((rank.merge for rank in ranks[1:]), first.merge),
-        capacity=min_limit(*(rank.capacity for rank in ranks)),
+        capacity=smallest_capacity(rank.capacity for rank in ranks),
         is_writing=any(rank.is_writing for rank in ranks),
         resources={name: max(rank.resources.get(name, 0.0) for rank in ranks) for name in first.resources},
         update_seconds=max(rank.update_seconds for rank in ranks),
@@ -70,15 +70,15 @@ def _trainer(shares: Sequence[TrainerReport]) -> TrainerReport:
             max(share.measure.seconds for share in shares),
             sum(share.measure.bytes_sent for share in shares),
         ),
-        OuterReport(
+        OuterStepReport(
             num_finite=first.outer.num_finite,
             nonfinite=first.outer.nonfinite,
-            outliers=first.outer.outliers,
             pseudo_gradient_norm=sum(one.pseudo_gradient_norm**2 for one in outer) ** 0.5,
             seconds=max(one.seconds for one in outer),
             transfer_seconds=max(one.transfer_seconds for one in outer),
             wait_seconds=max(one.wait_seconds for one in outer),
-            bytes_sent=_sums([one.bytes_sent for one in outer]),
+            bytes_sent=sum(one.bytes_sent for one in outer),
+            gradient_bytes_sent=sum(one.gradient_bytes_sent for one in outer),
         ),
         AnchorReport(
             [word for share in shares for word in share.anchor.checksum],
@@ -87,7 +87,3 @@ def _trainer(shares: Sequence[TrainerReport]) -> TrainerReport:
         ),
         EvaluationReport(sum(sums, Evaluation()) if sums else None, max(share.evaluation.seconds for share in shares)),
     )
-
-
-def _sums(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    return {kind: sum(one.get(kind, 0) for one in counts) for kind in counts[0]}

@@ -1,10 +1,11 @@
 """A simulated clock: the seconds of a round from what was counted in it, in place of those that were measured."""
 
+import dataclasses
 from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from adloco_dist.config import Settings, SimulationSettings
+from adloco_dist.config import SimulationSettings
 from adloco_dist.policy.forecast import RoundForecast
 from adloco_dist.policy.plan import RoundPlan
 from adloco_dist.policy.report import EvaluationReport, RankReport, TrainerReport
@@ -13,14 +14,19 @@ HIDDEN_GRADIENTS = 2 / 3
 """Share of an update in which DistributedDataParallel's averages may travel: the backward pass."""
 
 
-def simulated(settings: Settings, plan: RoundPlan, reports: Sequence[RankReport]) -> list[RankReport]:
+def simulated(
+    simulation: SimulationSettings, fragments: int, plan: RoundPlan, reports: Sequence[RankReport]
+) -> list[RankReport]:
     """The reports of a round as if every rank were a host of its own; evaluations and checkpoints take no time.
 
     Ranks wait for the slowest in report and plan.
+
+    Args:
+        fragments: averages of a round.
     """
-    timed = [_without_waiting(settings, plan, report) for report in reports]
+    timed = [_without_waiting(simulation, fragments, plan, report) for report in reports]
     spent = [_seconds(report) for report in timed]
-    latency = 2 * settings.simulation.latency_seconds  # of the report, and of the plan
+    latency = 2 * simulation.latency_seconds  # of the report, and of the plan
     return [
         replace(report, control_seconds=latency + max(spent) - seconds, checkpoint_seconds=0.0)
         for report, seconds in zip(timed, spent, strict=True)
@@ -33,20 +39,19 @@ def round_seconds(reports: Sequence[RankReport]) -> float:
 
 
 def _seconds(report: RankReport) -> float:
-    return sum(sum(share.seconds.values()) for share in report.trainers.values()) + report.merge.seconds
+    return sum(sum(part.seconds.values()) for part in report.trainers.values()) + report.merge.seconds
 
 
-def _without_waiting(settings: Settings, plan: RoundPlan, report: RankReport) -> RankReport:
+def _without_waiting(simulation: SimulationSettings, fragments: int, plan: RoundPlan, report: RankReport) -> RankReport:
     """A round that was not taken as a whole has no speed, as with the real clock."""
-    simulation = settings.simulation
     updates = [_inner_seconds(simulation, plan, report.rank, trainer) for trainer in report.trainers]
     turn = sum(updates) / plan.updates
     trainers = {
-        trainer: _trainer_report(settings, plan, share, seconds, turn)
-        for (trainer, share), seconds in zip(report.trainers.items(), updates, strict=True)
+        trainer: _trainer_report(simulation, fragments, plan, part, seconds, turn)
+        for (trainer, part), seconds in zip(report.trainers.items(), updates, strict=True)
     }
-    workers = sum(share.num_workers for share in report.trainers.values()) if report.update_seconds else 0
-    merge = replace(report.merge, seconds=simulation.transfer_seconds(sum(report.merge.bytes_sent.values())))
+    workers = sum(part.num_workers for part in report.trainers.values()) if report.update_seconds else 0
+    merge = replace(report.merge, seconds=simulation.transfer_seconds(report.merge.bytes_sent))
     update_seconds = turn / workers if workers else 0.0
     return replace(report, trainers=trainers, merge=merge, update_seconds=update_seconds)
 
@@ -57,34 +62,37 @@ def _inner_seconds(simulation: SimulationSettings, plan: RoundPlan, rank: int, t
 
 
 def _trainer_report(
-    settings: Settings, plan: RoundPlan, share: TrainerReport, inner_seconds: float, turn: float
+    simulation: SimulationSettings,
+    fragments: int,
+    plan: RoundPlan,
+    part: TrainerReport,
+    inner_seconds: float,
+    turn: float,
 ) -> TrainerReport:
     """
     Args:
         turn: one update of all of the rank's workers, which are computed while an average travels.
     """
-    simulation, wire = settings.simulation, settings.wire
-    sent = share.outer.bytes_sent
-    steps = wire.fragments * simulation.latency_seconds if sent.get("outer") else 0.0
-    transfer = steps + simulation.transfer_seconds(sent.get("outer", 0))
+    sent = part.outer.bytes_sent
+    transfer = (fragments * simulation.latency_seconds if sent else 0.0) + simulation.transfer_seconds(sent)
     delay = plan.rhythm.delay_updates
-    waited = RoundForecast(plan.updates, delay, transfer, wire.fragments).exposed_seconds(turn)
-    gradients = simulation.transfer_seconds(sent.get("gradients", 0))
+    waited = RoundForecast(plan.updates, delay, transfer, fragments).exposed_seconds(turn)
+    gradients = simulation.transfer_seconds(part.outer.gradient_bytes_sent)
     exposed = waited + max(0.0, gradients - HIDDEN_GRADIENTS * inner_seconds)
-    measured = simulation.transfer_seconds(share.measure.bytes_sent)
+    measured = simulation.transfer_seconds(part.measure.bytes_sent)
     return replace(
-        share,
+        part,
         inner=replace(
-            share.inner,
+            part.inner,
             seconds=inner_seconds,
-            compute_seconds_per_sequence=simulation.sequence_seconds * share.num_workers,
+            compute_seconds_per_sequence=simulation.sequence_seconds * part.num_workers,
         ),
-        measure=replace(share.measure, seconds=measured + simulation.latency_seconds if share.measure.seconds else 0.0),
-        outer=replace(
-            share.outer,
+        measure=replace(part.measure, seconds=measured + simulation.latency_seconds if part.measure.seconds else 0.0),
+        outer=dataclasses.replace(
+            part.outer,
             seconds=exposed,
             transfer_seconds=transfer if delay else 0.0,
             wait_seconds=waited if delay else 0.0,
         ),
-        evaluation=EvaluationReport(share.evaluation.sums),
+        evaluation=EvaluationReport(part.evaluation.sums),
     )

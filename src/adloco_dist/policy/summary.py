@@ -67,13 +67,12 @@ def pool_report(
 
 def _round_cost(reports: Sequence[RankReport], last: RoundPlan) -> RoundCost | None:
     """The cost of a round that all ranks took as a whole, on the rank that waited least."""
-    computing = [report for report in reports if report.trainers]
-    if not all(report.update_seconds for report in computing):
+    if not all(report.update_seconds for report in reports):
         return None
-    steps = [[share.outer for share in report.trainers.values()] for report in computing]
+    steps = [[share.outer for share in report.trainers.values()] for report in reports]
     return RoundCost(
-        update_seconds=max(report.spent("inner") for report in computing) / last.updates,
-        exposed_seconds=min(report.control_seconds + report.spent("outer") for report in computing),
+        update_seconds=max(report.spent("inner") for report in reports) / last.updates,
+        exposed_seconds=min(report.control_seconds + report.spent("outer") for report in reports),
         transfer_seconds=min(sum(step.transfer_seconds for step in own) for own in steps),
         wait_seconds=min(sum(step.wait_seconds for step in own) for own in steps),
     )

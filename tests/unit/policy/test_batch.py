@@ -11,18 +11,17 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from adloco_dist.config import Corpus, DataSettings, Packing
 from adloco_dist.config.compose import compose
-from adloco_dist.data.batch import TokenBatch
 from adloco_dist.data.corpora import load_corpus
 from adloco_dist.data.encoding import Vocabulary
-from adloco_dist.data.tokens import DocumentTable, padded
+from adloco_dist.data.tokens import DocumentTable, TokenBatch, padded
 from adloco_dist.noise.estimation import statistics_from_gram
 from adloco_dist.objective.language import LanguageObjective
 from adloco_dist.objective.losses import losses, losses_of, predict
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.gradient import mean_gradient
-from adloco_dist.round.estimators.per_sequence import per_sequence_gradients
-from adloco_dist.round.evaluate import Part, evaluate
+from adloco_dist.round.evaluate import evaluate
 from helpers.corpora import numbered_document, write_shards, write_tokenizer
+from helpers.gradients import per_sequence_gradients
 from helpers.support import CPU, small_module, small_objective, small_settings
 
 
@@ -98,8 +97,8 @@ def test_every_target_has_the_same_weight_whatever_the_passes(capacity: int | No
 def test_statistics_of_padded_batches_weigh_targets() -> None:
     """s_j is a chunk's targets over the mean per sequence; then gbar is the gradient that is taken."""
     model, batch = flat(), documents(5, 9, 2, 12)
-    mean_gradient(model, OBJECTIVE, batch, None)
     rows, sizes = per_sequence_gradients(model, OBJECTIVE, batch)
+    mean_gradient(model, OBJECTIVE, batch, None)
     sizes = sizes[:, 0]
     assert float(sizes.sum()) == pytest.approx(4)
     torch.testing.assert_close((sizes[:, None] * rows).sum(0) / sizes.sum(), model.gradient, rtol=0, atol=1e-12)
@@ -129,7 +128,7 @@ def test_a_classifier_of_any_architecture_reads_no_padding(architecture: str) ->
     batch = store.batch(np.arange(3))
     alone = torch.cat([predict(model.module, store.batch(np.array([place]))) for place in range(3)])
     torch.testing.assert_close(predict(model.module.eval(), batch), alone, rtol=0, atol=1e-6)
-    evaluation = evaluate(model, objective, weights, store, range(3), 2, Part(0, 1))
+    evaluation = evaluate(model, objective, weights, store, range(3), 2)
     assert evaluation.targets == 3
     assert evaluation.correct == int((alone.argmax(1) == torch.tensor(labels)).sum())
 

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from adloco_dist.config import BudgetSettings, InnerSettings, Schedule, Settings
+from adloco_dist.averaging.report import OuterStepReport
+from adloco_dist.config import InnerSettings, Schedule, Settings
 from adloco_dist.config.compose import compose
 from adloco_dist.messages import decode, encode
 from adloco_dist.policy.evaluation import PERPLEXITY, Evaluation
@@ -17,14 +18,13 @@ from adloco_dist.policy.report import (
     AnchorReport,
     EvaluationReport,
     InnerReport,
-    OuterReport,
     RankReport,
     TrainerReport,
 )
 from adloco_dist.policy.schedule import Progress, learning_rate
 from adloco_dist.policy.summary import disagreements
-from adloco_dist.policy.switch import micro_batch_size
-from adloco_dist.run.rows import round_records
+from adloco_dist.pool.gradient import micro_batch_size
+from adloco_dist.run.recording import round_rows
 
 PREMISES = PlanInputs(Layout.one_rank_per_worker({0: (0, 1), 1: (1,)}))
 
@@ -33,7 +33,7 @@ def settings(*overrides: str) -> Settings:
     """3 workers in all, 2 sequences of 10 tokens each, 5 updates a round: 60 tokens per update, 300 per round."""
     return compose(
         ["batching.local_batch=2", "batching.request=none", "data.sequence_length=10",
-         "algorithm.updates_per_round=5", "budget.tokens=null", *overrides]
+         "algorithm.updates_per_round=5", *overrides]
     )  # fmt: skip
 
 
@@ -45,26 +45,26 @@ def plans(settings: Settings, count: int, seconds: float = 0.0) -> list[RoundPla
 
 
 def test_a_budget_in_tokens_ends_with_the_update_that_spends_it() -> None:
-    made = plans(settings("budget.tokens=700"), 4)
+    made = plans(settings("budget=700tokens"), 4)
     assert [plan.pool_tokens for plan in made] == [0, 300, 600, 720]
     assert [plan.updates for plan in made[:3]] == [5, 5, 2]
-    assert [plan.stop for plan in made] == [None, None, None, "budget.tokens=700 reached"]
+    assert [plan.stop for plan in made] == [None, None, None, "budget=700tokens reached"]
     assert made[1].progress == Progress(60, 300 / 700, 60 / 700)
 
 
 def test_budgets_in_rounds_and_seconds() -> None:
-    assert [plan.stop is None for plan in plans(settings("budget.rounds=2"), 3)] == [True, True, False]
-    timed = plans(settings("budget.seconds=10"), 4, seconds=4.0)
-    assert [plan.stop for plan in timed] == [None, None, None, "budget.seconds=10.0 reached"]
+    assert [plan.stop is None for plan in plans(settings("budget=2rounds"), 3)] == [True, True, False]
+    timed = plans(settings("budget=10seconds"), 4, seconds=4.0)
+    assert [plan.stop for plan in timed] == [None, None, None, "budget=10seconds reached"]
     assert timed[1].progress.fraction == pytest.approx(0.4)
 
 
 def test_a_budget_that_is_spent_without_an_outer_step_is_no_end() -> None:
     def ended(*unmoved: set[int]) -> RoundPlan:
-        plan = plan_round(settings("budget.rounds=3"), PREMISES, None, PoolReport())
+        plan = plan_round(settings("budget=3rounds"), PREMISES, None, PoolReport())
         for trainers in unmoved:
             report = PoolReport(unmoved=frozenset(trainers), nonfinite=frozenset(trainers))
-            plan = plan_round(settings("budget.rounds=3"), PREMISES, plan, decode(PoolReport, encode(report)))
+            plan = plan_round(settings("budget=3rounds"), PREMISES, plan, decode(PoolReport, encode(report)))
         return plan
 
     nothing = ended({0, 1}, {0, 1}, {0, 1})
@@ -73,27 +73,27 @@ def test_a_budget_that_is_spent_without_an_outer_step_is_no_end() -> None:
         "trainer 0 in 3 rounds in a row, trainer 1 in 3 rounds in a row, no outer step" in nothing.nonfinite_in_words()
     )
     once = ended({0, 1}, {0}, {0, 1})
-    assert (once.stop, once.outer_steps) == ("budget.rounds=3 reached", 1)
+    assert (once.stop, once.outer_steps) == ("budget=3rounds reached", 1)
 
 
 def test_anybody_can_stop_the_run_and_differing_anchors_end_it() -> None:
-    asked = plan_round(settings("budget.rounds=9"), PREMISES, None, PoolReport(stop_requested=True))
+    asked = plan_round(settings("budget=9rounds"), PREMISES, None, PoolReport(stop_requested=True))
     assert (asked.stop, asked.error) == ("interrupted", None)
-    broken = plan_round(settings("budget.rounds=9"), PREMISES, None, PoolReport(errors=["a", "b"]))
+    broken = plan_round(settings("budget=9rounds"), PREMISES, None, PoolReport(errors=["a", "b"]))
     assert broken.stop
     assert broken.error == "a; b"
 
 
 def test_a_plan_survives_its_message() -> None:
-    (plan,) = plans(settings("budget.rounds=2"), 1)
+    (plan,) = plans(settings("budget=2rounds"), 1)
     assert decode(RoundPlan, json.loads(json.dumps(encode(plan)))) == plan
     assert [plan.total_batch(trainer) for trainer in (0, 1)] == [4, 2]
 
 
 def test_evaluation_counts_rounds() -> None:
-    made = plans(settings("budget.rounds=99", "evaluation.every_rounds=2"), 5)
+    made = plans(settings("budget=99rounds", "evaluation.every=2rounds"), 5)
     assert [plan.evaluate for plan in made] == [False, True, False, True, False]
-    assert not any(plan.evaluate for plan in plans(settings("budget.rounds=99", "evaluation.every_rounds=null"), 5))
+    assert not any(plan.evaluate for plan in plans(settings("budget=99rounds", "evaluation.every=null"), 5))
 
 
 def test_the_ranks_that_differ_are_named() -> None:
@@ -108,25 +108,26 @@ def test_the_ranks_that_differ_are_named() -> None:
 
 
 def test_shares_of_several_ranks_add_up_to_one_record_per_trainer() -> None:
-    plan, next_plan = plans(settings("budget.rounds=2"), 2)
+    plan, next_plan = plans(settings("budget=2rounds"), 2)
 
     def part(loss: float, inner: float, outer: float, evaluated: Evaluation) -> TrainerReport:
         return TrainerReport(
             1,
             InnerReport(loss_sum=loss, seconds=inner),
-            outer=OuterReport(num_finite=2, seconds=outer, bytes_sent={"outer": 100}),
+            outer=OuterStepReport(num_finite=2, seconds=outer, bytes_sent=100),
             anchor=AnchorReport(position=20),
             evaluation=EvaluationReport(evaluated),
         )
 
     first = part(2.0, 1.0, 0.5, Evaluation(30.0, 10, figure=PERPLEXITY))
     second = part(4.0, 3.0, 0.1, Evaluation(10.0, 10, figure=PERPLEXITY))
-    alone = TrainerReport(1, InnerReport(loss_sum=5.0), outer=OuterReport(num_finite=1))
+    alone = TrainerReport(1, InnerReport(loss_sum=5.0), outer=OuterStepReport(num_finite=1))
     reports = [
         RankReport(0, control_seconds=0.25, control_bytes_sent=10, trainers={0: first}),
         RankReport(1, control_seconds=0.75, control_bytes_sent=11, trainers={0: second, 1: alone}),
     ]
-    trainer0, trainer1 = round_records(settings("budget.rounds=2"), plan, next_plan, reports)
+    rows = round_rows(settings("budget=2rounds"), plan, next_plan, reports)
+    trainer0, trainer1 = (encode(row) for row in rows)
     assert (trainer0["round"], trainer0["trainer"], trainer0["ranks"], trainer0["workers"]) == (1, 0, [0, 1], 2)
     assert (trainer0["updates"], trainer0["total_batch"], trainer0["sequences"], trainer0["tokens"]) == (5, 4, 20, 200)
     assert trainer0["train_loss"] == 3.0
@@ -162,9 +163,3 @@ def test_passes_are_as_few_as_capacity_allows_and_equal_but_the_last() -> None:
             assert size <= capacity
             assert num_micro_batches == math.ceil(batch / capacity)
             assert 0 < batch - (num_micro_batches - 1) * size <= size
-
-
-def test_exactly_one_budget() -> None:
-    for given in ({}, {"rounds": 1, "tokens": 1}):
-        with pytest.raises(ValueError, match="exactly one"):
-            BudgetSettings(**given)

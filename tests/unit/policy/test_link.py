@@ -19,13 +19,13 @@ from adloco_dist.policy.link import (
     rhythm_for_link,
     worth_of_averaging,
 )
+from adloco_dist.policy.merging import Merge
 from adloco_dist.policy.plan import PlanInputs, PoolReport, RoundPlan
 from adloco_dist.policy.planning import plan_round
-from adloco_dist.policy.regrouping import Regrouping
-from helpers.support import first_batch, next_batch, small_settings
+from helpers.support import FOUR_TRAINERS, first_batch, next_batch, small_settings
 
 UPDATE_SECONDS = 0.04
-BY_LINK = ("algorithm.round=link", "pool.trainers=1", "pool.workers_per_trainer=2", "budget.rounds=1000")
+BY_LINK = ("algorithm.round=link", "pool.trainers=1", "pool.workers_per_trainer=2", "budget=1000rounds")
 PAIR = Layout.one_rank_per_worker({0: (0, 1)})
 
 
@@ -36,20 +36,20 @@ def settled(settings: Settings, blocking: float, transfer: float = 0.0, rounds: 
         blocking: seconds of a round that no delay hides.
         transfer: seconds that its averages need on the link.
     """
-    rhythm, costs, taken = first_rhythm(settings), (), []
+    rhythm, costs, taken = first_rhythm(settings.algorithm, settings.wire), (), []
     for round_ in range(rounds):
         taken.append(rhythm)
         noise = (1.0, 0.7, 1.3, 0.9, 1.1)[round_ % 5]
         hidden = rhythm.delay_updates * settings.wire.fragments * UPDATE_SECONDS
         waited = max(0.0, noise * transfer - hidden)
         costs = remembered(costs, RoundCost(UPDATE_SECONDS, noise * blocking + waited, noise * transfer, waited))
-        rhythm = rhythm_for_link(settings, costs, rhythm)
+        rhythm = rhythm_for_link(settings.algorithm, settings.wire, costs, rhythm)
     return taken
 
 
 @pytest.mark.parametrize("seconds", [0.15, 0.26, 0.9, 2.6])
 def test_what_workers_wait_for_comes_to_the_share_that_is_asked_for(seconds: float) -> None:
-    taken = [rhythm.updates for rhythm in settled(small_settings(*BY_LINK), seconds)]
+    taken = [rhythm.updates for rhythm in settled(small_settings(*FOUR_TRAINERS, *BY_LINK), seconds)]
     assert seconds / (seconds + taken[-1] * UPDATE_SECONDS) == pytest.approx(0.2, abs=0.05)
     assert len(set(taken[10:])) == 1, "it stays there, though measured costs vary"
     assert max(max(one, other) / min(one, other) for one, other in pairwise(taken)) <= 2
@@ -59,8 +59,8 @@ def test_what_workers_wait_for_comes_to_the_share_that_is_asked_for(seconds: flo
 @pytest.mark.parametrize("fragments", [1, 3])
 def test_delay_and_length_are_the_best_of_all(blocking: float, transfer: float, fragments: int) -> None:
     """The time to a loss by its formula, for every pair of both."""
-    settings = small_settings(*BY_LINK, "wire.delay_updates=null", f"wire.fragments={fragments}",
-                              "algorithm.min_updates=1", "algorithm.max_updates=240")  # fmt: skip
+    settings = small_settings(*FOUR_TRAINERS, *BY_LINK, "wire.delay_updates=null", f"wire.fragments={fragments}",
+                              "algorithm.updates_range=[1,240]")  # fmt: skip
 
     def time(updates: int, delay: int) -> float:
         exposed = blocking + max(0.0, transfer - fragments * delay * UPDATE_SECONDS)
@@ -69,18 +69,18 @@ def test_delay_and_length_are_the_best_of_all(blocking: float, transfer: float, 
     pairs = [(updates, delay) for updates in range(2, 241) for delay in range(1, max(2, updates // fragments))
              if updates >= fragments * (delay + 1)]  # fmt: skip
     best = min(time(*pair) for pair in pairs)
-    chosen = best_rhythm(settings, [RoundCost(UPDATE_SECONDS, blocking, transfer)])
+    chosen = best_rhythm(settings.algorithm, settings.wire, [RoundCost(UPDATE_SECONDS, blocking, transfer)])
     assert (chosen.updates, chosen.delay_updates) in pairs
     assert time(chosen.updates, chosen.delay_updates) == pytest.approx(best, rel=0.01)
 
 
 def test_a_delay_that_is_named_stays() -> None:
-    settings = small_settings(*BY_LINK, "wire.delay_updates=25")
+    settings = small_settings(*FOUR_TRAINERS, *BY_LINK, "wire.delay_updates=25")
     assert {rhythm.delay_updates for rhythm in settled(settings, 0.001, 1.0)} == {25}
 
 
 def test_a_chosen_delay_follows_the_link_and_settles() -> None:
-    settings = small_settings(*BY_LINK, "wire.delay_updates=null", "algorithm.min_updates=2")
+    settings = small_settings(*FOUR_TRAINERS, *BY_LINK, "wire.delay_updates=null")
     taken = settled(settings, 0.004, 0.2)
     assert taken[0].delay_updates == 1
     assert taken[-1].delay_updates in (4, 5, 6)
@@ -90,23 +90,27 @@ def test_a_chosen_delay_follows_the_link_and_settles() -> None:
 
 
 def test_bounds_hold_whatever_was_measured() -> None:
-    settings = small_settings(*BY_LINK, "algorithm.min_updates=7", "algorithm.max_updates=60")
+    settings = small_settings(*FOUR_TRAINERS, *BY_LINK, "algorithm.updates_range=[7,60]")
     assert settled(settings, 1e-6)[-1].updates == 7
     assert settled(settings, 1e6)[-1].updates == 60
-    chosen = small_settings(*BY_LINK, "wire.delay_updates=null", "algorithm.min_updates=7", "algorithm.max_updates=60")
+    chosen = small_settings(*FOUR_TRAINERS, *BY_LINK, "wire.delay_updates=null", "algorithm.updates_range=[7,60]")
     for blocking, transfer in ((1e-6, 1e6), (1e6, 1e6), (1e-6, 1e-6)):
         assert 7 <= settled(chosen, blocking, transfer)[-1].updates <= 60
-    spread = small_settings(*BY_LINK, "wire.fragments=4", "wire.delay_updates=5")
+    spread = small_settings(*FOUR_TRAINERS, *BY_LINK, "wire.fragments=4", "wire.delay_updates=5")
     assert min(rhythm.updates for rhythm in settled(spread, 1e-6)) == 24, "every fragment has its delay"
-    assert rhythm_for_link(settings, (), Rhythm(33, 0)) == Rhythm(33, 0), "nothing measured yet"
+    assert rhythm_for_link(settings.algorithm, settings.wire, (), Rhythm(33, 0)) == Rhythm(33, 0), (
+        "nothing measured yet"
+    )
 
 
 def test_one_odd_round_changes_nothing() -> None:
-    settings, usual = small_settings(*BY_LINK), RoundCost(UPDATE_SECONDS, 0.2)
+    settings, usual = small_settings(*FOUR_TRAINERS, *BY_LINK), RoundCost(UPDATE_SECONDS, 0.2)
     costs = remembered([usual] * 4, RoundCost(UPDATE_SECONDS, 60.0))
     assert len(costs) == 5
     at = Rhythm(20, 0)
-    assert rhythm_for_link(settings, costs, at) == rhythm_for_link(settings, [usual] * 5, at)
+    assert rhythm_for_link(settings.algorithm, settings.wire, costs, at) == rhythm_for_link(
+        settings.algorithm, settings.wire, [usual] * 5, at
+    )
 
 
 def rounds(settings: Settings, costs: list[RoundCost | None]) -> list[RoundPlan]:
@@ -119,19 +123,22 @@ def rounds(settings: Settings, costs: list[RoundCost | None]) -> list[RoundPlan]
 
 
 def test_plans_carry_what_h_stands_on() -> None:
-    settings = small_settings(*BY_LINK, "algorithm.updates_per_round=20")
+    settings = small_settings(*FOUR_TRAINERS, *BY_LINK, "algorithm.updates_per_round=20")
     slow = RoundCost(UPDATE_SECONDS, 1.6)
     plans = rounds(settings, [slow, None, slow, slow, slow, slow])
     assert [plan.updates for plan in plans] == [20, 40, 80, 160, 160, 160, 160]
     assert [plan.rhythm.updates for plan in plans] == [plan.updates for plan in plans]
     assert len(plans[-1].costs) == 5
     assert plans[2].costs == (slow,), "a round that was not measured as a whole is not counted"
-    fixed = rounds(small_settings(*BY_LINK, "algorithm.round=updates", "algorithm.updates_per_round=20"), [slow, slow])
+    fixed = rounds(
+        small_settings(*FOUR_TRAINERS, *BY_LINK, "algorithm.round=updates", "algorithm.updates_per_round=20"),
+        [slow, slow],
+    )
     assert [(plan.updates, plan.costs) for plan in fixed] == [(20, ())] * 3
 
 
 def test_the_last_round_of_a_budget_is_shorter_and_its_averages_keep_their_times() -> None:
-    settings = small_settings("algorithm.round=link", "pool.trainers=1", "budget.rounds=null", "budget.tokens=1000",
+    settings = small_settings(*FOUR_TRAINERS, "algorithm.round=link", "pool.trainers=1", "budget=1000tokens",
                               "algorithm.updates_per_round=20")  # fmt: skip
     plan, last = plan_round(settings, PlanInputs(PAIR), None, PoolReport()), None
     while not plan.stop:
@@ -141,10 +148,10 @@ def test_the_last_round_of_a_budget_is_shorter_and_its_averages_keep_their_times
 
 
 def test_costs_begin_anew_where_ranks_are_regrouped() -> None:
-    settings = small_settings(*BY_LINK)
+    settings = small_settings(*FOUR_TRAINERS, *BY_LINK)
     (*_, known) = rounds(settings, [RoundCost(UPDATE_SECONDS, 1.0)] * 3)
     assert len(known.costs) == 3
-    regrouped = dataclasses.replace(known, regrouping=Regrouping((), {}))
+    regrouped = dataclasses.replace(known, merge=Merge(0, {0: 1.0}))
     after = plan_round(settings, PlanInputs(PAIR), regrouped, PoolReport(cost=RoundCost(UPDATE_SECONDS, 9.0)))
     assert after.costs == (RoundCost(UPDATE_SECONDS, 9.0),)
 
@@ -160,7 +167,7 @@ def test_what_averaging_is_worth_beside_one_worker_alone() -> None:
 
 
 def test_plans_hold_what_averaging_is_worth() -> None:
-    settings = small_settings("pool.trainers=1", "batching.request=none")
+    settings = small_settings(*FOUR_TRAINERS, "pool.trainers=1", "batching.request=none")
 
     def planned(num_workers: int) -> BatchPlan:
         inputs = BatchInputs(num_workers)

@@ -2,12 +2,12 @@
 
 import pytest
 
-from adloco_dist.config import SettingsError
+from adloco_dist.config import RoundLength
 from adloco_dist.policy.layout import Layout
-from adloco_dist.policy.pace import effective_workers, max_updates, worker_updates
+from adloco_dist.policy.pace import effective_workers, worker_updates
 from adloco_dist.policy.plan import PlanInputs, PoolReport
 from adloco_dist.policy.planning import plan_round
-from helpers.support import small_settings
+from helpers.support import FOUR_TRAINERS, small_settings
 
 PAIR = Layout.one_rank_per_worker({0: (0, 1)})
 BY_SPEED = ("algorithm.round=speed", "algorithm.updates_per_round=20", "pool.trainers=1")
@@ -29,12 +29,12 @@ BY_SPEED = ("algorithm.round=speed", "algorithm.updates_per_round=20", "pool.tra
 def test_updates_are_in_proportion_to_speed(
     layout: Layout, seconds: tuple[float, ...], expected: dict[int, tuple[int, ...]]
 ) -> None:
-    assert worker_updates(small_settings(*BY_SPEED), layout, 20, seconds, {}) == expected
-    assert worker_updates(small_settings(), layout, 20, seconds, {}) == {}
+    assert worker_updates(RoundLength.speed, layout, 20, seconds, {}) == expected
+    assert worker_updates(RoundLength.updates, layout, 20, seconds, {}) == {}
 
 
 def test_the_plan_counts_what_workers_take() -> None:
-    settings = small_settings(*BY_SPEED, "pool.workers_per_trainer=2")
+    settings = small_settings(*FOUR_TRAINERS, *BY_SPEED, "pool.workers_per_trainer=2")
     first = plan_round(settings, PlanInputs(PAIR), None, PoolReport())
     assert first.worker_updates == {}
     second = plan_round(settings, PlanInputs(PAIR), first, PoolReport(update_seconds=(0.1, 0.2)))
@@ -46,77 +46,19 @@ def test_the_plan_counts_what_workers_take() -> None:
     assert second.pool_tokens == first.round_tokens == 80 * settings.data.sequence_length
 
 
-BY_CLOCK = ("algorithm.round=seconds", "algorithm.round_seconds=3", "algorithm.updates_per_round=50")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "growth", "updates", "counts"),
-    [
-        ((0.1, 0.2), {}, 30, {0: (30, 15)}),
-        ((0.1, 0.2), {0: 2.0}, 15, {0: (15, 7)}),  # batches of twice the size
-        ((0.01, 0.01), {}, 50, {}),  # no more than updates_per_round
-        ((10.0, 40.0), {}, 1, {}),
-        ((0.0, 0.0), {}, 5, {}),  # not measured
-        ((), {}, 5, {}),
-    ],
-)
-def test_a_round_takes_as_many_updates_as_fit(
-    seconds: tuple[float, ...], growth: dict[int, float], updates: int, counts: dict[int, tuple[int, ...]]
-) -> None:
-    settings = small_settings(*BY_CLOCK, "pool.trainers=1")
-    assert max_updates(settings, PAIR, seconds, growth) == updates
-    assert worker_updates(settings, PAIR, updates, seconds, growth) == counts
-
-
-def test_rounds_by_the_clock_in_the_plan() -> None:
-    settings = small_settings(*BY_CLOCK, "pool.trainers=1", "pool.workers_per_trainer=2", "budget.rounds=4")
-    first = plan_round(settings, PlanInputs(PAIR), None, PoolReport())
-    second = plan_round(settings, PlanInputs(PAIR), first, PoolReport(update_seconds=(0.1, 0.3)))
-    assert (first.updates, second.updates, second.worker_updates) == (5, 30, {0: (30, 10)})
-    for plan in (first, second):  # the schedule of the rate goes through a quarter of the budget in each
-        assert plan.progress.fraction_per_update * plan.updates == pytest.approx(1 / 4)
-    assert second.pool_tokens == first.round_tokens == 2 * 5 * 2 * settings.data.sequence_length
-
-
 def test_unequal_workers_take_larger_batches_for_the_same_noise() -> None:
     assert effective_workers([10, 10, 10]) == pytest.approx(3)
     assert effective_workers([3, 1]) == pytest.approx(1 / (0.75**2 + 0.25**2))
-    settings = small_settings(*BY_SPEED, "pool.workers_per_trainer=2", "batching.request=norm_test",
+    settings = small_settings(*FOUR_TRAINERS, *BY_SPEED, "pool.workers_per_trainer=2", "batching.request=norm_test",
                               "batching.local_batch=8", "batching.unmeasured=keep", "merge=none")  # fmt: skip
     first = plan_round(settings, PlanInputs(PAIR), None, PoolReport())
     second = plan_round(settings, PlanInputs(PAIR), first, PoolReport(update_seconds=(0.1, 0.3)))
     assert second.worker_updates == {0: (20, 6)}
     assert second.batches[0].bounded == 16
     assert second.batches[0].local_batch == 11, "16 (20^2 + 6^2) / 26^2 = 10.3"
-    given = small_settings(*BY_SPEED, "pool.workers_per_trainer=2", "batching.request=none", "batching.local_batch=8")
+    given = small_settings(
+        *FOUR_TRAINERS, *BY_SPEED, "pool.workers_per_trainer=2", "batching.request=none", "batching.local_batch=8"
+    )
     first = plan_round(given, PlanInputs(PAIR), None, PoolReport())
     second = plan_round(given, PlanInputs(PAIR), first, PoolReport(update_seconds=(0.1, 0.3)))
     assert second.batches[0].local_batch == 8, "a batch that is given is taken as it is"
-
-
-@pytest.mark.parametrize(
-    ("overrides", "line"),
-    [
-        (("algorithm.round=seconds",), "algorithm.round_seconds=null: goes with algorithm.round=seconds; set both, or"),
-        (
-            ("algorithm.round_seconds=3",),
-            "algorithm.round_seconds=3.0: goes with algorithm.round=seconds; set both, or",
-        ),
-        ((*BY_CLOCK, "algorithm.round_seconds=0"), "algorithm.round_seconds=0.0: must be > 0, or null"),
-        (
-            (*BY_CLOCK, "wire=slow_link"),
-            "algorithm.round=seconds: varies the updates of a round, in which wire.fragments and wire.delay_updates "
-            "have fixed times; use speed, or whole averages",
-        ),
-    ],
-)
-def test_rounds_by_the_clock_that_cannot_work_are_refused(overrides: tuple[str, ...], line: str) -> None:
-    with pytest.raises(SettingsError) as raised:
-        small_settings(*overrides)
-    assert str(raised.value).startswith(line)
-
-
-def test_data_parallel_training_has_no_unequal_rounds() -> None:
-    with pytest.raises(SettingsError) as raised:
-        small_settings("algorithm=ddp", "algorithm.round=speed")
-    assert str(raised.value) == "algorithm.round=speed: algorithm=ddp averages at every update; use updates"

@@ -48,6 +48,7 @@ def test_the_batch_with_the_most_progress_per_second() -> None:
         (MEASURED, 1.0, 2, "measurable"),  # an update costs nothing: the smallest batches
         (dataclasses.replace(MEASURED, trace=0.0), 4.0, 2, "measurable"),  # no noise
         (dataclasses.replace(MEASURED, squared_norm=-1.0), 4.0, 2000, "growth_limit"),  # nothing but noise
+        (dataclasses.replace(MEASURED, squared_norm=-1.0), 1.0, 2, "measurable"),  # nothing but noise, at no cost
         (MEASURED, 1e9, 2000, "growth_limit"),  # a link that takes for ever
     ],
 )
@@ -66,7 +67,15 @@ def test_without_times_a_batch_stays() -> None:
 
 
 def test_rounds_that_measure_nothing_change_no_batch() -> None:
-    asked = compose(["algorithm=diloco", "batching.local_batch=4", "batching.eta=1", "batching.growth_limit=2"])
+    asked = compose(
+        [
+            "algorithm=diloco",
+            "batching.request=norm_test",
+            "batching.local_batch=4",
+            "batching.eta=1",
+            "batching.growth_limit=2",
+        ]
+    )
     inputs = BatchInputs(num_workers=2)
     skipped = BatchReport(is_measured=False)
     untouched = next_batch(asked, inputs, first_batch(asked, inputs), skipped, Spent(0.1, 100))

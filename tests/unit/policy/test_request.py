@@ -24,7 +24,7 @@ MEASURED = GradientStatistics(
 
 
 def settings(*overrides: str) -> Settings:
-    return compose(["algorithm=diloco", "batching.local_batch=4", *overrides])
+    return compose(["algorithm=diloco", "batching.request=norm_test", "batching.local_batch=4", *overrides])
 
 
 def rounds(
@@ -134,10 +134,10 @@ def test_a_wrong_upward_step_is_taken_back_unless_batches_may_not_shrink() -> No
     noisy = dataclasses.replace(MEASURED, trace=400.0)
     shrinking = rounds(settings("batching.eta=1", "batching.span=0"), [calm, noisy, calm])
     assert totals(shrinking) == [8, 8, 16, 8]
-    ratchet = rounds(settings("batching.eta=1", "batching.span=0", "batching.may_shrink=false"),
+    ratchet = rounds(settings("batching.eta=1", "batching.span=0", "batching.shrink_limit=1"),
                      [calm, noisy, calm])  # fmt: skip
     assert totals(ratchet) == [8, 8, 16, 16]
-    assert ratchet[-1].bound == "may_shrink"
+    assert ratchet[-1].bound == "shrink_limit"
     assert ratchet[-1].request == 8
 
 
@@ -167,7 +167,7 @@ def test_batches_shrink_by_a_bound_and_not_below_the_first() -> None:
     assert totals(plans) == [8, 16, 32, 64, 16, 8, 8]
     assert [plan.bound for plan in plans[4:]] == ["shrink_limit", "min_batch", "min_batch"]
     assert [plan.local_batch for plan in plans[4:]] == [8, 4, 4], "as many sequences for each worker as at first"
-    open_loop = settings("batching.request=staged", "batching.stage_fractions=[0]", "batching.stage_batches=[2]")
+    open_loop = settings("batching.request=staged", "batching.stages=[[0,2]]")
     assert totals(rounds(open_loop, [None])) == [2, 2], "what was asked for by hand is taken"
 
 
@@ -226,12 +226,10 @@ def test_open_loop_requests() -> None:
     ramp = rounds(rising, [None] * 3)
     assert totals(ramp) == [8, 12, 18, 27], "the growth limit is for tests, which may err"
     assert [plan.local_batch for plan in ramp] == [4, 6, 9, 14]
-    staged = settings(
-        "batching.request=staged", "batching.stage_fractions=[0,0.5,0.75]", "batching.stage_batches=[4,16,8]"
-    )
+    staged = settings("batching.request=staged", "batching.stages=[[0,4],[0.5,16],[0.75,8]]")
     plans = rounds(staged, [None] * 3)
     assert totals(plans) == [4, 4, 16, 8], "stages begin at 0, 0.5 and 0.75 of the budget; rounds at quarters of it"
-    replay = settings("batching.request=replay", "batching.replay=x", "budget=rounds")
+    replay = settings("batching.request=replay", "batching.replay=x", "budget=20rounds")
     plans = rounds(replay, [None, None, None], replayed=[6, 10, 3, None])
     assert totals(plans) == [6, 10, 3, 3]
     assert [plan.local_batch for plan in plans] == [3, 5, 2, 2]

@@ -2,6 +2,7 @@
 
 import pytest
 
+from adloco_dist.averaging.report import OuterStepReport
 from adloco_dist.config import SettingsError
 from adloco_dist.policy.evaluation import Evaluation
 from adloco_dist.policy.layout import Layout, seat_nodes
@@ -9,7 +10,6 @@ from adloco_dist.policy.report import (
     AnchorReport,
     EvaluationReport,
     InnerReport,
-    OuterReport,
     RankReport,
     TrainerReport,
 )
@@ -21,7 +21,7 @@ def report(rank: int, checksum: int, loss: float, norm: float, **fields: object)
     share = TrainerReport(
         1,
         InnerReport(loss, num_targets=3, seconds=float(rank)),
-        outer=OuterReport(num_finite=2, pseudo_gradient_norm=norm, bytes_sent={"outer": 10}),
+        outer=OuterStepReport(num_finite=2, pseudo_gradient_norm=norm, bytes_sent=10),
         anchor=AnchorReport([checksum, 1], is_finite=rank != 3),
         evaluation=EvaluationReport(Evaluation(loss, 2)),
     )
@@ -43,7 +43,7 @@ def test_parts_add_up_and_the_slowest_rank_counts() -> None:
     share = first.trainers[0]
     assert (share.inner.loss_sum, share.inner.num_targets, share.inner.seconds) == (1.5, 6, 1.0)
     assert share.outer.pseudo_gradient_norm == 5.0
-    assert (share.outer.num_finite, share.outer.bytes_sent) == (2, {"outer": 20})
+    assert (share.outer.num_finite, share.outer.bytes_sent) == (2, 20)
     assert share.evaluation.sums == Evaluation(1.5, 4)
     assert (first.capacity, first.stop_requested, first.resources) == (6, True, {"memory": 2.0})
     assert (second.capacity, second.stop_requested, second.notes) == (None, False, ["slow"])

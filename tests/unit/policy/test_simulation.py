@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from adloco_dist.averaging.report import OuterStepReport
 from adloco_dist.config import Settings
 from adloco_dist.policy.evaluation import Evaluation
 from adloco_dist.policy.layout import Layout
@@ -13,13 +14,12 @@ from adloco_dist.policy.report import (
     EvaluationReport,
     InnerReport,
     MeasureReport,
-    OuterReport,
     RankReport,
     TrainerReport,
 )
 from adloco_dist.policy.simulation import round_seconds, simulated
 from adloco_dist.policy.summary import pool_report
-from helpers.support import small_settings
+from helpers.support import FOUR_TRAINERS, small_settings
 
 SIMULATED = (
     "simulation.update_seconds=0.5", "simulation.sequence_seconds=0.25", "simulation.bytes_per_second=100",
@@ -29,12 +29,12 @@ SIMULATED = (
 PAIR = Layout.one_rank_per_worker({0: (0, 1)})
 
 
-def reported(num_bytes: int, kind: str = "outer", workers: Sequence[int] = (1, 1)) -> list[RankReport]:
+def reported(num_bytes: int, gradient_bytes: int = 0, workers: Sequence[int] = (1, 1)) -> list[RankReport]:
     """As measured: every step took 1000 seconds, and an evaluation, too."""
     share = TrainerReport(
         inner=InnerReport(seconds=1000, loss_sum=2.0),
         measure=MeasureReport(seconds=1000, bytes_sent=50),
-        outer=OuterReport(seconds=1000, bytes_sent={kind: num_bytes}),
+        outer=OuterStepReport(seconds=1000, bytes_sent=num_bytes, gradient_bytes_sent=gradient_bytes),
         evaluation=EvaluationReport(Evaluation(3.0, 1), 1000),
     )
     return [
@@ -64,8 +64,8 @@ def planned(settings: Settings, layout: Layout = PAIR) -> RoundPlan:
     ],
 )
 def test_seconds_are_counted(overrides: tuple[str, ...], num_bytes: int, outer: float, transfer: float) -> None:
-    settings = small_settings(*SIMULATED, *overrides)
-    first, second = simulated(settings, planned(settings), reported(num_bytes))
+    settings = small_settings(*FOUR_TRAINERS, *SIMULATED, *overrides)
+    first, second = simulated(settings.simulation, settings.wire.fragments, planned(settings), reported(num_bytes))
     share = first.trainers[0]
     assert (share.inner.seconds, first.update_seconds) == (10, 1)
     assert (share.outer.seconds, share.outer.transfer_seconds) == (outer, transfer)
@@ -79,9 +79,11 @@ def test_seconds_are_counted(overrides: tuple[str, ...], num_bytes: int, outer: 
 
 def test_ranks_wait_for_the_slowest() -> None:
     """Rank 0 has two workers, rank 1 one: it waits as long as it takes to take the updates of another."""
-    settings = small_settings(*SIMULATED, "pool.workers_per_trainer=3")
+    settings = small_settings(*FOUR_TRAINERS, *SIMULATED, "pool.workers_per_trainer=3")
     layout = Layout({0: ((0,), (0,), (1,))})
-    reports = simulated(settings, planned(settings, layout), reported(400, workers=(2, 1)))
+    reports = simulated(
+        settings.simulation, settings.wire.fragments, planned(settings, layout), reported(400, workers=(2, 1))
+    )
     assert [report.trainers[0].inner.seconds for report in reports] == [20, 10]
     assert [report.update_seconds for report in reports] == [1, 1]
     assert [report.control_seconds for report in reports] == [0.25, 10.25]
@@ -92,6 +94,8 @@ def test_ranks_wait_for_the_slowest() -> None:
 
 
 def test_averages_of_gradients_travel_during_two_thirds_of_an_update() -> None:
-    settings = small_settings(*SIMULATED)
-    (first, _) = simulated(settings, planned(settings), reported(2000, kind="gradients"))
+    settings = small_settings(*FOUR_TRAINERS, *SIMULATED)
+    (first, _) = simulated(
+        settings.simulation, settings.wire.fragments, planned(settings), reported(0, gradient_bytes=2000)
+    )
     assert first.trainers[0].outer.seconds == pytest.approx(20 - 10 * 2 / 3)

@@ -6,17 +6,18 @@ from itertools import product
 import torch
 from torch import nn
 
-from adloco_dist.config import Settings, SwitchMode
+from adloco_dist.config import Settings
 from adloco_dist.config.compose import compose
-from adloco_dist.data.batch import TokenBatch
 from adloco_dist.data.encoding import Vocabulary
-from adloco_dist.data.order import permutation
+from adloco_dist.data.indexed import permutation
+from adloco_dist.data.tokens import TokenBatch
 from adloco_dist.noise.statistics import GradientStatistics
 from adloco_dist.objective.language import LanguageObjective
 from adloco_dist.policy.batch import BatchInputs, BatchPlan, BatchReport, Spent
-from adloco_dist.policy.switch import automatic_n, micro_batch_size, min_limit, switch
+from adloco_dist.policy.report import smallest_capacity
+from adloco_dist.policy.request import automatic_n, switch
 from adloco_dist.pool.flat_model import FlatModel
-from adloco_dist.pool.gradient import mean_gradient
+from adloco_dist.pool.gradient import mean_gradient, micro_batch_size
 from helpers.support import (
     VOCAB_SIZE,
     first_batch,
@@ -32,35 +33,31 @@ LIMITS, BATCHES, FACTORS = range(1, 7), range(1, 30), (1.0, 1.5, 2.0, 3.0)
 
 def test_threshold_clips_up_to_n_limits_and_accumulates_above() -> None:
     for limit, batch, n in product(LIMITS, BATCHES, FACTORS):
-        taken = switch(batch, limit, SwitchMode.threshold, n)
+        taken = switch(batch, limit, n)
         if batch <= limit:
-            assert (taken.batch, taken.mode) == (batch, "whole")
+            assert taken == (batch, "whole")
         elif batch <= n * limit:
-            assert (taken.batch, taken.mode) == (limit, "clipped")
+            assert taken == (limit, "clipped")
         else:
-            assert (taken.batch, taken.mode) == (batch, "accumulated")
+            assert taken == (batch, "accumulated")
 
 
 def test_accumulation_only_and_clipping_only() -> None:
-    for limit, batch, n in product(LIMITS, BATCHES, FACTORS):
-        accumulated, clipped = (switch(batch, limit, mode, n) for mode in (SwitchMode.accumulate, SwitchMode.clip))
-        assert accumulated.batch == batch
-        assert clipped.batch == min(batch, limit)
-        assert (accumulated.mode, clipped.mode) == (
-            ("whole", "whole") if batch <= limit else ("accumulated", "clipped")
-        )
+    for limit, batch in product(LIMITS, BATCHES):
+        accumulated, clipped = (switch(batch, limit, n) for n in (1, None))
+        assert accumulated == (batch, "whole" if batch <= limit else "accumulated")
+        assert clipped == (min(batch, limit), "whole" if batch <= limit else "clipped")
 
 
 def test_without_a_limit_every_batch_is_taken_whole() -> None:
-    for batch, mode in product(BATCHES, SwitchMode):
-        assert switch(batch, None, mode, 1.0).batch == batch
-        assert switch(batch, None, mode, 1.0).mode == "whole"
+    for batch, n in product(BATCHES, (1.0, None)):
+        assert switch(batch, None, n) == (batch, "whole")
 
 
-def test_a_batch_that_was_given_is_never_clipped_unless_asked_to() -> None:
-    for mode, batch in (("threshold", 3), ("accumulate", 3), ("clip", 2)):
-        given = compose(["batching.request=none", "batching.local_batch=3", f"switch.mode={mode}"])
-        assert first_batch(given, BatchInputs(num_workers=1, batch_limit=2)).local_batch == batch
+def test_a_batch_that_was_given_is_never_clipped() -> None:
+    for n in (2, 1, "null"):
+        given = compose(["batching.request=none", "batching.local_batch=3", f"batching.switch_n={n}"])
+        assert first_batch(given, BatchInputs(num_workers=1, batch_limit=2)).local_batch == 3
     tested = compose(["batching.request=norm_test", "batching.local_batch=3"])
     assert first_batch(tested, BatchInputs(num_workers=1, batch_limit=2)).local_batch == 2
 
@@ -85,16 +82,16 @@ def test_an_update_sees_exactly_the_planned_sequences_with_equal_weights() -> No
     store = small_store()
     own = torch.stack([gradient_of(flat_model, part) for part in store.batch(permutation(14)).split(1)])
     for limit, batch in product(range(1, 6), range(1, 15)):
-        taken = switch(batch, limit, SwitchMode.threshold, 2.0)
-        wanted = store.batch(permutation(14)[: taken.batch])
+        taken, _ = switch(batch, limit, 2.0)
+        wanted = store.batch(permutation(14)[:taken])
         recorder = Recorder(settings)
         mean_gradient(flat_model, recorder, wanted, limit)
         assert torch.equal(torch.cat(recorder.micro_batches), wanted.tokens)
         sizes = [len(part) for part in recorder.micro_batches]
-        assert len(sizes) == math.ceil(taken.batch / limit)
+        assert len(sizes) == math.ceil(taken / limit)
         assert len(set(sizes[:-1])) <= 1, "equal but the last"
         assert sizes[-1] <= sizes[0] <= limit
-        torch.testing.assert_close(flat_model.gradient, own[: taken.batch].mean(0), rtol=0, atol=1e-12)
+        torch.testing.assert_close(flat_model.gradient, own[:taken].mean(0), rtol=0, atol=1e-12)
 
 
 def gradient_of(flat_model: FlatModel, batch: TokenBatch) -> torch.Tensor:
@@ -109,8 +106,8 @@ def test_passes_are_as_few_as_capacity_allows() -> None:
             size = micro_batch_size(batch, capacity)
             assert size <= capacity
             assert math.ceil(batch / size) == math.ceil(batch / capacity)
-    assert min_limit(None, 3, None, 5) == 3
-    assert min_limit(None, None) is None
+    assert smallest_capacity([None, 3, None, 5]) == 3
+    assert smallest_capacity([None, None]) is None
 
 
 def test_automatic_n_accumulates_exactly_where_progress_per_second_rises() -> None:
@@ -125,14 +122,16 @@ def test_automatic_n_accumulates_exactly_where_progress_per_second_rises() -> No
             return gain / (x * micro_batch_seconds + fixed)
 
         n = automatic_n(batch, limit, noise_scale, micro_batch_seconds, fixed)
-        taken = switch(batch, limit, SwitchMode.threshold, n)
+        _, mode = switch(batch, limit, n)
         better = progress_per_second(multiple) >= progress_per_second(1.0) * (1 - 1e-12)
-        assert (taken.mode == "accumulated") == better, (batch, noise_scale, fixed)
+        assert (mode == "accumulated") == better, (batch, noise_scale, fixed)
 
 
 def test_automatic_n_is_planned_from_what_was_measured() -> None:
     """8 sequences wanted above a limit of 2, noise scale 32: accumulating pays from 1/4 of 16 passes on."""
-    settings: Settings = compose(["batching.local_batch=8", "switch.n=auto", "batching.eta=2", "batching.span=0"])
+    settings: Settings = compose(
+        ["batching.local_batch=8", "batching.switch_n=auto", "batching.eta=2", "batching.span=0"]
+    )
     statistics = GradientStatistics(32.0, 1.0, 2.0, 1.0, 0.0, True)
     inputs = BatchInputs(num_workers=1, batch_limit=2)
 

@@ -1,13 +1,14 @@
 """What policies see of a trainer, from reports to the choice of a merge."""
 
+from adloco_dist.averaging.report import OuterStepReport
 from adloco_dist.config.compose import compose
 from adloco_dist.policy.evaluation import Evaluation
 from adloco_dist.policy.layout import Layout
+from adloco_dist.policy.merging import Network
 from adloco_dist.policy.plan import PlanInputs, PoolReport, RoundPlan
 from adloco_dist.policy.planning import plan_round
-from adloco_dist.policy.report import EvaluationReport, InnerReport, OuterReport, RankReport, TrainerReport
+from adloco_dist.policy.report import EvaluationReport, InnerReport, RankReport, TrainerReport
 from adloco_dist.policy.summary import pool_report
-from adloco_dist.policy.views import Network
 
 INPUTS = PlanInputs(
     Layout.one_rank_per_worker({0: (0, 1), 1: (1, 2), 2: (2, 2)}),
@@ -28,7 +29,7 @@ def share(train_loss: float, validation: Evaluation | None = None, num_workers: 
     return TrainerReport(
         num_workers,
         InnerReport(train_loss * num_workers),
-        outer=OuterReport(2),
+        outer=OuterStepReport(2),
         evaluation=EvaluationReport(validation),
     )
 
@@ -39,8 +40,8 @@ def test_a_policy_by_loss_sees_the_losses_of_all_ranks_of_a_trainer() -> None:
         RankReport(1, trainers={0: share(5.0), 1: share(1.0)}),
         RankReport(2, trainers={1: share(2.0), 2: share(3.0, num_workers=2)}),
     )
-    assert plan.regrouping
-    (merge,) = plan.regrouping.merges
+    merge = plan.merge
+    assert merge
     assert (merge.survivor, merge.ended) == (1, [0])
     view = merge.candidates[0]
     assert (view.train_loss, view.validation_loss, view.tokens) == (4.0, None, 5 * 4 * 10)
@@ -53,8 +54,8 @@ def test_validation_losses_decide_where_all_were_evaluated() -> None:
         RankReport(1, trainers={0: share(5.0, Evaluation(30.0, 10)), 1: share(1.0, Evaluation(30.0, 10))}),
         RankReport(2, trainers={1: share(2.0), 2: share(3.0, Evaluation(40.0, 10), num_workers=2)}),
     )
-    assert plan.regrouping
-    (merge,) = plan.regrouping.merges
+    merge = plan.merge
+    assert merge
     assert (merge.survivor, merge.ended) == (0, [2])
     assert merge.candidates[0].validation_loss == 2.0
 
