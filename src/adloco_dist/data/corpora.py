@@ -12,20 +12,22 @@ from typing import Any
 
 import numpy as np
 
-from adloco_dist.config import OF_ROWS, Corpus, DataSettings, Packing, SettingsError
-from adloco_dist.data.documents import Document, RowFiles, hub_files, local_files
-from adloco_dist.data.embedded import library_sources, package_snippets
+from adloco_dist.config import OF_ROWS, Corpus, DataSettings, Packing, SettingsError, require
+from adloco_dist.data.documents import Document, RowFiles, hold_out, hub_files, local_files
 from adloco_dist.data.encoding import Encoder, Vocabulary, load_encoder, load_tokenizer
 from adloco_dist.data.files import expand
 from adloco_dist.data.indexed import IndexedDataset
 from adloco_dist.data.labels import Labels, find_labels
-from adloco_dist.data.order import by_content
+from adloco_dist.data.protocols import Splits
 from adloco_dist.data.row_streams import RowStreams
-from adloco_dist.data.splits import Splits
 from adloco_dist.data.streams import StreamDataset
-from adloco_dist.data.text_files import TextFiles
+from adloco_dist.data.text_files import TextFiles, library_sources, package_snippets
 from adloco_dist.data.token_files import TokenFiles, open_folder, open_plain, split_tail
 from adloco_dist.data.tokens import DocumentTable, TextTable, TokenTable
+from adloco_dist.text import one_line
+
+STDLIB = "modules of Python's standard library"
+NO_DOCUMENT = "holds no document; name files that are not empty"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,42 +55,28 @@ class TextSplits(Splits):
 
 
 def indexed_splits(
-    table: TextTable, validation: TextTable, vocabulary: Vocabulary, source: str, digest: str = "",
-    labels: Labels | None = None, notes: Sequence[str] = (),
-) -> TextSplits:  # fmt: skip
-    """The splits of a corpus whose training sequences are read by number.
-
-    Args:
-        digest: digest of both splits.
-    """
-    return TextSplits(
-        train=IndexedDataset(table, digest), validation=validation, table=table, vocabulary=vocabulary, source=source,
-        labels=labels, notes=tuple(notes),
-    )  # fmt: skip
+    table: TextTable, validation: TextTable, vocabulary: Vocabulary, source: str, digest: str = ""
+) -> TextSplits:
+    """The splits of a corpus, with the digest of both, whose training sequences are read by number."""
+    train = IndexedDataset(table, digest)
+    return TextSplits(train=train, validation=validation, table=table, vocabulary=vocabulary, source=source)
 
 
 def load_corpus(data: DataSettings, seed: int = 0) -> TextSplits:
-    """Read and split the corpus that `data` names.
-
-    Args:
-        seed: seed of the order in which streams read files.
-
-    Raises:
-        SettingsError: no such file, unreadable, empty, damaged, or too short for one sequence of each split.
-    """
+    """Read and split the corpus that `data` names, streams in an order of files by the seed; raises a SettingsError
+    where there is no such file, or it is unreadable, empty, damaged, or too short for one sequence of each split."""
     if data.corpus is Corpus.tokens:
         splits = _of_tokens(data)
     elif data.streaming:
         splits = _of_streams(data, seed)
     else:
         splits = _of_documents(data)
+    length = data.sequence_length
     for name, table in (("train", splits.table), ("validation", splits.validation)):
         if table is not None and not table.num_sequences:
-            tokens, unit = table.num_tokens, f"less than one sequence of {data.sequence_length} + 1"
-            raise SettingsError(
-                f"data.sequence_length={data.sequence_length}: the {name} split ({splits.source}) has {tokens} tokens, "
-                f"{unit}; use more text or shorter sequences"
-            )
+            has = f"has {table.num_tokens} tokens, less than one sequence of {length} + 1"
+            rule = f"the {name} split ({splits.source}) {has}; use more text or shorter sequences"
+            raise SettingsError.of("data.sequence_length", length, rule)
     return splits
 
 
@@ -96,24 +84,17 @@ def _of_tokens(data: DataSettings) -> TextSplits:
     train = _open_tokens("data.train", data.train)
     held_out = _open_tokens("data.validation", data.validation) if data.validation else None
     max_id = max(train.max_id, held_out.max_id if held_out else 0)
-    known = train.manifest
-    size = data.vocab_size or (known.vocab_size if known else max_id + 1)
-    if max_id >= size:
-        detail = f"{data.train[0]} holds id {max_id}; set at least {max_id + 1}"
-        raise SettingsError(f"data.vocab_size={size}: {detail}")
+    size = train.manifest.vocab_size if train.manifest else max_id + 1
+    rule = f"holds id {max_id}, but its vocabulary has {size} by {data.train[0]}; make both with one tokenizer"
+    require(max_id < size, "data.validation", ",".join(data.validation), rule)
     vocabulary = Vocabulary(size)
-    if known and known.tokenizer and train.folder:
-        tokenizer = load_tokenizer("data.train", str(train.folder / known.tokenizer))
+    if train.manifest and train.manifest.tokenizer and train.folder:
+        tokenizer = load_tokenizer("data.train", str(train.folder / train.manifest.tokenizer))
         vocabulary = replace(Vocabulary.of(tokenizer), size=size)
     parts, rest = (train.parts, held_out.parts) if held_out else split_tail(train.parts, data.validation_fraction)
     digest = hashlib.sha256(f"{train.digest}{held_out.digest if held_out else data.validation_fraction}".encode())
-    return indexed_splits(
-        TokenTable(parts, data.sequence_length),
-        TokenTable(rest, data.sequence_length),
-        vocabulary,
-        f"{len(train.parts)} token file(s)",
-        digest.hexdigest(),
-    )
+    table, validation = (TokenTable(split, data.sequence_length) for split in (parts, rest))
+    return indexed_splits(table, validation, vocabulary, f"{len(train.parts)} token file(s)", digest.hexdigest())
 
 
 def _open_tokens(setting: str, names: Sequence[str]) -> TokenFiles:
@@ -124,19 +105,18 @@ def _open_tokens(setting: str, names: Sequence[str]) -> TokenFiles:
 
 def _of_streams(data: DataSettings, seed: int) -> TextSplits:
     """A corpus that is read while training; its validation documents are read now."""
-    train, held_out = row_files_of(data)
+    train, held_out = files_of(data)
+    assert isinstance(train, RowFiles)
     encoder = load_encoder(data)
     numbered = [str(number) for number in range(data.num_labels or 0)]
     labels = Labels(tuple(train.label_names or numbered)) if data.is_labelled else None
-    documents = _read(held_out)
-    validation = _table(data, documents, encoder, labels)
-    if train.is_empty():
-        raise SettingsError(f"data.train={','.join(data.train)}: holds no document; name files that are not empty")
-    detail = {"files": [[Path(file).name, _size(file)] for file in train.files], "encoder": encoder.digest}
-    digest = hashlib.sha256(f"{json.dumps(detail)}{validation.digest}".encode()).hexdigest()
+    validation = _table(data, _read(held_out), encoder, labels)
+    require(not train.is_empty(), "data.train", ",".join(data.train), NO_DOCUMENT)
+    sizes = [[Path(file).name, Path(file).stat().st_size if Path(file).is_file() else None] for file in train.files]
+    identity = json.dumps({"files": sizes, "encoder": encoder.digest})
     rows = RowStreams(train, encoder, labels, data.sequence_length, data.packing, seed)
     return TextSplits(
-        train=StreamDataset(rows, digest),
+        train=StreamDataset(rows, hashlib.sha256(f"{identity}{validation.digest}".encode()).hexdigest()),
         validation=validation,
         table=None,
         vocabulary=encoder.vocabulary,
@@ -148,87 +128,59 @@ def _of_streams(data: DataSettings, seed: int) -> TextSplits:
 
 def _of_documents(data: DataSettings) -> TextSplits:
     """A corpus that is read as a whole."""
-    encoder, names, notes = load_encoder(data), None, []
+    encoder, class_names, notes = load_encoder(data), None, []
     if data.corpus is Corpus.python_packages:
-        train, validation, names = package_snippets(data.validation_fraction)
+        train, validation, class_names = package_snippets(data.validation_fraction)
         train = train[: data.sample]
-        source = f"{len(train) + len(validation)} pieces of {len(names)} packages of Python's standard library"
-    elif data.corpus in OF_ROWS:
-        files = row_files_of(data)
-        train, validation = (_read(part) for part in files)
-        names, notes = files[0].label_names, [note for part in files for note in part.take_notes()]
-        source = f"{len(train)} rows of {len(files[0].files)} {files[0].format} file(s)"
+        num_pieces = len(train) + len(validation)
+        source = f"{num_pieces} pieces of {len(class_names)} packages of Python's standard library"
     else:
-        texts = text_files_of(data)
-        train, validation = map(_contents, texts)
-        notes = [note for part in texts for note in part.take_notes()]
-        kind = "text file(s)" if data.corpus is Corpus.text else "modules of Python's standard library"
-        source = f"{len(train)} {kind}"
-    for setting, named, documents in (("train", data.train, train), ("validation", data.validation, validation)):
-        if named and not documents:
-            raise SettingsError(f"data.{setting}={','.join(named)}: holds no document; name files that are not empty")
-    labels = find_labels(train, names, data) if data.is_labelled else None
+        files = files_of(data)
+        train, validation = map(_read, files)
+        notes = [note for split in files for note in split.take_notes()]
+        source = f"{len(train)} {'text file(s)' if data.corpus is Corpus.text else STDLIB}"
+        if isinstance(files[0], RowFiles):
+            class_names = files[0].label_names
+            source = f"{len(train)} rows of {len(files[0].files)} {files[0].format} file(s)"
+    labels = find_labels(train, class_names, data) if data.is_labelled else None
     if not validation and len(train) == 1 and data.packing is Packing.packed and not labels:
         (tokens,) = encoder.encode([train[0].text])
-        parts, rest = split_tail([tokens], data.validation_fraction)
-        tables: list[TextTable] = [TokenTable(part, data.sequence_length) for part in (parts, rest)]
+        parts = split_tail([tokens], data.validation_fraction)
+        tables: list[TextTable] = [TokenTable(split, data.sequence_length) for split in parts]
     else:
         if not validation:
-            train, validation = _held_out(train, data)
-        tables = [_table(data, part, encoder, labels) for part in (train, validation)]
-    digest = hashlib.sha256("".join(table.digest for table in tables).encode()).hexdigest()
-    return indexed_splits(
-        tables[0], tables[1], encoder.vocabulary, source, digest, labels, [*notes, *encoder.take_notes()]
-    )
+            num_documents = len(train)
+            train, validation = hold_out(train, data.validation_fraction)
+            rule = f"all {num_documents} documents have one text; name data.validation, or more text"
+            require(bool(train) or num_documents < 2, "data.validation_fraction", data.validation_fraction, rule)
+        tables = [_table(data, split, encoder, labels) for split in (train, validation)]
+    table, held_out = tables
+    digest = hashlib.sha256(f"{table.digest}{held_out.digest}".encode()).hexdigest()
+    splits = indexed_splits(table, held_out, encoder.vocabulary, source, digest)
+    return replace(splits, labels=labels, notes=(*notes, *encoder.take_notes()))
 
 
-def row_files_of(data: DataSettings) -> tuple[RowFiles, RowFiles]:
-    """The files of a corpus of rows, for training and validation; the second may be none.
-
-    Raises:
-        SettingsError: there are no such files.
-    """
+def files_of(data: DataSettings) -> tuple[RowFiles, RowFiles] | tuple[TextFiles, TextFiles]:
+    """The files of a corpus of rows or text files, for training and validation; the second may be none; raises a
+    SettingsError where there are no such files."""
     if data.corpus is Corpus.hub:
         return hub_files(data)
-    named = {"data.train": data.train, "data.validation": data.validation}
-    train, validation = (local_files(setting, expand(setting, files), data) for setting, files in named.items())
-    return train, validation
+    is_library = data.corpus is Corpus.python_stdlib
+    train = library_sources() if is_library else expand("data.train", data.train)
+    validation = expand("data.validation", data.validation)
+    if data.corpus in OF_ROWS:
+        return local_files("data.train", train, data), local_files("data.validation", validation, data)
+    taken = tuple(map(str, train[: data.sample]))
+    of_text = TextFiles("data.corpus" if is_library else "data.train", taken, data)
+    return of_text, TextFiles("data.validation", tuple(map(str, validation)), data)
 
 
-def _read(files: RowFiles) -> list[Document]:
-    return [document for document in files.documents() if document.text]
-
-
-def text_files_of(data: DataSettings) -> tuple[TextFiles, TextFiles]:
-    """The files of a corpus of text files, for training and validation; the second may be none.
-
-    Raises:
-        SettingsError: there are no such files.
-    """
-    if data.corpus is Corpus.python_stdlib:
-        train = TextFiles.of("data.corpus", library_sources()[: data.sample], data)
-    else:
-        train = TextFiles.of("data.train", expand("data.train", data.train)[: data.sample], data)
-    return train, TextFiles.of("data.validation", expand("data.validation", data.validation), data)
-
-
-def _contents(files: TextFiles) -> list[Document]:
-    documents = list(files.documents())
+def _read(files: RowFiles | TextFiles) -> list[Document]:
+    documents = [document for document in files.documents() if document.text]
     if files.files and not documents:
-        detail = f"{files.setting}={files.files[0]}: holds no text; name files that are not empty"
-        raise SettingsError("; ".join([detail, *files.take_notes()]))
+        line = f"{files.setting}={','.join(files.files)}: {NO_DOCUMENT}"
+        raise SettingsError("; ".join([one_line(line), *files.take_notes()]))
     return documents
-
-
-def _held_out(documents: Sequence[Document], data: DataSettings) -> tuple[list[Document], list[Document]]:
-    _, texts = by_content([document.text for document in documents], data.validation_fraction)
-    chosen = set(texts)
-    by_text = {document.text: document for document in documents}
-    rule = f"all {len(documents)} documents have the text of one that is held out; name data.validation, or more text"
-    is_rest = len(documents) < 2 or any(document.text not in chosen for document in documents)
-    if not is_rest:
-        raise SettingsError.of("data.validation_fraction", data.validation_fraction, rule)
-    return [document for document in documents if document.text not in chosen], [by_text[text] for text in texts]
 
 
 def _table(data: DataSettings, documents: Sequence[Document], encoder: Encoder, labels: Labels | None) -> TextTable:
@@ -236,13 +188,9 @@ def _table(data: DataSettings, documents: Sequence[Document], encoder: Encoder, 
     texts = [document.text for document in documents]
     pad = encoder.vocabulary.pad
     if labels is not None:
-        numbers = [labels.number(document, document.place) for document in documents]
+        numbers = [labels.number(document) for document in documents]
         return DocumentTable(encoder.encode(texts, data.sequence_length), pad, np.array(numbers, dtype=np.int64))
     if data.packing is Packing.document:
         tokens = encoder.encode(texts, data.sequence_length + 1)
         return DocumentTable([ids for ids in tokens if len(ids) > 1], pad)
     return TokenTable([np.concatenate(encoder.encode(texts))] if texts else [], data.sequence_length)
-
-
-def _size(file: str) -> int | None:
-    return Path(file).stat().st_size if Path(file).is_file() else None

@@ -1,9 +1,11 @@
-"""Documents from files of rows: JSON lines, parquet, csv, here or on the Hugging Face hub.
+"""Documents, and files of rows that hold them: JSON lines, parquet, csv, here or on the Hugging Face hub.
 
 Files are read one by one, so that a place in a corpus is a file and a row, and what cannot be read has a name. A data
 set of the hub is found through `datasets`; no row is downloaded before it is wanted.
 """
 
+import hashlib
+from collections import defaultdict
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -13,13 +15,12 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
-from adloco_dist.config import Damaged, DataSettings, Nulls, SettingsError
-from adloco_dist.data.encoding import Text
+from adloco_dist.config import Damaged, DataSettings, SettingsError, require
+from adloco_dist.data.encoding import Text, as_bytes
+from adloco_dist.data.files import class_names, read_rows
 from adloco_dist.data.foreign_tokens import LIST_COLUMNS, column_conversion
-from adloco_dist.data.formats import Damage, Row
-from adloco_dist.data.hub import fetching
-from adloco_dist.data.left_out import LeftOut
-from adloco_dist.data.rows import class_names, read_rows
+from adloco_dist.data.formats import Damage, Row, place_of
+from adloco_dist.data.hub import fetching, split_subset
 from adloco_dist.text import one_line
 
 LOOKED_AT = 1000
@@ -43,10 +44,46 @@ class Document:
     row: int = 0
     """Number of the row in that file."""
 
-    @property
-    def place(self) -> str:
-        """Name a row, for reports."""
-        return f"row {self.row} of {self.file}"
+
+def hold_out(documents: Sequence[Document], fraction: float) -> tuple[list[Document], list[Document]]:
+    """Documents to train on, in their order, and `fraction` of them to hold out, at least one; no text is in both. What
+    is held out follows from the texts alone, wherever a node keeps its files and in whatever order."""
+    ordered = sorted(documents, key=_content_key)
+    held_out = ordered[: min(max(1, round(fraction * len(documents))), len(documents) - 1)]
+    texts = {document.text for document in held_out}
+    return [document for document in documents if document.text not in texts], held_out
+
+
+def _content_key(document: Document) -> bytes:
+    return hashlib.sha256(as_bytes(document.text)).digest()
+
+
+@dataclass
+class LeftOut:
+    """What was left out of a corpus, reported once for each file and cause however often the file is read. Streams add
+    to it from threads of their own."""
+
+    rows: defaultdict[tuple[str, str], dict[int, str]] = field(default_factory=lambda: defaultdict(dict))
+    """By file and cause: the numbers of the rows that were left out, and their places."""
+    files: dict[str, str] = field(default_factory=dict)
+    """Lines about files that cannot be read to their end, or not at all."""
+    _reported: dict[object, int] = field(default_factory=dict)
+
+    def add(self, file: str, cause: str, number: int, place: str, count: int = 1) -> None:
+        """Note rows, whether or not they were noted before; `place` says where the first of them is."""
+        self.rows[file, cause].update(dict.fromkeys(range(number, number + count), place))
+
+    def take(self) -> list[str]:
+        """A line for everything of which there is more than at the last call."""
+        found: dict[object, tuple[int, str]] = {}
+        for (file, cause), rows in list(self.rows.items()):
+            places = dict(rows)
+            first = places[min(places)] if places else ""
+            found[file, cause] = len(places), f"{file}: left out {len(places)} row(s) {cause}; the first is {first}"
+        found |= {line: (1, line) for line in list(self.files.values())}
+        lines = [line for key, (count, line) in found.items() if count > self._reported.get(key, 0)]
+        self._reported |= {key: count for key, (count, _) in found.items()}
+        return lines
 
 
 @dataclass(frozen=True)
@@ -68,24 +105,21 @@ class RowFiles:
         return islice((document for file in self.files for document in self.of_file(file)), self.maximum)
 
     def of_file(self, file: str, first_row: int = 0) -> Generator[Document]:
-        """The documents of one file, from a row on. A row keeps its number, whatever is left out before it.
-
-        Raises:
-            SettingsError: there is no such column, a row holds no text there, or the file or a row cannot be read
-                (what data.damaged=skip and data.nulls=skip leave out, `take_notes` reports).
-        """
+        """The documents of one file, from a row on. A row keeps its number, whatever is left out before it. Raises a
+        SettingsError where there is no such column, a row holds no text there, or the file or a row cannot be read
+        (what data.damaged=skip leaves out, `take_notes` reports)."""
         if Path(file).is_file() and not Path(file).stat().st_size:
             return  # which some readers take for damage
-        unseen, row = set(self._columns) if first_row == 0 else set(), None
+        unseen, row = set() if first_row else set(self._columns), None
         for row in self._readable(file, first_row):
             unseen -= row.content.keys()
             column = next((column for column in self._columns if self._is_null(row.content.get(column))), None)
             if column is None:
                 yield self._document(file, row)
-            elif self.data.nulls is Nulls.refuse:
+            elif self.data.damaged is Damaged.refuse:
                 raise SettingsError(self._null(file, row, column))
             else:
-                self.left_out.add_rows(file, f"where {self._columns[column]} is null", row.number, 1, row.place)
+                self.left_out.add(file, f"where {self._columns[column]} is null", row.number, place_of(row))
         if row and unseen:
             setting = self._columns[min(unseen)]
             raise SettingsError(f"{setting}: {file} has no such column; it has {_names(row)}")
@@ -105,17 +139,14 @@ class RowFiles:
     @cached_property
     def label_names(self) -> list[str] | None:
         """What a hub data set calls its classes; None: it does not say."""
-        if self.data.label_column is None or self.format != "parquet" or not self.files:
-            return None
-        return class_names(self.files[0], self.data.label_column)
+        column = self.data.label_column
+        return class_names(self.files[0], column) if column and self.format == "parquet" and self.files else None
 
     @cached_property
     def _columns(self) -> dict[str, str]:
         """The columns that a row must have, each with the setting that names it."""
-        columns = {self.data.text_column: f"data.text_column={self.data.text_column}"}
-        if self.data.label_column is not None:
-            columns[self.data.label_column] = f"data.label_column={self.data.label_column}"
-        return columns
+        named = {"data.text_column": self.data.text_column, "data.label_column": self.data.label_column}
+        return {column: f"{setting}={column}" for setting, column in named.items() if column is not None}
 
     def _readable(self, file: str, first_row: int) -> Generator[Row]:
         """The rows that can be read."""
@@ -131,20 +162,20 @@ class RowFiles:
                     raise SettingsError(f"{self.setting}: {detail}; mend it, or set data.damaged=skip")
                 elif row.count is None:
                     rest = "all of it" if row.number == 0 else "the rest"
-                    self.left_out.add_rest(file, f"{self._unreadable(file, row, row.number == 0)}: {rest} is left out")
+                    line = f"{self._unreadable(file, row, row.number == 0)}: {rest} is left out"
+                    self.left_out.files.setdefault(file, line)
                 else:
                     damage = damage or row
-                    first = f"{row.place} ({row.reason})"
-                    self.left_out.add_rows(file, UNREADABLE, row.number, row.count, first)
+                    self.left_out.add(file, UNREADABLE, row.number, f"{place_of(row)} ({row.reason})", row.count)
         if damage and not is_readable:
-            self.left_out.add_rest(file, f"{self._unreadable(file, damage, True)}: all of it is left out")
-            self.left_out.drop_rows(file, UNREADABLE)
+            self.left_out.files.setdefault(file, f"{self._unreadable(file, damage, True)}: all of it is left out")
+            self.left_out.rows.pop((file, UNREADABLE), None)
 
     def _unreadable(self, file: str, damage: Damage, is_whole: bool) -> str:
         if is_whole:
             place = "" if damage.line is None else f"line {damage.line}: "
             return f"{file} cannot be read as {FORMATS[self.format]} ({place}{damage.reason})"
-        place = f"after row {damage.number - 1}" if damage.count is None else f"at {damage.place}"
+        place = f"after row {damage.number - 1}" if damage.count is None else f"at {place_of(damage)}"
         return f"{file} cannot be read {place} ({damage.reason})"
 
     def _is_null(self, value: Any) -> bool:
@@ -153,16 +184,16 @@ class RowFiles:
 
     def _null(self, file: str, row: Row, column: str) -> str:
         """What is wrong with a row that has no value in a column, and what to do."""
-        skip = "or leave such rows out with data.nulls=skip"
+        skip = "or leave such rows out with data.damaged=skip"
         if column in row.content:
-            return f"{self._columns[column]}: {row.place} of {file} is null; mend it, {skip}"
+            return f"{self._columns[column]}: {place_of(row)} of {file} is null; mend it, {skip}"
         ids = next((name for name in LIST_COLUMNS if isinstance(row.content.get(name), list)), None)
         convert = ids and column_conversion(file, self.format, ids, row.content[ids])
-        detail = f"{row.place} of {file} has no such column; it has {_names(row)}"
+        detail = f"{place_of(row)} of {file} has no such column; it has {_names(row)}"
         return f"{self._columns[column]}: {detail}; {convert or f'name another, {skip}'}"
 
     def _document(self, file: str, row: Row) -> Document:
-        text, place = row.content[self.data.text_column], f"{row.place} of {file}"
+        text, place = row.content[self.data.text_column], f"{place_of(row)} of {file}"
         if not isinstance(text, str):
             kind = NAMES.get(type(text), type(text).__name__)
             rule = column_conversion(file, self.format, self.data.text_column, text) or "it must be text"
@@ -183,37 +214,33 @@ def _names(row: Row) -> str:
 
 
 def hub_files(data: DataSettings) -> tuple[RowFiles, RowFiles]:
-    """The files of a data set's splits for training and validation; none of them is downloaded.
-
-    Raises:
-        SettingsError: the hub cannot be reached, or there is no such data set, subset or split.
-    """
+    """The files of a data set's splits for training and validation; none of them is downloaded; raises a SettingsError
+    where the hub cannot be reached, or there is no such data set, subset or split."""
     import datasets  # two seconds, which most corpora do not need
     from datasets import config
 
     config.HF_UPDATE_DOWNLOAD_COUNTS = False  # else the hub is notified of every data set, which takes seconds
     remedy = "name a folder with a copy of it, or take the corpus that needs no network, data=python_stdlib"
     with fetching("data.hub", str(data.hub), remedy):
-        builder = datasets.load_dataset_builder(str(data.hub), data.subset, revision=data.revision)
-    found = builder.config.data_files or {}
+        name, subset, revision = split_subset(str(data.hub))
+        builder = datasets.load_dataset_builder(name, subset, revision=revision)
+    files_of_splits = builder.config.data_files or {}
     file_format = type(builder).__module__.rpartition(".")[2]
-    if file_format not in {"json", "parquet", "csv"}:
-        raise SettingsError(f"data.hub={data.hub}: has files of kind {file_format}; must be json, parquet or csv")
-    chosen = {}
-    for setting, splits in (("data.train", data.train), ("data.validation", data.validation)):
+    rule = f"has files of kind {file_format}; must be json, parquet or csv"
+    require(file_format in FORMATS, "data.hub", data.hub, rule)
+
+    def files_of(setting: str, splits: Sequence[str], maximum: int | None) -> RowFiles:
         for split in splits:
-            if split not in found:
-                has = ", ".join(map(str, found))
-                raise SettingsError(f"{setting}={split}: {data.hub} has no such split; it has {has}")
-        files = tuple(str(file) for split in splits for file in found[split])
-        chosen[setting] = RowFiles(setting, files, file_format, data, maximum=_maximum(setting, data))
-    return chosen["data.train"], chosen["data.validation"]
+            rule = f"{data.hub} has no such split; it has {', '.join(map(str, files_of_splits))}"
+            require(split in files_of_splits, setting, split, rule)
+        files = tuple(str(file) for split in splits for file in files_of_splits[split])
+        return RowFiles(setting, files, file_format, data, maximum)
+
+    train = files_of("data.train", data.train, data.sample)
+    return train, files_of("data.validation", data.validation, data.validation_documents)
 
 
 def local_files(setting: str, paths: Sequence[Path], data: DataSettings) -> RowFiles:
     """Files of rows on this machine."""
-    return RowFiles(setting, tuple(map(str, paths)), data.corpus.name, data, maximum=_maximum(setting, data))
-
-
-def _maximum(setting: str, data: DataSettings) -> int | None:
-    return data.validation_documents if setting == "data.validation" else data.sample
+    maximum = data.validation_documents if setting == "data.validation" else data.sample
+    return RowFiles(setting, tuple(map(str, paths)), data.corpus.name, data, maximum)

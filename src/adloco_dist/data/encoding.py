@@ -2,24 +2,31 @@
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from adloco_dist.config import DataSettings, SettingsError
 from adloco_dist.data.hub import fetching
-from adloco_dist.data.special_tokens import Found, SpecialTokens, end_of, vocabulary_size
-from adloco_dist.text import reason
+from adloco_dist.data.special_tokens import end_of, lacks_of, single_id, special_ids, template_of, vocabulary_size
+from adloco_dist.text import one_line, reason
 
 END_OF_TEXT = 256
 """Token id that ends every document of bytes; 0 to 255 are the bytes themselves."""
 BYTE_VOCAB_SIZE = 257
 END_TOKEN = "<|endoftext|>"
+ALL = -1
+"""Of an encoder's counts: the number of all tokens."""
+SHOWN = 3
+"""Maximum number of special tokens that a note names."""
+GROWTH = 10
+"""What has been reported is reported again when there is so many times as much of it."""
 
 Tokens = npt.NDArray[np.unsignedinteger]
 Text = str | bytes
@@ -40,43 +47,8 @@ class Vocabulary:
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerFast) -> "Vocabulary":
         """The vocabulary of a tokenizer; its end token fills up sequences where it has no padding token."""
-        backend = tokenizer.backend_tokenizer
-        end, pad = end_of(backend, _one(tokenizer.eos_token_id)), _one(tokenizer.pad_token_id)
-        return cls(vocabulary_size(backend), pad if pad is not None else end or 0, tokenizer, end)
-
-
-class Encoder(Protocol):
-    """Makes token ids of documents."""
-
-    vocabulary: Vocabulary
-    digest: str
-    """Digest that differs between encoders."""
-
-    def encode(self, texts: Sequence[Text], maximum: int | None = None) -> list[Tokens]:
-        """The ids of every document, closed by the end token if there is one, cut off after `maximum`.
-
-        Raises:
-            SettingsError: a text cannot be encoded.
-        """
-        ...
-
-    @property
-    def found(self) -> Found:
-        """What was found in the texts so far."""
-        ...
-
-    def take_notes(self) -> list[str]:
-        """What a user should know of the tokenizer and of the texts since the last call, one line each."""
-        ...
-
-
-def load_encoder(data: DataSettings) -> Encoder:
-    """The encoder that `data.tokenizer` names.
-
-    Raises:
-        SettingsError: there is no such tokenizer, or the hub cannot be reached.
-    """
-    return ByteEncoder() if data.tokenizer is None else TokenizerEncoder(data.tokenizer)
+        end, pad = end_of(tokenizer), single_id(tokenizer.pad_token_id)
+        return cls(vocabulary_size(tokenizer.backend_tokenizer), pad if pad is not None else end or 0, tokenizer, end)
 
 
 class ByteEncoder:
@@ -85,31 +57,28 @@ class ByteEncoder:
     def __init__(self) -> None:
         self.vocabulary = Vocabulary(BYTE_VOCAB_SIZE, END_OF_TEXT, byte_tokenizer(), END_OF_TEXT)
         self.digest = "bytes"
-        self.found = Found()
+        self.counts: Counter[int] = Counter()
 
     def encode(self, texts: Sequence[Text], maximum: int | None = None) -> list[Tokens]:
-        return [
-            encode_bytes(text if isinstance(text, bytes) else text.encode(errors="replace"))[:maximum] for text in texts
-        ]
+        return [encode_bytes(as_bytes(text))[:maximum] for text in texts]
 
     def take_notes(self) -> list[str]:
         return []
 
 
 class TokenizerEncoder:
-    """A tokenizer of transformers, with its own template ([CLS] ... [SEP], <s> ...)."""
+    """A tokenizer of transformers, with its own template ([CLS] ... [SEP], <s> ...).
+
+    Attributes:
+        digest: differs between encoders.
+        counts: what was found in the texts so far: ids of special tokens that they spell out, ids of the unknown token,
+            and at `ALL` all ids.
+    """
 
     def __init__(self, name: str) -> None:
-        """
-        Args:
-            name: a directory, a tokenizer.json, or a model of the hub.
-        """
+        """The name is that of a directory, a tokenizer.json, or a model of the hub."""
         tokenizer = load_tokenizer("data.tokenizer", name)
-        special = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
-        self._name, self._special = name, SpecialTokens(
-            name, tokenizer.backend_tokenizer, _one(tokenizer.eos_token_id), _one(tokenizer.unk_token_id),
-            special.union(tokenizer.all_special_ids),
-        )  # fmt: skip
+        self._name = name
         self._backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # the user's keeps its own settings
         self._backend.no_padding()
         self._maximum: int | None = None
@@ -119,39 +88,81 @@ class TokenizerEncoder:
         self.vocabulary = Vocabulary.of(tokenizer)
         self.digest = hashlib.sha256(self._backend.to_str().encode()).hexdigest()
         self._dtype = np.uint16 if self.vocabulary.size <= 1 << 16 else np.uint32
-
-    @property
-    def found(self) -> Found:
-        return self._special.found
+        self._prefix, self._suffix = template_of(self._backend)
+        self._unknown = single_id(tokenizer.unk_token_id)
+        self._is_counted = np.zeros(self.vocabulary.size, dtype=bool)
+        self._is_counted[[*special_ids(tokenizer)]] = True
+        self.counts: Counter[int] = Counter()
+        self._notes, self._reported = lacks_of(tokenizer, name.endswith(".json")), Counter[str]()
 
     def encode(self, texts: Sequence[Text], maximum: int | None = None) -> list[Tokens]:
+        """The ids of every document, closed by the end token if there is one, cut off after `maximum`; raises a
+        SettingsError where a text cannot be encoded."""
         if maximum != self._maximum:  # so that what the template adds at the end stays
             self._maximum = maximum
             self._backend.no_truncation() if maximum is None else self._backend.enable_truncation(maximum)
-        decoded = [text if isinstance(text, str) else text.decode(errors="replace") for text in texts]
         try:
-            encodings = self._backend.encode_batch_fast(decoded)
+            encodings = self._backend.encode_batch_fast([*_as_strings(texts)])
         except Exception as error:  # which tokenizers raise as they are
             rule = "name one with an unknown token (unk_token), or with all bytes"
             detail = f"cannot encode a text ({reason(error)})"
             raise SettingsError(f"data.tokenizer={self._name}: {detail}; {rule}") from error
-        return [np.array(self._special.closed(encoding.ids)[:maximum], dtype=self._dtype) for encoding in encodings]
+        return [np.array(self._closed(encoding.ids)[:maximum], dtype=self._dtype) for encoding in encodings]
+
+    def _closed(self, ids: list[int]) -> list[int]:
+        """A document as it is trained on, from what the tokenizer made of it, the template included; counts it.
+
+        The template's own tokens are not added to those that the text spells out where it begins and ends; the end
+        token closes a document that no template closes.
+        """
+        start, stop, end = len(self._prefix), len(ids) - len(self._suffix), self.vocabulary.end
+        inner = ids[start:stop]
+        if inner:
+            array = np.array(inner)
+            self.counts.update(array[self._is_counted[array]].tolist())
+            self.counts[ALL] += len(inner)
+        if self._prefix and inner[:1] == self._prefix[-1:]:
+            inner = inner[1:]
+        if self._suffix and inner[-1:] == self._suffix[:1]:
+            inner = inner[:-1]
+        closed = [*ids[:start], *inner, *ids[stop:]]
+        return closed if end is None or closed[-1:] == [end] else [*closed, end]
 
     def take_notes(self) -> list[str]:
-        return self._special.take_notes()
+        """What a user should know, one line each; of what is counted, again when there is ten times as much."""
+        notes, self._notes = self._notes, []
+        counts = dict(self.counts)  # which other threads add to
+        spelled = Counter({id_: count for id_, count in counts.items() if id_ not in (ALL, self._unknown)})
+        if self._is_due("spelled", spelled.total()):
+            names = ", ".join(str(self._backend.id_to_token(id_)) for id_, _ in spelled.most_common(SHOWN))
+            rule = "each became that control token, as in a template; where it is only text, spell it otherwise"
+            notes.append(f"texts spell out {spelled.total():,} of its special tokens ({names}): {rule}")
+        if self._unknown is not None and self._is_due("unknown", self.counts[self._unknown]):
+            detail = f"{self.counts[self._unknown]:,} of {self.counts[ALL]:,} tokens are its unknown token"
+            name = self._backend.id_to_token(self._unknown)
+            notes.append(f"{detail} {name}: what they stood for is lost to the model")
+        return [one_line(f"data.tokenizer={self._name}: {note}") for note in notes]
+
+    def _is_due(self, kind: str, count: int) -> bool:
+        """Whether a count is to be reported, now or because there is so much more than was reported."""
+        is_due = count > 0 and count >= GROWTH * self._reported[kind]
+        if is_due:
+            self._reported[kind] = count
+        return is_due
 
 
-def _one(id_: object) -> int | None:
-    """The id of a special token; transformers' types allow several."""
-    return id_ if isinstance(id_, int) else None
+Encoder = ByteEncoder | TokenizerEncoder
+
+
+def load_encoder(data: DataSettings) -> Encoder:
+    """The encoder that `data.tokenizer` names; raises a SettingsError where there is no such tokenizer, or the hub
+    cannot be reached."""
+    return ByteEncoder() if data.tokenizer is None else TokenizerEncoder(data.tokenizer)
 
 
 def load_tokenizer(setting: str, name: str) -> PreTrainedTokenizerFast:
-    """A tokenizer from a directory, a tokenizer.json, or the hub.
-
-    Raises:
-        SettingsError: there is none that can be read.
-    """
+    """A tokenizer from a directory, a tokenizer.json, or the hub; raises a SettingsError where there is none that can
+    be read."""
     with fetching(setting, name, "name a folder or a tokenizer.json, or leave it out for bytes"):
         if name.endswith(".json"):
             return PreTrainedTokenizerFast(tokenizer_file=name)
@@ -162,11 +173,8 @@ def load_tokenizer(setting: str, name: str) -> PreTrainedTokenizerFast:
 
 
 def train_tokenizer(texts: Iterable[Text], size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer, learnt from `texts`; the same for the same texts.
-
-    Args:
-        size: maximum size of its vocabulary: 256 bytes, the end token, and merges.
-    """
+    """A byte-level BPE tokenizer of 256 bytes, the end token, and merges, `size` ids at most, learnt from `texts`; the
+    same for the same texts."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
@@ -174,9 +182,17 @@ def train_tokenizer(texts: Iterable[Text], size: int) -> PreTrainedTokenizerFast
     trainer = trainers.BpeTrainer(  # pyright: ignore[reportCallIssue]
         vocab_size=size, special_tokens=[END_TOKEN], initial_alphabet=alphabet, show_progress=False
     )
-    decoded = (text if isinstance(text, str) else text.decode(errors="replace") for text in texts)
-    tokenizer.train_from_iterator(decoded, trainer)
+    tokenizer.train_from_iterator(_as_strings(texts), trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_TOKEN, pad_token=END_TOKEN)
+
+
+def _as_strings(texts: Iterable[Text]) -> Iterator[str]:
+    return (text if isinstance(text, str) else text.decode(errors="replace") for text in texts)
+
+
+def as_bytes(text: Text) -> bytes:
+    """Text as UTF-8."""
+    return text if isinstance(text, bytes) else text.encode(errors="replace")
 
 
 def encode_bytes(document: bytes) -> Tokens:
@@ -188,16 +204,10 @@ def encode_bytes(document: bytes) -> Tokens:
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """The tokenizer of `encode_bytes` for transformers: one token per byte of UTF-8, id = byte."""
-    tokenizer = Tokenizer(models.BPE(vocab=_byte_vocabulary(), merges=[]))
+    """The tokenizer of `encode_bytes` for transformers: one token per byte of UTF-8, id = byte, in GPT-2's alphabet."""
+    vocabulary = {character: byte for byte, character in bytes_to_unicode().items()}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     # pyright does not see that these two properties of the Rust class may be assigned.
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_TOKEN, pad_token=END_TOKEN)
-
-
-def _byte_vocabulary() -> dict[str, int]:
-    """GPT-2's byte-level alphabet: printable Latin-1 characters stand for themselves, the rest for U+0100 on."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    shifted = iter(range(256, 512))
-    return {chr(byte if byte in printable else next(shifted)): byte for byte in range(256)}

@@ -33,10 +33,6 @@ class Row:
     line: int | None = None
     """Where it begins, counted from 1 as editors do; parquet has no lines."""
 
-    @property
-    def place(self) -> str:
-        return f"row {self.number}" if self.line is None else f"row {self.number}, line {self.line}"
-
 
 @dataclass(frozen=True, slots=True)
 class Damage:
@@ -49,10 +45,10 @@ class Damage:
     count: int | None = 1
     """Number of rows; None: all from `number` on."""
 
-    @property
-    def place(self) -> str:
-        """The place of the first of them."""
-        return Row(self.number, {}, self.line).place
+
+def place_of(row: Row | Damage) -> str:
+    """Where a row is, or the first of those that cannot be read."""
+    return f"row {row.number}" if row.line is None else f"row {row.number}, line {row.line}"
 
 
 def json_rows(content: BinaryIO, first_row: int) -> Iterator[Row | Damage]:
@@ -68,19 +64,16 @@ def json_rows(content: BinaryIO, first_row: int) -> Iterator[Row | Damage]:
         first = content.readline()
     number = 0
     for line_number, line in enumerate(chain([first], content), 1):
-        if line.strip():
-            if number >= first_row:
-                yield _json_row(number, line, line_number)
-            number += 1
-
-
-def _json_row(number: int, line: bytes, line_number: int) -> Row | Damage:
-    try:
-        return _object(number, _parsed(line), line_number)
-    except json.JSONDecodeError as error:
-        return Damage(number, f"{error.msg} at column {error.colno}", line_number)
-    except (ValueError, RecursionError) as error:
-        return Damage(number, reason(error), line_number)
+        if not line.strip():
+            continue
+        if number >= first_row:
+            try:
+                yield _object(number, _parsed(line), line_number)
+            except json.JSONDecodeError as error:
+                yield Damage(number, f"{error.msg} at column {error.colno}", line_number)
+            except (ValueError, RecursionError) as error:
+                yield Damage(number, reason(error), line_number)
+        number += 1
 
 
 def _array(whole: bytes) -> list[Row | Damage] | None:
@@ -161,10 +154,8 @@ def _records(lines: "_Lines") -> Iterator[Row | Damage]:
 
 
 class _Lines:
-    """The lines of a csv file, of which those after the first of a damaged record are read again.
-
-    A quote that nothing closes takes all lines up to the next quote, or to the end of the file.
-    """
+    """The lines of a csv file, of which those after the first of a damaged record are read again. A quote that nothing
+    closes takes all lines up to the next quote, or to the end of the file."""
 
     def __init__(self, text: Iterable[str]) -> None:
         self._text = iter(text)
@@ -193,8 +184,7 @@ class _Lines:
 
 
 def _check_names(names: Sequence[str]) -> None:
-    """Check that column names are distinct.
-
+    """
     Raises:
         ValueError: two columns have one name; which of them is wanted, nobody can say. (Many may have none.)
     """
@@ -204,11 +194,8 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 def parquet_rows(raw: BinaryIO, columns: Sequence[str], first_row: int) -> Iterator[Row | Damage]:
-    """Read rows by row groups, from that of `first_row` on; a damaged one loses what is left of it.
-
-    Args:
-        columns: those that are read; all, where one of them is missing.
-    """
+    """Read columns (all, where one is missing) by row groups, from that of `first_row` on; a damaged one loses what is
+    left of it."""
     from pyarrow.parquet import ParquetFile
 
     table = ParquetFile(raw, page_checksum_verification=True)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,11 +23,8 @@ READ_WHEN_IMPORTED = ("huggingface_hub.constants", "datasets.config")
 
 def prefer_cache_without_hub(*names: str | None) -> None:
     """Let the hub's libraries look into their cache alone where it is out of reach: they would try for a minute.
-
-    Args:
-        names: what settings name; nothing is done where all of them are on this machine.
-    """
-    wanted = [name for name in names if name and not exists_here(name)]
+    Nothing is done where all that settings name, perhaps with a subset and a revision, is on this machine."""
+    wanted = [name for name in names if name and not exists_here(split_subset(name)[0])]
     hub = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
     if not wanted or OFFLINE in os.environ or not hub.hostname or (getproxies() and not proxy_bypass(hub.hostname)):
         return
@@ -41,17 +39,24 @@ def prefer_cache_without_hub(*names: str | None) -> None:
         report_error(f"note: {hub.hostname} is out of reach ({why}): only what is in its cache here can be used")
 
 
+def split_revision(name: str) -> tuple[str, str | None]:
+    """`NAME@REVISION` taken apart; what exists on this machine is a name as it stands. A revision holds no colon, so
+    that a folder with an @ in its name may have a subset behind it."""
+    split = None if exists_here(name) else re.fullmatch(r"(.+?)@([^:@]+)", name)
+    return (split[1], split[2]) if split else (name, None)
+
+
+def split_subset(name: str) -> tuple[str, str | None, str | None]:
+    """`NAME:SUBSET@REVISION` of a data set taken apart; what exists on this machine is a name as it stands."""
+    rest, revision = split_revision(name)
+    split = None if exists_here(rest) else re.fullmatch(r"(.+):([^:/]+)", rest)
+    return (split[1], split[2], revision) if split else (rest, None, revision)
+
+
 @contextmanager
 def fetching(setting: str, name: str, remedy: str) -> Iterator[None]:
-    """Report what goes wrong while the block asks the hub, once and in one line.
-
-    Args:
-        setting: the one that names what is read.
-        remedy: what to set where it cannot be read.
-
-    Raises:
-        SettingsError: it cannot be read. transformers, datasets and what they stand on have exceptions of many kinds.
-    """
+    """Report what goes wrong while the block asks the hub for what a setting names, once, by a SettingsError with what
+    to do: transformers, datasets and what they stand on have exceptions of many kinds."""
     for library in ("huggingface_hub", "datasets"):  # else every attempt is logged
         logging.getLogger(library).setLevel(logging.ERROR)
     try:

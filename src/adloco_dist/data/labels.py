@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from adloco_dist.config import DataSettings, SettingsError
+from adloco_dist.config import DataSettings, SettingsError, require
 from adloco_dist.data.documents import Document
 from adloco_dist.text import one_line
 
@@ -14,47 +14,32 @@ class Labels:
 
     names: tuple[str, ...]
 
-    def number(self, document: Document, place: str) -> int:
-        """The class of a document.
-
-        Args:
-            place: where it is, for reports.
-
-        Raises:
-            SettingsError: it is none of the classes.
-        """
-        label = document.label
-        if isinstance(label, str):
-            if label not in self.names:
-                detail = f"{place} has label {one_line(repr(label))}, which no training document has"
-                raise SettingsError(f"data.label_column: {detail}; its labels are {one_line(', '.join(self.names))}")
-            return self.names.index(label)
+    def number(self, document: Document) -> int:
+        """The class of a document; raises a SettingsError where it is none of the classes."""
+        label, count, place = document.label, len(self.names), f"row {document.row} of {document.file}"
         assert label is not None
-        if not 0 <= label < len(self.names):
-            rule = f"{place} has label {label}; labels go from 0 to {len(self.names) - 1}, or set more classes"
-            raise SettingsError(f"data.num_labels={len(self.names)}: {rule}")
+        if isinstance(label, str) and label in self.names:
+            return self.names.index(label)
+        if isinstance(label, str):
+            detail = f"{place} has label {one_line(repr(label))}, which no training document has"
+            raise SettingsError(f"data.label_column: {detail}; its labels are {one_line(', '.join(self.names))}")
+        rule = f"{place} has label {label}; labels go from 0 to {count - 1}, or set more classes"
+        require(0 <= label < count, "data.num_labels", count, rule)
         return label
 
 
 def find_labels(documents: Iterable[Document], names: list[str] | None, data: DataSettings) -> Labels:
-    """The classes that a corpus' training documents have.
-
-    Args:
-        names: what the data set itself calls them.
-
-    Raises:
-        SettingsError: some are words, others numbers, or there is one alone.
-    """
+    """The classes that a corpus' training documents have, or that it names itself; raises a SettingsError where some
+    are words, others numbers, or there is one alone."""
     if names is not None:
         return Labels(tuple(names))
-    found = {document.label for document in documents}
-    words = sorted(label for label in found if isinstance(label, str))
-    if words and len(words) < len(found):
-        raise SettingsError(f"data.label_column={data.label_column}: some labels are words, others numbers; use one")
-    count = data.num_labels or (len(words) if words else 1 + max(label for label in found if isinstance(label, int)))
-    if count < max(2, len(words)):
-        detail = f"the training documents have {max(len(words), count)} classes"
-        raise SettingsError(
-            f"data.num_labels={data.num_labels}: {detail}; there must be two at least, all of them counted"
-        )
+    labels = {document.label for document in documents}
+    words = sorted(label for label in labels if isinstance(label, str))
+    is_of_one_kind = not words or len(words) == len(labels)
+    rule = "some labels are words, others numbers; use one kind"
+    require(is_of_one_kind, "data.label_column", data.label_column, rule)
+    count = data.num_labels or (len(words) if words else 1 + max(label for label in labels if isinstance(label, int)))
+    has = f"the training documents have {max(len(words), count)} classes"
+    rule = f"{has}; there must be two at least, all of them counted"
+    require(count >= max(2, len(words)), "data.num_labels", data.num_labels, rule)
     return Labels(tuple(words + [str(number) for number in range(len(words), count)]))

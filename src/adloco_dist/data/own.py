@@ -13,11 +13,9 @@ from torch.utils.data import default_collate
 
 from adloco_dist.config import SettingsError
 from adloco_dist.data.indexed import IndexedDataset
-from adloco_dist.data.item_batch import Collate, ItemBatch
-from adloco_dist.data.item_digest import item_digest
+from adloco_dist.data.items import Collate, ItemBatch, item_digest
 from adloco_dist.data.own_streams import METHODS, OwnStreams, decode_state, encode_state
-from adloco_dist.data.protocols import Dataset, SequenceIds
-from adloco_dist.data.splits import Splits
+from adloco_dist.data.protocols import SequenceIds, Splits
 from adloco_dist.data.stream_checks import check_states
 from adloco_dist.data.streams import StreamDataset
 from adloco_dist.text import reason
@@ -27,7 +25,6 @@ class MapDataset(Protocol):
     """Items by number, from 0 on, as torch's map-style data sets have them."""
 
     def __len__(self) -> int: ...
-
     def __getitem__(self, index: int, /) -> Any: ...
 
 
@@ -58,7 +55,7 @@ class OwnSplits(Splits):
 
 
 def own_splits(load: Callable[[], Any], collate: Collate = default_collate) -> OwnSplits:
-    """A user's data for training and validation.
+    """A user's data for training and validation; raises a SettingsError where what is returned is neither, or empty.
 
     Args:
         load: returns (train, validation). Training data has a length and items by number, or is a function
@@ -66,60 +63,55 @@ def own_splits(load: Callable[[], Any], collate: Collate = default_collate) -> O
             a length and items. A `digest` attribute, a string, identifies the data; without one, its length and its
             first and last items do, which then must be the same on all ranks.
         collate: makes what the loss is given out of a list of items.
-
-    Raises:
-        SettingsError: what is returned is neither, or empty.
     """
-    name = f"data={getattr(load, '__name__', type(load).__name__)}"
     with torch.random.fork_rng(devices=[]):
-        return _splits_of(name, load(), collate)
+        return _splits_of(f"data={getattr(load, '__name__', type(load).__name__)}", load(), collate)
 
 
 def _splits_of(name: str, loaded: Any, collate: Collate) -> OwnSplits:
     if not isinstance(loaded, tuple | list) or len(loaded) != 2:
-        detail = f"returned a {type(loaded).__name__}"
-        raise SettingsError(f"{name}: {detail}; return two data sets, (train, validation)")
+        raise SettingsError(f"{name}: returned a {type(loaded).__name__}; return two data sets, (train, validation)")
     train, validation = loaded
     if missing := _missing_of_items(validation):
-        detail = f"validation is a {type(validation).__name__} without {', '.join(missing)}"
-        raise SettingsError(f"{name}: {detail}; give it a length and items by number")
+        lacks = f"validation is a {type(validation).__name__} without {', '.join(missing)}"
+        raise SettingsError(f"{name}: {lacks}; give it a length and items by number")
     held_out = _digest_of_items(f"{name}: validation", validation, collate)
     table = ItemTable(validation, collate)
     if not _missing_of_items(train):
-        digest = _joined(_digest_of_items(f"{name}: train", train, collate), held_out)
+        digest = _digest_of_items(f"{name}: train", train, collate)
         source, items = f"{len(train):,} items of a {type(train).__name__}", ItemTable(train, collate)
         return OwnSplits(
-            train=IndexedDataset(items, digest), validation=table, source=source,
+            train=IndexedDataset(items, _joined(digest, held_out)),
+            validation=table,
+            source=source,
             first_batch=lambda count: items.batch(np.arange(count) % items.num_sequences),
-        )  # fmt: skip
+        )
     if not callable(train):
-        raise SettingsError(f"{name}: {_in_words(train)}")
+        raise SettingsError(f"{name}: {_why_neither(train)}")
     streams = OwnStreams(name, train, collate)
-    dataset: Dataset = StreamDataset(streams, _joined(_digest_of_stream(streams), held_out))
+    digest = _joined(_digest_of_stream(streams), held_out)
     note = check_states(
         f"{name}: train: stream(0, 1)", lambda: streams.new(0, 1), lambda state: decode_state(encode_state(state))
     )
     if note and not _own_digest(train):  # without one, the first sequence identifies the data
         raise SettingsError(note)
     return OwnSplits(
-        train=dataset, validation=table, source=f"streams of {getattr(train, '__name__', type(train).__name__)}",
+        train=StreamDataset(streams, digest),
+        validation=table,
+        source=f"streams of {getattr(train, '__name__', type(train).__name__)}",
         first_batch=lambda count: streams.collate(list(islice(cycle(islice(streams.new(0, 1), count)), count))),
         notes=(note,) if note else (),
-    )  # fmt: skip
+    )
 
 
 def _missing_of_items(data: Any) -> list[str]:
-    """What a data set of items by number needs and this one lacks.
-
-    torch's IterableDataset inherits a __getitem__ that is not implemented.
-    """
-    missing = [method for method in ("__len__", "__getitem__") if not hasattr(data, method)]
-    if isinstance(data, torch.utils.data.IterableDataset) and "__getitem__" not in missing:
-        missing.append("__getitem__")
-    return missing
+    """What a data set of items by number needs and this one lacks."""
+    is_stream = isinstance(data, torch.utils.data.IterableDataset)  # whose __getitem__ is not implemented
+    has_items = hasattr(data, "__getitem__") and not is_stream
+    return [*([] if hasattr(data, "__len__") else ["__len__"]), *([] if has_items else ["__getitem__"])]
 
 
-def _in_words(train: Any) -> str:
+def _why_neither(train: Any) -> str:
     """Why training data is of neither kind."""
     kind, state = type(train).__name__, [method for method in METHODS if not hasattr(train, method)]
     if not state:
@@ -131,11 +123,8 @@ def _in_words(train: Any) -> str:
 
 
 def _digest_of_items(name: str, data: MapDataset, collate: Collate) -> str:
-    """Identifies the data; tries its first and last items.
-
-    Raises:
-        SettingsError: it is empty, has no item under a number, or `collate` cannot join two items.
-    """
+    """Identifies the data; tries its first and last items; raises a SettingsError where it is empty, has no item under
+    a number, or `collate` cannot join two items."""
     if not len(data):
         raise SettingsError(f"{name} is empty; return data with at least one item")
     ends = []
@@ -151,11 +140,8 @@ def _digest_of_items(name: str, data: MapDataset, collate: Collate) -> str:
 
 
 def _digest_of_stream(streams: OwnStreams) -> str:
-    """Identifies the data; tries the first sequence of all of it, and a state.
-
-    Raises:
-        SettingsError: there is no sequence, or its state cannot be kept.
-    """
+    """Identifies the data; tries the first sequence of all of it, and a state; raises a SettingsError where there is no
+    sequence, or its state cannot be kept."""
     name = f"{streams.name}: train"
     torch.manual_seed(0)  # sequences that draw random numbers are equal on all ranks
     whole = streams.new(0, 1)

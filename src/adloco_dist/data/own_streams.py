@@ -1,19 +1,22 @@
-"""A user's own streams: iterables with a state, which continue from it on any rank."""
+"""A user's own streams: iterables with a state, which continue from it on any rank.
+
+The streaming sets of Hugging Face's `datasets` are among them, and lose their place by themselves.
+"""
 
 import base64
 import io
-import json
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, Protocol
 
 import torch
 
 from adloco_dist.config import SettingsError
-from adloco_dist.data.item_batch import Collate, ItemBatch
+from adloco_dist.data.items import Collate, ItemBatch
 from adloco_dist.data.stream_checks import check_parts
-from adloco_dist.data.streaming_sets import StreamingSet, is_streaming_set
 from adloco_dist.data.streams import Stream, StreamError
 
 
@@ -32,15 +35,15 @@ class StatefulIterable(Protocol):
 MakeStream = Callable[[int, int], Any]
 """Called with (index, count): a new `StatefulIterable` over the `index`-th of `count` disjoint parts of the data."""
 METHODS = ("__iter__", "state_dict", "load_state_dict")
+END = object()
+BUFFER = "BufferShuffledExamplesIterable"
+"""The class of `datasets` that shuffles rows in memory; its state does not hold the rows that wait there."""
 
 
 @dataclass(frozen=True)
 class OwnStreams:
-    """A `StreamSource` of a user's streams.
-
-    They are read in the thread that needs a batch: a user's code may draw from torch's random numbers, which every
-    update seeds again, and has its own way of reading ahead.
-    """
+    """A `StreamSource` of a user's streams. They are read in the thread that needs a batch: a user's code may draw from
+    torch's random numbers, which every update seeds again, and has its own way of reading ahead."""
 
     name: str
     """The user's function, for errors."""
@@ -60,15 +63,11 @@ class OwnStreams:
         return []
 
     def new(self, index: int, count: int) -> StatefulIterable:
-        """A part's stream from its beginning.
-
-        Raises:
-            SettingsError: it is no iterable with a state.
-        """
+        """A part's stream from its beginning; raises a SettingsError where it is no iterable with a state."""
         made = self.make(index, count)
         if missing := [method for method in METHODS if not hasattr(made, method)]:
-            detail = f"stream({index}, {count}) is a {type(made).__name__} without {', '.join(missing)}"
-            raise SettingsError(f"{self.name}: {detail}; see torchdata's StatefulDataLoader for the protocol")
+            lacks = f"stream({index}, {count}) is a {type(made).__name__} without {', '.join(missing)}"
+            raise SettingsError(f"{self.name}: {lacks}; see torchdata's StatefulDataLoader for the protocol")
         return StreamingSet(made) if is_streaming_set(made) else made
 
 
@@ -89,14 +88,10 @@ class OwnReader:
         self._has_given = False
 
     def take(self) -> Any:
-        while True:
-            try:
-                item = next(self._iterator)
-            except StopIteration:
-                self._begin_again()
-            else:
-                self._has_given = True
-                return item
+        while (item := next(self._iterator, END)) is END:
+            self._begin_again()
+        self._has_given = True
+        return item
 
     def _begin_again(self) -> None:
         """Begin another pass.
@@ -112,8 +107,8 @@ class OwnReader:
         elif self._is_resumed:
             self._open(None)
         else:
-            detail = "ends without a sequence; it must begin again whenever it is iterated over"
-            raise StreamError(f"{self._name} {detail}")
+            rule = "it must begin again whenever it is iterated over"
+            raise StreamError(f"{self._name} ends without a sequence; {rule}")
 
     def position(self) -> dict[str, Any]:
         try:
@@ -126,17 +121,8 @@ class OwnReader:
 
 
 def encode_state(state: Any) -> dict[str, Any]:
-    """A state as plain JSON values: as it is, or, with tensors and tuples in it, as torch saves it.
-
-    Raises:
-        ValueError: it holds something else, which would not load without pickle.
-    """
-    try:
-        text = json.dumps(state, allow_nan=False)
-        if _is_same(json.loads(text), state):
-            return {"json": json.loads(text)}  # a copy, which the iterable cannot change later
-    except (TypeError, ValueError):
-        pass
+    """A state as plain JSON values, which hold what torch saves: JSON alone would make lists of tuples; raises a
+    ValueError where it holds something that torch would not load without pickle."""
     if foreign := _first_foreign(state):
         rule = "must hold nothing but numbers, strings, bytes, lists, tuples, dicts and tensors"
         raise ValueError(f"holds a {foreign}; it {rule}")
@@ -146,21 +132,8 @@ def encode_state(state: Any) -> dict[str, Any]:
 
 
 def decode_state(position: Mapping[str, Any]) -> Any:
-    """The state that `encode_state` was given; a fresh copy."""
-    if "json" in position:
-        return json.loads(json.dumps(position["json"]))
+    """A copy of the state that `encode_state` was given."""
     return torch.load(io.BytesIO(base64.b64decode(position["torch"])), weights_only=True)
-
-
-def _is_same(decoded: Any, state: Any) -> bool:
-    """Whether JSON has kept every type: it makes lists of tuples, and strings of keys that are numbers."""
-    if type(decoded) is not type(state):
-        return False
-    if isinstance(state, dict):
-        return decoded.keys() == state.keys() and all(_is_same(decoded[key], one) for key, one in state.items())
-    if isinstance(state, list):
-        return len(decoded) == len(state) and all(map(_is_same, decoded, state))
-    return decoded == state
 
 
 def _first_foreign(state: Any) -> str | None:
@@ -170,3 +143,51 @@ def _first_foreign(state: Any) -> str | None:
         return next(filter(None, map(_first_foreign, inner)), None)
     is_plain = type(state) in (int, float, bool, str, bytes, type(None), torch.Tensor)
     return None if is_plain else type(state).__name__
+
+
+class StreamingSet:
+    """A `datasets.IterableDataset` with an exact state.
+
+    Its own state is exact unless rows wait in a shuffling buffer. Then the state is the number of rows that were given
+    in this pass, and those are read again before the next one. Its `__iter__` begins again at the state that was
+    loaded, however often it is called; here, a pass that has ended is followed by one from the beginning.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._keeps_its_place = not _shuffles(getattr(dataset, "_ex_iterable", None))
+        self._num_given = 0
+        self._place: Any = None
+        """The data set's own state, where no row was given since it was loaded."""
+
+    def __iter__(self) -> Iterator[Any]:
+        rows = iter(self._dataset)
+        for row in rows if self._keeps_its_place else islice(rows, self._num_given, None):
+            self._num_given += 1
+            self._place = None
+            yield row
+        self.load_state_dict({"rows": 0, "place": None})
+
+    def state_dict(self) -> dict[str, Any]:
+        place = self._place
+        if place is None and self._keeps_its_place and self._num_given:
+            place = self._dataset.state_dict()
+        return {"rows": self._num_given, "place": place}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self._num_given, self._place = state_dict["rows"], state_dict["place"]
+        self._dataset.load_state_dict(self._place)
+
+
+def is_streaming_set(made: Any) -> bool:
+    """Whether it is a `datasets.IterableDataset`, without importing `datasets`, which takes seconds."""
+    datasets = sys.modules.get("datasets")
+    return datasets is not None and isinstance(made, datasets.IterableDataset)
+
+
+def _shuffles(source: Any) -> bool:
+    """Whether a source of rows, or one that it reads from, shuffles rows in memory; of an unknown one: yes."""
+    if source is None:
+        return True
+    inner = [*getattr(source, "ex_iterables", ()), *filter(None, [getattr(source, "ex_iterable", None)])]
+    return type(source).__name__ == BUFFER or any(map(_shuffles, inner))

@@ -4,6 +4,8 @@ Corpora of text implement these protocols (indexed.py, streams.py), and so does 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -22,17 +24,24 @@ class Batch(Protocol):
         """The number of sequences."""
         ...
 
-    def split(self, micro_batch_size: int) -> Sequence[Self]:
-        """Micro-batches of `micro_batch_size` sequences each; the last may be smaller."""
-        ...
-
-    def chunks(self, count: int) -> Sequence[Self]:
-        """`count` batches whose sizes differ by at most one sequence, larger ones first."""
+    def part(self, start: int, end: int) -> Self:
+        """Sequences `start` to `end`."""
         ...
 
     def to(self, device: torch.device) -> Self:
         """The same sequences on `device`; a GPU receives them without waiting."""
         ...
+
+    def split(self, micro_batch_size: int) -> list[Self]:
+        """Micro-batches of `micro_batch_size` sequences each; the last may be smaller."""
+        starts = range(0, len(self), micro_batch_size)
+        return [self.part(start, min(start + micro_batch_size, len(self))) for start in starts]
+
+    def chunks(self, count: int) -> list[Self]:
+        """`count` batches whose sizes differ by at most one sequence, larger ones first."""
+        size, num_larger = divmod(len(self), count)
+        starts = [number * size + min(number, num_larger) for number in range(count + 1)]
+        return [self.part(start, end) for start, end in pairwise(starts)]
 
 
 class SequenceTable(Protocol):
@@ -65,18 +74,13 @@ class Cursor(Protocol):
 
     def batch(
         self, worker: int, num_workers: int, update: int, local_batch: int, updates: Sequence[int] | None = None
-    ) -> Batch:  # fmt: skip
-        """What `worker` takes in an update of the present round, on the CPU; the cursor does not move.
-
-        Args:
-            updates: updates of each worker in the round, where they differ; never so where `size` is None.
-        """
+    ) -> Batch:
+        """What `worker` takes in an update of the present round, on the CPU; the cursor does not move. Updates of each
+        worker are given where they differ, which they never do where `size` is None."""
         ...
 
     def ends(self, workers: Sequence[int], num_workers: int, sequences: int) -> dict[int, Any]:
-        """What other ranks must know of what was read here, in plain JSON values, by stream.
-
-        Ranks exchange it at the end of a round. It is empty for indexed data.
+        """What ranks exchange of what was read, at the end of a round: plain JSON values by stream; none if indexed.
 
         Args:
             workers: those of the trainer that this rank runs.
@@ -116,11 +120,7 @@ class Dataset(Protocol):
         ...
 
     def check_size(self, num_trainers: int, workers_per_trainer: int, shards: Shards) -> None:
-        """Check that there is a sequence for each worker.
-
-        Raises:
-            SettingsError: there is not.
-        """
+        """Check that there is a sequence for each worker; raises a SettingsError where there is not."""
         ...
 
     def deal(self, num_trainers: int, workers_per_trainer: int, shards: Shards, seed: int) -> Sequence[Cursor]:
@@ -130,16 +130,36 @@ class Dataset(Protocol):
     def restore(
         self, states: Mapping[int, Mapping[str, Any]], num_trainers: int, shards: Shards, seed: int
     ) -> Mapping[int, Cursor]:
-        """The trainers' cursors from their `state_dict`.
-
-        Args:
-            num_trainers: number of trainers with which the run began.
-
-        Raises:
-            Exception: of several kinds, where a state does not belong to this data set.
-        """
+        """The trainers' cursors from their `state_dict`; the run began with so many trainers. Raises exceptions of
+        several kinds where a state does not belong to this data set."""
         ...
 
     def take_notes(self) -> list[str]:
         """What was left out of damaged files since the last call, one line for each file and cause."""
         ...
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Training and validation data."""
+
+    train: Dataset
+    validation: SequenceTable
+    source: str
+    """What the data was made of, for people."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of how the data was read."""
+
+    @property
+    def digest(self) -> str:
+        """Equal digests mean equal data."""
+        return self.train.digest
+
+    def facts(self) -> dict[str, Any]:
+        """What the run's record says of the data."""
+        return {
+            "source": self.source,
+            "digest": self.digest,
+            "train_sequences": self.train.num_sequences,
+            "validation_sequences": self.validation.num_sequences,
+        }

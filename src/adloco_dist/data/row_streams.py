@@ -7,20 +7,18 @@ rank can continue where another stopped.
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import islice
-from threading import Lock
 
 import numpy as np
 
 from adloco_dist.config import Packing, SettingsError
-from adloco_dist.data.batch import TokenBatch
 from adloco_dist.data.documents import Document, RowFiles
 from adloco_dist.data.encoding import Encoder, Tokens
+from adloco_dist.data.indexed import permutation
 from adloco_dist.data.labels import Labels
-from adloco_dist.data.order import permutation
 from adloco_dist.data.streams import Stream, StreamError
-from adloco_dist.data.tokens import padded
+from adloco_dist.data.tokens import TokenBatch, padded
 
 DOCUMENTS_PER_CALL = 32
 """The number of documents that the tokenizer is given in one call."""
@@ -43,7 +41,7 @@ class RowPosition:
     @classmethod
     def of(cls, stream: Stream) -> "RowPosition":
         """Where the stream's next sequence begins."""
-        return cls(*stream.position) if stream.position is not None else cls()
+        return cls(*stream.position or ())
 
 
 @dataclass(frozen=True)
@@ -67,35 +65,34 @@ class RowStreams:
     packing: Packing
     seed: int = 0
     """Seed of the order of the files, which is another one in every epoch."""
-    _lock: Lock = field(default_factory=Lock)
 
     def check_parts(self, parts: int) -> None:
         for part in range(parts):
             files, index, stride = files_of_part(self.rows.files, part, parts)
             if stride > 1 and not any(row.row % stride == index for row in self.rows.of_file(files[0])):
                 count = sum(1 for _ in self.rows.of_file(files[0]))
-                detail = f"{files[0]} has {count} documents, one for each of {stride} streams is needed"
-                rule = "use fewer trainers or workers, or more files"
-                raise SettingsError(f"{self.rows.setting}: {detail}; {rule}")
+                has = f"{files[0]} has {count} documents, one for each of {stride} streams is needed"
+                raise SettingsError(f"{self.rows.setting}: {has}; use fewer trainers or workers, or more files")
 
     def open(self, stream: Stream) -> "RowReader":
         return RowReader(self, stream)
 
     def collate(self, items: Sequence[Item]) -> TokenBatch:
-        tokens = [item.tokens for item in items]
-        if self.labels is not None:
-            return padded(tokens, self.encoder.vocabulary.pad, np.array([item.label for item in items]))
-        batch = padded(tokens, self.encoder.vocabulary.pad)
-        return TokenBatch.packed(batch.tokens) if self.packing is Packing.packed else batch
+        labels = None if self.labels is None else np.array([item.label for item in items])
+        batch = padded([item.tokens for item in items], self.encoder.vocabulary.pad, labels)
+        return TokenBatch.packed(batch.tokens) if self._is_packed else batch
+
+    @property
+    def _is_packed(self) -> bool:
+        return self.packing is Packing.packed and self.labels is None
 
     def take_notes(self) -> list[str]:
-        with self._lock:
-            return [*self.rows.take_notes(), *self.encoder.take_notes()]
+        return [*self.rows.take_notes(), *self.encoder.take_notes()]
 
     def items(self, stream: Stream) -> Iterator[Item]:
         """The sequences of a stream from its position on, without end."""
         documents = self._documents(stream)
-        if self.packing is Packing.packed and self.labels is None:
+        if self._is_packed:
             return self._packed(documents, RowPosition.of(stream).token)
         return self._one_each(documents)
 
@@ -105,16 +102,16 @@ class RowStreams:
         start = RowPosition.of(stream)
         while True:
             order = permutation(len(files), self.seed, stream.id, start.epoch)
-            found = False
+            is_empty = True
             for number in range(start.file, len(files)):
                 first = start.row if number == start.file else 0
                 for document in self.rows.of_file(files[int(order[number])], first):
                     if document.row % stride == index:
-                        found = True
+                        is_empty = False
                         yield RowPosition(start.epoch, number, document.row), document
-            if not found and start == RowPosition(start.epoch):
-                detail = f"part {stream.part + 1} of {stream.parts} has no document"
-                raise StreamError(f"{self.rows.setting}={','.join(files)}: {detail}")
+            if is_empty and start == RowPosition(start.epoch):
+                part = f"part {stream.part + 1} of {stream.parts}"
+                raise StreamError(f"{self.rows.setting}={','.join(files)}: {part} has no document")
             start = RowPosition(start.epoch + 1)
 
     def _encoded(
@@ -127,11 +124,8 @@ class RowStreams:
                 yield position, document, ids
 
     def _packed(self, documents: Iterator[tuple[RowPosition, Document]], token: int) -> Iterator[Item]:
-        """Sequences of equal length; neighbours share one token, so each token is predicted once.
-
-        Args:
-            token: index in the first document at which the first sequence begins.
-        """
+        """Sequences of equal length, the first from `token` of the first document on; neighbours share one token, so
+        each token is predicted once."""
         length, ahead = self.sequence_length, 0
         pending: deque[tuple[RowPosition, Tokens]] = deque()
         for position, _, ids in self._encoded(documents, None):
@@ -152,7 +146,7 @@ class RowStreams:
         width = self.sequence_length + minimum - 1
         for position, document, ids in self._encoded(documents, width):
             if len(ids) >= minimum:
-                label = self.labels.number(document, document.place) if self.labels else None
+                label = self.labels.number(document) if self.labels else None
                 yield Item(ids, label, replace(position, row=position.row + 1))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from adloco_dist.config import SettingsError
-from adloco_dist.data.item_digest import item_digest
+from adloco_dist.data.items import item_digest
 from adloco_dist.text import reason
 
 NUM_COMPARED, NUM_IN_DOUBT = 4, 32
@@ -24,7 +24,9 @@ New = Callable[[], Any]
 
 
 def check_states(name: str, new: New, copy: Callable[[Any], Any]) -> str | None:
-    """Check that a stream continues from its state; what a user should know of it, or None.
+    """Check that a stream continues from its state; what a user should know of it, or None; raises a SettingsError
+    where another sequence comes after a state that was loaded than came after it was taken, or a stream cannot be
+    resumed at all.
 
     Of two streams three sequences are read, and one of each of two others.
 
@@ -32,10 +34,6 @@ def check_states(name: str, new: New, copy: Callable[[Any], Any]) -> str | None:
         name: what errors begin with.
         new: makes the stream from its beginning.
         copy: makes of a state what a checkpoint would return.
-
-    Raises:
-        SettingsError: another sequence comes after a state that was loaded than came after it was taken, or a stream
-            cannot be resumed at all.
     """
     whole = new()
     sequences = _digests(whole, 0)
@@ -55,27 +53,22 @@ def check_states(name: str, new: New, copy: Callable[[Any], Any]) -> str | None:
         try:
             resumed = new()
             resumed.load_state_dict(state)
-            found = next(_digests(resumed, number), None)
+            follower = next(_digests(resumed, number), None)
             state = copy(resumed.state_dict())
         except Exception as error:  # of whatever kind a user's code raises
             rule = "load_state_dict must take what state_dict returned, on any rank"
             raise SettingsError(f"{name} cannot be resumed ({reason(error)}); {rule}") from error
-        if found != sequence:
-            raise SettingsError(f"{name} {_in_words(found, expected[:number])}")
+        if follower != sequence:
+            raise SettingsError(f"{name} {_what_is_wrong(follower, expected[:number])}")
     return None
 
 
-def _in_words(found: str | None, before: list[str]) -> str:
-    """What is wrong with a stream.
-
-    Args:
-        found: the digest of the sequence that it gave after a state was loaded; None: none.
-        before: the digests of those that it gave until the state was taken.
-    """
+def _what_is_wrong(follower: str | None, before: list[str]) -> str:
+    """What is wrong with a stream that gave `before`, and `follower` (None: nothing) after its state was loaded."""
     gives = "gives another sequence than the one that followed"
-    if found is None:
+    if follower is None:
         gives = "ends"
-    elif found in before:
+    elif follower in before:
         gives = "gives a sequence again that was read before: its state does not advance"
     where = "after load_state_dict" if len(before) == 1 else "when it is resumed a second time"
     rule = "state_dict must return the place after the last sequence, and load_state_dict continue there"
@@ -83,41 +76,33 @@ def _in_words(found: str | None, before: list[str]) -> str:
 
 
 def check_parts(name: str, new: Callable[[int], Any], parts: int) -> None:
-    """Check that each part has a sequence of its own, by the first few of them.
-
-    Args:
-        name: what errors begin with.
-        new: makes the stream of a part.
-        parts: number of parts.
-
-    Raises:
-        SettingsError: a part is empty, or reads what another one reads.
-    """
+    """Check that each part has a sequence of its own, by the first few of them; raises a SettingsError where a part is
+    empty, or reads what another one reads."""
     first: dict[str, int] = {}
     neighbour: list[str] = []
     for part in range(parts):
         # A part that draws random sequences draws others than the parts beside it, as in training.
-        begin = [*islice(_digests(new(part), part * NUM_IN_DOUBT), NUM_COMPARED if part < 2 else 1)]
+        begin = _begin(new(part), part, NUM_COMPARED if part < 2 else 1)
         if not begin:
             rule = "use fewer trainers or workers, or divide the data otherwise"
             raise SettingsError(f"{name}: stream({part}, {parts}) is empty; {rule}")
         alike = first.setdefault(begin[0], part)
         suspect = alike if alike < part else 0 if part == 1 and set(begin) & set(neighbour) else None
-        if suspect is not None and _overlap(*(_begin(new(one), one) for one in (suspect, part))):
-            detail = f"stream({suspect}, {parts}) and stream({part}, {parts}) give the same sequences"
+        if suspect is not None and _overlap(_begin(new(suspect), suspect), _begin(new(part), part)):
+            twins = f"stream({suspect}, {parts}) and stream({part}, {parts}) give the same sequences"
             rule = "stream(index, count) must return the index-th of count disjoint parts"
-            raise SettingsError(f"{name}: {detail}; {rule}")
+            raise SettingsError(f"{name}: {twins}; {rule}")
         neighbour = begin
 
 
-def _begin(stream: Iterable[Any], part: int) -> list[str]:
-    return [*islice(_digests(stream, part * NUM_IN_DOUBT), NUM_IN_DOUBT)]
+def _begin(stream: Iterable[Any], part: int, count: int = NUM_IN_DOUBT) -> list[str]:
+    return [*islice(_digests(stream, part * NUM_IN_DOUBT), count)]
 
 
-def _overlap(one: list[str], other: list[str]) -> bool:
+def _overlap(first: list[str], second: list[str]) -> bool:
     """Whether two lists are equal as far as they go, perhaps shifted by a few; equal sequences alone say nothing."""
     for shift in range(NUM_COMPARED):
-        for ahead, behind in ((one[shift:], other), (other[shift:], one)):
+        for ahead, behind in ((first[shift:], second), (second[shift:], first)):
             length = min(len(ahead), len(behind))
             if length >= MIN_OVERLAP and len(set(ahead[:length])) > 1 and ahead[:length] == behind[:length]:
                 return True

@@ -45,11 +45,8 @@ class StreamReader(Protocol):
     """Reads one stream in order."""
 
     def take(self) -> Any:
-        """The next sequence.
-
-        Raises:
-            StreamError: the stream cannot be read any further, or holds no sequence at all.
-        """
+        """The next sequence; raises a StreamError where the stream cannot be read any further, or holds no sequence at
+        all."""
         ...
 
     def position(self) -> Any:
@@ -63,11 +60,7 @@ class StreamSource(Protocol):
     """Where sequences come from."""
 
     def check_parts(self, parts: int) -> None:
-        """Check that each of so many parts holds a sequence.
-
-        Raises:
-            SettingsError: one does not.
-        """
+        """Check that each of so many parts holds a sequence; raises a SettingsError where one does not."""
         ...
 
     def open(self, stream: Stream) -> StreamReader:
@@ -88,10 +81,6 @@ class _OpenStream:
     reader: StreamReader
     ordinal: int
     """Ordinal of the sequence that the reader gives next."""
-
-    def skip_to(self, ordinal: int) -> None:
-        while self.ordinal < ordinal:
-            self.take()
 
     def take(self) -> Any:
         self.ordinal += 1
@@ -136,12 +125,8 @@ class StreamDataset:
         return self.source.take_notes()
 
     def batch(self, ranges: Sequence[StreamRange]) -> Batch:
-        """The sequences that a worker reads; waits for those that are not ready yet.
-
-        Args:
-            ranges: what the worker reads, ascending within a stream.
-        """
-        return self.source.collate([self._opened(one).take() for one in ranges])
+        """The sequences that a worker reads, ascending within a stream; waits for those that are not ready yet."""
+        return self.source.collate([self._opened(start).take() for start in ranges])
 
     def position(self, end: StreamRange) -> Any:
         """Where a sequence that this rank is about to read begins."""
@@ -156,7 +141,8 @@ class StreamDataset:
                 if known:
                     known.reader.close()
                 known = self._open[key] = _OpenStream(self.source.open(start.stream), start.stream.ordinal)
-        known.skip_to(start.ordinal)
+        while known.ordinal < start.ordinal:
+            known.take()
         return known
 
 
@@ -181,11 +167,9 @@ class StreamCursor:
 
     def batch(
         self, worker: int, num_workers: int, update: int, local_batch: int, updates: Sequence[int] | None = None
-    ) -> Batch:  # fmt: skip
-        first = update * local_batch
-        return self.dataset.batch(
-            [self.next_range(worker, num_workers, first + offset) for offset in range(local_batch)]
-        )
+    ) -> Batch:
+        taken = range(update * local_batch, (update + 1) * local_batch)
+        return self.dataset.batch([self.next_range(worker, num_workers, sequence) for sequence in taken])
 
     def ends(self, workers: Sequence[int], num_workers: int, sequences: int) -> dict[int, Any]:
         """The positions of the streams that one of `workers` reads at the end of a round."""

@@ -1,11 +1,13 @@
-"""Text files, each of which is a document."""
+"""Text files, each of which is a document; those of Python's standard library are on every machine."""
 
-from collections.abc import Iterator, Sequence
+import sysconfig
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from adloco_dist.config import Damaged, DataSettings, SettingsError
-from adloco_dist.data.documents import Document
+from adloco_dist.data.documents import Document, hold_out
+from adloco_dist.data.encoding import Text, as_bytes
 from adloco_dist.text import reason
 
 NOT_TEXT = {
@@ -22,6 +24,11 @@ NOT_TEXT = {
     b"SQLite format 3": ("a database", "write its texts as JSON lines, and set data=json"),
 }
 """How files begin that hold no text, what they are, and what to do."""
+NOT_LIBRARY = {"test", "tests", "idlelib", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+NUM_PACKAGES, MIN_FILES = 6, 10
+"""Classes of the labelled corpus: so many packages, those with the most text, of so many files or more."""
+SNIPPET_BYTES = 256
+"""Minimum size of a piece of text, unless it is a file's last."""
 
 
 @dataclass(frozen=True)
@@ -37,22 +44,14 @@ class TextFiles:
     _not_utf8: dict[str, str] = field(default_factory=dict)
     """Files that are no UTF-8, and why, which are to be reported."""
 
-    @classmethod
-    def of(cls, setting: str, paths: Sequence[Path], data: DataSettings) -> "TextFiles":
-        return cls(setting, tuple(map(str, paths)), data)
-
     def documents(self) -> Iterator[Document]:
-        """The documents of all files that are not empty, in order.
-
-        Raises:
-            SettingsError: a file cannot be read, or holds no text, or no UTF-8 (data.damaged=skip leaves it out;
-                without a tokenizer its bytes are read as they are).
-        """
-        for file in self.files:
-            yield from self.of_file(file)
+        """The documents of all files that are not empty, in order."""
+        return (document for file in self.files for document in self.of_file(file))
 
     def of_file(self, file: str) -> Iterator[Document]:
-        """The document of one file; none if it is empty or left out."""
+        """The document of one file; none if it is empty or left out; raises a SettingsError where it cannot be read, or
+        holds no text, or no UTF-8 (data.damaged=skip leaves it out; without a tokenizer its bytes are read as they
+        are)."""
         try:
             text = Path(file).read_bytes()
         except OSError as error:
@@ -64,12 +63,11 @@ class TextFiles:
         try:
             text.decode()
         except UnicodeDecodeError as error:
-            detail = f"byte 0x{text[error.start]:02x} at {error.start:,}"
-            if self.data.damaged is Damaged.skip or self.data.tokenizer is None:
-                self._not_utf8[file] = detail
-            else:
+            place = f"byte 0x{text[error.start]:02x} at {error.start:,}"
+            if self.data.damaged is Damaged.refuse and self.data.tokenizer is not None:
                 rule = "convert it (iconv -f ITS_ENCODING -t UTF-8), or leave such files out with data.damaged=skip"
-                raise SettingsError(f"{self.setting}={file}: is no UTF-8 ({detail}); {rule}") from error
+                raise SettingsError(f"{self.setting}={file}: is no UTF-8 ({place}); {rule}") from error
+            self._not_utf8[file] = place
             if self.data.damaged is Damaged.skip:
                 return
         if text:
@@ -79,10 +77,47 @@ class TextFiles:
         """What was left out or is odd since the last call, in one line."""
         if not self._not_utf8:
             return []
-        file, detail = next(iter(self._not_utf8.items()))
+        file, place = next(iter(self._not_utf8.items()))
         count = f"{len(self._not_utf8):,} of {len(self.files):,} file(s)"
         self._not_utf8.clear()
-        which = f"that are no UTF-8; the first is {file} ({detail})"
+        which = f"that are no UTF-8; the first is {file} ({place})"
         if self.data.damaged is Damaged.skip:
             return [f"{self.setting}: left out {count} {which}"]
         return [f"{self.setting}: reads the bytes of {count} {which}; generated text will hold such bytes, too"]
+
+
+def library_sources() -> list[Path]:
+    """The modules of the standard library, sorted."""
+    library = Path(sysconfig.get_path("stdlib"))
+    return sorted(path for path in library.rglob("*.py") if not NOT_LIBRARY & {*path.relative_to(library).parts[:-1]})
+
+
+def package_snippets(validation_fraction: float) -> tuple[list[Document], list[Document], list[str]]:
+    """Pieces of the largest packages' sources, each labelled with its package: (training, validation, names). No file
+    is in both splits."""
+    library = Path(sysconfig.get_path("stdlib"))
+    modules: dict[str, list[bytes]] = {}
+    for path in library_sources():
+        package, *inside = path.relative_to(library).parts
+        if inside:
+            modules.setdefault(package, []).append(path.read_bytes())
+    large = [name for name in modules if len(modules[name]) >= MIN_FILES]
+    names = sorted(sorted(large, key=lambda name: (-sum(map(len, modules[name])), name))[:NUM_PACKAGES])
+    splits: tuple[list[Document], list[Document]] = [], []
+    for number, name in enumerate(names):
+        files = hold_out([Document(text, number) for text in modules[name]], validation_fraction)
+        for split, documents in zip(splits, files, strict=True):
+            split += [Document(piece, number) for document in documents for piece in _pieces(document.text)]
+    return *splits, names
+
+
+def _pieces(text: Text) -> Iterator[bytes]:
+    """Whole lines, SNIPPET_BYTES or a little more of them at a time."""
+    piece = b""
+    for line in as_bytes(text).splitlines(keepends=True):
+        piece += line
+        if len(piece) >= SNIPPET_BYTES:
+            yield piece
+            piece = b""
+    if piece.strip():
+        yield piece

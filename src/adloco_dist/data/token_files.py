@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from adloco_dist.config import SettingsError
+from adloco_dist.config import SettingsError, require
 from adloco_dist.data.encoding import Tokens
 from adloco_dist.data.foreign_tokens import conversion
+from adloco_dist.messages import decode
 from adloco_dist.text import reason
 
 MANIFEST_FILE = "manifest.json"
@@ -67,79 +68,54 @@ class TokenFiles:
 
 
 def open_folder(setting: str, folder: Path) -> TokenFiles:
-    """Memory-map the files of a folder with a manifest; only their sizes are checked.
-
-    Raises:
-        SettingsError: there is no manifest, or a file is not what it says.
-    """
-    manifest = read_manifest(setting, folder)
-    parts = []
-    for file in manifest.files:
-        tokens = open_file(setting, folder / file.name)
-        if len(tokens) != file.num_tokens:
-            detail = f"{folder / file.name} holds {len(tokens)} tokens, {file.num_tokens} by the manifest"
-            raise SettingsError(f"{setting}={folder}: {detail}; make the folder again with launch/tokenize_corpus.py")
-        parts.append(tokens)
-    max_id = max(file.max_id for file in manifest.files)
-    return TokenFiles(parts, max_id, manifest.digest, manifest, folder)
-
-
-def read_manifest(setting: str, folder: Path) -> Manifest:
-    """
-    Raises:
-        SettingsError: it is missing, or none.
-    """
+    """Memory-map the files of a folder with a manifest; only their sizes are checked; raises a SettingsError where
+    there is no manifest, or a file is not what it says."""
     try:
-        content = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
-        manifest = Manifest(**{**content, "files": [TokenFile(**file) for file in content["files"]]})
+        manifest = decode(Manifest, json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8")))
     except FileNotFoundError as error:
         _refuse_foreign(setting, folder)
         rule = f"is a folder without {MANIFEST_FILE}; name files, or a folder that tokenize_corpus.py has finished"
-        raise SettingsError(f"{setting}={folder}: {rule}") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        detail = f"its {MANIFEST_FILE} cannot be read ({reason(error)})"
-        raise SettingsError(f"{setting}={folder}: {detail}; make the folder again") from error
-    if not manifest.files:
-        raise SettingsError(f"{setting}={folder}: holds no tokens; name a folder that is not empty")
-    return manifest
+        raise SettingsError.of(setting, folder, rule) from error
+    except (OSError, ValueError) as error:
+        rule = f"its {MANIFEST_FILE} cannot be read ({reason(error)}); make the folder again"
+        raise SettingsError.of(setting, folder, rule) from error
+    require(bool(manifest.files), setting, folder, "holds no tokens; name a folder that is not empty")
+    parts = [_open(setting, folder / file.name) for file in manifest.files]
+    for file, tokens in zip(manifest.files, parts, strict=True):
+        has = f"{folder / file.name} holds {len(tokens)} tokens, {file.num_tokens} by the manifest"
+        rule = f"{has}; make the folder again with launch/tokenize_corpus.py"
+        require(len(tokens) == file.num_tokens, setting, folder, rule)
+    return TokenFiles(parts, max(file.max_id for file in manifest.files), manifest.digest, manifest, folder)
 
 
-def open_file(setting: str, path: Path) -> Tokens:
-    """Memory-map one .npy file of token ids.
+def open_plain(setting: str, paths: Sequence[Path]) -> TokenFiles:
+    """Memory-map files without a manifest, which are read once for their digest; raises a SettingsError where one is no
+    .npy file of token ids."""
+    parts = [_open(setting, path) for path in paths]
+    return TokenFiles(parts, max(map(max_id, parts)), digest_of(parts))
 
-    Raises:
-        SettingsError: it is none.
-    """
+
+def _open(setting: str, path: Path) -> Tokens:
     try:
         store = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # numpy's, or of what the file looks like, such as an archive
         _refuse_foreign(setting, path)
-        detail = f"is no .npy file of token ids ({reason(error)})"
-        raise SettingsError(f"{setting}={path}: {detail}; write it with numpy.save") from error
+        rule = f"is no .npy file of token ids ({reason(error)}); write it with numpy.save"
+        raise SettingsError.of(setting, path, rule) from error
     if not isinstance(store, np.ndarray) or store.ndim != 1 or store.dtype.kind != "u":
         _refuse_foreign(setting, path)
-        shape = f"{store.dtype}{list(store.shape)}" if isinstance(store, np.ndarray) else "an archive"
-        raise SettingsError(f"{setting}={path}: holds {shape}; must be one dimension of unsigned integers")
-    if not len(store):
-        raise SettingsError(f"{setting}={path}: holds no tokens; name a file that is not empty")
+        has = f"{store.dtype}{list(store.shape)}" if isinstance(store, np.ndarray) else "an archive"
+        raise SettingsError.of(setting, path, f"holds {has}; must be one dimension of unsigned integers")
+    require(len(store) > 0, setting, path, "holds no tokens; name a file that is not empty")
     return store
 
 
 def _refuse_foreign(setting: str, path: Path) -> None:
-    """
-    Raises:
-        SettingsError: it belongs to another program; the command that converts it is in the message.
-    """
-    if found := conversion(path):
-        kind, command = found
+    """Raises a SettingsError where it belongs to another program; the command that converts it is in the message."""
+    if foreign := conversion(path):
+        kind, command = foreign
         where = "" if command.startswith("set ") else "convert it: "
         raise SettingsError(f"{setting}={path}: is {kind}, not token files of one dimension in .npy; {where}{command}")
-
-
-def open_plain(setting: str, paths: Sequence[Path]) -> TokenFiles:
-    """Memory-map files without a manifest, which are read once for their digest."""
-    parts = [open_file(setting, path) for path in paths]
-    return TokenFiles(parts, max(map(max_id, parts)), digest_of(parts))
 
 
 def max_id(tokens: Tokens) -> int:

@@ -1,42 +1,60 @@
-"""Tables of sequences of token ids: equal ones that are cut from a long array, or one for every document.
+"""Sequences of token ids: batches of them, and tables, either cut from long arrays or one for each document.
 
-Shape suffixes: B sequences, L tokens of a sequence that are predicted (a stored sequence has L + 1).
+Shape suffixes: B sequences, W tokens of the longest of them, L tokens of a sequence that are predicted (a stored
+sequence has L + 1).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from adloco_dist.data.batch import TokenBatch
 from adloco_dist.data.encoding import Tokens
-from adloco_dist.data.protocols import SequenceIds
+from adloco_dist.data.items import moved
+from adloco_dist.data.protocols import Batch, SequenceIds
 from adloco_dist.data.token_files import digest_of
 
 
-class TextTable(Protocol):
-    """A `SequenceTable` of token ids."""
+@dataclass(frozen=True)
+class TokenBatch(Batch):
+    """Sequences of token ids for one micro-batch, or to be split into several."""
+
+    tokens: torch.Tensor
+    """(B, W) ids, padded at the right. Of a causal model, position t predicts t + 1; of a classifier, all of them the
+    label."""
+    num_targets: tuple[int, ...]
+    """What is predicted of each sequence: tokens, or one label. Kept on the CPU, because it weighs the losses."""
+    lengths: torch.Tensor | None = None
+    """(B,) tokens of each that are not padding; None: all W."""
+    labels: torch.Tensor | None = None
+    """(B,) class of each sequence; None: the model is causal."""
+
+    @classmethod
+    def packed(cls, tokens: torch.Tensor) -> "TokenBatch":
+        """A batch of sequences without padding, (B, L + 1), that predict L tokens each."""
+        return cls(tokens, (tokens.shape[1] - 1,) * len(tokens))
+
+    def __len__(self) -> int:
+        return len(self.num_targets)
 
     @property
-    def num_sequences(self) -> int: ...
+    def total_targets(self) -> int:
+        return sum(self.num_targets)
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all sequences."""
-        ...
+    def part(self, start: int, end: int) -> "TokenBatch":
+        """Sequences `start` to `end`, without the columns that are padding in all of them."""
+        lengths = None if self.lengths is None else self.lengths[start:end]
+        labels = None if self.labels is None else self.labels[start:end]
+        num_targets = self.num_targets[start:end]
+        width = self.tokens.shape[1] if labels is not None or lengths is None else max(num_targets) + 1
+        return TokenBatch(self.tokens[start:end, :width], num_targets, lengths, labels)
 
-    @property
-    def digest(self) -> str:
-        """Equal digests mean equal tokens and labels."""
-        ...
-
-    def batch(self, ids: SequenceIds) -> TokenBatch:
-        """The sequences `ids`, on the CPU."""
-        ...
+    def to(self, device: torch.device) -> "TokenBatch":
+        lengths, labels = moved(self.lengths, device), moved(self.labels, device)
+        return TokenBatch(moved(self.tokens, device), self.num_targets, lengths, labels)
 
 
 @dataclass(frozen=True)
@@ -65,6 +83,7 @@ class TokenTable:
 
     @property
     def digest(self) -> str:
+        """Equal digests mean equal tokens and labels."""
         return digest_of(self.parts)
 
     def batch(self, ids: SequenceIds) -> TokenBatch:
@@ -106,18 +125,15 @@ class DocumentTable:
         return padded([self.documents[number] for number in ids], self.pad, labels)
 
 
-def padded(documents: Sequence[Tokens], pad: int, labels: npt.NDArray[np.int64] | None = None) -> TokenBatch:
-    """A batch of documents of different lengths.
+TextTable = TokenTable | DocumentTable
 
-    Args:
-        labels: (B,), of a labelled corpus.
-    """
+
+def padded(documents: Sequence[Tokens], pad: int, labels: npt.NDArray[np.int64] | None = None) -> TokenBatch:
+    """A batch of documents of different lengths; of a labelled corpus with its labels, (B,)."""
     lengths = np.array([len(document) for document in documents])
     rows = np.full((len(documents), lengths.max()), pad, dtype=np.int64)
     for row, document in zip(rows, documents, strict=True):
         row[: len(document)] = document
     num_targets = tuple(int(length) - 1 for length in lengths) if labels is None else (1,) * len(documents)
-    return TokenBatch(
-        torch.from_numpy(rows), num_targets, torch.from_numpy(lengths),
-        None if labels is None else torch.from_numpy(labels),
-    )  # fmt: skip
+    classes = None if labels is None else torch.from_numpy(labels)
+    return TokenBatch(torch.from_numpy(rows), num_targets, torch.from_numpy(lengths), classes)

@@ -10,19 +10,18 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from adloco_dist.config import ModelSettings, Settings
-from adloco_dist.data.batch import TokenBatch
 from adloco_dist.data.encoding import Vocabulary
-from adloco_dist.data.tokens import padded
+from adloco_dist.data.tokens import TokenBatch, padded
+from adloco_dist.objective.architecture import model_config
 from adloco_dist.objective.losses import Losses, compiled_losses, fused_losses, losses, losses_of, predict
-from adloco_dist.objective.models import build_model, in_words, model_config, num_parameters
-from adloco_dist.objective.protocol import ParameterCount
-from adloco_dist.objective.shapes import silence_transformers
-from adloco_dist.objective.trial import try_shape
+from adloco_dist.objective.models import build_model, in_words, num_parameters, try_shape
+from adloco_dist.objective.protocol import Objective, ParameterCount
+from adloco_dist.objective.weights import silence_transformers
 from adloco_dist.policy.evaluation import ACCURACY, PERPLEXITY, Evaluation
 from adloco_dist.text import first_line
 
 
-class LanguageObjective:
+class LanguageObjective(Objective):
     """Cross-entropy in nats of a causal model, or of a classifier where the corpus has labels.
 
     Attributes:
@@ -31,24 +30,20 @@ class LanguageObjective:
 
     def __init__(self, settings: Settings, config: PretrainedConfig, vocabulary: Vocabulary) -> None:
         silence_transformers()
-        self.config = config
-        self._settings = settings
-        self._vocabulary = vocabulary
+        self.config, self._settings, self._vocabulary = config, settings, vocabulary
         self._losses: Losses = losses
         self._losses_in_words = "loss not fused"
 
     @classmethod
     def fitted(
-        cls, settings: Settings, vocabulary: Vocabulary, num_labels: int | None = None, label_names: Sequence[str] = (),
-    ) -> "LanguageObjective":  # fmt: skip
-        """Make the objective for the model that the settings name, fitted to a corpus.
+        cls, settings: Settings, vocabulary: Vocabulary, num_labels: int | None = None, label_names: Sequence[str] = ()
+    ) -> "LanguageObjective":
+        """Make the objective for the model that the settings name, fitted to a corpus; raises a SettingsError where
+        there is no such model, or it does not fit the corpus.
 
         Args:
             num_labels: classes of a labelled corpus; None: the model is causal.
             label_names: names of the classes, which the saved model answers with.
-
-        Raises:
-            SettingsError: there is no such model, or it does not fit the corpus.
         """
         config = model_config(settings.model, vocabulary, settings.data.sequence_length, num_labels)
         if label_names:
@@ -69,12 +64,7 @@ class LanguageObjective:
         """Build the model from a seed or a warm start; from then on the loss is compiled where the settings ask it."""
         settings = self._settings
         self._losses, self._losses_in_words = _choose_losses(settings.model, device)
-        return build_model(
-            settings.model, self.config, settings.seed, settings.data.is_labelled, device, in_bf16
-        )  # fmt: skip
-
-    def blocks(self, module: nn.Module) -> None:
-        """Return nothing: models of transformers have lists of layers."""
+        return build_model(settings.model, self.config, settings.seed, settings.data.is_labelled, device, in_bf16)
 
     def loss(self, module: nn.Module, batch: TokenBatch) -> tuple[torch.Tensor, int]:
         return self._losses(module, batch).sum(), batch.total_targets
@@ -131,7 +121,9 @@ class LanguageObjective:
         generation = module.generation_config if module.can_generate() else None
         for config in filter(None, (module.config, generation)):
             for name, id_ in wanted.items():
-                if id_ is not None and name not in chosen and not _names(getattr(config, name, None), id_):
+                named = getattr(config, name, None)  # an id, or several
+                is_named = id_ in named if isinstance(named, list) else named == id_
+                if id_ is not None and name not in chosen and not is_named:
                     setattr(config, name, id_)
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else vocabulary.end
         if generation is not None and generation.pad_token_id is None:
@@ -157,15 +149,10 @@ class LanguageObjective:
         return f"attention {attention}, {self._losses_in_words}"
 
 
-def _names(named: int | list[int] | None, id_: int) -> bool:
-    """Whether a config's field, an id or several, names an id."""
-    return id_ in named if isinstance(named, list) else named == id_
-
-
 def _choose_losses(model: ModelSettings, device: torch.device) -> tuple[Losses, str]:
     if model.compile:
         return compiled_losses(), "loss compiled with the model"
-    if device.type != "cuda" or not model.fuse_loss:
+    if device.type != "cuda":
         return losses, "loss not fused"
     try:
         return fused_losses(device), "loss fused"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from adloco_dist.data.batch import TokenBatch
+from adloco_dist.data.tokens import TokenBatch
 
 Losses = Callable[[Callable[..., Any], TokenBatch], torch.Tensor]
 """`losses`, or the same compiled."""
@@ -18,21 +18,14 @@ NO_TARGET = -100
 
 
 def losses(module: Callable[..., Any], batch: TokenBatch) -> torch.Tensor:
-    """Cross-entropy in nats of everything that is predicted, in at least fp32: (B, W - 1), or (B,) of labels.
-
-    0 where there is no target, at padding.
-
-    Args:
-        module: a model of transformers, or a function that is called like one.
-    """
-    return losses_of(module(**_inputs(batch)).logits, batch)
+    """Cross-entropy in nats of everything that is predicted, in at least fp32: (B, W - 1), or (B,) of labels. 0 where
+    there is no target, at padding. The module may be a function that is called like one of transformers."""
+    return losses_of(predict(module, batch), batch)
 
 
 def compiled_losses() -> Losses:
     """`losses` with the model in one graph: logits are never in memory in fp32. Compiled when it is first called.
-
-    Modules of one shape share what was compiled, and so do batches of any size but 1, which has a graph of its own.
-    """
+    Modules of one shape share what was compiled, and so do batches of any size but 1, which has a graph of its own."""
     return torch.compile(losses)
 
 
@@ -51,14 +44,9 @@ def fused_losses(device: torch.device) -> Losses:
 
 def predict(module: Callable[..., Any], batch: TokenBatch) -> torch.Tensor:
     """Logits: (B, W - 1, V) of a causal model, (B, labels) of a classifier."""
-    return module(**_inputs(batch)).logits
-
-
-def _inputs(batch: TokenBatch) -> dict[str, Any]:
-    """What models of transformers are called with."""
     if batch.labels is None:  # causal attention never sees the padding at the right
-        return {"input_ids": batch.tokens[:, :-1], "use_cache": False}
-    return {"input_ids": batch.tokens, "attention_mask": _is_token(batch)}
+        return module(input_ids=batch.tokens[:, :-1], use_cache=False).logits
+    return module(input_ids=batch.tokens, attention_mask=_is_token(batch)).logits
 
 
 def losses_of(logits: torch.Tensor, batch: TokenBatch) -> torch.Tensor:

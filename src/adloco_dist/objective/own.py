@@ -9,14 +9,14 @@ from safetensors.torch import save_file
 from torch import nn
 
 from adloco_dist.config import SettingsError
-from adloco_dist.data.item_batch import ItemBatch
-from adloco_dist.objective.protocol import LossError
+from adloco_dist.data.items import ItemBatch
+from adloco_dist.objective.protocol import LossError, Objective
 from adloco_dist.policy.evaluation import Evaluation
 
 WEIGHTS_FILE = "model.safetensors"
 
 
-class OwnObjective:
+class OwnObjective(Objective):
     """An objective made of two functions.
 
     Args:
@@ -28,23 +28,18 @@ class OwnObjective:
     """
 
     def __init__(
-        self, build: Callable[[], nn.Module], loss: Callable[[nn.Module, Any], tuple[torch.Tensor, int]],
-        first_batch: Callable[[int], ItemBatch], seed: int,
+        self,
+        build: Callable[[], nn.Module],
+        loss: Callable[[nn.Module, Any], tuple[torch.Tensor, int]],
+        first_batch: Callable[[int], ItemBatch],
+        seed: int,
         blocks: Callable[[nn.Module], Sequence[nn.Module]] | None = None,
-    ) -> None:  # fmt: skip
-        self._build, self._loss = build, loss
-        self._first_batch = first_batch
-        self._seed = seed
-        self._blocks = blocks
+    ) -> None:
+        self._build, self._loss, self._blocks = build, loss, blocks
+        self._first_batch, self._seed = first_batch, seed
 
     def describe(self) -> str:
         return f"model={_name(self._build)}"
-
-    def num_parameters(self) -> None:
-        """Return nothing: a user's function says what it builds by building it."""
-
-    def check_shape(self) -> None:
-        """Find nothing out: what a function builds shows when it builds it."""
 
     def build(self, device: torch.device, in_bf16: bool) -> nn.Module:
         torch.manual_seed(self._seed)
@@ -61,27 +56,24 @@ class OwnObjective:
             return None
         blocks = self._blocks(module)
         is_list = isinstance(blocks, Sequence | nn.ModuleList) and len(blocks) > 0
-        if not is_list or not all(isinstance(one, nn.Module) for one in blocks):
+        if not is_list or not all(isinstance(block, nn.Module) for block in blocks):
             raise self._blocks_error(f"returned {_shown(blocks)}; it must return a list of the model's layers")
-        names = {id(one): name for name, one in module.named_modules()}
-        for one in blocks:
-            if id(one) not in names:
-                raise self._blocks_error(f"returned a {type(one).__name__} that is not in the model")
-            if next(one.parameters(), None) is None:
-                raise self._blocks_error(f"returned {names[id(one)]}, which has no parameters; leave it out")
-        within = [id(inner) for one in blocks for inner in one.modules()]
-        for one in blocks:
-            if within.count(id(one)) > 1:
-                raise self._blocks_error(f"returned {names[id(one)] or 'all'} twice, or with one that it lies in")
+        names = {id(member): name for name, member in module.named_modules()}
+        within = [id(inner) for block in blocks for inner in block.modules()]
+        for block in blocks:
+            if id(block) not in names:
+                raise self._blocks_error(f"returned a {type(block).__name__} that is not in the model")
+            if next(block.parameters(), None) is None:
+                raise self._blocks_error(f"returned {names[id(block)]}, which has no parameters; leave it out")
+            if within.count(id(block)) > 1:
+                raise self._blocks_error(f"returned {names[id(block)] or 'all'} twice, or with a layer that it lies in")
         return list(blocks)
 
     def loss(self, module: nn.Module, batch: ItemBatch) -> tuple[torch.Tensor, int]:
         result = self._loss(module, batch.collated)
         if not isinstance(result, tuple) or len(result) != 2:
-            raise self._error(
-                f"returned {_shown(result)}; it must return (sum, count), the loss summed over the batch's targets "
-                "and their number, for batches of different counts cannot be weighed by a mean"
-            )
+            rule = "it must return (sum, count), the loss summed over the batch's targets and their number"
+            raise self._error(f"returned {_shown(result)}; {rule}, for a mean cannot weigh batches of other counts")
         loss, count = result
         if not isinstance(loss, torch.Tensor) or loss.ndim:
             raise self._error(f"returned {_shown(loss)} as the sum; it must be a scalar tensor: sum over all targets")
@@ -104,12 +96,6 @@ class OwnObjective:
         # Views into one vector share its storage, which safetensors refuses.
         tensors = {name: tensor.detach().clone() for name, tensor in self.saved_tensors(module).items()}
         save_file(tensors, directory / WEIGHTS_FILE)
-
-    def saved_tensors(self, module: nn.Module) -> dict[str, torch.Tensor]:
-        return module.state_dict()
-
-    def save_beside_weights(self, module: nn.Module, directory: Path) -> None:
-        """Write nothing: the weights are all there is."""
 
     def implementation(self, module: nn.Module) -> str:
         return f"model {_name(self._build)}, loss {_name(self._loss)}"

@@ -36,7 +36,8 @@ class LossError(ValueError):
 
 
 class Objective(Protocol):
-    """A model and its loss. Batches are those of the data set that the objective was made for."""
+    """A model and its loss. Batches are those of the data set that the objective was made for. Methods with a body are
+    right for a module of which nothing is known before it is built."""
 
     def describe(self) -> str:
         """Return what names the model: an error message about it begins with this."""
@@ -44,49 +45,36 @@ class Objective(Protocol):
 
     def num_parameters(self) -> ParameterCount | None:
         """Return the size of the module that `build` builds, without building it; None: it is not known before."""
-        ...
+        return None
 
     def check_shape(self) -> nn.Module | None:
-        """Find out, without memory for the module, whether it can be computed, as far as that can be known.
+        """Find out, without memory for the module, whether it can be computed, as far as that can be known; raises a
+        SettingsError where it cannot.
 
         Returns:
-            The module cut down to two layers, on the meta device; None: its shape is not known before it is built.
-
-        Raises:
-            SettingsError: it cannot.
+            The module on the meta device; None: its shape is not known before it is built.
         """
-        ...
+        return None
 
     def build(self, device: torch.device, in_bf16: bool) -> nn.Module:
-        """Build the module, with weights that are equal on all ranks.
-
-        Args:
-            device: where it will be computed.
-            in_bf16: whether it will be computed under bf16 autocast.
-
-        Raises:
-            SettingsError: there is no such model, or it cannot be computed.
-        """
+        """Build the module for a device, and for bf16 autocast, with weights that are equal on all ranks; raises a
+        SettingsError where there is no such model, or it cannot be computed."""
         ...
 
     def blocks(self, module: nn.Module) -> Sequence[nn.Module] | None:
-        """Return the layers whose parameters ranks that hold the module together gather one layer after the other.
+        """Return the layers whose parameters ranks that hold the module together gather one layer after the other;
+        raises a SettingsError where these are not such layers.
 
         Returns:
             Modules of which none lies in another; None: the lists of layers of one class that the module has.
-
-        Raises:
-            SettingsError: these are not such layers.
         """
-        ...
+        return None
 
     def loss(self, module: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
-        """Compute the loss summed over the batch's targets, a scalar, and the number of targets.
+        """Compute the loss summed over the batch's targets, a scalar, and the number of targets; raises a LossError
+        where the loss function did not return that.
 
         Every target of an update weighs the same, whatever the micro-batches it is cut into.
-
-        Raises:
-            LossError: the loss function did not return that.
         """
         ...
 
@@ -104,11 +92,10 @@ class Objective(Protocol):
 
     def saved_tensors(self, module: nn.Module) -> dict[str, torch.Tensor]:
         """The tensors that a saved model has, by name: those that it is loaded from."""
-        ...
+        return module.state_dict()
 
     def save_beside_weights(self, module: nn.Module, directory: Path) -> None:
         """Write what belongs to the module beside its weights, where nobody has these whole."""
-        ...
 
     def implementation(self, module: nn.Module) -> str:
         """Return how the module and the loss are computed on this rank, for people."""

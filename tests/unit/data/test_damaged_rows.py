@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
-from adloco_dist.config import Corpus, Damaged, DataSettings, Nulls, SettingsError
+from adloco_dist.config import Corpus, Damaged, DataSettings, SettingsError
 from adloco_dist.data.corpora import load_corpus
 from adloco_dist.data.row_streams import RowStreams
 from adloco_dist.data.streams import StreamDataset
@@ -159,7 +159,7 @@ READABLE = {
 def test_what_is_odd_but_whole_is_read(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_bytes(READABLE[name][0])
-    found = row_files(path, Damaged.refuse, Nulls.refuse)
+    found = row_files(path, Damaged.refuse)
     assert read_rows_of(found) == [(number, f"text {number}") for number in range(READABLE[name][1])]
     assert found.take_notes() == []
 
@@ -175,7 +175,7 @@ def test_streams_go_on_over_rows_that_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "validation.jsonl").write_text("\n".join([*json_lines(4), "broken"]))
     data = DataSettings(
         corpus=Corpus.json, train=[str(path)], validation=[str(tmp_path / "validation.jsonl")], streaming=True,
-        sequence_length=5, damaged=Damaged.skip, nulls=Nulls.skip,
+        sequence_length=5, damaged=Damaged.skip,
     )  # fmt: skip
     splits = load_corpus(data)
     assert isinstance(splits.train, StreamDataset)

@@ -11,8 +11,8 @@ from transformers import AutoTokenizer
 from adloco_dist.config import Corpus, DataSettings, SettingsError, Shards
 from adloco_dist.data.corpora import load_corpus
 from adloco_dist.data.encoding import END_OF_TEXT, Tokens, byte_tokenizer, encode_bytes
-from adloco_dist.data.order import permutation
-from adloco_dist.data.shards import Shard, deal
+from adloco_dist.data.indexed import Shard, deal, permutation
+from adloco_dist.data.token_files import Manifest, TokenFile
 from adloco_dist.data.tokens import TokenTable
 
 
@@ -53,7 +53,7 @@ def test_no_document_is_in_both_splits(tmp_path: Path) -> None:
 def test_documents_that_all_have_one_text_leave_nothing_to_train_on(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text("the same text " * 50)
-    with pytest.raises(SettingsError, match="all 2 documents have the text of one that is held out"):
+    with pytest.raises(SettingsError, match="all 2 documents have one text"):
         load_corpus(text(tmp_path / "*.txt"))
 
 
@@ -91,7 +91,7 @@ def test_token_files_are_mapped_not_read(tmp_path: Path) -> None:
     ("content", "words"),
     [
         (None, ["data.train", "no such file"]),
-        (b"", ["holds no text"]),
+        (b"", ["holds no document"]),
         (b"short", ["data.sequence_length=8", "less than one sequence"]),
     ],
 )
@@ -131,9 +131,12 @@ def test_a_token_file_is_never_unpickled(tmp_path: Path) -> None:
 
 
 def test_ids_beyond_the_vocabulary(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.arange(300, dtype=np.uint16))
-    data = DataSettings(corpus=Corpus.tokens, train=[str(tmp_path / "x.npy")], sequence_length=8, vocab_size=256)
-    with pytest.raises(SettingsError, match=r"data\.vocab_size=256.*id 299.*at least 300"):
+    for name in ("x", "y"):
+        np.save(tmp_path / f"{name}.npy", np.arange(300, dtype=np.uint16))
+    Manifest([TokenFile("x.npy", 300, max_id=199, sha256="")], None, vocab_size=200).write(tmp_path)
+    held_out = str(tmp_path / "y.npy")
+    data = DataSettings(corpus=Corpus.tokens, train=[str(tmp_path)], validation=[held_out], sequence_length=8)
+    with pytest.raises(SettingsError, match=rf"data\.validation={held_out}: holds id 299, .* has 200 by {tmp_path}"):
         load_corpus(data)
 
 

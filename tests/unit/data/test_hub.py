@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from adloco_dist.data.hub import OFFLINE, prefer_cache_without_hub
+from adloco_dist.data.hub import OFFLINE, prefer_cache_without_hub, split_subset
 
 
 @pytest.fixture(autouse=True)
@@ -47,10 +47,34 @@ def test_nothing_is_tried_for_what_is_here_or_behind_a_proxy_or_nowhere(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed_port()}")
-    prefer_cache_without_hub(None, str(tmp_path))
+    prefer_cache_without_hub(None, str(tmp_path), f"{tmp_path}:en@1")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:port")
     prefer_cache_without_hub("nobody/nothing")
     monkeypatch.setenv("HF_ENDPOINT", "http://nowhere.invalid")
     monkeypatch.setenv("http_proxy", "http://proxy.invalid:1")
     prefer_cache_without_hub("nobody/nothing")
     assert OFFLINE not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("allenai/c4", ("allenai/c4", None, None)),
+        ("allenai/c4:en", ("allenai/c4", "en", None)),
+        ("allenai/c4@refs/pr/1", ("allenai/c4", None, "refs/pr/1")),
+        ("allenai/c4:en.noclean@v1.0", ("allenai/c4", "en.noclean", "v1.0")),
+        ("./nowhere/c4:en", ("./nowhere/c4", "en", None)),
+        ("here@home", ("here@home", None, None)),
+        ("here@home:en", ("here@home", "en", None)),
+        ("here@home:en@1", ("here@home", "en", "1")),
+        ("a:b", ("a:b", None, None)),
+    ],
+)
+def test_what_stands_behind_a_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, parts: tuple[str, str | None, str | None]
+) -> None:
+    """A folder that exists is a name as it stands, whatever is in it."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("here@home", "a:b"):
+        (tmp_path / name).mkdir()
+    assert split_subset(text) == parts

@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from adloco_dist.config import SettingsError, Shards
-from adloco_dist.data.item_batch import ItemBatch, moved
+from adloco_dist.data.items import ItemBatch, moved
 from adloco_dist.data.own import own_splits
 from adloco_dist.data.own_streams import decode_state, encode_state
-from adloco_dist.data.protocols import Batch, Cursor
-from adloco_dist.data.splits import Splits
+from adloco_dist.data.protocols import Batch, Cursor, Splits
 from adloco_dist.data.streams import StreamError
 from helpers.reading import read_round, states_of
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow
 import pytest
 
-from adloco_dist.config import Corpus, Damaged, DataSettings, Nulls, SettingsError
+from adloco_dist.config import Corpus, Damaged, DataSettings, SettingsError
 from adloco_dist.data.corpora import load_corpus
 from adloco_dist.data.documents import RowFiles
 from adloco_dist.data.files import expand
@@ -29,7 +29,7 @@ def test_values_of_csv_are_what_stands_there(tmp_path: Path) -> None:
     """No word of a text is taken for null, none for a number; labels that are numbers are numbers."""
     path = tmp_path / "x.csv"
     path.write_text("text,label\n007,1\nNaN,0\nNA,01\n")
-    found = row_files(path, Damaged.refuse, Nulls.refuse, label_column="label")
+    found = row_files(path, Damaged.refuse, label_column="label")
     assert [(document.text, document.label) for document in found.documents()] == [("007", 1), ("NaN", 0), ("NA", 1)]
 
 
@@ -51,8 +51,8 @@ def test_a_null_is_reported_and_left_out_if_asked(tmp_path: Path, name: str) -> 
     detail, line = refused(path, label_column="label"), 2 + path.name.endswith("csv")
     column = "label_column=label" if name.startswith("label") else "text_column=text"
     what = "has no such column; it has label" if name == "lacks.jsonl" else "is null"
-    assert detail.startswith(f"data.{column}: row 1, line {line} of {path} {what}") and "data.nulls=skip" in detail
-    found = row_files(path, Damaged.refuse, label_column="label")
+    assert detail.startswith(f"data.{column}: row 1, line {line} of {path} {what}") and "data.damaged=skip" in detail
+    found = row_files(path, label_column="label")
     assert [(d.row, d.text, d.label) for d in found.documents()] == [(0, "a", 0), (2, "b", 1)]
     (note,) = found.take_notes()
     assert note == f"data.train: {path}: left out 1 row(s) where data.{column} is null; the first is row 1, line {line}"
@@ -141,11 +141,9 @@ def test_a_file_that_may_not_be_read_is_one_line(tmp_path: Path) -> None:
         read_rows_of(row_files(path))
 
 
-@pytest.mark.parametrize("setting", ["nulls", "damaged"])
-def test_a_corpus_without_rows_leaves_none_out(setting: str) -> None:
-    values = {"nulls": Nulls.skip, "damaged": Damaged.skip}
-    with pytest.raises(SettingsError, match=rf"data\.{setting}=skip: needs rows"):
-        DataSettings(**{setting: values[setting]})
+def test_a_corpus_without_rows_leaves_none_out() -> None:
+    with pytest.raises(SettingsError, match=r"data\.damaged=skip: needs rows"):
+        DataSettings(damaged=Damaged.skip)
 
 
 @pytest.mark.parametrize(("ending", "codec"), [(".gz", "gzip"), (".bz2", "bz2"), (".zst", "zstd"), (".lz4", "lz4")])
@@ -177,7 +175,7 @@ def test_files_with_an_address(tmp_path: Path, name: str) -> None:
         path.write_bytes(gzip.compress(content) if name.endswith("gz") else content)
     fsspec.filesystem("memory").pipe_file(f"/{tmp_path.name}/{name}", path.read_bytes())
     address = f"memory://{tmp_path.name}"
-    data = row_files(path, Damaged.refuse, Nulls.refuse).data
+    data = row_files(path, Damaged.refuse).data
     found = RowFiles("data.train", (f"{address}/{name}",), data.corpus.name, data)
     assert read_rows_of(found) == [(number, f"text {number}") for number in range(300)]
     gone = RowFiles("data.train", (f"{address}/gone-{name}",), data.corpus.name, data)

@@ -1,12 +1,12 @@
-"""data.sample: the first documents of a corpus, and budget.epochs: how often they are read."""
+"""data.sample: the first documents of a corpus, and budget=2.5epochs: how often they are read."""
 
 from pathlib import Path
 
 import pytest
 
-from adloco_dist.config import SettingsError
+from adloco_dist.config import Amount, SettingsError
 from adloco_dist.config.compose import compose
-from adloco_dist.data.corpora import load_corpus, row_files_of
+from adloco_dist.data.corpora import files_of, load_corpus
 from adloco_dist.setup.agreement import with_known_budget
 from helpers.row_files import json_lines
 
@@ -28,20 +28,19 @@ def test_only_the_first_documents_are_read(tmp_path: Path) -> None:
     ids = {int(token) for part in (three.table.parts if three.table else []) for token in part}  # type: ignore[attr-defined]
     assert not {*b"345"} & ids, "of the first three files"
     rows = compose(["data=json", f"data.train=[{tmp_path}/rows.jsonl]", *common, "data.sample=4"]).data
-    assert [document.row for document in row_files_of(rows)[0].documents()] == [0, 1, 2, 3]
+    assert [document.row for document in files_of(rows)[0].documents()] == [0, 1, 2, 3]
     more = load_corpus(compose([*files, "data.sample=99"]).data)
     assert more.digest == whole.digest, "all, where there are fewer"
 
 
 def test_a_budget_in_epochs_is_one_in_tokens(tmp_path: Path) -> None:
     files = ["data=text", f"data.train=[{tmp_path}/*.txt]", *documents(tmp_path)]
-    settings = compose([*files, "budget=epochs", "budget.epochs=2.5"])
+    settings = compose([*files, "budget=2.5epochs"])
     splits = load_corpus(settings.data)
     assert splits.train.num_sequences
     known = with_known_budget(settings, splits)
-    assert known.budget.tokens == round(2.5 * splits.train.num_sequences) * 8
-    assert known.budget.epochs is None
-    other = compose([*files, "budget=rounds"])
+    assert known.budget_amount == Amount(round(2.5 * splits.train.num_sequences) * 8, "tokens")
+    other = compose([*files, "budget=20rounds"])
     assert with_known_budget(other, splits) is other
 
 
@@ -51,8 +50,7 @@ def test_a_budget_in_epochs_is_one_in_tokens(tmp_path: Path) -> None:
         (["data.sample=0"], "data.sample=0: must be >= 1"),
         (["data=tokens", "data.train=[a.npy]", "data.sample=5"], "data.sample=5: token files have no documents"),
         (["data=c4", "data.sample=5"], "data.sample=5: .*streams"),
-        (["budget=epochs", "budget.epochs=0"], "budget.epochs=0.0: must be > 0"),
-        (["budget.epochs=1"], "set exactly one of"),
+        (["budget=0epochs"], "budget=0epochs: must be a number > 0"),
     ],
 )
 def test_what_is_refused(overrides: list[str], words: str) -> None:

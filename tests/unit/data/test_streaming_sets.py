@@ -11,7 +11,7 @@ from datasets import IterableDataset, config
 from datasets.distributed import split_dataset_by_node
 
 from adloco_dist.config import SettingsError, Shards
-from adloco_dist.data.item_batch import ItemBatch
+from adloco_dist.data.items import ItemBatch
 from adloco_dist.data.own import own_splits
 from adloco_dist.data.protocols import Batch
 from helpers.reading import read_round, states_of

@@ -11,11 +11,11 @@ import pytest
 
 from adloco_dist.config import Corpus, Damaged, DataSettings, Packing, SettingsError, Shards
 from adloco_dist.data import protocols
-from adloco_dist.data.batch import TokenBatch
 from adloco_dist.data.corpora import TextSplits, load_corpus
 from adloco_dist.data.encoding import END_OF_TEXT
 from adloco_dist.data.row_streams import RowStreams, files_of_part
 from adloco_dist.data.streams import StreamCursor, StreamDataset, StreamError
+from adloco_dist.data.tokens import TokenBatch
 from helpers.corpora import write_shards, write_tokenizer
 from helpers.reading import read_round, states_of
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from adloco_dist.config import SettingsError, Shards
-from adloco_dist.data.item_batch import ItemBatch
+from adloco_dist.data.items import ItemBatch
 from adloco_dist.data.own import OwnSplits, own_splits
 from adloco_dist.data.protocols import Cursor
 from adloco_dist.data.stream_checks import NUM_IN_DOUBT

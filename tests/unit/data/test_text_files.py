@@ -15,7 +15,7 @@ import pytest
 
 from adloco_dist.config import SettingsError
 from adloco_dist.config.compose import compose
-from adloco_dist.data.corpora import load_corpus, text_files_of
+from adloco_dist.data.corpora import files_of, load_corpus
 from adloco_dist.tools.tokenize import Unit, tokenize_unit
 from helpers.found_tokenizers import TEXT, of_bytes, written
 
@@ -57,7 +57,7 @@ def test_a_file_that_is_no_utf8_is_refused_or_left_out(kind: str, tmp_path: Path
     assert note in splits.notes
     assert splits.source == "40 text file(s)"
 
-    train, _ = text_files_of(settings)
+    train, _ = files_of(settings)
     files, notes, _ = tokenize_unit(tmp_path, Unit("00000", train.files), train, settings, 10**6)
     assert notes == [note]
     assert np.load(tmp_path / files[0].name).tolist() == [
@@ -78,7 +78,7 @@ def test_without_a_tokenizer_its_bytes_are_read_and_it_is_named(kind: str, tmp_p
 
 def test_nothing_is_left(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_bytes(ODD["latin-1"][0])
-    with pytest.raises(SettingsError, match=r"holds no text; .*; data.train: left out 1 of 1 file\(s\)"):
+    with pytest.raises(SettingsError, match=r"holds no document; .*; data.train: left out 1 of 1 file\(s\)"):
         load_corpus(compose(["data=text", f"data.train=[{tmp_path}/x.txt]", "data.damaged=skip"]).data)
 
 

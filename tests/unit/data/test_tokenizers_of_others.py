@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from adloco_dist.config import DataSettings, SettingsError
 from adloco_dist.config.compose import compose
-from adloco_dist.data.corpora import TextSplits, load_corpus, row_files_of
+from adloco_dist.data.corpora import TextSplits, files_of, load_corpus
 from adloco_dist.data.encoding import load_encoder
 from adloco_dist.data.row_streams import BLOCK_SEQUENCES
 from adloco_dist.data.tokens import TokenTable
@@ -120,11 +120,11 @@ def test_training_directly(case: Case, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_through_token_files(case: Case, tmp_path: Path) -> None:
     settings = data(tmp_path, written(tmp_path / "found", case.make(), **case.special), case.texts)
-    train, _ = row_files_of(settings)
+    train, _ = files_of(settings)
     files, _, found = tokenize_unit(tmp_path, Unit("00000", train.files), train, settings, 1000)
     assert np.load(tmp_path / files[0].name).tolist() == case.ids
     encoder = load_encoder(settings)
-    encoder.found.add(found)
+    encoder.counts.update(found)
     notes = encoder.take_notes()
     assert len(notes) == len(case.notes)
     assert all(expected in note for expected, note in zip(case.notes, notes, strict=True))

@@ -7,18 +7,18 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from adloco_dist.checkpoint.model import save_model
 from adloco_dist.config import Settings, SettingsError
 from adloco_dist.config.compose import compose
 from adloco_dist.data.encoding import Vocabulary
+from adloco_dist.objective.architecture import local_model, model_config
 from adloco_dist.objective.language import LanguageObjective
 from adloco_dist.objective.losses import losses
-from adloco_dist.objective.models import build_model, from_config, model_config, num_parameters
-from adloco_dist.objective.trial import try_shape
+from adloco_dist.objective.models import build_model, num_parameters, try_shape
 from adloco_dist.pool.capacity import state_bytes
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.gradient import mean_gradient
 from adloco_dist.pool.slot import new_slot
-from adloco_dist.run.model import save_model
 from helpers.support import SEQUENCE_LENGTH, VOCAB_SIZE, first_sequences, small_objective, small_settings
 
 CPU = torch.device("cpu")
@@ -85,29 +85,25 @@ def test_a_saved_model_has_its_frozen_parameters(tmp_path: Path) -> None:
         torch.testing.assert_close(parameter.detach(), factor * before[name], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [("llama", "num_hidden_layers"), ("gpt2", "n_layer"), ("qwen3", "num_hidden_layers"), ("bart", "decoder_layers")],
-)
-def test_a_model_of_any_depth_is_counted_without_building_it(shape: tuple[str, str]) -> None:
-    architecture, field = shape
+@pytest.mark.parametrize(("architecture", "field"), [("llama", "num_hidden_layers"), ("bart", "decoder_layers")])
+def test_a_deep_model_is_counted_without_building_it(architecture: str, field: str) -> None:
+    settings = compose(["model=causal", f"model.architecture={architecture}", f"+model.overrides.{field}=3"])
+    config = model_config(settings.model, Vocabulary(VOCAB_SIZE), SEQUENCE_LENGTH)
     counts = []
-    for depth in (300, 301, 100_000):
-        settings = compose(["model=causal", f"model.architecture={architecture}", f"+model.overrides.{field}={depth}"])
-        config = model_config(settings.model, Vocabulary(VOCAB_SIZE), SEQUENCE_LENGTH)
+    for depth in (2, 3, 300):
+        setattr(config, field, depth)
         counts.append(num_parameters(settings.model, config).total)
-        if depth == 300:
-            with torch.device("meta"):
-                module = from_config(settings.model, config)
-            assert counts[0] == sum(parameter.numel() for parameter in module.parameters())
-            assert getattr(config, field) == depth, "the config stays as it was"
-    assert counts[2] == counts[0] + 99_700 * (counts[1] - counts[0])
+    assert counts[2] == counts[0] + 298 * (counts[1] - counts[0])
+    setattr(config, field, 100_000)
+    with pytest.raises(SettingsError, match=f"{field}=100000: must be <= 1024 layers"):
+        num_parameters(settings.model, config)
 
 
 @pytest.mark.parametrize(
     ("architecture", "fields", "problem"),
     [
-        ("llama", {"num_hidden_layers": 100_000}, None),
+        ("llama", {"num_hidden_layers": 300}, None),
+        ("llama", {"num_hidden_layers": 100_000}, "num_hidden_layers=100000: must be <= 1024 layers"),
         ("llama", {"hidden_size": 10_000_000}, None),
         ("mixtral", {}, None),
         ("llama", {"num_key_value_heads": 3}, "no such model can be computed"),
@@ -153,6 +149,18 @@ def test_a_model_from_another_run_its_shape_alone_or_with_a_new_output_layer(tmp
     assert not torch.equal(heads[0], heads[1]) and not torch.equal(heads[1], heads[3])
     assert 0.5 < float(heads[1].std() / heads[0].std()) < 2, "drawn as the model draws it"
     assert torch.equal(states[0]["transformer.wte.weight"], states[1]["transformer.wte.weight"])
+
+
+def test_a_model_is_a_folder_or_one_of_the_hub_with_or_without_a_revision(tmp_path: Path) -> None:
+    folder = tmp_path / "run@home"
+    (folder / "model").mkdir(parents=True)
+    (folder / "model" / "config.json").touch()
+    assert local_model(str(folder)) == (str(folder / "model"), None)
+    assert local_model("openai-community/gpt2") == ("openai-community/gpt2", None)
+    assert local_model("openai-community/gpt2@refs/pr/9") == ("openai-community/gpt2", "refs/pr/9")
+    for nowhere in ("./gpt2@main", str(tmp_path), "a/b/c@main"):
+        with pytest.raises(SettingsError, match=f"model.warm_start={nowhere}: no config.json there"):
+            local_model(nowhere)
 
 
 @pytest.mark.parametrize(

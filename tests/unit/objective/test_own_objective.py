@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from adloco_dist.config import SettingsError
-from adloco_dist.data.batch import TokenBatch
+from adloco_dist.data.tokens import TokenBatch
 from adloco_dist.objective.losses import losses
 from adloco_dist.objective.own import OwnObjective
 from adloco_dist.objective.protocol import LossError
@@ -107,9 +107,9 @@ def test_only_the_loss_is_reported_of_a_loss_of_unknown_meaning() -> None:
         ),
         (
             lambda module: [module.transformer, module.transformer.h[0]],
-            r"returned transformer\.h\.0 twice, or with one that",
+            r"returned transformer\.h\.0 twice, or with a layer that",
         ),
-        (lambda module: [module.lm_head, module.lm_head], "returned lm_head twice, or with one that it lies in"),
+        (lambda module: [module.lm_head, module.lm_head], "returned lm_head twice, or with a layer that it lies in"),
     ],
 )
 def test_blocks_that_are_none(blocks: Callable[[Any], Any], detail: str) -> None:

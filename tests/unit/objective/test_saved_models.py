@@ -16,11 +16,11 @@ from transformers import (
     pipeline,
 )
 
+from adloco_dist.checkpoint.model import save_model
 from adloco_dist.config.compose import compose
 from adloco_dist.data.encoding import Vocabulary, byte_tokenizer, load_encoder, train_tokenizer
 from adloco_dist.objective.language import LanguageObjective
 from adloco_dist.pool.flat_model import FlatModel
-from adloco_dist.run.model import save_model
 from helpers.found_tokenizers import TEXT, of_bytes, templated, written
 
 pytestmark = pytest.mark.stranger
