@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from adloco_dist.averaging.anchors import average_in, weight_of
+from adloco_dist.pool.trainer import average_in, weight_of
 from adloco_dist.round.local_pool import LocalPool
-from adloco_dist.testing.processes import run_ranks
-from helpers.support import held_anchors, train_small_pool
+from helpers.processes import run_ranks
+from helpers.support import FOUR_TRAINERS, held_anchors, train_small_pool
 
 SPAN = 0.4
 ONE = ("pool.trainers=1", "pool.workers_per_trainer=2", "inner.schedule=constant", "inner.warmup_fraction=0",
-       "inner.lr=1e-2", "evaluation.every_rounds=1")  # fmt: skip
+       "inner.lr=1e-2", "evaluation.every=1rounds")  # fmt: skip
 
 
 def trained(rounds: int, *overrides: str) -> list[dict[str, Any]]:
-    return run_ranks(train_small_pool, [0, 0], *ONE, f"budget.rounds={rounds}", *overrides)
+    return run_ranks(train_small_pool, [0, 0], *FOUR_TRAINERS, *ONE, f"budget={rounds}rounds", *overrides)
 
 
 def test_the_average_of_a_steady_course_lags_by_its_span() -> None:
@@ -60,7 +60,9 @@ def begun_from(runtime: Any, weights: np.ndarray[Any, Any]) -> float:
         for trainer in pool.trainers.values():
             trainer.anchor.copy_(torch.from_numpy(weights))
 
-    done = train_small_pool(runtime, *ONE, "pool.workers_per_trainer=1", "budget.rounds=1", prepare=prepare)
+    done = train_small_pool(
+        runtime, *FOUR_TRAINERS, *ONE, "pool.workers_per_trainer=1", "budget=1rounds", prepare=prepare
+    )
     return done["records"][0]["validation_loss"]
 
 
@@ -80,7 +82,9 @@ def merged(runtime: Any) -> dict[str, Any]:
         pool.groups.form_all = after_merges
 
     pair = ("pool.trainers=2", "pool.workers_per_trainer=1", "merge=worst_with_worst", "merge.every_rounds=2")
-    done = train_small_pool(runtime, *ONE, *pair, "budget.rounds=3", f"outer.average_span={SPAN}", prepare=prepare)
+    done = train_small_pool(
+        runtime, *FOUR_TRAINERS, *ONE, *pair, "budget=3rounds", f"outer.average_span={SPAN}", prepare=prepare
+    )
     return {**done, "seen": seen}
 
 

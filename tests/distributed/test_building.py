@@ -11,13 +11,13 @@ from torch import nn
 
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.setup.building import build_module
-from adloco_dist.testing.processes import run_ranks
-from helpers.support import small_objective, small_settings
+from helpers.processes import run_ranks
+from helpers.support import FOUR_TRAINERS, small_objective, small_settings
 
 
 def build_in_turn(runtime: Runtime, folder: str, rooms: dict[int, float]) -> dict[str, Any]:
     """Build with memory for so many models on each node, by node; how many had one at the same time there."""
-    settings = small_settings("pool.ranks_per_worker=2", "+model.overrides.vocab_size=24")
+    settings = small_settings(*FOUR_TRAINERS, "pool.ranks_per_worker=2", "+model.overrides.vocab_size=24")
     objective = small_objective(settings)
     node, build = runtime.nodes[runtime.rank], objective.build
     whole_bytes = objective.num_parameters().total * 8

@@ -22,8 +22,8 @@ from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import Backend, SettingsError
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.setup.agreement import compare_settings
-from adloco_dist.testing.processes import run_ranks
-from helpers.support import small_settings, train_small_pool
+from helpers.processes import run_ranks
+from helpers.support import FOUR_TRAINERS, small_settings, train_small_pool
 
 
 def talk(runtime: Runtime) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def fail_to_connect(runtime: Runtime) -> str:
     if runtime.rank == 1:
         Group.connect = give_up
     try:
-        train_small_pool(runtime, "pool.trainers=2", "pool.workers_per_trainer=2")
+        train_small_pool(runtime, *FOUR_TRAINERS, "pool.trainers=2", "pool.workers_per_trainer=2")
     except SettingsError as raised:
         return str(raised)
     return "went on"
@@ -215,7 +215,7 @@ def train_with_a_torn_anchor(runtime: Runtime) -> str:
         exact = Trainer.checksum
         Trainer.checksum = lambda self: [exact(self)[0], 0]  # this rank's memory, say, lost a bit
     try:
-        train_small_pool(runtime, "pool.trainers=2", "pool.workers_per_trainer=2")
+        train_small_pool(runtime, *FOUR_TRAINERS, "pool.trainers=2", "pool.workers_per_trainer=2")
     except RanksDisagreeError as raised:
         return str(raised)
     return "went on"
@@ -229,7 +229,7 @@ def test_ranks_that_disagree_about_an_anchor_stop_the_run() -> None:
 def poisoned(runtime: Runtime) -> dict[str, Any]:
     """A trainer whose data are fine but whose rate is absurd loses its workers, and the others do not notice."""
     return train_small_pool(
-        runtime, "inner=sgd", "inner.lr=1e300", "inner.clip_norm=null", "budget.rounds=2",
+        runtime, *FOUR_TRAINERS, "inner=sgd", "inner.lr=1e300", "inner.clip_norm=null", "budget=2rounds",
         "pool.workers_per_trainer=2", "pool.trainers=1", "inner.schedule=constant",
     )  # fmt: skip
 

@@ -10,13 +10,14 @@ from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Precision
 from adloco_dist.data.corpora import TextSplits, indexed_splits
 from adloco_dist.data.encoding import Vocabulary
-from adloco_dist.data.shards import deal
+from adloco_dist.data.indexed import deal
 from adloco_dist.data.tokens import DocumentTable
 from adloco_dist.objective.losses import losses
 from adloco_dist.pool.flat_model import FlatModel
-from adloco_dist.testing.processes import run_ranks
+from helpers.processes import run_ranks
 from helpers.support import (
     CPU,
+    FOUR_TRAINERS,
     SEQUENCE_LENGTH,
     VOCAB_SIZE,
     held_anchors,
@@ -28,7 +29,7 @@ from helpers.support import (
 BATCH, LR = 3, 0.5
 DDP = (
     "algorithm=ddp", "pool.trainers=1", "pool.workers_per_trainer=null", f"batching.local_batch={BATCH}",
-    "algorithm.updates_per_round=1", "budget.rounds=1", "inner=sgd", "inner.momentum=0", "inner.weight_decay=0",
+    "algorithm.updates_per_round=1", "budget=1rounds", "inner=sgd", "inner.momentum=0", "inner.weight_decay=0",
     f"inner.lr={LR}", "inner.schedule=constant",
 )  # fmt: skip
 
@@ -43,7 +44,7 @@ def documents() -> TextSplits:
 
 
 def train_on_documents(runtime: Runtime, *overrides: str) -> dict[str, Any]:
-    return train_small_pool(runtime, *DDP, *overrides, splits=documents())
+    return train_small_pool(runtime, *FOUR_TRAINERS, *DDP, *overrides, splits=documents())
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.05])

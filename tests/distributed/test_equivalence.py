@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from adloco_dist.data.batch import TokenBatch
+from adloco_dist.data.tokens import TokenBatch
 from adloco_dist.objective.losses import losses
-from adloco_dist.testing.processes import run_ranks
 from helpers.launched import ClippedUpdates, batches, decay_groups, loss, new_adamw, parameters, train_and_unflatten
 from helpers.plain import published
+from helpers.processes import run_ranks
 from helpers.support import SEQUENCE_LENGTH, small_module, small_settings
 
 
@@ -19,7 +19,7 @@ def assert_same(mine: list[np.ndarray], reference: list[torch.Tensor]) -> None:
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_one_trainer_is_diloco_as_published(num_ranks: int) -> None:
-    overrides = ("pool.workers_per_trainer=2", "inner.lr=5e-3", "budget.rounds=5")
+    overrides = ("pool.workers_per_trainer=2", "inner.lr=5e-3", "budget=5rounds")
     mine = run_ranks(train_and_unflatten, [0] * num_ranks, *overrides)
     module, take_update = small_module(small_settings()).double(), ClippedUpdates(batches(15, 4), local_batch=2)
     reference = published(module, new_adamw, 2, num_rounds=5, updates_per_round=3, take_update=take_update)
@@ -29,7 +29,7 @@ def test_one_trainer_is_diloco_as_published(num_ranks: int) -> None:
 
 def test_one_worker_with_outer_rate_one_is_the_inner_optimizer_alone() -> None:
     overrides = ("algorithm=localsgd", "pool.workers_per_trainer=1", "algorithm.updates_per_round=1", "inner.lr=5e-3")
-    (mine,) = run_ranks(train_and_unflatten, [0], *overrides, "budget.rounds=8", "inner.clip_norm=null")
+    (mine,) = run_ranks(train_and_unflatten, [0], *overrides, "budget=8rounds", "inner.clip_norm=null")
     module = small_module(small_settings()).double()
     optimizer = torch.optim.AdamW(decay_groups(module, 0.1), lr=5e-3, betas=(0.9, 0.95), foreach=False)
     for tokens in batches(8, 2):
@@ -45,8 +45,8 @@ SGD = ("inner=sgd", "inner.momentum=0", "inner.lr=0.5", "inner.weight_decay=0", 
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("algorithm=localsgd", "algorithm.updates_per_round=1", "budget.rounds=8", "pool.workers_per_trainer=4"),
-        ("algorithm=ddp", "algorithm.updates_per_round=4", "budget.rounds=2", "pool.workers_per_trainer=null",
+        ("algorithm=localsgd", "algorithm.updates_per_round=1", "budget=8rounds", "pool.workers_per_trainer=4"),
+        ("algorithm=ddp", "algorithm.updates_per_round=4", "budget=2rounds", "pool.workers_per_trainer=null",
          "batching.local_batch=4"),
     ],
 )  # fmt: skip

@@ -8,15 +8,15 @@ import pytest
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.policy.evaluation import candidate_name
 from adloco_dist.round.local_pool import LocalPool
-from adloco_dist.testing.processes import run_ranks
-from helpers.support import held_anchors, train_poisoned_pool, train_small_pool
+from helpers.processes import run_ranks
+from helpers.support import FOUR_TRAINERS, held_anchors, train_poisoned_pool, train_small_pool
 
-POOL = ("pool.trainers=3", "pool.workers_per_trainer=2", "budget.rounds=2", "inner.lr=5e-3")
+POOL = ("pool.trainers=3", "pool.workers_per_trainer=2", "budget=2rounds", "inner.lr=5e-3")
 
 
 def test_the_average_of_the_trainers_left_can_be_saved() -> None:
     overrides = (*POOL, "merge=none", "final=average")
-    ranks = run_ranks(train_small_pool, [0, 0, 1], *overrides)
+    ranks = run_ranks(train_small_pool, [0, 0, 1], *FOUR_TRAINERS, *overrides)
     result, held = ranks[0]["result"], held_anchors(ranks)
     assert result["saved"] == "average of all trainers"
     assert [candidate["name"] for candidate in result["candidates"]] == [*map(candidate_name, held), result["saved"]]
@@ -24,7 +24,7 @@ def test_the_average_of_the_trainers_left_can_be_saved() -> None:
 
 
 def test_a_trainer_that_is_not_finite_is_in_no_average() -> None:
-    ranks = run_ranks(train_poisoned_pool, [0, 0], *POOL, "merge=none", "final=average")
+    ranks = run_ranks(train_poisoned_pool, [0, 0], *FOUR_TRAINERS, *POOL, "merge=none", "final=average")
     held = held_anchors(ranks)
     assert not np.isfinite(held[1]).all()
     np.testing.assert_allclose(ranks[0]["chosen"], (held[0] + held[2]) / 2, atol=1e-12)
@@ -37,7 +37,9 @@ def train_without_end(runtime: Runtime, final: str) -> dict[str, Any]:
         for trainer in pool.trainers.values():
             trainer.anchor[3] = float("nan")
 
-    return train_small_pool(runtime, *POOL, "merge=none", f"final={final}", "evaluation=final_only", prepare=poison)
+    return train_small_pool(
+        runtime, *FOUR_TRAINERS, *POOL, "merge=none", f"final={final}", "evaluation.every=null", prepare=poison
+    )
 
 
 @pytest.mark.parametrize("final", ["best", "average"])

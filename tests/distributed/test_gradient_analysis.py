@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from adloco_dist.checkpoint.model import save_model
 from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import SettingsError
@@ -20,13 +21,19 @@ from adloco_dist.objective.language import LanguageObjective
 from adloco_dist.objective.losses import losses
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.gradient import mean_gradient
-from adloco_dist.run.model import save_model
-from adloco_dist.testing.processes import run_ranks
-from adloco_dist.tools.deviation import Subject, batch_figures, full_gradient
-from adloco_dist.tools.gradients import AnalysisOptions, analyze_run, summary
+from adloco_dist.tools.gradients import (
+    AnalysisOptions,
+    Subject,
+    analyze_run,
+    batch_figures,
+    full_gradient,
+    summary,
+)
 from helpers.commands import ROOT, run
+from helpers.processes import run_ranks
 from helpers.support import (
     CPU,
+    FOUR_TRAINERS,
     SEQUENCE_LENGTH,
     SMALL,
     VOCAB_SIZE,
@@ -43,7 +50,7 @@ ETA = 0.8
 
 def analyze(runtime: Runtime, table: TextTable, sizes: list[int], micro_batch_size: int) -> dict[str, Any]:
     """Of a small model on the first sequences of the store: G, the gradient of all of them at once, and summaries."""
-    settings = small_settings()
+    settings = small_settings(*FOUR_TRAINERS)
     flat_model = FlatModel(small_module(settings), CPU, settings.precision)
     flat_model.initial_weights()
     objective = small_objective(settings)
@@ -215,7 +222,7 @@ def test_a_table_a_picture_and_a_file_without_dropout(small_run: Path, tmp_path:
         single, some, all_of_them = result["batches"]
         assert [row["batch"] for row in (single, some, all_of_them)] == [1, 8, 40]
         assert (result["split"], result["sequences"], result["targets"]) == ("train", 40, 40 * SEQUENCE_LENGTH)
-        assert [sum(row["histogram"]["counts"]) for row in result["batches"]] == [40, 5, 1]
+        assert [len(row["values"]["relative_deviation"]) for row in result["batches"]] == [40, 5, 1]
         # With dropout these batches, of the same sequences as G, would have other gradients.
         assert all_of_them["relative_deviation"]["median"] < 1e-9
         assert all_of_them["trace"] is None

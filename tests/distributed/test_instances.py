@@ -10,12 +10,12 @@ from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Backend, SettingsError
 from adloco_dist.round.local_pool import LocalPool
-from adloco_dist.testing.processes import run_ranks
-from helpers.support import train_small_pool
+from helpers.processes import run_ranks
+from helpers.support import FOUR_TRAINERS, train_small_pool
 
 MANY = (
     "pool.trainers=3", "pool.workers_per_trainer=2", "merge=worst_with_worst", "merge.every_rounds=2",
-    "budget.rounds=5", "batching.request=norm_test", "batching.eta=0.7", "inner.lr=5e-3",
+    "budget=5rounds", "batching.request=norm_test", "batching.eta=0.7", "inner.lr=5e-3",
 )  # fmt: skip
 
 
@@ -26,7 +26,7 @@ def train_on_threads(runtime: Runtime, threads: int, *overrides: str) -> dict[st
     def look(pool: LocalPool) -> None:
         found.update(slots=len(pool.slots), is_concurrent=pool.is_concurrent)
 
-    return {**train_small_pool(replace(runtime, threads=threads), *overrides, prepare=look), **found}
+    return {**train_small_pool(replace(runtime, threads=threads), *FOUR_TRAINERS, *overrides, prepare=look), **found}
 
 
 def run(*overrides: str, threads: int = 1) -> list[dict[str, Any]]:
@@ -75,7 +75,7 @@ def test_instances_that_swap_are_the_same_run_to_the_bit(
 
 def refused(runtime: Runtime, *overrides: str) -> str:
     try:
-        train_small_pool(runtime, *overrides)
+        train_small_pool(runtime, *FOUR_TRAINERS, *overrides)
     except SettingsError as error:
         return str(error)
     return "went on"
@@ -84,15 +84,14 @@ def refused(runtime: Runtime, *overrides: str) -> str:
 @pytest.mark.parametrize(
     ("overrides", "detail"),
     [
+        (
+            ["instances.concurrency=threads", "algorithm=ddp", "pool.trainers=1", "pool.workers_per_trainer=null"],
+            "instances.concurrency=threads: algorithm=ddp has one instance per rank; use serial",
+        ),
         (["instances.concurrency=streams"], "instances.concurrency=streams: a rank computes on a CPU"),
         (
             ["instances.concurrency=threads", "model.overrides.resid_pdrop=0.1"],
             "instances.concurrency=threads: the model draws random numbers",
-        ),
-        (
-            ["instances.concurrency=threads", "batching.request=norm_test", "batching.estimator=workers",
-             "pool.workers_per_trainer=2"],
-            "instances.concurrency=threads: batching.estimator=workers",
         ),
         (["cluster.memory_bytes=1000"], "data.sequence_length=12: a micro-batch of one sequence does not fit"),
     ],

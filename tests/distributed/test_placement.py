@@ -5,15 +5,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adloco_dist.testing.processes import run_ranks
-from helpers.support import held_anchors, train_small_pool
+from helpers.processes import run_ranks
+from helpers.support import FOUR_TRAINERS, held_anchors, train_small_pool
 
 EIGHT_WORKERS = ("pool.trainers=4", "pool.workers_per_trainer=2", "algorithm=diloco", "inner.warmup_fraction=0.3")
-ROUNDS = "budget.rounds=6"
+ROUNDS = "budget=6rounds"
 
 
 def run(nodes: list[int], *overrides: str) -> list[dict[str, Any]]:
-    return run_ranks(train_small_pool, nodes, *EIGHT_WORKERS, *overrides)
+    return run_ranks(train_small_pool, nodes, *FOUR_TRAINERS, *EIGHT_WORKERS, *overrides)
 
 
 @pytest.fixture(scope="module")
@@ -51,21 +51,27 @@ def test_the_same_experiment_on_any_ranks_is_the_same_run(
 
 
 def test_float32_agrees_over_one_round(on_one_rank: list[dict[str, Any]]) -> None:
-    alone = held_anchors(run([0], "precision=fp32", "budget.rounds=1"))
-    spread = held_anchors(run([0, 1, 2, 3], "precision=fp32", "budget.rounds=1", "pool.placement=spread"))
+    alone = held_anchors(run([0], "precision=fp32", "budget=1rounds"))
+    spread = held_anchors(run([0, 1, 2, 3], "precision=fp32", "budget=1rounds", "pool.placement=spread"))
     for trainer, anchor in spread.items():
         np.testing.assert_allclose(anchor, alone[trainer], rtol=0, atol=1e-6)
 
 
 def test_ddp_with_any_capacity_is_the_same_run() -> None:
     """Gradients accumulated over passes and averaged once equal those of one pass."""
-    ddp = ("algorithm=ddp", "pool.trainers=1", "pool.workers_per_trainer=null", "batching.local_batch=3")
+    ddp = (
+        *FOUR_TRAINERS,
+        "algorithm=ddp",
+        "pool.trainers=1",
+        "pool.workers_per_trainer=null",
+        "batching.local_batch=3",
+    )
     whole, parts = (run_ranks(train_small_pool, [0, 0], *ddp, *more) for more in ((), ("batching.capacity=2",)))
     np.testing.assert_allclose(held_anchors(whole)[0], held_anchors(parts)[0], rtol=0, atol=1e-9)
 
 
 def test_training_learns_and_the_chosen_weights_reach_rank_0() -> None:
-    ranks = run([0, 0, 0, 0], "budget.rounds=15", "inner.lr=1e-2")
+    ranks = run([0, 0, 0, 0], "budget=15rounds", "inner.lr=1e-2")
     first, last = ranks[0]["records"][0], ranks[0]["result"]["candidates"]
     assert min(candidate["validation_loss"] for candidate in last) < 0.8 * first["validation_loss"]
     best = ranks[0]["result"]["trainer"]

@@ -9,20 +9,19 @@ import pytest
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import SettingsError
 from adloco_dist.config.compose import compose
-from adloco_dist.setup.agreement import compare_settings, prepare
-from adloco_dist.setup.parts import NamedParts
-from adloco_dist.testing.processes import run_ranks
+from adloco_dist.setup.agreement import compare_settings
+from helpers.processes import run_ranks
+from helpers.refusals import ACCEPTED, refusal_of_rank
 
-REPLAY = ("batching.request=replay", "budget=rounds", "budget.rounds=3")
-NANO = ("algorithm=diloco", "model=nano", "data.sequence_length=32", "pool.trainers=2", "pool.workers_per_trainer=1")
-
-
-def refused(runtime: Runtime, directory: str, settings: list[str]) -> str:
-    try:
-        prepare(compose([*NANO, *(setting.replace("DIR", directory) for setting in settings)]), runtime, NamedParts())
-    except SettingsError as error:
-        return str(error)
-    return "accepted"
+REPLAY = ("batching.request=replay", "budget=3rounds")
+NANO = (
+    "algorithm=diloco",
+    "batching.request=norm_test",
+    "model=nano",
+    "data.sequence_length=32",
+    "pool.trainers=2",
+    "pool.workers_per_trainer=1",
+)
 
 
 @pytest.fixture(scope="module")
@@ -41,55 +40,70 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ([], ["accepted"]),
-        (["pool.trainers=1"], ["workers_per_trainer=1", "2 ranks idle"]),
-        (["algorithm=ddp", "pool.trainers=1", "pool.workers_per_trainer=3"], ["pool.workers_per_trainer=3", "2 ranks"]),
-        (["data=text", "data.train=[DIR/none*.txt]"], ["none*.txt", "no such file"]),
-        (["data=text", "data.train=[DIR/short.txt]"], ["train split", "less than one sequence"]),
-        (["data=text", "data.train=[DIR/medium.txt]", "batching.local_batch=99"], ["accepted"]),
-        (
-            ["data=text", "data.train=[DIR/medium.txt]", "pool.workers_per_trainer=50"],
-            ["workers_per_trainer=50", "shard has 46 sequences"],
-        ),
-        (["data=tokens", "data.train=[DIR/ids.npy]", "+model.overrides.vocab_size=100"], ["=100", "up to 499"]),
-        (["data=tokens", "data.train=[DIR/ids.npy]"], ["accepted"]),
-        (
-            [
-                "data=json",
-                "data.train=[DIR/rows.jsonl]",
-                "data.validation=[DIR/rows.jsonl]",
-                "data.streaming=true",
-                "budget=epochs",
-            ],
-            ["budget.epochs=1", "stream", "budget.tokens"],
-        ),
-        (["model.architecture=lama"], ["model.architecture=lama", "llama"]),
-        (["+model.overrides.hidden_sise=8"], ["hidden_sise", "hidden_size"]),
-        (["model.overrides.num_attention_heads=7"], ["model.overrides", "7"]),
-        (["model.warm_start=DIR"], ["model.warm_start", "no config.json"]),
-        ([*REPLAY, "batching.replay=DIR/run"], ["accepted"]),
-        ([*REPLAY, "batching.replay=DIR/run/metrics.jsonl"], ["accepted"]),
-        ([*REPLAY, "batching.replay=DIR/run", "budget.rounds=4"], ["batching.replay=", "holds 3 rounds", "=4"]),
-        (
-            [*REPLAY, "batching.replay=DIR/run", "budget=tokens", "budget.rounds=null", "budget.tokens=20000"],
-            ["batching.replay=", "19200 tokens", "budget.tokens=20000"],
-        ),
-        ([*REPLAY, "batching.replay=DIR/run", "pool.trainers=3"], ["holds trainers 0, 1", "run has 3"]),
-        ([*REPLAY, "batching.replay=DIR/none.jsonl"], ["none.jsonl", "cannot be read"]),
-        ([*REPLAY, "batching.replay=DIR/short.txt"], ["holds no record of a round", "line 1: "]),
-        ([*REPLAY, "batching.replay=DIR/gap.jsonl"], ["trainer 0 has no total_batch in round 2"]),
-        ([*REPLAY, "batching.replay=DIR/one.jsonl"], ["holds trainers 0, the run has 2"]),
-        (["data.sequence_length=2000", "+model.overrides.max_position_embeddings=1000"], ["2000", "context is 1000"]),
-    ],
-)
-def test_all_ranks_refuse_with_one_line(files: Path, settings: list[str], words: list[str]) -> None:
-    first, second = run_ranks(refused, [0, 0], str(files), settings)
+CASES: list[tuple[list[str], list[str]]] = [
+    ([], [ACCEPTED]),
+    (["pool.trainers=1"], ["workers_per_trainer=1", "2 ranks idle"]),
+    (
+        ["algorithm=ddp", "batching.request=none", "pool.trainers=1", "pool.workers_per_trainer=3"],
+        ["pool.workers_per_trainer=3", "2 ranks"],
+    ),
+    (["data=text", "data.train=[DIR/none*.txt]"], ["none*.txt", "no such file"]),
+    (["data=text", "data.train=[DIR/short.txt]"], ["train split", "less than one sequence"]),
+    (["data=text", "data.train=[DIR/medium.txt]", "batching.local_batch=99"], [ACCEPTED]),
+    (
+        ["data=text", "data.train=[DIR/medium.txt]", "pool.workers_per_trainer=50"],
+        ["workers_per_trainer=50", "shard has 46 sequences"],
+    ),
+    (["data=tokens", "data.train=[DIR/ids.npy]", "+model.overrides.vocab_size=100"], ["=100", "up to 499"]),
+    (["data=tokens", "data.train=[DIR/ids.npy]"], [ACCEPTED]),
+    (
+        [
+            "data=json",
+            "data.train=[DIR/rows.jsonl]",
+            "data.validation=[DIR/rows.jsonl]",
+            "data.streaming=true",
+            "budget=1epoch",
+        ],
+        ["budget=1epochs", "stream", "in tokens, rounds or seconds"],
+    ),
+    (["model.architecture=lama"], ["model.architecture=lama", "llama"]),
+    (["+model.overrides.hidden_sise=8"], ["hidden_sise", "hidden_size"]),
+    (["model.overrides.num_attention_heads=7"], ["model.overrides", "7"]),
+    (["model.warm_start=DIR"], ["model.warm_start", "no config.json"]),
+    ([*REPLAY, "batching.replay=DIR/run"], [ACCEPTED]),
+    ([*REPLAY, "batching.replay=DIR/run/metrics.jsonl"], [ACCEPTED]),
+    ([*REPLAY, "batching.replay=DIR/run", "budget=4rounds"], ["batching.replay=", "holds 3 rounds", "=4"]),
+    (
+        [*REPLAY, "batching.replay=DIR/run", "budget=20000tokens"],
+        ["batching.replay=", "19200 tokens", "budget=20_000tokens"],
+    ),
+    ([*REPLAY, "batching.replay=DIR/run", "pool.trainers=3"], ["holds trainers 0, 1", "run has 3"]),
+    ([*REPLAY, "batching.replay=DIR/none.jsonl"], ["none.jsonl", "cannot be read"]),
+    ([*REPLAY, "batching.replay=DIR/short.txt"], ["holds no record of a round", "line 1: "]),
+    ([*REPLAY, "batching.replay=DIR/gap.jsonl"], ["trainer 0 has no total_batch in round 2"]),
+    ([*REPLAY, "batching.replay=DIR/one.jsonl"], ["holds trainers 0, the run has 2"]),
+    (["data.sequence_length=2000", "+model.overrides.max_position_embeddings=1000"], ["2000", "context is 1000"]),
+]
+"""Settings, with words of the line that refuses them."""
+
+
+def refuse_all(runtime: Runtime, directory: str) -> list[str]:
+    """One case after the other: what all ranks refuse leaves them in step."""
+    cases = ([setting.replace("DIR", directory) for setting in settings] for settings, _ in CASES)
+    return [refusal_of_rank(runtime, *NANO, *settings) for settings in cases]
+
+
+@pytest.fixture(scope="module")
+def lines(files: Path) -> list[list[str]]:
+    """What each of two ranks said to each case."""
+    return run_ranks(refuse_all, [0, 0], str(files))
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[" ".join(settings) or "nothing" for settings, _ in CASES])
+def test_all_ranks_refuse_with_one_line(lines: list[list[str]], number: int) -> None:
+    first, second = (of_rank[number] for of_rank in lines)
     assert first == second
-    assert "\n" not in first
-    for word in words:
+    for word in CASES[number][1]:
         assert word in first, first
 
 

@@ -12,7 +12,7 @@ from torch.profiler import record_function
 
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.run.profiler import RoundProfiler
-from adloco_dist.testing.processes import run_ranks
+from helpers.processes import run_ranks
 
 
 def enter_rounds(runtime: Runtime, folder: str, chosen: range, rounds: range) -> list[str]:

@@ -10,25 +10,24 @@ import numpy as np
 import pytest
 
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.config import MergePolicy, MergeSettings, ReleasedWorkers
-from adloco_dist.data.indexed import IndexedDataset
-from adloco_dist.data.shards import deal
+from adloco_dist.config import MergePolicy, MergeSettings
+from adloco_dist.data.indexed import IndexedDataset, deal
+from adloco_dist.messages import decode
 from adloco_dist.policy.layout import Layout
-from adloco_dist.policy.merging import Merge, choose_merges
+from adloco_dist.policy.merging import Merge, TrainerView, choose_merge
 from adloco_dist.policy.plan import PoolReport
 from adloco_dist.policy.planning import plan_round
-from adloco_dist.policy.regrouping import Regrouping, assign_workers
 from adloco_dist.policy.replay import Trajectory
-from adloco_dist.policy.views import TrainerView
 from adloco_dist.pool.capacity import state_vectors
 from adloco_dist.pool.probe import micro_batch_bytes
 from adloco_dist.round.local_pool import LocalPool
 from adloco_dist.round.regroup import regroup
-from adloco_dist.run.rows import merge_in_words
+from adloco_dist.run.rows import TrainerRow, merge_in_words
 from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
-from adloco_dist.testing.lone import lone_trainer
-from adloco_dist.testing.processes import run_ranks
+from helpers.lone import lone_trainer
+from helpers.processes import run_ranks
 from helpers.support import (
+    FOUR_TRAINERS,
     held_anchors,
     small_module,
     small_objective,
@@ -42,9 +41,9 @@ from helpers.tables import CountingTable
 
 SHRINKING = (
     "pool.trainers=4", "pool.workers_per_trainer=2", "merge=worst_with_worst", "merge.every_rounds=2",
-    "budget.rounds=9", "batching.request=norm_test", "batching.eta=0.7", "inner.lr=5e-3", "evaluation.every_rounds=1",
+    "budget=9rounds", "batching.request=norm_test", "batching.eta=0.7", "inner.lr=5e-3", "evaluation.every=1rounds",
 )  # fmt: skip
-DECIDED = ("round", "trainer", "workers", "total_batch", "cursor", "tokens", "pool_tokens", "merge", "origins")
+DECIDED = ("round", "trainer", "workers", "total_batch", "cursor", "tokens", "pool_tokens", "merge")
 
 
 def decided(record: dict[str, Any]) -> dict[str, Any]:
@@ -56,16 +55,14 @@ def decided(record: dict[str, Any]) -> dict[str, Any]:
     return detail
 
 
-@pytest.mark.parametrize("way", [("join",), ("retire",), ("redistribute",), ("join", "merge.radial=true")])
-def test_a_shrinking_pool_on_any_ranks_is_the_same_run(way: tuple[str, ...]) -> None:
+def test_a_shrinking_pool_on_any_ranks_is_the_same_run() -> None:
     """4 -> 3 -> 2 -> 1 trainers."""
-    overrides = (*SHRINKING, f"merge.released_workers={way[0]}", *way[1:])
-    alone = run_ranks(train_small_pool, [0], *overrides)
+    alone = run_ranks(train_small_pool, [0], *FOUR_TRAINERS, *SHRINKING)
     counts = [sum(record["round"] == round_ for record in alone[0]["records"]) for round_ in range(10)]
     assert counts == [4, 4, 4, 3, 3, 2, 2, 1, 1, 1]
     (expected,) = held_anchors(alone).values()
-    for nodes, placement in (([0, 0], "pack"), ([0, 0, 1, 1], "spread"), ([0, 0, 0, 0], "pack")):
-        elsewhere = run_ranks(train_small_pool, nodes, *overrides, f"pool.placement={placement}")
+    for nodes, placement in (([0, 0, 1, 1], "spread"), ([0, 0, 0], "pack")):
+        elsewhere = run_ranks(train_small_pool, nodes, *FOUR_TRAINERS, *SHRINKING, f"pool.placement={placement}")
         (anchor,) = held_anchors(elsewhere).values()
         np.testing.assert_allclose(anchor, expected, rtol=0, atol=1e-9)
         for mine, theirs in zip(alone[0]["records"], elsewhere[0]["records"], strict=True):
@@ -77,18 +74,16 @@ def count_sequences(runtime: Runtime, *overrides: str) -> dict[str, Any]:
     whole = small_store()
     table = CountingTable(whole.parts, whole.sequence_length)
     splits = replace(small_splits(), train=IndexedDataset(table))
-    done = train_small_pool(runtime, *overrides, splits=splits, prepare=lambda pool: table.read.clear())
+    done = train_small_pool(runtime, *FOUR_TRAINERS, *overrides, splits=splits, prepare=lambda pool: table.read.clear())
     return {**done, "read": table.read}
 
 
-@pytest.mark.parametrize(
-    ("released_workers", "shards"), [("join", "disjoint"), ("redistribute", "disjoint"), ("join", "shared")]
-)
-def test_a_census_of_sequences(released_workers: str, shards: str) -> None:
+@pytest.mark.parametrize("shards", ["disjoint", "shared"])
+def test_a_census_of_sequences(shards: str) -> None:
     """Each sequence is used once per epoch, through merges: what all ranks really read."""
     overrides = (
-        *SHRINKING, "pool.trainers=3", f"merge.released_workers={released_workers}", f"data.shards={shards}",
-        "merge.every_rounds=3", "instances.concurrency=threads",
+        *SHRINKING, "pool.trainers=3", f"data.shards={shards}", "merge.every_rounds=3",
+        "instances.concurrency=threads",
     )  # fmt: skip
     ranks = run_ranks(count_sequences, [0, 0, 0], *overrides)
     seen = Counter(sequence for rank in ranks for sequence in rank["read"])
@@ -112,9 +107,9 @@ def test_a_census_of_sequences(released_workers: str, shards: str) -> None:
 WIDE = Layout.one_rank_per_worker({0: (0, 1), 1: (1, 2), 2: (2,), 3: (0,), 4: (0, 2)})
 
 
-def merge_by_hand(runtime: Runtime, outer_state: str, released_workers: str, *overrides: str) -> dict[str, Any]:
-    """Five trainers with anchors and momenta of known numbers; 0, 1, 2 merge by requests 2, 3, 5, and 3 with 4."""
-    settings = small_settings("pool.trainers=5", "algorithm=diloco", f"pool.outer_state={outer_state}", *overrides)
+def merge_by_hand(runtime: Runtime, outer_state: str, *overrides: str) -> dict[str, Any]:
+    """Five trainers with anchors and momenta of known numbers; 0, 1, 2 merge by requests 2, 3, 5, then 3 with 4."""
+    settings = small_settings(*FOUR_TRAINERS, "pool.trainers=5", f"pool.outer_state={outer_state}", *overrides)
     pool = set_up_pool(settings, runtime, small_splits(), small_objective(settings), small_module(settings), WIDE)
     for trainer_id, trainer in pool.trainers.items():
         for vector, other, factor in zip(trainer.state().values(), (7.0, 3.0, 5.0), (1, -1, 2), strict=False):
@@ -125,21 +120,18 @@ def merge_by_hand(runtime: Runtime, outer_state: str, released_workers: str, *ov
             worker.weights.copy_(trainer.anchor)
     if 4 in pool.trainers:
         pool.trainers[4].outer_vectors[0][5] = float("nan")
-    merges = (
-        Merge(1, {0: 0.2, 1: 0.3, 2: 0.5}, {}),
-        Merge(3, {3: 1.0, 4: 0.0}, {}),
-    )
     first = plan_round(settings, find_plan_inputs(pool, WIDE, Trajectory()), None, PoolReport())
-    origins = assign_workers(WIDE, merges, ReleasedWorkers[released_workers], {1: 10.0, 3: 1.0}, {1: 72, 3: 48})
-    regrouping = Regrouping(merges, origins)
-    plan = replace(first, regrouping=regrouping, layout=regrouping.layout_after(WIDE))
-    report = regroup(pool, WIDE, plan)
+    before, bytes_sent = WIDE, {}
+    for merge in (Merge(1, {0: 0.2, 1: 0.3, 2: 0.5}), Merge(3, {3: 1.0, 4: 0.0})):
+        after = merge.layout_after(before)
+        bytes_sent[merge.survivor] = regroup(pool, before, replace(first, merge=merge, layout=after)).bytes_sent
+        before = after
     trainers = pool.trainers.values()
     return {
         "outer": {t.id: [vector.unique().tolist() for vector in t.state().values()] for t in trainers},
         "workers": {(t.id, w.id): w.vectors()[1][0].item() for t in trainers for w in t.workers},
         "at_anchor": all((w.weights == t.anchor).all() for t in trainers for w in t.workers),
-        "sent": report.bytes_sent,
+        "sent": bytes_sent,
         "vector_bytes": pool.flat_model.gradient.nbytes,
         "shards": {trainer: cursor.size for trainer, cursor in pool.cursors.items()},
     }
@@ -149,7 +141,7 @@ def merge_by_hand(runtime: Runtime, outer_state: str, released_workers: str, *ov
 def test_a_merge_worked_by_hand(outer_state: str) -> None:
     """x = 0.2 * 1 + 0.3 * 10 + 0.5 * 100, the momentum the same way; averages of anchors begin anew. Trainer 4 is not
     finite and is left out."""
-    ranks = run_ranks(merge_by_hand, [0, 0, 1], outer_state, "join", "outer.average_span=0.1")
+    ranks = run_ranks(merge_by_hand, [0, 0, 1], outer_state, "outer.average_span=0.1")
     for rank in ranks:
         assert rank["at_anchor"]
         assert rank["shards"] == {1: 72, 3: 48}
@@ -166,8 +158,8 @@ def test_a_merge_worked_by_hand(outer_state: str) -> None:
 
 @pytest.mark.parametrize("outer_state", ["device", "cpu"])
 def test_anchors_travel_to_a_merge_in_bf16_where_averages_are_compressed(outer_state: str) -> None:
-    exact = run_ranks(merge_by_hand, [0, 0, 1], outer_state, "join")
-    ranks = run_ranks(merge_by_hand, [0, 0, 1], outer_state, "join", "wire=int4")
+    exact = run_ranks(merge_by_hand, [0, 0, 1], outer_state)
+    ranks = run_ranks(merge_by_hand, [0, 0, 1], outer_state, "wire=int4")
     for rank, wide in zip(ranks, exact, strict=True):
         assert rank["at_anchor"]
         assert rank["outer"][1] == ranks[0]["outer"][1], "the same bits on all ranks"
@@ -177,20 +169,13 @@ def test_anchors_travel_to_a_merge_in_bf16_where_averages_are_compressed(outer_s
         assert rank["outer"].get(3) == wide["outer"].get(3)
 
 
-def test_workers_that_are_dealt_anew_find_their_anchor() -> None:
-    ranks = run_ranks(merge_by_hand, [0, 0, 1], "device", "redistribute")
-    assert all(rank["at_anchor"] for rank in ranks)
-    workers = [key for rank in ranks for key in rank["workers"]]
-    assert sorted(workers) == [(1, m) for m in range(7)] + [(3, 0)], "eight workers by requests 10 and 1"
-
-
 def test_a_trainer_that_is_not_finite_is_left_out_and_named() -> None:
-    overrides = (*SHRINKING, "pool.trainers=3", "pool.workers_per_trainer=1", "budget.rounds=4")
-    ranks = run_ranks(train_poisoned_pool, [0, 0, 0], *overrides)
+    overrides = (*SHRINKING, "pool.trainers=3", "pool.workers_per_trainer=1", "budget=4rounds")
+    ranks = run_ranks(train_poisoned_pool, [0, 0, 0], *FOUR_TRAINERS, *overrides)
     (merged,) = [record for record in ranks[0]["records"] if "merge" in record]
     assert merged["merge"]["shares"]["1"] == 0.0
     assert merged["workers"] == 2
-    assert "trainer 1 (left out: not finite)" in merge_in_words(merged)
+    assert "trainer 1 (left out: not finite)" in merge_in_words(decode(TrainerRow, merged))
     assert all(np.isfinite(anchor).all() for anchor in held_anchors(ranks).values())
     assert merged["finite_workers"] == 2, "its worker starts again from the survivor's anchor"
 
@@ -201,19 +186,19 @@ def test_a_trainer_that_is_not_finite_is_left_out_and_named() -> None:
         ("pool.trainers=1",),
         ("pool.trainers=2", "merge.width=9"),
         ("pool.trainers=3", "merge.min_trainers=3"),
-        ("pool.trainers=3", "merge.simultaneous=5", "merge=best_with_worst", "merge.every_rounds=1"),
+        ("pool.trainers=3", "merge=best_with_worst", "merge.every_rounds=1"),
     ],
 )
 def test_nothing_hangs_at_the_edges(overrides: tuple[str, ...]) -> None:
-    ranks = run_ranks(train_small_pool, [0, 0], *SHRINKING, "budget.rounds=4", *overrides)
-    assert ranks[0]["stop"] == "budget.rounds=4 reached"
+    ranks = run_ranks(train_small_pool, [0, 0], *FOUR_TRAINERS, *SHRINKING, "budget=4rounds", *overrides)
+    assert ranks[0]["stop"] == "budget=4rounds reached"
     expected = 3 if "merge.min_trainers=3" in overrides else 1
     assert len(ranks[0]["result"]["candidates"]) == (1 if expected == 1 else expected + 1)
 
 
 def random_merges(runtime: Runtime, sequences: int) -> int:
     """Random layouts and merges, every plan applied, until one trainer is left; compared with plain arithmetic."""
-    settings = small_settings("batching.capacity=8", "outer=nesterov", "evaluation.every_rounds=null")
+    settings = small_settings(*FOUR_TRAINERS, "batching.capacity=8", "outer=nesterov", "evaluation.every=null")
     rng, control, num_plans = random.Random(0), runtime.control, 0
     objective, splits = small_objective(settings), small_splits()
     for _ in range(sequences):
@@ -229,22 +214,15 @@ def random_merges(runtime: Runtime, sequences: int) -> int:
         plan = plan_round(settings, find_plan_inputs(pool, before, Trajectory()), None, PoolReport())
         while len(before.trainers) > 1:
             policy = rng.choice([MergePolicy.worst_with_worst, MergePolicy.best_with_worst])
-            merge = MergeSettings(policy=policy, width=rng.randint(2, 4), simultaneous=rng.randint(1, 2))
+            chosen = MergeSettings(policy=policy, width=rng.randint(2, 4))
             candidates = {
                 trainer_id: TrainerView(rng.uniform(1, 9), rng.uniform(1, 9)) for trainer_id in before.trainers
             }
-            merges = choose_merges(merge, candidates)
-            requests = {trainer_id: candidate.bounded for trainer_id, candidate in candidates.items()}
-            left = set(before.trainers) - {ended for one in merges for ended in one.ended}
-            sizes = dict.fromkeys(left, 99)
-            kept = {trainer_id: requests[trainer_id] for trainer_id in left}
-            regrouping = Regrouping(
-                merges, assign_workers(before, merges, rng.choice(list(ReleasedWorkers)), kept, sizes)
-            )
-            plan = replace(plan, regrouping=regrouping, layout=regrouping.layout_after(before))
+            merge = choose_merge(chosen, candidates)
+            assert merge
+            plan = replace(plan, merge=merge, layout=merge.layout_after(before))
             regroup(pool, before, plan)
-            for one in merges:
-                values[one.survivor] = sum(share * values[trainer_id] for trainer_id, share in one.shares.items())
+            values[merge.survivor] = sum(share * values[member] for member, share in merge.shares.items())
             before, num_plans = plan.layout, num_plans + 1
             assert list(pool.trainers) == before.trainers_on(runtime.rank)
             for trainer_id, trainer in pool.trainers.items():
@@ -270,29 +248,30 @@ def test_hundreds_of_random_merges_on_four_ranks() -> None:
 
 
 def shrink_in_little_memory(runtime: Runtime, *overrides: str) -> dict[str, Any]:
-    """Memory for the pool and a pass of 90 sequences: more than a shard holds at first, less than the united one."""
-    settings = small_settings(*overrides)
+    """Memory for the pool and a pass of 20 sequences, while there are two trainers."""
+    settings = small_settings(*FOUR_TRAINERS, *overrides)
     _, slot = lone_trainer(settings, small_objective(settings), small_module(settings), small_store())
     two = micro_batch_bytes(slot, 2)
     vectors = sum(state_vectors(settings, 2, 2).values())
-    memory = vectors * slot.flat_model.gradient.nbytes + 45 * two
-    ended: list[weakref.ref[Any]] = []
+    memory = vectors * slot.flat_model.gradient.nbytes + 10 * two
+    trainers: list[weakref.ref[Any]] = []
+    pools: list[LocalPool] = []
 
     def watch(pool: LocalPool) -> None:
-        ended.extend(weakref.ref(part) for t in pool.trainers.values() for part in (t, *t.workers) if t.id == 0)
+        pools.append(pool)
+        trainers.extend(weakref.ref(trainer) for trainer in pool.trainers.values())
 
     more = (f"cluster.memory_bytes={memory}", "batching.padding_fraction=1")
-    done = train_small_pool(runtime, *overrides, *more, prepare=watch)
-    return {**done, "alive": [part() is not None for part in ended]}
+    done = train_small_pool(runtime, *FOUR_TRAINERS, *overrides, *more, prepare=watch)
+    return {**done, "alive": [trainer() is not None for trainer in trainers]}
 
 
 def test_memory_is_probed_again_after_a_merge() -> None:
-    overrides = ("pool.trainers=2", "merge=worst_with_worst", "merge.every_rounds=2", "merge.released_workers=retire",
-                 "batching.request=ramp", "batching.ramp_factor=8", "budget.rounds=4")  # fmt: skip
+    overrides = ("pool.trainers=2", "merge=worst_with_worst", "merge.every_rounds=2",
+                 "batching.request=ramp", "batching.ramp_factor=8", "budget=4rounds")  # fmt: skip
     (done,) = run_ranks(shrink_in_little_memory, [0], *overrides)
-    limits = [(record["round"], record["batch_limit"]) for record in done["records"] if record["round"]]
-    assert limits[:4] == [(1, None), (1, None), (2, None), (2, None)]
-    assert [limit is not None for _, limit in limits[4:]] == [False, True], "known once it was probed"
-    assert 90 <= limits[-1][1] < 120
-    assert done["records"][-1]["passes"] == 2
-    assert done["alive"] == [False, False], "what has ended takes no memory"
+    limits = [(record["round"], record.get("batch_limit")) for record in done["records"] if record["round"]]
+    assert limits[:5] == [(1, 20), (1, 20), (2, 20), (2, 20), (3, 20)]
+    assert limits[-1][1] > 20, "what a trainer took that has ended; known once it was probed"
+    assert done["records"][-1]["passes"] == -(-done["records"][-1]["local_batch"] // limits[-1][1]) > 1
+    assert sorted(done["alive"]) == [False, True], "what has ended takes no memory"

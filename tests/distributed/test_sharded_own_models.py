@@ -13,19 +13,19 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from adloco_dist.checkpoint import model as saved_model
+from adloco_dist.checkpoint.model import save_model
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import SettingsError
-from adloco_dist.data.batch import TokenBatch
+from adloco_dist.data.tokens import TokenBatch
 from adloco_dist.objective.own import OwnObjective
 from adloco_dist.round.local_pool import LocalPool
-from adloco_dist.run import sharded_model
-from adloco_dist.run.model import save_model
-from adloco_dist.testing.processes import run_ranks
+from helpers.processes import run_ranks
 from helpers.sharded import whole_anchors
-from helpers.support import own_first_batch, own_small_splits, train_small_pool
+from helpers.support import FOUR_TRAINERS, own_first_batch, own_small_splits, train_small_pool
 
 WIDTH, TOKENS = 8, 23
-POOL = ("pool.trainers=1", "pool.workers_per_trainer=1", "pool.ranks_per_worker=2", "budget.rounds=2")
+POOL = ("pool.trainers=1", "pool.workers_per_trainer=1", "pool.ranks_per_worker=2", "budget=2rounds")
 
 
 class Layers(nn.Module):
@@ -110,7 +110,13 @@ def train(runtime: Runtime, name: str, size: int, folder: str) -> Any:
     try:
         whole = built(name) if size == 1 else None
         train_small_pool(
-            runtime, *wanted, module=whole, objective=objective, splits=own_small_splits(), prepare=pools.append
+            runtime,
+            *FOUR_TRAINERS,
+            *wanted,
+            module=whole,
+            objective=objective,
+            splits=own_small_splits(),
+            prepare=pools.append,
         )
     except SettingsError as error:
         return str(error)
@@ -122,7 +128,7 @@ def train(runtime: Runtime, name: str, size: int, folder: str) -> Any:
 
 
 def train_into_small_files(runtime: Runtime, *arguments: Any) -> Any:
-    sharded_model.FILE_BYTES = 1000
+    saved_model.FILE_BYTES = 1000
     return train(runtime, *arguments)
 
 
@@ -141,7 +147,7 @@ def test_layers_are_found_or_named_and_frozen_parameters_stay(name: str, tmp_pat
 def test_a_large_model_is_written_into_several_files(tmp_path: Path) -> None:
     arguments = ("layers", 2, str(tmp_path))
     (anchors, _) = run_ranks(train_into_small_files, [0, 0], *arguments, ranks_per_worker=2)
-    index = json.loads((tmp_path / "model" / sharded_model.INDEX_FILE).read_text())
+    index = json.loads((tmp_path / "model" / saved_model.INDEX_FILE).read_text())
     files = sorted(set(index["weight_map"].values()))
     assert len(files) > 2
     found = {name: tensor for file in files for name, tensor in load_file(tmp_path / "model" / file).items()}
@@ -170,4 +176,4 @@ def test_models_that_ranks_cannot_hold_together_are_refused(name: str, words: li
 
 def test_a_workers_ranks_must_stand_on_one_node(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"pool.ranks_per_worker=2: ranks 0 to 1 stand on nodes 0, 1; .*one node"):
-        run_ranks(train_small_pool, [0, 1], *POOL, ranks_per_worker=2)
+        run_ranks(train_small_pool, [0, 1], *FOUR_TRAINERS, *POOL, ranks_per_worker=2)

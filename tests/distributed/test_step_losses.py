@@ -13,14 +13,14 @@ from adloco_dist.config import Settings
 from adloco_dist.policy import planning
 from adloco_dist.policy.layout import Layout
 from adloco_dist.policy.plan import INTERRUPTED
-from adloco_dist.testing.processes import run_ranks
+from helpers.processes import run_ranks
 from helpers.resuming import train_kept
 from helpers.sharded import run_whole
-from helpers.support import held_anchors, train_small_pool
+from helpers.support import FOUR_TRAINERS, held_anchors, train_small_pool
 
 RECORDED = (
     "run.step_losses=true", "pool.trainers=1", "pool.workers_per_trainer=4", "algorithm.updates_per_round=6",
-    "checkpoint.every_minutes=null",
+    "checkpoint.every=null",
 )  # fmt: skip
 FRAGMENTS = ("wire.fragments=2", "wire.delay_updates=1")
 
@@ -36,17 +36,17 @@ def losses(ranks: list[dict[str, Any]]) -> Any:
 
 @pytest.mark.parametrize("overrides", [(), FRAGMENTS, ("instances.concurrency=threads",)])
 def test_their_mean_is_the_rounds_loss_on_any_ranks(overrides: tuple[str, ...]) -> None:
-    alone = run_ranks(train_small_pool, [0], *RECORDED, *overrides)
+    alone = run_ranks(train_small_pool, [0], *FOUR_TRAINERS, *RECORDED, *overrides)
     assert losses(alone).shape == (4, 6)
     rounds = [record["train_loss"] for record in of_rounds(alone)]
     np.testing.assert_allclose(losses(alone).mean(axis=1), rounds, rtol=0, atol=1e-12)
     assert losses(alone)[0, 0] > losses(alone)[-1, -1], "it learned"
-    spread = run_ranks(train_small_pool, [0, 0, 1, 1], *RECORDED, *overrides)
+    spread = run_ranks(train_small_pool, [0, 0, 1, 1], *FOUR_TRAINERS, *RECORDED, *overrides)
     np.testing.assert_allclose(losses(spread), losses(alone), rtol=0, atol=1e-9)
 
 
 def test_without_the_setting_there_are_none() -> None:
-    (alone,) = run_ranks(train_small_pool, [0], "budget.rounds=1")
+    (alone,) = run_ranks(train_small_pool, [0], *FOUR_TRAINERS, "budget=1rounds")
     assert all("step_losses" not in record for record in alone["records"])
 
 
@@ -63,7 +63,7 @@ def train_unequal(runtime: Runtime, *overrides: str) -> dict[str, Any]:
         return {0: (updates, updates, updates // 3, updates // 3)}
 
     planning.worker_updates = counts
-    return train_small_pool(runtime, *RECORDED, *overrides)
+    return train_small_pool(runtime, *FOUR_TRAINERS, *RECORDED, *overrides)
 
 
 @pytest.mark.parametrize("overrides", [(), FRAGMENTS])
@@ -83,7 +83,7 @@ def test_an_update_is_a_mean_over_the_workers_that_took_it(overrides: tuple[str,
 
 
 def kept(runtime: Runtime, folder: str, looks: int | None, overrides: list[str]) -> dict[str, Any]:
-    return train_kept(runtime, folder, looks, *overrides)
+    return train_kept(runtime, folder, looks, *FOUR_TRAINERS, *overrides)
 
 
 @pytest.mark.parametrize("fragments", [(), FRAGMENTS])
@@ -110,11 +110,11 @@ def poison(runtime: Runtime, *overrides: str) -> dict[str, Any]:
     def prepare(pool: Any) -> None:
         pool.trainers[0].workers[0].weights.fill_(math.nan)
 
-    return train_small_pool(runtime, *RECORDED, *overrides, prepare=prepare)
+    return train_small_pool(runtime, *FOUR_TRAINERS, *RECORDED, *overrides, prepare=prepare)
 
 
 def test_a_loss_that_is_not_finite_is_none() -> None:
-    (alone,) = run_ranks(poison, [0], "budget.rounds=2")
+    (alone,) = run_ranks(poison, [0], "budget=2rounds")
     first, second = of_rounds([alone])
     assert all(math.isnan(loss) for loss in first["step_losses"]), "which files have as null"
     assert first["nonfinite_workers"] == [0]

@@ -11,7 +11,7 @@ from adloco_dist.cluster.failures import failed
 from adloco_dist.cluster.runtime import Place, Runtime, join_store
 from adloco_dist.cluster.survey import Environment, Link
 from adloco_dist.config import Backend
-from adloco_dist.testing.processes import run_ranks
+from helpers.processes import run_ranks
 
 
 def offsets(runtime: Runtime) -> float:

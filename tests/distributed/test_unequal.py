@@ -13,10 +13,10 @@ from adloco_dist.config import Settings
 from adloco_dist.data.indexed import IndexedDataset
 from adloco_dist.policy import planning
 from adloco_dist.policy.layout import Layout
-from adloco_dist.round.outer import outer
-from adloco_dist.testing.processes import run_ranks
+from helpers.processes import run_ranks
 from helpers.resuming import train_kept
 from helpers.support import (
+    FOUR_TRAINERS,
     held_anchors,
     new_trainer,
     small_settings,
@@ -26,7 +26,7 @@ from helpers.support import (
 )
 from helpers.tables import CountingTable
 
-UNEQUAL = ("pool.trainers=2", "pool.workers_per_trainer=2", "algorithm.updates_per_round=6", "budget.rounds=4")
+UNEQUAL = ("pool.trainers=2", "pool.workers_per_trainer=2", "algorithm.updates_per_round=6", "budget=4rounds")
 
 
 def fix_speeds() -> None:
@@ -40,7 +40,7 @@ def fix_speeds() -> None:
 
 def train(runtime: Runtime, *overrides: str) -> dict[str, Any]:
     fix_speeds()
-    return train_small_pool(runtime, *UNEQUAL, *overrides)
+    return train_small_pool(runtime, *FOUR_TRAINERS, *UNEQUAL, *overrides)
 
 
 @pytest.mark.parametrize("overrides", [(), ("wire.fragments=2", "wire.delay_updates=2")])
@@ -57,26 +57,14 @@ def test_placement_changes_nothing(overrides: tuple[str, ...]) -> None:
 
 
 def test_the_mean_is_weighted_by_updates() -> None:
-    trainer = new_trainer(small_settings("outer=average"), 3)
+    trainer = new_trainer(small_settings(*FOUR_TRAINERS, "outer=average"), 3)
     before, changes = trainer.anchor.clone(), (1.0, 4.0, 10.0)
     for worker, change, weight in zip(trainer.workers, changes, (1.0, 0.5, 0.1), strict=True):
         worker.weights.add_(change)
         worker.weight = weight
-    outer(trainer, None)
+    trainer.step(0, None)
     mean = (1.0 + 0.5 * 4.0 + 0.1 * 10.0) / 1.6
     torch.testing.assert_close(trainer.anchor, before + mean, rtol=0, atol=1e-9)
-
-
-def test_rounds_follow_the_clock() -> None:
-    """How many updates fit into the time nobody knows before; all that are taken are counted."""
-    by_clock = ("algorithm.round=seconds", "algorithm.round_seconds=0.05", "algorithm.updates_per_round=40")
-    ranks = run_ranks(train_small_pool, [0, 0], *UNEQUAL[:2], *by_clock, "budget.rounds=5")
-    records = [record for record in ranks[0]["records"] if record["round"]]
-    assert {record["updates"] for record in records if record["round"] == 1} == {5}
-    assert all(1 <= max(record["worker_updates"]) <= record["updates"] <= 40 for record in records)
-    for record in records:
-        assert record["sequences"] == record["local_batch"] * sum(record["worker_updates"])
-    assert records[-1]["pool_tokens"] == sum(record["tokens"] for record in records)
 
 
 def count_sequences(runtime: Runtime) -> dict[str, Any]:
@@ -84,7 +72,7 @@ def count_sequences(runtime: Runtime) -> dict[str, Any]:
     whole = small_store()
     table = CountingTable(whole.parts, whole.sequence_length)
     splits = replace(small_splits(), train=IndexedDataset(table))
-    done = train_small_pool(runtime, *UNEQUAL, splits=splits, prepare=lambda pool: table.read.clear())
+    done = train_small_pool(runtime, *FOUR_TRAINERS, *UNEQUAL, splits=splits, prepare=lambda pool: table.read.clear())
     return {**done, "read": table.read}
 
 
@@ -98,7 +86,7 @@ def test_each_sequence_is_read_once_an_epoch() -> None:
 
 def train_and_stop(runtime: Runtime, folder: str, looks: int | None) -> dict[str, Any]:
     fix_speeds()
-    return train_kept(runtime, folder, looks, *UNEQUAL, "wire.fragments=2")
+    return train_kept(runtime, folder, looks, *FOUR_TRAINERS, *UNEQUAL, "wire.fragments=2")
 
 
 def test_stopped_in_the_middle_and_resumed_is_the_same_run(tmp_path: Any) -> None:

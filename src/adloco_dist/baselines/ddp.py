@@ -7,10 +7,13 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from adloco_dist.averaging.group import Group, ring_bytes_sent
-from adloco_dist.policy.report import OuterReport
+from adloco_dist.averaging.report import OuterStepReport
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.slot import ComputeSlot
 from adloco_dist.pool.trainer import Trainer
+
+TARGETS_BYTES = 8
+"""What travels in every update beside gradients: a rank's number of targets, in fp64."""
 
 
 class DataParallel:
@@ -22,7 +25,7 @@ class DataParallel:
         slot.flat_model.point_at(worker.weights)
         return slot if group is None else replace(slot, averager=DataParallelAverager(slot.flat_model, group))
 
-    def average(self, trainer: Trainer, group: Group | None, fragment: int) -> OuterReport:
+    def average(self, trainer: Trainer, group: Group | None, fragment: int) -> OuterStepReport:
         """Make the weights, which are equal on all ranks already, the trainer's anchor.
 
         Buffers that training changes followed each rank's own sequences: they are averaged. Parameters that are
@@ -36,7 +39,7 @@ class DataParallel:
         contributes = bool(torch.isfinite(worker.weights.sum()))
         step = flat_model.gradient.copy_(trainer.anchor).sub_(worker.weights)[:boundary]
         norm = float(torch.linalg.vector_norm(step)) if is_finite else 0.0
-        gradient_bytes = ring_bytes_sent(step.nbytes + _on(flat_model, 0).nbytes, num_ranks)
+        gradient_bytes = ring_bytes_sent(step.nbytes + TARGETS_BYTES, num_ranks)
         buffers = flat_model.payload[boundary:].zero_()
         if contributes:
             buffers[:-1] = worker.weights[boundary:]
@@ -54,9 +57,10 @@ class DataParallel:
         else:
             worker.weights.copy_(trainer.anchor)
             worker.reset_optimizer()
-        bytes_sent = {"outer": buffer_bytes, "gradients": num_updates * gradient_bytes}
         nonfinite = [] if contributes else [worker.id]
-        return OuterReport(int(is_finite), nonfinite, pseudo_gradient_norm=norm, bytes_sent=bytes_sent)
+        return OuterStepReport(
+            int(is_finite), nonfinite, norm, bytes_sent=buffer_bytes, gradient_bytes_sent=num_updates * gradient_bytes
+        )
 
 
 class DataParallelAverager:
@@ -82,11 +86,6 @@ class DataParallelAverager:
         return nullcontext() if is_last else self.module.no_sync()
 
     def mean_targets(self, num_targets: int) -> torch.Tensor:
-        total = _on(self._flat_model, num_targets)
+        total = torch.tensor([num_targets], dtype=torch.float64, device=self._flat_model.device)  # exact up to 2^53
         self._group.all_reduce(total)
         return total[0] / len(self._group.ranks)
-
-
-def _on(flat_model: FlatModel, num_targets: int) -> torch.Tensor:
-    """Return what travels of a rank's number of targets: (1,), exact up to 2^53."""
-    return torch.tensor([num_targets], dtype=torch.float64, device=flat_model.device)

@@ -18,11 +18,8 @@ def averagers() -> dict[str, Averager]:
 
 
 def new_averager(wire: WireSettings, dtype: torch.dtype, nodes: Sequence[int]) -> Averager:
-    """How pseudo-gradients of this type travel; as they are inside of a node, before they travel to others in few bits.
-
-    Args:
-        nodes: the node of every rank.
-    """
+    """How pseudo-gradients of this type travel between ranks on these nodes; as they are inside of a node, before they
+    travel to others in few bits."""
     averager = _by_format(wire, dtype)
     if isinstance(averager, FullPrecision) or len(set(nodes)) == len(nodes):
         return averager
@@ -34,10 +31,10 @@ def _by_format(wire: WireSettings, dtype: torch.dtype) -> FullPrecision | Quanti
         case WireFormat.fp32:
             return FullPrecision(dtype)
         case WireFormat.bf16:
-            return Quantized(BFloat16(), wire.keeps_residual)
+            return Quantized(BFloat16())
         case WireFormat.int8:
-            return Quantized(WholeNumbers(8), wire.keeps_residual)
+            return Quantized(WholeNumbers(8))
         case WireFormat.int4:
-            return Quantized(WholeNumbers(4), wire.keeps_residual)
+            return Quantized(WholeNumbers(4))
         case WireFormat.sparse:
-            return Sparse(wire.fraction, wire.residual_decay, wire.keeps_residual)
+            return Sparse(wire.fraction)

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,9 @@ from torch.utils._pytree import tree_leaves
 
 from adloco_dist.config import InnerOptimizer, Settings
 from adloco_dist.pool.flat_model import vector_dtype
+from adloco_dist.pool.trainer import trainer_entries
+from adloco_dist.pool.worker import Leaf, moment_entries, own_entries
+from adloco_dist.schema import Kind
 
 SIGNS_OF_NO_MEMORY = (
     "DefaultCPUAllocator",
@@ -25,29 +29,28 @@ SIGNS_OF_NO_MEMORY = (
 
 def state_vectors(settings: Settings, num_trainers: int, num_workers: int, num_slots: int = 1) -> dict[str, int]:
     """Flat vectors that a rank holds for its share of the pool, by kind; the checkpoint's copy always on the CPU."""
-    inner, outer = settings.inner, settings.outer
-    # Of Muon's matrices there is one, but which parameters those are is known when the model has been built.
-    moments = 2 if inner.optimizer is not InnerOptimizer.sgd else 1 if inner.momentum else 0
+    inner, wire = settings.inner, settings.wire
+    # Of Muon's matrices there is one moment, but which parameters those are is known when the model has been built.
+    optimizer = InnerOptimizer.sgd if inner.optimizer is InnerOptimizer.sgd else InnerOptimizer.adamw
+    whole = Leaf(slice(0), (0,), (), optimizer, weight_decay=0.0)
+    kinds = Counter((entry.kind, entry.is_shared) for entry in trainer_entries(settings.outer, wire))
+    kinds += Counter((entry.kind, False) for entry in (*own_entries(wire), *moment_entries([whole], inner)))
     kept = {
-        "weights": num_workers,
-        "inner moments": num_workers * moments,
-        "outer state": num_trainers * (1 + (outer.momentum > 0) + (outer.average_span is not None)),
+        "weights": num_workers * kinds[Kind.vector, False],
+        "inner moments": num_workers * kinds[Kind.part, False],
+        "outer state": num_trainers * kinds[Kind.vector, True],
     }
-    wire = settings.wire
-    if wire.keeps_residual:  # a checkpoint has one for each worker
-        kept["residuals"] = num_trainers
-    if wire.is_delayed:  # a fragment of each worker's weights, as they were sent off
-        kept["sent off"] = -(-num_workers // wire.fragments)
+    if residuals := kinds[Kind.packed, False]:  # a checkpoint has one for each worker
+        kept["residuals"] = num_trainers * residuals
+    if fragments := kinds[Kind.fragment, False]:  # of each worker's weights, as they were sent off
+        kept["sent off"] = -(-num_workers * fragments // wire.fragments)
     on_its_way = {"on the wire": -(-num_trainers // wire.fragments)} if wire.is_delayed else {}
     return {**kept, "gradient": num_slots, **on_its_way, "checkpoint": sum(kept.values())}
 
 
 def state_bytes(settings: Settings, num_trainers: int, num_workers: int, num_trained: int, num_frozen: int) -> int:
-    """Memory of a rank for those vectors; the model is built on a rank without workers, too, with its gradient.
-
-    Args:
-        num_trained, num_frozen: parameters; the frozen ones are there once.
-    """
+    """Memory of a rank for those vectors, of so many parameters, of which frozen ones are there once; the model is
+    built on a rank without workers, too, with its gradient."""
     num_vectors = max(2, sum(state_vectors(settings, num_trainers, num_workers).values()))
     return (num_vectors * num_trained + num_frozen) * vector_dtype(settings.precision).itemsize
 
@@ -73,11 +76,7 @@ def free_device_memory() -> None:
 
 
 def max_fitting(fits: Callable[[int], bool], maximum: int) -> int:
-    """The largest count up to `maximum` that fits, by doubling and bisection; 0 if not even one does.
-
-    Args:
-        fits: true up to some count, false above it.
-    """
+    """The largest count up to `maximum` that fits, as all below it do, by doubling and bisection; 0: none does."""
     lower, upper = 0, 1
     while upper <= maximum and fits(upper):
         lower, upper = upper, 2 * upper

@@ -66,8 +66,7 @@ class FlatModel:
         hidden_matrices: where they hold matrices between embeddings and output, and their shapes; ascending.
         changing: names of the buffers that training changes.
         num_parameters: trained and frozen.
-        room: what travels of an averaged vector: num_elements + 1 elements, and one for each trained tensor.
-        payload: the first num_elements + 1 of it; the last is a count.
+        payload: what travels of an averaged vector: num_elements + 1 elements, of which the last is a count.
         gradient: `payload` without that count. Free outside the inner phase: the outer step keeps the
             pseudo-gradient in it, an evaluation the weights that are to be evaluated.
         weights: the vector that the module points at.
@@ -76,9 +75,13 @@ class FlatModel:
     """
 
     def __init__(
-        self, module: nn.Module, device: torch.device, precision: Precision, changing: Sequence[str] = (),
+        self,
+        module: nn.Module,
+        device: torch.device,
+        precision: Precision,
+        changing: Sequence[str] = (),
         timeout_seconds: float = 60.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """
         Args:
             changing: names of the module's buffers that training changes (`changing_buffers` finds them).
@@ -109,8 +112,7 @@ class FlatModel:
         self._constants = Watched([buffer for buffer in buffers if buffer.name not in changing])
         self.num_elements = self.buffer_boundary + self._buffer_layout.num_elements
         self.num_parameters = sum(parameter.numel() for parameter in module.parameters())
-        self.room = torch.zeros(self.num_elements + 1 + len(trained), dtype=self.dtype, device=device)
-        self.payload = self.room[: self.num_elements + 1]
+        self.payload = torch.zeros(self.num_elements + 1, dtype=self.dtype, device=device)
         self.gradient = self.payload[:-1]
         self.weights = self.gradient  # until it is pointed at something
         self._set_gradients()
@@ -123,13 +125,6 @@ class FlatModel:
     def fragments(self, count: int) -> list[Fragment]:
         """The parts of the model that are averaged at different times, the same tensors on all ranks."""
         return fragments_of(self.parameter_layout, count, self.whole_layout)
-
-    @property
-    def radial_slices(self) -> list[slice]:
-        """Where flat vectors hold the trained tensors that are no embeddings."""
-        layout = self.parameter_layout
-        indices = [index for index in range(len(layout.names)) if index not in self.embeddings]
-        return [slice(layout.boundary(index), layout.boundary(index + 1)) for index in indices]
 
     def initial_weights(self) -> torch.Tensor:
         """The module's present parameters and changing buffers as a new flat vector, to which it then points."""
@@ -175,10 +170,8 @@ class FlatModel:
 
     @contextmanager
     def borrowed(self, weights: torch.Tensor) -> Iterator[nn.Module]:
-        """The module for a forward pass without gradients, on `weights` from any device.
-
-        Weights that live elsewhere are copied over the gradient, which is not in use then.
-        """
+        """The module for a forward pass without gradients, on `weights`; from another device they are copied over the
+        gradient, which is not in use then."""
         self.point_at(weights if weights.device == self.device else self.gradient.copy_(weights))
         self.module.eval()
         with torch.no_grad(), self.autocast():
@@ -219,7 +212,7 @@ class FlatModel:
 
 def _hidden_matrices(
     module: nn.Module, trained: Sequence[tuple[str, nn.Parameter]], layout: VectorLayout, embeddings: Collection[int]
-) -> list[tuple[slice, tuple[int, ...]]]:  # fmt: skip
+) -> list[tuple[slice, tuple[int, ...]]]:
     """The matrices that Muon updates: all but embeddings, and the output layer of a model of transformers."""
     if any(map(is_sharded, module.parameters())):
         return []  # of which no rank has one whole
@@ -230,10 +223,3 @@ def _hidden_matrices(
         for index, ((_, parameter), offset) in enumerate(zip(trained, layout.offsets, strict=True))
         if parameter.ndim == 2 and index not in embeddings and id(parameter) not in others
     ]
-
-
-def new_outer_vector(like: torch.Tensor, on_cpu: bool) -> torch.Tensor:
-    """A copy of `like` for outer state: on its own device, or in CPU memory, pinned where a GPU copies from it."""
-    if not on_cpu:
-        return like.clone()
-    return torch.empty_like(like, device="cpu", pin_memory=like.device.type == "cuda").copy_(like)

@@ -11,7 +11,6 @@ from torch import nn
 from adloco_dist.averaging.shards import Shards
 from adloco_dist.data.protocols import Batch
 from adloco_dist.objective.protocol import Objective
-from adloco_dist.policy.switch import micro_batch_size
 from adloco_dist.pool.flat_model import FlatModel
 
 
@@ -22,12 +21,9 @@ class GradientWatcher(Protocol):
         """Return the chunks of the batch, cut by sequence index, after each of which it wants to see the gradient."""
         ...
 
-    def observe(self, chunk: Batch, num_targets: int) -> None:
-        """Look at the flat model's gradient, which now includes `chunk`: the sum of the losses so far over len(batch).
-
-        Args:
-            num_targets: the chunk's number of targets.
-        """
+    def observe(self, num_targets: int) -> None:
+        """Look at the flat model's gradient, which now includes a chunk of so many targets: that of the sum of the
+        losses so far over len(batch)."""
         ...
 
 
@@ -83,7 +79,6 @@ def accumulate_gradient(
         batch: the sequences of the update, on the device.
         capacity: sequences per micro-batch; None: one micro-batch.
         watcher: its chunks are taken one after the other, each in micro-batches of its own.
-        averager: averages the gradient over ranks; None: it is this rank's own.
     """
     flat_model.gradient.zero_()
     module = averager.module if averager else flat_model.module
@@ -92,11 +87,11 @@ def accumulate_gradient(
     chunks = watcher.chunks(batch) if watcher else [batch]
     for chunk in chunks:
         chunk_targets = 0
-        parts = chunk.split(micro_batch_size(len(chunk), capacity))
-        for part in parts:
-            is_last = chunk is chunks[-1] and part is parts[-1]
+        micro_batches = chunk.split(micro_batch_size(len(chunk), capacity))
+        for micro_batch in micro_batches:
+            is_last = chunk is chunks[-1] and micro_batch is micro_batches[-1]
             with averager.micro_batch(is_last) if averager else nullcontext():
-                own, counts = share(part, flat_model.shards)
+                own, counts = own_sequences(micro_batch, flat_model.shards)
                 with flat_model.autocast():
                     loss, num_targets = objective.loss(module, own)
                 if not counts:
@@ -105,17 +100,26 @@ def accumulate_gradient(
             loss_sum += loss.detach()
             chunk_targets += num_targets
         if watcher:
-            watcher.observe(chunk, chunk_targets)
+            watcher.observe(chunk_targets)
         total_targets += chunk_targets
     if averager:
-        return AccumulatedLoss(
-            loss_sum, total_targets, total_targets, len(batch) / averager.mean_targets(total_targets)
-        )
+        scale = len(batch) / averager.mean_targets(total_targets)
+        return AccumulatedLoss(loss_sum, total_targets, total_targets, scale)
     worker_targets, num_ranks = flat_model.shards.total(total_targets), len(flat_model.shards.ranks) or 1
     return AccumulatedLoss(loss_sum, total_targets, worker_targets, len(batch) * num_ranks / worker_targets)
 
 
-def share(batch: Batch, shards: Shards) -> tuple[Batch, bool]:
+def micro_batch_size(batch: int, capacity: int | None) -> int:
+    """Sequences per micro-batch for a batch in as few as `capacity` allows, all equal but the last.
+
+    Examples:
+        10 sequences with a capacity of 4 take micro-batches of 4, 4 and 2; 9 take 3, 3 and 3.
+    """
+    num_micro_batches = -(-batch // capacity) if capacity else 1
+    return -(-batch // num_micro_batches)
+
+
+def own_sequences(batch: Batch, shards: Shards) -> tuple[Batch, bool]:
     """The sequences of a batch that are this rank's, and whether they count: all, where it holds the module by itself.
 
     All ranks must compute, for they gather parameters from each other: one that has no sequence takes the first, which
@@ -138,9 +142,7 @@ def scale_and_clip(flat_model: FlatModel, scale: float | torch.Tensor, clip_norm
     flat_model.gradient.mul_(scale)
 
 
-def mean_gradient(
-    flat_model: FlatModel, objective: Objective, batch: Batch, capacity: int | None
-) -> AccumulatedLoss:  # fmt: skip
+def mean_gradient(flat_model: FlatModel, objective: Objective, batch: Batch, capacity: int | None) -> AccumulatedLoss:
     """Do as `accumulate_gradient` does, and scale the gradient to that of the mean loss."""
     done = accumulate_gradient(flat_model, objective, batch, capacity)
     scale_and_clip(flat_model, done.scale, None)

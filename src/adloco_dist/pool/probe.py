@@ -28,7 +28,7 @@ def probe_capacity(
         reserved_bytes: memory of a GPU that is kept free for what is yet to come.
 
     Returns:
-        0 or less where not even one sequence fits.
+        0 where not even one sequence fits.
     """
     if settings.batching.capacity is not None:
         return settings.batching.capacity
@@ -102,7 +102,7 @@ def _by_trying(slot: ComputeSlot, settings: Settings, maximum: int, sharers: int
 
 def _by_counting(
     slots: Sequence[ComputeSlot], trainers: Sequence[Trainer], settings: Settings, maximum: int, sharers: int
-) -> int:  # fmt: skip
+) -> int:
     """Find the capacity from the bytes of micro-batches of one and of two sequences.
 
     More take no more each than two do: where what grows with them is largest, what does not grow is the smaller part.

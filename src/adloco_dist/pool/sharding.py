@@ -28,7 +28,7 @@ class UnsuitableModuleError(ValueError):
 
 def shard_module(
     module: nn.Module, blocks: Sequence[nn.Module], group: Group, device: torch.device, in_bf16: bool
-) -> None:  # fmt: skip
+) -> None:
     """Give every rank of the group its part of each parameter, on its device; in place.
 
     Blocks are sharded by themselves, and so gathered one after the other; what is left belongs to the root.
@@ -57,7 +57,14 @@ def check_division(module: nn.Module, blocks: Sequence[nn.Module], size: int) ->
         UnsuitableModuleError: there is one that they cannot share evenly, or one that several blocks use.
     """
     _check_ties(module, blocks)
-    return {parameter: _dealt(name, parameter, size) for name, parameter in module.named_parameters()}
+    deals: dict[nn.Parameter, Deal] = {}
+    for name, parameter in module.named_parameters():
+        deal = Deal.of(parameter.shape, size)  # evenly: torch copies what it pads, and nothing else would see updates
+        if deal is None:
+            rule = f"its parameter {name} {list(parameter.shape)} has no dimension that {size} ranks can share evenly"
+            raise UnsuitableModuleError(f"{rule}; change the shape, or pool.ranks_per_worker")
+        deals[parameter] = deal
+    return deals
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
@@ -79,7 +86,8 @@ def _repeats(modules: nn.ModuleList | nn.Sequential) -> bool:
     """Whether these are several layers of a kind, with parameters, that can be called."""
     kinds = {type(one) for one in modules}
     is_called = not kinds & {nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict}
-    return len(modules) > 1 and len(kinds) == 1 and is_called and all(map(_num_parameters, modules))
+    have_parameters = all(next(one.parameters(), None) is not None for one in modules)
+    return len(modules) > 1 and len(kinds) == 1 and is_called and have_parameters
 
 
 class TiedLinear(nn.Linear):
@@ -172,15 +180,6 @@ def _placed(parameter: nn.Parameter, part: torch.Tensor) -> DTensor:
     )
 
 
-def _dealt(name: str, parameter: nn.Parameter, size: int) -> Deal:
-    """How a parameter is dealt: evenly, for torch copies what it pads, and nothing else would see updates then."""
-    deal = Deal.of(parameter.shape, size)
-    if deal is not None:
-        return deal
-    rule = f"its parameter {name} {list(parameter.shape)} has no dimension that {size} ranks can share evenly"
-    raise UnsuitableModuleError(f"{rule}; change the shape, or pool.ranks_per_worker")
-
-
 def _check_ties(module: nn.Module, blocks: Sequence[nn.Module]) -> None:
     """Refuse parameters that several blocks use, or a block and the root: they are gathered at different times."""
     owners: dict[int, int] = {}
@@ -199,7 +198,3 @@ def _save_memory_of_ties(module: nn.Module) -> None:
     for one in module.modules():
         if type(one) is nn.Linear and uses[id(one.weight)] > 1:
             one.__class__ = TiedLinear
-
-
-def _num_parameters(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())

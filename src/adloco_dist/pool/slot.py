@@ -36,17 +36,16 @@ class ComputeSlot:
 def new_slot(
     objective: Objective, module: nn.Module, device: torch.device, settings: Settings, changing: Sequence[str] = ()
 ) -> ComputeSlot:
-    """Return a compute slot around `module`, which is moved to `device`, unless ranks hold it together there.
+    """Return a compute slot around `module`, of which training changes these buffers.
 
-    Args:
-        changing: names of the module's buffers that training changes.
+    The module is moved to `device`, unless ranks hold it together there.
     """
     kind: type[FlatModel] = FlatModel
     if settings.pool.ranks_per_worker > 1:
         from adloco_dist.pool.sharding import ShardedFlatModel  # with fully_shard, whose import takes half a second
 
         kind = ShardedFlatModel
-    flat_model = kind(module, device, settings.precision, changing, settings.cluster.outer_seconds)
+    flat_model = kind(module, device, settings.precision, changing, settings.cluster.timeout_seconds)
     sketch = Sketch(flat_model.whole_layout.num_elements + flat_model.num_buffer_elements, flat_model.dtype, device)
     return ComputeSlot(flat_model, objective, sketch)
 

@@ -1,71 +1,71 @@
 """A trainer's share on this rank, with all its state."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from adloco_dist.averaging.anchors import average_in, weight_of
 from adloco_dist.averaging.averager import Averager
-from adloco_dist.averaging.background import Background
 from adloco_dist.averaging.checks import checksum
-from adloco_dist.averaging.fragments import largest, packed_part
-from adloco_dist.averaging.outer import OuterSGD
-from adloco_dist.config import OuterState, Settings
+from adloco_dist.averaging.entries import outer_entries
+from adloco_dist.averaging.fragments import Fragment, largest
+from adloco_dist.averaging.group import Group
+from adloco_dist.averaging.outer_sgd import OuterSGD, chunks
+from adloco_dist.averaging.outer_step import Division, OuterStep
+from adloco_dist.config import OuterSettings, OuterState, Settings, WireSettings
 from adloco_dist.data.protocols import Cursor
-from adloco_dist.pool.flat_model import FlatModel, new_outer_vector
+from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.worker import Worker
+from adloco_dist.schema import NOTHING, Entry, Kind, assign, gather
 
 
-@dataclass(frozen=True)
-class UnderWay:
-    """The average of a fragment, on its way."""
-
-    fragment: int
-    average: Background | torch.Tensor
-    """What brings the sum of all ranks' payloads, or that sum."""
+def trainer_entries(outer: OuterSettings, wire: WireSettings) -> list[Entry]:
+    """What is kept of a trainer: attributes of it."""
+    mean_anchor = Entry("mean_anchor", Kind.vector, is_shared=True)
+    entries = outer_entries(OuterSGD(outer.lr, outer.momentum), wire.keeps_residual)
+    return [*entries, *([mean_anchor] if outer.average_span else [])]
 
 
-class Trainer:
-    """Trainer `id`: its anchor, outer momentum and cursor (equal on all its ranks), and the workers placed here.
+class Trainer(OuterStep[Worker]):
+    """Trainer `id`: the outer step of its workers that are placed here, and its cursor; anchor, momentum and cursor are
+    equal on all its ranks.
 
     Attributes:
-        anchor: (num_elements,), on the rank's device, or in CPU memory (pool.outer_state=cpu).
-        momentum: the outer SGD's (DiLoCo, 2311.08105, Algorithm 1, line 14), as large as the anchor and in the same
-            place, zeros at first; None: there is none.
-        mean_anchor: the average of the anchors so far (outer.average_span), like these; None: there is none.
-        averager: how its pseudo-gradients travel between ranks.
-        fragments: the parts of the model that are averaged at different times.
-        residual: what this rank has not sent of its pseudo-gradients, as large as the anchor, fragment after fragment;
-            None: there is no error feedback.
-        under_way: the fragment whose average has been started, and whose outer step has not been taken yet.
+        mean_anchor: the average of the anchors so far (outer.average_span), in the place of the anchor; None: there is
+            none.
     """
 
     def __init__(
-        self, trainer_id: int, workers: list[Worker], initial_weights: torch.Tensor, flat_model: FlatModel,
-        cursor: Cursor, settings: Settings, averager: Averager,
-    ) -> None:  # fmt: skip
-        self.id = trainer_id
-        self.workers = workers
-        self.cursor = cursor
-        self.flat_model = flat_model
-        outer = settings.outer
-        self.outer = OuterSGD(
-            outer.lr, outer.momentum, outer.nesterov, outer.clip_norm, outer.radial, outer.outlier_deviations,
-            outer.outlier_rounds,
-        )  # fmt: skip
-        self.averager = averager
-        self.fragments = flat_model.fragments(settings.wire.fragments)
-        self.residual = torch.zeros_like(initial_weights) if self.averager.keeps_residual else None
-        self.under_way: UnderWay | None = None
-        delayed = largest(self.fragments) if settings.wire.is_delayed else 0
-        num_exact = len(flat_model.room) - flat_model.buffer_boundary
-        self._room = initial_weights.new_empty(delayed + num_exact) if delayed else flat_model.room
-        on_cpu = settings.pool.outer_state is OuterState.cpu
-        self.anchor = new_outer_vector(initial_weights, on_cpu)
-        self.momentum = new_outer_vector(torch.zeros_like(initial_weights), on_cpu) if self.outer.momentum else None
-        self._average_span = outer.average_span
-        self.mean_anchor = new_outer_vector(initial_weights, on_cpu) if outer.average_span else None
+        self,
+        trainer_id: int,
+        workers: list[Worker],
+        initial_weights: torch.Tensor,
+        flat_model: FlatModel,
+        cursor: Cursor,
+        settings: Settings,
+        averager: Averager,
+    ) -> None:
+        self.id, self.cursor, self.flat_model = trainer_id, cursor, flat_model
+        outer, wire = settings.outer, settings.wire
+        fragments, boundary = flat_model.fragments(wire.fragments), flat_model.buffer_boundary
+        device = torch.device("cpu") if settings.pool.outer_state is OuterState.cpu else initial_weights.device
+        is_pinned = device != initial_weights.device
+        anchor = torch.empty_like(initial_weights, device=device, pin_memory=is_pinned).copy_(initial_weights)
+        super().__init__(
+            workers,
+            anchor,
+            Division(fragments, flat_model.shards, flat_model.device),
+            OuterSGD(outer.lr, outer.momentum),
+            averager,
+            FlatBuffers(anchor, boundary),
+            # The flat model's gradient is free while nobody computes.
+            initial_weights.new_empty(largest(fragments) + len(flat_model.payload) - boundary)
+            if wire.is_delayed
+            else flat_model.payload,
+        )
+        self._average_span, self.entries = outer.average_span, trainer_entries(outer, wire)
+        self.mean_anchor = None
+        if outer.average_span:
+            self.mean_anchor = torch.empty_like(anchor, pin_memory=is_pinned).copy_(anchor)
 
     @property
     def outer_vectors(self) -> list[torch.Tensor]:
@@ -83,53 +83,77 @@ class Trainer:
         return self.anchor if self.mean_anchor is None else self.mean_anchor
 
     def average_anchors(self, tokens_before: int, tokens: int) -> None:
-        """Let the anchor of this round count in the average.
-
-        Args:
-            tokens_before, tokens: of the whole pool before the round, and in it.
-        """
+        """Let the anchor of this round count in the average, by the whole pool's tokens before the round and in it."""
         if self.mean_anchor is not None and self._average_span:
             average_in(self.mean_anchor, self.anchor, weight_of(tokens_before, tokens, self._average_span))
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint keeps of the outer state, by name: these very tensors."""
-        vectors = {"anchor": self.anchor, "momentum": self.momentum, "mean_anchor": self.mean_anchor}
-        return {name: vector for name, vector in vectors.items() if vector is not None}
+        """What a checkpoint keeps of what all ranks of the trainer share, by name: these very tensors."""
+        return gather(self, [entry for entry in self.entries if entry.is_shared])
+
+    def own_state(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint keeps of what this rank has for itself."""
+        return gather(self, [entry for entry in self.entries if not entry.is_shared])
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Become what `state` was taken of.
+        """Become what `state` was taken of; a KeyError where a part is missing."""
+        assign(self, [entry for entry in self.entries if entry.is_shared], state)
 
-        Raises:
-            KeyError: a part of it is missing.
-        """
-        for name, vector in self.state().items():
-            vector.copy_(state[name])
+    def awaited_by(self, worker: Worker) -> Fragment | None:
+        """The fragment whose outer step a worker has not received yet."""
+        return None if worker.awaits == NOTHING else self.fragments[worker.awaits]
 
-    def payload(self, fragment: int) -> torch.Tensor:
-        """Where what travels of a fragment is put: its elements, what must arrive exactly, and at last a count.
-
-        What must arrive exactly are the buffers that training changes, with the first fragment, and the lengths of
-        tensors whose means are radial. Where updates are computed meanwhile it has memory of its own, else that of the
-        flat model's gradient.
-        """
-        num_buffers = self.flat_model.num_elements - self.flat_model.buffer_boundary if fragment == 0 else 0
-        num_exact = num_buffers + len(self.radial(fragment)) + 1
-        return self._room[: self.fragments[fragment].num_elements + num_exact]
-
-    def radial(self, fragment: int) -> list[int]:
-        """The tensors of a fragment whose means are radial, by their places in it."""
-        tensors = self.fragments[fragment].tensors if self.outer.radial else ()
-        return [place for place, index in enumerate(tensors) if index not in self.flat_model.embeddings]
-
-    def residual_of(self, fragment: int) -> torch.Tensor | None:
-        """What this rank has not sent of a fragment."""
-        return None if self.residual is None else packed_part(self.residual, self.fragments, fragment)
+    def checksum(self) -> list[int]:
+        """Two checksums over the bits of the anchor; equal on all ranks of the trainer (docs/guarantees.md)."""
+        return checksum(self.anchor)
 
     @property
     def is_finite(self) -> bool:
         """Whether the anchor is finite; the momentum then is too, for every step adds it to the anchor."""
         return bool(torch.isfinite(self.anchor.sum()))
 
-    def checksum(self) -> list[int]:
-        """Two checksums over the bits of the anchor; equal on all ranks of the trainer (docs/guarantees.md)."""
-        return checksum(self.anchor)
+
+class FlatBuffers:
+    """The buffers in flat vectors, the anchor and every worker's weights, behind a boundary."""
+
+    def __init__(self, anchor: torch.Tensor, boundary: int) -> None:
+        self._anchor, self._boundary = anchor, boundary
+        self.dtype = anchor.dtype
+
+    @property
+    def num_elements(self) -> int:
+        return len(self._anchor) - self._boundary
+
+    def find_changing(self, group: Group | None) -> None:
+        """They are known when vectors are laid out."""
+
+    def sum_of(self, replicas: Sequence[Worker], total: torch.Tensor) -> None:
+        total.zero_()
+        for replica in replicas:
+            total.add_(replica.weights[self._boundary :].to(total.device), alpha=replica.weight)
+
+    def step(self, total: torch.Tensor, num_workers: float) -> None:
+        if num_workers:
+            self._anchor[self._boundary :].copy_(total.mul_(1 / num_workers))
+
+    def restart(self, replicas: Sequence[Worker]) -> None:
+        for replica in replicas:
+            replica.weights[self._boundary :].copy_(self._anchor[self._boundary :], non_blocking=True)
+
+
+def weight_of(tokens_before: int, tokens: int, span: float) -> float:
+    """What the anchor counts for in its average after a round of `tokens` > 0; the rest is the average before.
+
+    Polynomial-decay averaging (Shamir and Zhang 2013, 1212.1824, section 4): the average spans a share of what lies
+    behind, so it forgets the start of the run however long that becomes.
+
+    Args:
+        span: share of the tokens so far over which an anchor's weight falls by a factor of e, about; in (0, 1].
+    """
+    return 1.0 - (tokens_before / (tokens_before + tokens)) ** (1.0 / span)
+
+
+def average_in(mean: torch.Tensor, anchor: torch.Tensor, weight: float) -> None:
+    """Move the average towards the anchor in place, (n,) both, in operations that round alike on every device."""
+    for chunk in chunks(len(mean), mean.device):
+        mean[chunk].mul_(1.0 - weight).add_(anchor[chunk] * weight)

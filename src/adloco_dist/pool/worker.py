@@ -6,16 +6,77 @@ from dataclasses import dataclass
 
 import torch
 
-from adloco_dist.averaging.fragments import largest
-from adloco_dist.averaging.outliers import NormHistory
+from adloco_dist.averaging.entries import replica_entries
+from adloco_dist.averaging.fragments import Fragment, Run, largest
+from adloco_dist.averaging.outer_sgd import add_difference, chunk_elements, rejoin
+from adloco_dist.averaging.replica import Replica
 from adloco_dist.config import InnerOptimizer, InnerSettings, WireSettings
 from adloco_dist.pool.flat_model import FlatModel
+from adloco_dist.schema import Entry, Kind, assign, gather
 
-NOTHING = -1
+
+@dataclass(frozen=True)
+class Leaf:
+    """A part of the weights that an optimizer sees as one parameter."""
+
+    where: slice
+    shape: tuple[int, ...]
+    tensors: tuple[int, ...]
+    """Indices of the trained parameters in it."""
+    optimizer: InnerOptimizer
+    weight_decay: float
+
+    def moments(self, inner: InnerSettings) -> dict[str, Kind]:
+        """What its optimizer keeps of it, by torch's names: of kind `part` as large as the leaf, or a scalar."""
+        if self.optimizer is InnerOptimizer.adamw:
+            return {"exp_avg": Kind.part, "exp_avg_sq": Kind.part, "step": Kind.equal}
+        return {"momentum_buffer": Kind.part} if self.optimizer is InnerOptimizer.muon or inner.momentum else {}
 
 
-class Worker:
-    """Worker `id` of a trainer: `weights` also holds the buffers that its training changes.
+def leaves_of(flat_model: FlatModel, inner: InnerSettings) -> list[Leaf]:
+    """What the inner optimizers see of the weights: Muon every hidden matrix; then what is decayed, and what is not."""
+    layout, is_muon = flat_model.parameter_layout, inner.optimizer is InnerOptimizer.muon
+    matrices = flat_model.hidden_matrices if is_muon else []
+    others = InnerOptimizer.adamw if is_muon else inner.optimizer
+
+    def leaf(where: slice, shape: tuple[int, ...], optimizer: InnerOptimizer, decay: float) -> Leaf:
+        tensors = (index for index, offset in enumerate(layout.offsets) if where.start <= offset < where.stop)
+        return Leaf(where, shape, tuple(tensors), optimizer, decay)
+
+    found = [leaf(where, shape, InnerOptimizer.muon, inner.weight_decay) for where, shape in matrices]
+    starts, ends = [where.start for where, _ in matrices], [where.stop for where, _ in matrices]
+    boundary, end = flat_model.decay_boundary, flat_model.num_elements
+    between = zip([0, *ends, boundary], [*starts, boundary, end], strict=True)
+    for start, stop in between:
+        if stop > start:
+            decay = inner.weight_decay if start < boundary else 0.0
+            found.append(leaf(slice(start, stop), (stop - start,), others, decay))
+    return found
+
+
+def moment_entries(leaves: Sequence[Leaf], inner: InnerSettings) -> list[Entry]:
+    """What the inner optimizers keep of the leaves, in the order of their `moments`."""
+    return [
+        Entry(f"{number}.{name}", kind, leaf.tensors if kind is Kind.part else ())
+        for number, leaf in enumerate(leaves)
+        for name, kind in leaf.moments(inner).items()
+    ]
+
+
+def own_entries(wire: WireSettings) -> list[Entry]:
+    """What a worker keeps beside its optimizers' state: attributes of it."""
+    return [
+        Entry("weights", Kind.vector, is_progress=True),
+        *replica_entries(wire.is_delayed),
+        Entry("updates_done", Kind.equal, is_progress=True),
+        Entry("num_targets", Kind.summed, is_progress=True),
+        Entry("loss_sum", Kind.summed, is_progress=True),
+        Entry("has_restarted", Kind.equal, is_progress=True),
+    ]
+
+
+class Worker(Replica):
+    """Worker `id` of a trainer: `weights` also holds, at its end, the buffers that its training changes.
 
     Its optimizers hold leaves that share memory with `weights`: the decayed and the undecayed part, with Muon every
     hidden matrix by itself. Their gradients are those of the flat model on which it has its turn, so a step must follow
@@ -23,54 +84,46 @@ class Worker:
     """
 
     def __init__(
-        self, worker_id: int, weights: torch.Tensor, flat_model: FlatModel, inner: InnerSettings,
+        self,
+        worker_id: int,
+        weights: torch.Tensor,
+        flat_model: FlatModel,
+        inner: InnerSettings,
         wire: WireSettings | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """
         Args:
             weights: (num_elements,); the worker keeps this very tensor.
             flat_model: says where weight decay ends, and the device on which steps are taken; nothing else.
             wire: in which parts the model is averaged, and when; None: as a whole, without delay.
         """
-        self.id = worker_id
-        self.weights = weights
+        wire = wire or WireSettings(delay_updates=0)
+        departed = largest(flat_model.fragments(wire.fragments)) if wire.is_delayed else 0
+        super().__init__(worker_id, weights.new_zeros(departed))
+        self.weights, self._device = weights, flat_model.device
+        self.loss_sum = torch.zeros((), dtype=weights.dtype, device=flat_model.device)
+        """Sum over the updates of a round of the batches' mean losses, in nats per token; on the device."""
         self.updates_done = 0
         """Updates taken in the present round."""
-        self.awaits = NOTHING
-        """The fragment whose outer step it has not received yet."""
-        self.weight = 1.0
-        """What it counts for in averages: its updates in a round, relative to the fastest worker's."""
-        wire = wire or WireSettings()
-        self.norms = NormHistory(wire.fragments)
-        """Of its pseudo-gradients, where they decide whether it is left out of an average."""
-        fragments = flat_model.fragments(wire.fragments)
-        self.departed = weights.new_zeros(largest(fragments) if wire.is_delayed else 0)
-        """Its weights in the fragment that it awaits as they were sent off."""
         self.num_targets = 0
         """Tokens or labels that those updates predicted; padding is not counted."""
-        self.loss_sum = torch.zeros((), dtype=weights.dtype, device=flat_model.device)
-        """Sum over those updates of the batches' mean losses, in nats per token; a scalar on the device."""
+        self.has_restarted = False
+        """Whether it took the anchor in this round, for weights that were not finite: only losses since then count."""
         self.step_losses: list[torch.Tensor] = []
         """Mean losses of the updates since the run (re)started, where they are recorded; scalars on the device."""
-        self._parts = [
-            _Part(optimizer, leaf, where, shape)
-            for optimizer, leaf, where, shape in _new_optimizers(weights, flat_model, inner)
+        self.entries, leaves = own_entries(wire), leaves_of(flat_model, inner)
+        self._moment_entries = moment_entries(leaves, inner)
+        self._own_leaves = [_OwnLeaf.of(leaf, weights, inner, flat_model.device) for leaf in leaves]
+        self._optimizers = [
+            _new_optimizer(kind, [own for own in self._own_leaves if own.leaf.optimizer is kind], inner)
+            for kind in dict.fromkeys(leaf.optimizer for leaf in leaves)
         ]
-        self._optimizers = list({id(part.optimizer): part.optimizer for part in self._parts}.values())
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether its weights and losses are: gradients that are not finite leave weights that are not.
-
-        Only losses since it last restarted count.
-        """
-        return bool(torch.isfinite(self.weights.sum()) and torch.isfinite(self.loss_sum))
 
     def attach(self, flat_model: FlatModel) -> None:
         """Point a module at this worker's weights, and the optimizers at the gradients which that module fills."""
         flat_model.point_at(self.weights)
-        for part in self._parts:
-            part.leaf.grad = flat_model.gradient[part.where].view(part.shape)
+        for own in self._own_leaves:
+            own.parameter.grad = flat_model.gradient[own.leaf.where].view(own.leaf.shape)
 
     def step(self) -> None:
         """Take an update with the gradients that are there."""
@@ -80,87 +133,99 @@ class Worker:
     def begin_round(self, reset_moments: bool) -> None:
         """Prepare for the first update of a round."""
         self.updates_done = self.num_targets = 0
+        self.has_restarted = False
         self.loss_sum.zero_()
         self.step_losses = []
         if reset_moments:
             self.reset_optimizer()
 
-    def restart(self, anchor: torch.Tensor) -> None:
-        """Take the anchor for weights that are not finite, with fresh moments.
+    def losses(self) -> list[torch.Tensor]:
+        return [self.loss_sum]
 
-        The round's mean loss stays unknown: its sum becomes the least number that there is, which finite losses leave
-        as it is, while one that is not finite is noticed as ever.
-        """
+    def runs(self, fragment: Fragment) -> Iterator[Run]:
+        return fragment.runs(chunk_elements(self._device))
+
+    def add_difference(self, anchor: torch.Tensor, total: torch.Tensor, run: Run, is_first: bool) -> None:
+        add_difference(anchor, self.weights[run.where], total, is_first, self.weight)
+
+    def restart(self, anchor: torch.Tensor, run: Run) -> None:
+        self.weights[run.where].copy_(anchor, non_blocking=True)
+
+    def depart(self, fragment: Fragment) -> None:
+        for run in self.runs(fragment):
+            self.departed[run.packed].copy_(self.weights[run.where])
+
+    def rejoin(self, anchor: torch.Tensor, fragment: Fragment) -> None:
+        for run in self.runs(fragment):
+            rejoin(self.weights[run.where], self.departed[run.packed], anchor[run.where])
+
+    def shift(self, anchor: torch.Tensor, awaited: Fragment | None, sign: int) -> None:
+        """Leave an anchor, w <- w - x, or come to one, w <- w + x; also of what was sent off of a fragment."""
+        self.weights.add_(anchor.to(self.weights.device), alpha=sign)
+        for run in self.runs(awaited) if awaited and len(self.departed) else ():
+            self.departed[run.packed].add_(anchor[run.where].to(self.departed.device), alpha=sign)
+
+    def recover(self, anchor: torch.Tensor) -> None:
+        """Take the anchor for weights that are not finite, with fresh moments; the round's mean loss stays unknown."""
         self.weights.copy_(anchor)
         self.reset_optimizer()
-        self.loss_sum.fill_(torch.finfo(self.loss_sum.dtype).min)
+        self.loss_sum.zero_()
+        self.has_restarted = True
 
     def mean_loss(self, num_updates: int) -> float:
         """The mean loss of so many updates of the round; NaN if it restarted in them."""
-        total = float(self.loss_sum)
-        return math.nan if total == torch.finfo(self.loss_sum.dtype).min else total / num_updates
+        return math.nan if self.has_restarted else float(self.loss_sum) / num_updates
 
     def read_step_losses(self) -> list[float]:
         """The mean loss of each update of the round so far, in one copy from the device; NaN before a restart."""
         known: list[float] = torch.stack(self.step_losses).tolist() if self.step_losses else []
         return [math.nan] * (self.updates_done - len(known)) + known
 
-    def state(self, with_weights: bool) -> dict[str, torch.Tensor]:
-        """What a checkpoint keeps of the worker, by name: these very tensors.
+    def state(self, is_away: bool) -> dict[str, torch.Tensor]:
+        """What a checkpoint keeps of the worker, by name of the entry: these very tensors.
 
         Args:
-            with_weights: whether to keep weights and progress as well: of a worker that does not stand at the anchor.
+            is_away: whether it does not stand at its anchor: then its weights and its progress are kept as well.
         """
-        state = {
-            f"{number}.{name}": value.view(-1) if value.ndim else value
-            for number, part in enumerate(self._parts)
-            for name, value in part.state.items()
-        }
-        state["norms"] = self.norms.values.view(-1)
-        if with_weights:
-            state |= {"weights": self.weights, "loss_sum": self.loss_sum}
-            state["updates_done"] = torch.tensor(self.updates_done)
-            state["awaits"] = torch.tensor(self.awaits)
-            if len(self.departed):
-                state["departed"] = self.departed
-            state["num_targets"] = torch.tensor(self.num_targets)
-        return state
+        entries = [entry for entry in self.entries if is_away or not entry.is_progress]
+        return {**self._moments(), **gather(self, entries)}
 
     def restore(self, state: Mapping[str, torch.Tensor], anchor: torch.Tensor) -> None:
         """Become what `state` was taken of; without weights in it the worker stands at `anchor`.
 
-        Raises:
-            KeyError: a part of the state is missing.
+        A KeyError says that a part of the state is missing.
         """
         self.weights.copy_(anchor)
-        for name, value in self.state("weights" in state).items():
+        for name, value in self._moments().items():
             value.copy_(state[name])
-        self.updates_done = int(state.get("updates_done", 0))
-        self.num_targets = int(state.get("num_targets", 0))
-        self.awaits = int(state.get("awaits", NOTHING))
+        assign(self, [entry for entry in self.entries if "weights" in state or not entry.is_progress], state)
+
+    def _moments(self) -> dict[str, torch.Tensor]:
+        """What the optimizers keep, by name of the entry."""
+        values = (value for own in self._own_leaves for value in own.state.values())
+        entries = zip(self._moment_entries, values, strict=True)
+        return {entry.name: value.view(-1) if entry.kind is Kind.part else value for entry, value in entries}
 
     def vectors(self) -> list[torch.Tensor]:
-        """The weights and the moments of all parts: all that is as large as the model, in a fixed order."""
-        moments = [value for part in self._parts for value in part.state.values() if value.ndim]
+        """The weights and the moments of all leaves: all that is as large as the model, in a fixed order."""
+        moments = [value for own in self._own_leaves for value in own.state.values() if value.ndim]
         return [self.weights, *moments]
 
     def move(self, places: Sequence[torch.Tensor]) -> None:
-        """Copy all vectors into `places` and live there; in the order of the device's work, without waiting for it.
+        """Copy all `vectors` into `places`, of the same shapes on any device, and live there.
 
-        Args:
-            places: one for each of `vectors`, of the same shape, on any device.
+        The copies are made in the order of the device's work, without waiting for it.
         """
         for vector, place in zip(self.vectors(), places, strict=True):
             vector.data = place.copy_(vector, non_blocking=True)
-        for part in self._parts:
-            part.leaf.grad = None  # of the device that it was on
-            part.leaf.data = self.weights.data[part.where].view(part.shape)
+        for own in self._own_leaves:
+            own.parameter.grad = None  # of the device that it was on
+            own.parameter.data = self.weights.data[own.leaf.where].view(own.leaf.shape)
 
     def reset_optimizer(self) -> None:
         """Start with fresh moments."""
-        for part in self._parts:
-            for value in part.state.values():
-                value.zero_()
+        for value in self._moments().values():
+            value.zero_()
 
     def set_learning_rate(self, rate: float) -> None:
         for optimizer in self._optimizers:
@@ -169,68 +234,35 @@ class Worker:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """A part of the weights that an optimizer sees as one parameter."""
+class _OwnLeaf:
+    """A leaf of one worker, which shares memory with its weights, and what the optimizer keeps of it."""
 
-    optimizer: torch.optim.Optimizer
-    leaf: torch.Tensor
-    where: slice
-    shape: tuple[int, ...]
+    leaf: Leaf
+    parameter: torch.Tensor
+    state: dict[str, torch.Tensor]
 
-    @property
-    def state(self) -> dict[str, torch.Tensor]:
-        return self.optimizer.state[self.leaf]
-
-
-_Leaf = tuple[torch.Tensor, slice, tuple[int, ...]]
-
-
-def _new_optimizers(
-    weights: torch.Tensor, flat_model: FlatModel, inner: InnerSettings
-) -> Iterator[tuple[torch.optim.Optimizer, torch.Tensor, slice, tuple[int, ...]]]:  # fmt: skip
-    """Construct the optimizers, with their moments; yield each with its leaves."""
-    matrices = flat_model.hidden_matrices if inner.optimizer is InnerOptimizer.muon else []
-    if matrices:
-        leaves: list[_Leaf] = [(weights[where].view(shape), where, shape) for where, shape in matrices]
-        muon = torch.optim.Muon(
-            [leaf for leaf, _, _ in leaves], inner.lr, inner.weight_decay, inner.momentum,
-            adjust_lr_fn="match_rms_adamw",  # so that one rate suits both optimizers (Moonlight, 2502.16982)
-        )  # fmt: skip
-        yield from _with_moments(muon, leaves, ("momentum_buffer",), flat_model.device)
-    boundary, end = flat_model.decay_boundary, len(weights)
-    leaves, groups = [], []
-    for start, stop, decay in [*_between(matrices, boundary, inner.weight_decay), (boundary, end, 0.0)]:
-        if stop > start:
-            where = slice(start, stop)
-            leaves.append((weights[where], where, (stop - start,)))
-            groups.append({"params": [leaves[-1][0]], "weight_decay": decay})
-    if inner.optimizer is InnerOptimizer.sgd:
-        sgd = torch.optim.SGD(groups, lr=inner.lr, momentum=inner.momentum, fused=True)
-        names = ("momentum_buffer",) if inner.momentum else ()
-        yield from _with_moments(sgd, leaves, names, flat_model.device)
-    else:
-        adamw = torch.optim.AdamW(groups, lr=inner.lr, betas=(inner.beta1, inner.beta2), eps=inner.eps, fused=True)
-        yield from _with_moments(adamw, leaves, ("exp_avg", "exp_avg_sq"), flat_model.device, has_step=True)
+    @classmethod
+    def of(cls, leaf: Leaf, weights: torch.Tensor, inner: InnerSettings, device: torch.device) -> "_OwnLeaf":
+        parameter = weights[leaf.where].view(leaf.shape)
+        scalar = torch.zeros((), device=device)
+        state = {
+            name: torch.zeros_like(parameter) if kind is Kind.part else scalar
+            for name, kind in leaf.moments(inner).items()
+        }
+        return cls(leaf, parameter, state)
 
 
-def _with_moments(
-    optimizer: torch.optim.Optimizer, leaves: list[_Leaf], names: Sequence[str], device: torch.device,
-    has_step: bool = False,
-) -> Iterator[tuple[torch.optim.Optimizer, torch.Tensor, slice, tuple[int, ...]]]:  # fmt: skip
-    for leaf, where, shape in leaves:
-        if has_step:
-            optimizer.state[leaf]["step"] = torch.zeros((), device=device)
-        for name in names:
-            optimizer.state[leaf][name] = torch.zeros_like(leaf)
-        yield optimizer, leaf, where, shape
-
-
-def _between(
-    matrices: Sequence[tuple[slice, tuple[int, ...]]], end: int, decay: float
-) -> Iterator[tuple[int, int, float]]:  # fmt: skip
-    """What lies between the matrices, up to `end`, with its weight decay."""
-    start = 0
-    for where, _ in matrices:
-        yield start, where.start, decay
-        start = where.stop
-    yield start, end, decay
+def _new_optimizer(kind: InnerOptimizer, own_leaves: Sequence[_OwnLeaf], inner: InnerSettings) -> torch.optim.Optimizer:
+    """The optimizer of these leaves, with the state that they have."""
+    groups = [{"params": [own.parameter], "weight_decay": own.leaf.weight_decay} for own in own_leaves]
+    match kind:
+        case InnerOptimizer.adamw:
+            betas = (inner.beta1, inner.beta2)
+            optimizer = torch.optim.AdamW(groups, lr=inner.lr, betas=betas, eps=inner.eps, fused=True)
+        case InnerOptimizer.sgd:
+            optimizer = torch.optim.SGD(groups, lr=inner.lr, momentum=inner.momentum, fused=True)
+        case InnerOptimizer.muon:  # its rate is adjusted so that one suits both optimizers (Moonlight, 2502.16982)
+            optimizer = torch.optim.Muon(groups, lr=inner.lr, momentum=inner.momentum, adjust_lr_fn="match_rms_adamw")
+    for own in own_leaves:
+        optimizer.state[own.parameter] = own.state
+    return optimizer

@@ -3,11 +3,10 @@
 from typing import Protocol
 
 from adloco_dist.averaging.group import Group
+from adloco_dist.averaging.report import OuterStepReport
 from adloco_dist.config import WireSettings
-from adloco_dist.policy.report import OuterReport
 from adloco_dist.pool.slot import ComputeSlot
 from adloco_dist.pool.trainer import Trainer
-from adloco_dist.round.outer import mix_awaited, outer, start
 
 
 class Algorithm(Protocol):
@@ -17,7 +16,7 @@ class Algorithm(Protocol):
         """Return the slot in which the trainer's workers compute; called once, when memory has been measured."""
         ...
 
-    def average(self, trainer: Trainer, group: Group | None, fragment: int) -> OuterReport:
+    def average(self, trainer: Trainer, group: Group | None, fragment: int) -> OuterStepReport:
         """Bring the trainer's workers together, or prepare to. Collective over its ranks."""
         ...
 
@@ -31,8 +30,8 @@ class PseudoGradients:
     def prepare(self, slot: ComputeSlot, trainer: Trainer, group: Group | None) -> ComputeSlot:
         return slot
 
-    def average(self, trainer: Trainer, group: Group | None, fragment: int) -> OuterReport:
+    def average(self, trainer: Trainer, group: Group | None, fragment: int) -> OuterStepReport:
         if self._wire.is_delayed:
-            before = mix_awaited(trainer)  # in a last round that is too short for what is under way to be mixed in
-            return before + start(trainer, group, fragment, is_delayed=True)
-        return outer(trainer, group, fragment)
+            before = trainer.mix_awaited()  # in a last round that is too short for what is under way to be mixed in
+            return before + trainer.start(fragment, group, is_delayed=True)
+        return trainer.step(fragment, group)

@@ -57,7 +57,7 @@ class Coordinator:
         size = self._settings.pool.ranks_per_worker
         errors, reports = disagreements(of_ranks, size), seat_reports(of_ranks, size)
         if self._settings.simulation.is_on and last:
-            reports = simulated(self._settings, last, reports)
+            reports = simulated(self._settings.simulation, self._settings.wire.fragments, last, reports)
             self._simulated_seconds = last.seconds + round_seconds(reports)
         self.reports, self.pool_report = reports, pool_report(reports, last, self.seconds, errors)
         if self._saved:  # the last round's, but for what a new start changes
@@ -106,27 +106,17 @@ def ask_all(control: ControlPlane, report: RankReport, is_coming: bool) -> Calla
     return wait
 
 
-def exchange_all(control: ControlPlane, report: RankReport, value: Any) -> list[Any]:
-    """Every rank's value, which is plain, in the order of the ranks.
-
-    Args:
-        report: the cost of the exchange is added to it.
-    """
-    start, sent = time.perf_counter(), control.bytes_sent
-    with record_function("control"):
-        replies = control.exchange({"value": value})
-    _add_cost(report, control, start, sent)
-    return [reply["value"] for reply in replies]
-
-
 def exchange_ends(control: ControlPlane, report: RankReport, ends: dict[int, Any]) -> dict[int, Any]:
     """What all ranks must know of the data that this rank has read: the same of all ranks, by stream.
 
     Args:
         report: the cost of the exchange is added to it.
     """
-    replies = exchange_all(control, report, ends)
-    return {int(stream): end for reply in replies for stream, end in reply.items()}
+    start, sent = time.perf_counter(), control.bytes_sent
+    with record_function("control"):
+        replies = control.exchange({"ends": ends})
+    _add_cost(report, control, start, sent)
+    return {int(stream): end for reply in replies for stream, end in reply["ends"].items()}
 
 
 def merged_reports(control: ControlPlane, report: RankReport) -> MergeReport:

@@ -1,39 +1,35 @@
-"""Validation loss of given weights, on one rank's part of the validation split."""
+"""Validation loss of given weights, on some sequences of the validation split."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
+from torch.profiler import record_function
 
 from adloco_dist.data.protocols import SequenceTable
 from adloco_dist.objective.protocol import Objective
-from adloco_dist.policy.evaluation import Evaluation
+from adloco_dist.policy.evaluation import Evaluation, subsets
 from adloco_dist.policy.layout import Layout
+from adloco_dist.policy.report import EvaluationReport
 from adloco_dist.pool.capacity import free_device_memory, is_out_of_memory
 from adloco_dist.pool.flat_model import FlatModel
-from adloco_dist.pool.gradient import share
+from adloco_dist.pool.gradient import own_sequences
+from adloco_dist.pool.timing import timed
+from adloco_dist.round.local_pool import LocalPool
 
-
-@dataclass(frozen=True)
-class Part:
-    """Which of the sequences a rank evaluates: every `count`-th from `index` on."""
-
-    index: int
-    count: int
-
-
-def part_of(rank: int, trainer: int, layout: Layout) -> Part:
-    """The part of one of the trainer's ranks, which share its evaluation."""
-    ranks = layout.ranks(trainer)
-    return Part(ranks.index(rank), len(ranks))
+BATCH = 16
+"""Sequences of a forward pass, where the device takes as many."""
 
 
 def evaluate(
-    flat_model: FlatModel, objective: Objective, weights: torch.Tensor, table: SequenceTable, chosen: Sequence[int],
-    batch: int, part: Part,
-) -> Evaluation:  # fmt: skip
-    """Evaluate `weights` on this rank's part of some sequences of the split.
+    flat_model: FlatModel,
+    objective: Objective,
+    weights: torch.Tensor,
+    table: SequenceTable,
+    chosen: Sequence[int],
+    batch: int,
+) -> Evaluation:
+    """Evaluate `weights` on some sequences of the split.
 
     Args:
         chosen: their places (policy/evaluation.py).
@@ -41,11 +37,11 @@ def evaluate(
     """
     sums = Evaluation()
     with flat_model.borrowed(weights) as module:
-        mine, start = np.array(chosen[part.index :: part.count]), 0
+        mine, start = np.array(chosen), 0
         size = min(batch, flat_model.capacity or batch)
         while start < len(mine):
             sequences = table.batch(mine[start : start + size]).to(flat_model.device)
-            own, counts = share(sequences, flat_model.shards)
+            own, counts = own_sequences(sequences, flat_model.shards)
             evaluated: Evaluation | None = None
             try:
                 evaluated = objective.evaluate(module, own)
@@ -60,3 +56,25 @@ def evaluate(
             sums += evaluated if counts else Evaluation()
             start += len(sequences)
     return sums
+
+
+def evaluate_part(pool: LocalPool, weights: torch.Tensor, chosen: Sequence[int], ranks: Sequence[int]) -> Evaluation:
+    """Evaluate `weights` on this rank's part of some of the run's validation sequences, which `ranks` share."""
+    mine = chosen[ranks.index(pool.runtime.seat) :: len(ranks)]
+    return evaluate(pool.flat_model, pool.objective, weights, pool.splits.validation, mine, BATCH)
+
+
+@record_function("evaluation")
+def evaluate_anchors(pool: LocalPool, layout: Layout, trainers: Collection[int]) -> dict[int, EvaluationReport]:
+    """Evaluate trainers' anchors, or the averages of their anchors, on this rank's part of the validation sequences.
+
+    Args:
+        trainers: of which those on this rank are evaluated.
+    """
+    reports = {}
+    chosen = subsets(pool.splits.validation.num_sequences, pool.settings.evaluation).curve
+    for trainer_id in sorted(pool.trainers.keys() & trainers):
+        with timed(pool.runtime.device) as timing:
+            sums = evaluate_part(pool, pool.trainers[trainer_id].result, chosen, layout.ranks(trainer_id))
+        reports[trainer_id] = EvaluationReport(sums, timing.seconds)
+    return reports

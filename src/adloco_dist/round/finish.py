@@ -6,59 +6,40 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
+from torch.profiler import record_function
 
 from adloco_dist.cluster.control import ControlPlane
-from adloco_dist.cluster.groups import Groups
-from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.config import EvaluationSettings, Final
-from adloco_dist.data.protocols import SequenceTable
-from adloco_dist.objective.protocol import Objective
+from adloco_dist.config import Final
 from adloco_dist.policy.evaluation import Evaluation, candidate_name, subsets
 from adloco_dist.policy.layout import Layout
-from adloco_dist.policy.regrouping import transfer
-from adloco_dist.pool.flat_model import FlatModel
-from adloco_dist.pool.trainer import Trainer
-from adloco_dist.round.evaluate import Part, evaluate, part_of
-from adloco_dist.round.merge import combine
+from adloco_dist.round.combine import Transfer, combine
+from adloco_dist.round.evaluate import evaluate_part
+from adloco_dist.round.local_pool import LocalPool
 
 AVERAGE = "average of all trainers"
 
 
-def finish(
-    trainers: Mapping[int, Trainer],
-    layout: Layout,
-    flat_model: FlatModel,
-    objective: Objective,
-    groups: Groups,
-    runtime: Runtime,
-    validation: SequenceTable,
-    evaluation: EvaluationSettings,
-    final: Final,
-) -> tuple[dict[str, Any], torch.Tensor | None]:
+@record_function("finish")
+def finish(pool: LocalPool, layout: Layout) -> tuple[dict[str, Any], torch.Tensor | None]:
     """Evaluate all candidates and choose the trainer with the smallest validation loss, or the average of all.
 
     Trainers that are not finite are in no average, and never chosen. The choice is made on other sequences than those
-    that the result is reported of.
-
-    Args:
-        trainers: this rank's, by id.
+    that the result is reported of. Collective.
 
     Returns:
         The result (the same on all ranks), and on the first seat the weights that were chosen: none of trainers that
         are all not finite.
     """
-    control, seat = runtime.control, runtime.seat
-    batch, chosen = evaluation.batch, subsets(validation.num_sequences, evaluation)
+    flat_model, runtime = pool.flat_model, pool.runtime
+    chosen = subsets(pool.splits.validation.num_sequences, pool.settings.evaluation)
 
     def losses(sequences: Sequence[int]) -> dict[str, Evaluation]:
         """Every trainer's, by name. Collective."""
-        sums: dict[str, Evaluation] = {}
-        for trainer in trainers.values():
-            part = part_of(seat, trainer.id, layout)
-            sums[candidate_name(trainer.id)] = evaluate(
-                flat_model, objective, trainer.result, validation, sequences, batch, part
-            )
-        return _exchange(control, sums)
+        sums = {
+            candidate_name(trainer.id): evaluate_part(pool, trainer.result, sequences, layout.ranks(trainer.id))
+            for trainer in pool.trainers.values()
+        }
+        return _exchange(runtime.control, sums)
 
     evaluated = losses(chosen.final)
     finite = [trainer_id for trainer_id in layout.trainers if math.isfinite(evaluated[candidate_name(trainer_id)].loss)]
@@ -66,13 +47,11 @@ def finish(
     best = min(finite, key=lambda trainer_id: (compared[candidate_name(trainer_id)].loss, trainer_id), default=None)
     averaged = len(layout.trainers) > 1 and len(finite) > 0
     if averaged:
-        shares = dict.fromkeys(finite, 1 / len(finite))
-        everywhere = tuple(range(runtime.num_seats))
-        average = _bring(shares, everywhere, trainers, layout, flat_model, groups, seat)
-        part = Part(seat, runtime.num_seats)
-        sums = {AVERAGE: evaluate(flat_model, objective, average, validation, chosen.final, batch, part)}
-        evaluated |= _exchange(control, sums)
-    saves_average = final is Final.average and averaged and math.isfinite(evaluated[AVERAGE].loss)
+        seats = tuple(range(runtime.num_seats))
+        _bring(pool, layout, dict.fromkeys(finite, 1 / len(finite)), seats)
+        sums = evaluate_part(pool, flat_model.gradient, chosen.final, seats)
+        evaluated |= _exchange(runtime.control, {AVERAGE: sums})
+    saves_average = pool.settings.final is Final.average and averaged and math.isfinite(evaluated[AVERAGE].loss)
     saved = AVERAGE if saves_average else None if best is None else candidate_name(best)
     result = {
         "saved": saved,
@@ -81,21 +60,17 @@ def finish(
         "candidates": [{"name": name, **sums.figures()} for name, sums in evaluated.items()],
     }
     if best is not None and not saves_average:  # the average, evaluated last, is still where weights are brought to
-        _bring({best: 1.0}, (0,), trainers, layout, flat_model, groups, seat)
-    return result, flat_model.gradient if seat == 0 and saved else None
+        _bring(pool, layout, {best: 1.0}, (0,))
+    return result, flat_model.gradient if runtime.seat == 0 and saved else None
 
 
-def _bring(
-    shares: Mapping[int, float], needed: tuple[int, ...], trainers: Mapping[int, Trainer], layout: Layout,
-    flat_model: FlatModel, groups: Groups, seat: int,
-) -> torch.Tensor:  # fmt: skip
-    """The trainers' results in these shares, in the flat model's gradient on the seats in `needed`."""
-    wanted = transfer(0, shares, layout, needed)
-    group = groups.of(wanted.ranks)
-    if seat in wanted.ranks:
-        anchors = {trainer_id: trainer.result for trainer_id, trainer in trainers.items()}
-        combine(anchors, wanted, flat_model.gradient, group, seat)
-    return flat_model.gradient
+def _bring(pool: LocalPool, layout: Layout, shares: Mapping[int, float], needed: tuple[int, ...]) -> None:
+    """Bring the trainers' results in these shares into the flat model's gradient on the seats in `needed`."""
+    wanted = Transfer.of(shares, layout, needed)
+    group = pool.groups.of(wanted.ranks)
+    if pool.runtime.seat in wanted.ranks:
+        results = {trainer_id: trainer.result for trainer_id, trainer in pool.trainers.items()}
+        combine(results, wanted, pool.flat_model.gradient, group, pool.runtime.seat)
 
 
 def _exchange(control: ControlPlane, sums: Mapping[str, Evaluation]) -> dict[str, Evaluation]:

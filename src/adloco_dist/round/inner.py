@@ -19,15 +19,14 @@ from adloco_dist.data.protocols import Batch
 from adloco_dist.policy.plan import RoundPlan
 from adloco_dist.policy.report import InnerReport, sums_by_update
 from adloco_dist.policy.schedule import batch_scale, learning_rate
-from adloco_dist.policy.switch import micro_batch_size, min_limit
 from adloco_dist.pool.capacity import free_device_memory, is_out_of_memory
-from adloco_dist.pool.gradient import AccumulatedLoss, accumulate_gradient, scale_and_clip
+from adloco_dist.pool.gradient import AccumulatedLoss, accumulate_gradient, micro_batch_size, scale_and_clip
 from adloco_dist.pool.offload import Offload
 from adloco_dist.pool.slot import ComputeSlot
 from adloco_dist.pool.timing import Timing, timed, wait_for
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.pool.worker import Worker
-from adloco_dist.round.estimators.protocol import GradientEstimator
+from adloco_dist.round.estimator import GradientEstimator
 
 
 @dataclass(frozen=True)
@@ -42,15 +41,6 @@ class _Task:
 
 
 @dataclass(frozen=True)
-class _Sequences:
-    """What an update is computed from."""
-
-    batch: Batch
-    seed: tuple[int, ...]
-    """Seed of the random numbers with which the update is computed."""
-
-
-@dataclass(frozen=True)
 class InnerPhase:
     """The inner phase of one round on this rank."""
 
@@ -60,8 +50,6 @@ class InnerPhase:
     """Watchers of the workers' first gradients, by trainer. A trainer that is missing is not measured."""
     stop: StopRequest = field(default_factory=StopRequest)
     """Ends the phase after the updates that are being taken."""
-    is_resumed: bool = False
-    """Whether workers resume where they stand in the round, rather than begin it."""
 
     def run(
         self,
@@ -75,21 +63,21 @@ class InnerPhase:
         Args:
             slots: one alone, or one for each worker that has its turn at the same time; they share nothing but data.
             offload: brings workers to the device for their turns; None: they are all there.
-            until: updates of the round that are taken then, earlier ones included; None: all.
+            until: updates of the round that are taken then, earlier ones included; None: all, from the first.
 
         Returns:
             The reports, by trainer: losses and targets of the round so far, all else of what was done now.
         """
-        until = self.plan.updates if until is None else until
+        if until is None:
+            until = self.plan.updates
+            for worker in (worker for trainer in trainers for worker in trainer.workers):
+                worker.begin_round(self.settings.inner.reset_each_round)
         tasks = [
             _Task(trainer, worker, self.plan.updates_by(until, trainer.id, worker.id))
             for trainer in trainers
             for worker in trainer.workers
         ]
         device = slots[0].flat_model.device
-        if not self.is_resumed:
-            for task in tasks:
-                task.worker.begin_round(self.settings.inner.reset_each_round)
         for task in tasks:
             task.worker.weight = self.plan.updates_of(task.trainer.id, task.worker.id) / self.plan.updates
         wait_for(device)
@@ -143,32 +131,30 @@ class InnerPhase:
 
     def _on_stream(self, task: _Task, slot: ComputeSlot) -> Iterator[None]:
         updates = self._updates(task, slot)
-        going_on = True
-        while going_on:
+        while True:
             with torch.cuda.stream(slot.stream):
-                going_on = next(updates, "ended") is None
+                if not next(updates, 0):
+                    return
             yield
 
-    def _updates(self, task: _Task, slot: ComputeSlot) -> Iterator[None]:
-        """Take the updates of one worker; stops after each."""
+    def _updates(self, task: _Task, slot: ComputeSlot) -> Iterator[int]:
+        """Take the updates of one worker; yields after each, how many it has taken in the round."""
         settings, plan, trainer, worker, result = self.settings, self.plan, task.trainer, task.worker, task.result
         clip_norm, batch, gradient = settings.inner.clip_norm, plan.batches[trainer.id], slot.flat_model.gradient
-        rate_scale = batch_scale(settings, batch.local_batch)
+        rate_scale = batch_scale(settings.inner.batch_scaling, batch.local_batch / settings.batching.local_batch)
         timing, estimator = Timing(), self.estimators.get(trainer.id)
         num_updates = plan.updates_of(trainer.id, worker.id)
         with about(f"trainer {trainer.id}, worker {worker.id}"):
-            if worker.updates_done and estimator and not settings.wire.is_streaming:  # else they were kept
-                slot.flat_model.point_at(trainer.anchor.to(gradient.device))
-                # Seen before the interruption, by an estimator that has ended with it.
-                _update_gradient(slot, worker.id, self._read(task, slot, 0), batch.batch_limit, estimator, result.notes)
             worker.attach(slot.flat_model)
             for update in range(worker.updates_done, task.until):
                 if self._is_stopped(slot):
                     return
-                is_timed = settings.measures_times and update == num_updates - 1
+                is_timed = settings.batching.measures_times and update == num_updates - 1
                 with timed(gradient.device) if is_timed else nullcontext(timing) as timing:
-                    sequences, watching = self._read(task, slot, update), estimator if update == 0 else None
-                    done = _update_gradient(slot, worker.id, sequences, batch.batch_limit, watching, result.notes)
+                    # Seeded by trainer, worker and update, never by rank: placement changes no random number.
+                    seed = (settings.seed, trainer.id, worker.id, plan.round, update)
+                    sequences, watching = self._read(task, slot, update, seed), estimator if update == 0 else None
+                    done = _update_gradient(slot, worker.id, sequences, seed, watching, result.notes)
                     worker.loss_sum += done.mean
                     if settings.run.step_losses:
                         worker.step_losses.append(done.mean)
@@ -179,7 +165,7 @@ class InnerPhase:
                 worker.step()
                 slot.flat_model.store_buffers()
                 worker.updates_done = update + 1
-                yield
+                yield worker.updates_done
         result.loss_sum, result.num_targets = worker.mean_loss(num_updates), worker.num_targets
         if settings.run.step_losses:
             result.step_losses = worker.read_step_losses()
@@ -190,11 +176,9 @@ class InnerPhase:
         is_heard = self.stop.is_heard
         return slot.averager is None and not slot.flat_model.shards.all_agree(not is_heard)
 
-    def _read(self, task: _Task, slot: ComputeSlot, update: int) -> "_Sequences":
+    def _read(self, task: _Task, slot: ComputeSlot, update: int, seed: Sequence[int]) -> Batch:
         """Bring the sequences of an update to the slot's device."""
         plan, trainer, worker = self.plan, task.trainer, task.worker
-        # Seeded by trainer, worker and update, never by rank: placement changes no random number.
-        seed = (self.settings.seed, trainer.id, worker.id, plan.round, update)
         start = time.perf_counter()
         _seed(slot.flat_model.device, *seed)  # items of a user's own data set may be augmented at random
         num_workers, local_batch = plan.layout.num_workers(trainer.id), plan.batches[trainer.id].local_batch
@@ -202,7 +186,7 @@ class InnerPhase:
         batch: Any = trainer.cursor.batch(worker.id, num_workers, update, local_batch, unequal)
         batch = batch.to(slot.flat_model.device)
         task.result.data_seconds += time.perf_counter() - start
-        return _Sequences(batch, seed)
+        return batch
 
     def _by_trainer(self, tasks: Sequence[_Task], seconds: float) -> dict[int, InnerReport]:
         """The turns' results added up, in the order of the turns whatever came first."""
@@ -222,22 +206,29 @@ class InnerPhase:
 
 
 def _update_gradient(
-    slot: ComputeSlot, worker: int, sequences: _Sequences, limit: int | None, estimator: GradientEstimator | None,
+    slot: ComputeSlot,
+    worker: int,
+    batch: Batch,
+    seed: Sequence[int],
+    estimator: GradientEstimator | None,
     notes: list[str],
-) -> AccumulatedLoss:  # fmt: skip
+) -> AccumulatedLoss:
     """Accumulate the gradient of one update; where memory runs out, once more in micro-batches of half the size.
+
+    Args:
+        seed: of the random numbers with which it is computed.
 
     Raises:
         torch.OutOfMemoryError: not even one sequence fits (RuntimeError where it is the CPU's memory).
     """
     while True:
-        size = micro_batch_size(len(sequences.batch), min_limit(limit, slot.flat_model.capacity))
+        size = micro_batch_size(len(batch), slot.flat_model.capacity)
         try:
             # Ranks that share a batch out draw numbers of their own.
             shards = slot.flat_model.shards
-            _seed(slot.flat_model.device, *sequences.seed, *([shards.index] if shards.ranks else []))
+            _seed(slot.flat_model.device, *seed, *([shards.index] if shards.ranks else []))
             watcher = estimator.watch(worker, slot) if estimator else None
-            return accumulate_gradient(slot.flat_model, slot.objective, sequences.batch, size, watcher, slot.averager)
+            return accumulate_gradient(slot.flat_model, slot.objective, batch, size, watcher, slot.averager)
         except RuntimeError as error:
             # Ranks that average gradients wait in the backward pass that failed: it cannot be repeated.
             if not is_out_of_memory(error) or size == 1 or slot.is_shared:

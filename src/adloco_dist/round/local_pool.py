@@ -3,17 +3,15 @@
 from dataclasses import dataclass
 from typing import Any
 
-from adloco_dist.averaging.schedule import FragmentSchedule
 from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.config import MergePolicy, Settings
-from adloco_dist.data.protocols import Cursor
-from adloco_dist.data.splits import Splits
+from adloco_dist.config import GradientNorm, MergePolicy, Settings
+from adloco_dist.data.protocols import Cursor, Splits
 from adloco_dist.objective.protocol import Objective
 from adloco_dist.policy.batch import max_local_batch
 from adloco_dist.policy.layout import Layout
 from adloco_dist.policy.plan import RoundPlan
-from adloco_dist.policy.switch import min_limit
+from adloco_dist.policy.report import smallest_capacity
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.offload import Offload
 from adloco_dist.pool.probe import probe_capacity
@@ -21,8 +19,8 @@ from adloco_dist.pool.slot import ComputeSlot
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.pool.worker import Worker
 from adloco_dist.round.algorithm import Algorithm
-from adloco_dist.round.estimators.choice import new_estimator
-from adloco_dist.round.estimators.protocol import GradientEstimator
+from adloco_dist.round.estimator import GradientEstimator
+from adloco_dist.schema import Entry
 
 
 @dataclass
@@ -54,11 +52,12 @@ class LocalPool:
     @property
     def capacity(self) -> int | None:
         """Sequences per micro-batch of the slot that takes the fewest; None: any number."""
-        return min_limit(*(slot.flat_model.capacity for slot in self.slots))
+        return smallest_capacity(slot.flat_model.capacity for slot in self.slots)
 
-    def schedule(self, plan: RoundPlan) -> FragmentSchedule:
-        """When fragments are averaged in a round."""
-        return FragmentSchedule(plan.rhythm.updates, self.settings.wire.fragments, plan.rhythm.delay_updates)
+    @property
+    def estimator_entries(self) -> tuple[Entry, ...]:
+        """What estimators keep of every worker, wherever it is placed."""
+        return GradientEstimator.ENTRIES if self.settings.batching.measures_gradients else ()
 
     @property
     def workers(self) -> list[Worker]:
@@ -77,8 +76,12 @@ def round_ends(pool: LocalPool, plan: RoundPlan) -> dict[int, Any]:
 
 def set_up_estimators(pool: LocalPool) -> None:
     """Make an estimator for each trainer on this rank, where batches follow the gradients."""
-    if pool.settings.measures_gradients:
-        pool.estimators = {trainer_id: new_estimator(pool.settings) for trainer_id in pool.trainers}
+    settings = pool.settings
+    if settings.batching.measures_gradients:
+        is_plugin = settings.batching.gradient_norm is GradientNorm.plugin
+        pool.estimators = {
+            trainer_id: GradientEstimator(is_plugin, settings.wire.is_streaming) for trainer_id in pool.trainers
+        }
 
 
 def bytes_reserved_for_groups(settings: Settings, groups: Groups, layout: Layout, rank: int) -> int:

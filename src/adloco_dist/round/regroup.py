@@ -1,7 +1,7 @@
-"""Merges before a round: averaged anchors, united shards, workers of new trainers, groups."""
+"""A merge before a round: averaged anchors, united shards, workers of another trainer, the group of their ranks."""
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import torch
 from torch.profiler import record_function
@@ -10,100 +10,123 @@ from adloco_dist.config import Settings, Shards, WireFormat
 from adloco_dist.data.protocols import Cursor
 from adloco_dist.policy.evaluation import Evaluation
 from adloco_dist.policy.layout import Layout
+from adloco_dist.policy.merging import Merge
 from adloco_dist.policy.plan import RoundPlan
-from adloco_dist.policy.regrouping import Regrouping, transfers
 from adloco_dist.policy.report import MergeReport
 from adloco_dist.pool.averager import new_averager
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.pool.worker import Worker
+from adloco_dist.round.combine import Transfer, combine
+from adloco_dist.round.evaluate import evaluate_anchors
 from adloco_dist.round.local_pool import LocalPool, probe_in_turn, set_up_estimators
-from adloco_dist.round.merge import merge
-from adloco_dist.round.outer import join, leave
-from adloco_dist.round.steps import evaluate_anchors
 
 
 @record_function("merge")
 def regroup(pool: LocalPool, before: Layout, plan: RoundPlan) -> MergeReport:
-    """Do what the plan says about merges: averaged anchors, united shards, workers of new trainers, groups.
+    """Make of several trainers one, as the plan says.
 
     Collective over the whole world.
 
     Args:
         before: the layout of the last round.
     """
-    assert plan.regrouping
-    members = _losses(pool, before, {member for merge in plan.regrouping.merges for member in merge.shares})
+    merge = plan.merge
+    assert merge
+    members = _losses(pool, before, merge.shares)
     start = time.perf_counter()
-    _unite_cursors(pool.cursors, plan.regrouping, pool.settings)
-    bytes_sent = _bring_together(pool, before, plan, plan.regrouping)
-    for slot in pool.slots:  # at no instance until the next turn, lest one that has ended is kept alive
-        slot.flat_model.point_at(slot.flat_model.gradient)
+    _unite_cursors(pool.cursors, merge, pool.settings)
+    bytes_sent = _bring_together(pool, before, plan.layout, merge)
     pool.groups.form_all(plan.layout.rank_sets)
     set_up_estimators(pool)
-    if pool.runtime.seat in plan.probed:
-        del pool.slots[max(1, len(pool.workers)) :]
-        pool.offload.settle(pool.workers)
     if plan.probed:
         probe_in_turn(pool, plan.layout, takes_part=pool.runtime.seat in plan.probed)
     seconds = round(time.perf_counter() - start, 6)
-    merged = _losses(pool, plan.layout, {merge.survivor for merge in plan.regrouping.merges})
-    return MergeReport(seconds, bytes_sent, members, merged)
+    merged = _losses(pool, plan.layout, [merge.survivor])
+    return MergeReport(seconds, bytes_sent, members, merged.get(merge.survivor))
 
 
 def _losses(pool: LocalPool, layout: Layout, trainers: Collection[int]) -> dict[int, Evaluation]:
     """This rank's parts of the evaluations of some anchors; none where no curves are drawn."""
-    if not pool.settings.evaluation.draws_curves:
+    if pool.settings.evaluation.every is None:
         return {}
     reports = evaluate_anchors(pool, layout, trainers)
     return {trainer: report.sums for trainer, report in reports.items() if report.sums}
 
 
-def _bring_together(pool: LocalPool, before: Layout, plan: RoundPlan, regrouping: Regrouping) -> dict[int, int]:
-    """Make this rank's trainers and workers those after the merges; return the bytes sent for it, by trainer."""
-    old, me, shards = pool.trainers, pool.runtime.seat, pool.flat_model.shards
-    workers = {(trainer.id, worker.id): worker for trainer in old.values() for worker in trainer.workers}
-    broken = {trainer_id for trainer_id, trainer in old.items() if not shards.all_agree(trainer.is_finite)}
-    pool.trainers = {
-        trainer_id: old.get(trainer_id)
-        or Trainer(
-            trainer_id,
-            [],
-            pool.flat_model.gradient,
-            pool.flat_model,
-            pool.cursors[trainer_id],
-            pool.settings,
-            new_averager(pool.settings.wire, pool.flat_model.dtype, pool.runtime.nodes),
-        )
-        for trainer_id in plan.layout.trainers_on(me)
-    }
-    # What a worker has learned since it last met the others: nothing, unless fragments meet at different times.
-    for origin in (origin for origins in regrouping.origins.values() for origin in origins if origin in workers):
-        if origin[0] in broken:
-            _begin_anew(workers[origin])
-        else:
-            leave(old[origin[0]], workers[origin])
-    owed = {trainer.workers[0]: trainer.residual for trainer in old.values()}
-    steps = transfers(before, plan.layout, regrouping)
-    is_compressed = pool.settings.wire.format is not WireFormat.fp32
-    bytes_sent = merge(
-        old, pool.trainers, steps, pool.groups, pool.flat_model, me, is_compressed, pool.settings.merge.radial
+def _bring_together(pool: LocalPool, before: Layout, after: Layout, merge: Merge) -> int:
+    """Make this rank's members the survivor, with all their workers here; return the bytes that this rank sent."""
+    seat, flat_model, settings = pool.runtime.seat, pool.flat_model, pool.settings
+    members = {member: pool.trainers[member] for member in merge.shares if member in pool.trainers}
+    workers = {(member, worker.id): worker for member, trainer in members.items() for worker in trainer.workers}
+    for trainer in members.values():
+        is_finite = flat_model.shards.all_agree(trainer.is_finite)
+        for worker in trainer.workers:
+            # What it has learned since it last met the others: nothing, unless fragments meet at different times.
+            if is_finite:
+                worker.shift(trainer.anchor, trainer.awaited_by(worker), -1)
+            else:
+                _begin_anew(worker)
+    transfer = Transfer.of(merge.shares, before, after.ranks(merge.survivor))
+    if not members:
+        pool.groups.of(transfer.ranks)  # which all ranks form together
+        return 0
+    survivor = members.get(merge.survivor) or Trainer(
+        merge.survivor,
+        [],
+        flat_model.gradient,
+        flat_model,
+        pool.cursors[merge.survivor],
+        settings,
+        new_averager(settings.wire, flat_model.dtype, pool.runtime.nodes),
     )
-    for trainer_id, trainer in pool.trainers.items():
-        trainer.cursor = pool.cursors[trainer_id]
-        if trainer_id not in regrouping.origins:
-            continue
-        trainer.workers = []
-        for number in plan.layout.workers_on(me, trainer_id):
-            origin = regrouping.origins[trainer_id][number]
-            worker = workers[origin]
-            worker.id = number
-            join(trainer, worker)
-            trainer.workers.append(worker)
-        if trainer.residual is not None:
-            trainer.residual = torch.zeros_like(trainer.residual)
-            for worker in trainer.workers:
-                if (residual := owed.get(worker)) is not None:
-                    trainer.residual += residual
+    others = {trainer_id: trainer for trainer_id, trainer in pool.trainers.items() if trainer_id not in merge.shares}
+    pool.trainers = dict(sorted({**others, merge.survivor: survivor}.items()))
+    bytes_sent = average_members(pool, merge, transfer, members)
+    survivor.cursor = pool.cursors[merge.survivor]
+    if survivor.residual is not None:
+        owed = torch.zeros_like(survivor.residual)
+        for member in (merge.survivor, *merge.ended):
+            if member in members and (residual := members[member].residual) is not None:
+                owed += residual
+        survivor.residual = owed
+    survivor.workers = []
+    origins = merge.origins(before)
+    for number in after.workers_on(seat, merge.survivor):
+        worker = workers[origins[number]]
+        worker.id = number
+        worker.shift(survivor.anchor, survivor.awaited_by(worker), 1)
+        survivor.workers.append(worker)
+    return bytes_sent
+
+
+def average_members(pool: LocalPool, merge: Merge, transfer: Transfer, members: Mapping[int, Trainer]) -> int:
+    """Give the survivor its anchor and outer momentum (AdLoCo, DO_MERGE).
+
+    The average of anchors begins anew there: on a slow link another vector takes longer than it takes to be as good
+    again (docs/evidence.md). Where averages are compressed, members travel in bf16; but buffers may hold whole numbers,
+    so a model that has some travels as it is.
+
+    Collective over the survivor's ranks.
+
+    Args:
+        members: those with a worker on this rank, as they were.
+
+    Returns:
+        Bytes that this rank sent.
+    """
+    survivor, flat_model, seat = pool.trainers[merge.survivor], pool.flat_model, pool.runtime.seat
+    group = pool.groups.of(transfer.ranks)
+    has_buffers = flat_model.buffer_boundary < flat_model.num_elements
+    in_bf16 = pool.settings.wire.format is not WireFormat.fp32 and len(transfer.shares) > 1 and not has_buffers
+    bytes_sent = 0
+    for place, result in enumerate(survivor.outer_vectors):
+        vectors = {member: trainer.outer_vectors[place] for member, trainer in members.items()}
+        # NCCL sends nothing that lives in CPU memory.
+        total = result if result.device == flat_model.device else flat_model.gradient
+        bytes_sent += combine(vectors, transfer, total, group, seat, in_bf16)
+        if result is not total:
+            result.copy_(total)
+    survivor.begin_average()
     return bytes_sent
 
 
@@ -114,10 +137,9 @@ def _begin_anew(worker: Worker) -> None:
     worker.reset_optimizer()
 
 
-def _unite_cursors(cursors: dict[int, Cursor], regrouping: Regrouping, settings: Settings) -> None:
-    for one in regrouping.merges:
-        if settings.data.shards is Shards.disjoint:
-            others = [cursors[member] for member in sorted(one.shares) if member != one.survivor]
-            cursors[one.survivor] = cursors[one.survivor].unite(others)
-        for ended in one.ended:
-            del cursors[ended]
+def _unite_cursors(cursors: dict[int, Cursor], merge: Merge, settings: Settings) -> None:
+    if settings.data.shards is Shards.disjoint:
+        others = [cursors[member] for member in merge.ended]
+        cursors[merge.survivor] = cursors[merge.survivor].unite(others)
+    for ended in merge.ended:
+        del cursors[ended]

@@ -1,102 +1,99 @@
-"""The steps of a round on one rank; each returns its fragment of the rank's report, by trainer.
+"""The steps of a round on one rank; each adds what it did to the rank's report.
 
 Every step goes through the trainers in ascending order: the order of all their collectives. `record_function` names it
 in the trace of a profiled round, as the records name where the time went.
 """
 
-from collections.abc import Callable, Collection
-from typing import TypeVar
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
-from msgspec.structs import replace
 from torch.profiler import record_function
 
-from adloco_dist.averaging.background import Background
+from adloco_dist.averaging.report import OuterStepReport
+from adloco_dist.averaging.schedule import Action, Event
 from adloco_dist.cluster.failures import about
 from adloco_dist.cluster.signals import StopRequest
-from adloco_dist.policy.evaluation import subsets
 from adloco_dist.policy.layout import Layout
 from adloco_dist.policy.plan import RoundPlan
 from adloco_dist.policy.report import (
     AnchorReport,
     EvaluationReport,
-    InnerReport,
     MeasureReport,
-    OuterReport,
+    MergeReport,
     RankReport,
     TrainerReport,
 )
 from adloco_dist.pool.timing import timed
-from adloco_dist.round.coordinate import ask_all, exchange_all, exchange_ends
-from adloco_dist.round.evaluate import evaluate, part_of
+from adloco_dist.round.coordinate import ask_all, exchange_ends
+from adloco_dist.round.evaluate import evaluate_anchors
 from adloco_dist.round.inner import InnerPhase
 from adloco_dist.round.local_pool import LocalPool, round_ends
-from adloco_dist.round.outer import complete, mix
-
-_Report = TypeVar("_Report", InnerReport, OuterReport)
+from adloco_dist.round.regroup import regroup
 
 
-@record_function("inner")
-def inner(
-    pool: LocalPool, plan: RoundPlan, stop: StopRequest, until: int, is_first: bool, is_resumed: bool
-) -> dict[int, InnerReport]:
-    """Every worker takes its updates up to the next average, or the next that reaches it; no communication.
+@record_function("begin")
+def begin_round(pool: LocalPool, last: RoundPlan | None, plan: RoundPlan, report: RankReport) -> None:
+    """Regroup the ranks if the plan says so, and prepare the workers for their first updates of the round."""
+    if last and plan.merge:
+        report.merge = regroup(pool, last.layout, plan)
+    for worker in pool.workers:
+        worker.begin_round(pool.settings.inner.reset_each_round)
+    _renew_sketches(pool, plan)
+
+
+def resume_round(pool: LocalPool, plan: RoundPlan, merge: MergeReport) -> RankReport:
+    """Prepare the rest of a round, in the middle of which the workers are; return this rank's report, to be added to.
+
+    Args:
+        merge: what the merges before the round came to, of all ranks; rank 0 reports it.
+    """
+    _renew_sketches(pool, plan)
+    rank = pool.runtime.rank
+    return RankReport(rank, plan_digest=plan.digest(), merge=merge if rank == 0 else MergeReport())
+
+
+def _renew_sketches(pool: LocalPool, plan: RoundPlan) -> None:
+    """Draw the random signs of the round, with which gradients are compared."""
+    for slot in pool.slots if plan.measures else ():
+        slot.sketch.renew(pool.settings.seed, plan.round)
+
+
+def inner(pool: LocalPool, plan: RoundPlan, event: Event, report: RankReport, stop: StopRequest) -> bool:
+    """Every worker takes its updates up to an event of the round.
+
+    Before an average, ranks tell each other whether they come: ahead of the last update before one in the middle of a
+    round. They take that update in any case then: by its end the answers are there, and a rank that is less than an
+    update ahead does not wait. Collective, except before what is mixed in.
 
     Args:
         stop: ends the updates before they are complete.
-        until: updates of the round that are taken then.
-        is_first: these are the first updates of this round, or of this start.
-        is_resumed: the workers were in the middle of the round when the run started.
-    """
-    estimators = pool.estimators if is_first and plan.measures else {}
-    if estimators:
-        for slot in pool.slots:
-            slot.sketch.renew(pool.settings.seed, plan.round)
-    phase = InnerPhase(plan, pool.settings, estimators, stop, is_resumed or not is_first)
-    return phase.run(list(pool.trainers.values()), pool.slots, pool.offload, until)
-
-
-def inner_to_average(
-    pool: LocalPool, plan: RoundPlan, report: RankReport, stop: StopRequest, until: int, is_first: bool,
-    is_resumed: bool,
-) -> tuple[dict[int, InnerReport], bool]:  # fmt: skip
-    """As `inner`, up to an average in the middle of a round; and whether all ranks come to it. Collective.
-
-    Ranks tell each other before the last update, which they take in any case then: by its end they have heard, and
-    nobody waits who is less than an update ahead.
-    """
-    told_at = max(until - 1, 1)
-    done = inner(pool, plan, stop, told_at, is_first, is_resumed)
-    all_come = all_there(pool, plan, told_at, report)
-    if has_reached(pool, plan, told_at):
-        done = together(done, inner(pool, plan, StopRequest(), until, False, is_resumed))
-    return done, all_come()
-
-
-def together(earlier: dict[int, _Report], later: dict[int, _Report]) -> dict[int, _Report]:
-    """The reports of steps that followed one another in a round, added up, by trainer."""
-    return {**earlier, **{key: earlier[key] + value if key in earlier else value for key, value in later.items()}}
-
-
-def reached_by_all(pool: LocalPool, plan: RoundPlan, report: RankReport) -> int:
-    """The last of the round's boundaries that the workers of all ranks have reached; 0: none. Collective.
-
-    Args:
-        report: the cost of the exchange is added to it.
-    """
-    boundaries = [update for update in pool.schedule(plan).boundaries(plan.updates) if has_reached(pool, plan, update)]
-    return min(exchange_all(pool.runtime.control, report, max(boundaries, default=0)))
-
-
-def all_there(pool: LocalPool, plan: RoundPlan, until: int, report: RankReport) -> Callable[[], bool]:
-    """Ask whether the workers of all ranks have taken so many updates of the round, or their share of them. Collective.
-
-    Args:
-        report: the cost of the exchange is added to it.
 
     Returns:
-        What waits for the others, and has the answer.
+        Whether all ranks come to the average, or this one to what is mixed in.
     """
-    return ask_all(pool.runtime.control, report, has_reached(pool, plan, until))
+    heartbeat, where = pool.runtime.heartbeat, f"round {plan.round + 1}"
+    heartbeat.enter(f"{where}: inner phase")
+    if event.action is Action.mix:
+        take_updates(pool, plan, event.update, report, stop)
+        heartbeat.enter(f"{where}: outer step")
+        return has_reached(pool, plan, event.update)
+    told_at = event.update if event.action is Action.end else max(event.update - 1, 1)
+    take_updates(pool, plan, told_at, report, stop)
+    is_coming = has_reached(pool, plan, told_at)
+    all_come = ask_all(pool.runtime.control, report, is_coming)
+    if is_coming and told_at < event.update:
+        take_updates(pool, plan, event.update, report, StopRequest())
+    heartbeat.enter(f"{where}: outer step")  # before it waits for ranks that still train, so that it can name them
+    return all_come()
+
+
+@record_function("inner")
+def take_updates(pool: LocalPool, plan: RoundPlan, until: int, report: RankReport, stop: StopRequest) -> None:
+    """Every worker takes its updates until it has taken its part of so many of the round; no communication."""
+    phase = InnerPhase(plan, pool.settings, pool.estimators if plan.measures else {}, stop)
+    for trainer_id, done in phase.run(list(pool.trainers.values()), pool.slots, pool.offload, until).items():
+        report.of(trainer_id).inner += done
 
 
 def has_reached(pool: LocalPool, plan: RoundPlan, update: int) -> bool:
@@ -125,64 +122,57 @@ def advance_cursors(pool: LocalPool, plan: RoundPlan, report: RankReport) -> Non
 
 
 @record_function("measure")
-def measure(pool: LocalPool, plan: RoundPlan) -> dict[int, MeasureReport]:
+def measure(pool: LocalPool, plan: RoundPlan, report: RankReport) -> None:
     """Exchange what estimators have seen of every trainer's first gradients. Collective."""
-    measured: dict[int, MeasureReport] = {}
     for trainer_id in plan.layout.trainers:
         group = pool.groups.of(plan.layout.ranks(trainer_id))  # on all ranks, for it may have to be formed
         if plan.measures and (estimator := pool.estimators.get(trainer_id)):
             with about(f"trainer {trainer_id}"), timed(pool.runtime.device) as timing:
-                found = estimator.measure(pool.trainers[trainer_id], plan.layout, group)
-            measured[trainer_id] = MeasureReport(found.statistics, timing.seconds, found.bytes_sent)
-    return measured
+                measured = estimator.measure(pool.trainers[trainer_id], plan.layout, group)
+            report.of(trainer_id).measure = MeasureReport(measured.statistics, timing.seconds, measured.bytes_sent)
 
 
 @record_function("outer")
-def average(pool: LocalPool, plan: RoundPlan, fragment: int) -> dict[int, OuterReport]:
-    """Average a fragment of every trainer's pseudo-gradients, or prepare to. Collective."""
-    device, averaged = pool.runtime.device, dict[int, OuterReport]()
+def average(pool: LocalPool, plan: RoundPlan, event: Event, report: RankReport) -> None:
+    """Average a fragment of every trainer's pseudo-gradients, or let its average travel. Collective.
+
+    At the end of a round averages begin to travel when the next plan has come (`begin_averages`): on a slow link report
+    and plan would wait behind them.
+    """
     for trainer_id in plan.layout.trainers:
         group = pool.groups.of(plan.layout.ranks(trainer_id))  # on all ranks, for it may have to be formed
-        if trainer_id not in pool.trainers:
-            continue
-        trainer = pool.trainers[trainer_id]
-        with about(f"trainer {trainer_id}"), timed(device) as timing:
-            step = pool.algorithm.average(trainer, group, fragment)
-        averaged[trainer_id] = replace(step, seconds=timing.seconds)
-    return averaged
+        if trainer := pool.trainers.get(trainer_id):
+            step = partial(pool.algorithm.average, trainer, group, event.fragment)
+            report.of(trainer_id).outer += _timed(pool, trainer_id, step)
+    if event.action is Action.start:
+        begin_averages(pool)
 
 
 def begin_averages(pool: LocalPool) -> None:
-    """Let what `average` has prepared travel, one trainer's after the other's, while updates are computed.
-
-    At the end of a round that is when the next plan has come: on a slow link report and plan would wait behind it.
-    """
-    after: Background | None = None
+    """Let averages that were prepared travel while updates are computed, one trainer's after the other's."""
+    after = None
     for trainer in pool.trainers.values():
-        if trainer.under_way and isinstance(trainer.under_way.average, Background):
-            after = trainer.under_way.average.begin(after)
+        after = trainer.begin(after)
 
 
 @record_function("outer")
-def mix_in(pool: LocalPool, fragment: int) -> dict[int, OuterReport]:
-    """Bring the outer steps of a fragment to the workers that await them; wait for its averages. No collective."""
-    mixed: dict[int, OuterReport] = {}
+def mix_in(pool: LocalPool, event: Event, report: RankReport) -> None:
+    """Bring a fragment's outer steps to the workers that await them; wait for its averages. No collective."""
     for trainer_id, trainer in pool.trainers.items():
-        with about(f"trainer {trainer_id}"), timed(pool.runtime.device) as timing:
-            step = mix(trainer, fragment)
-        mixed[trainer_id] = replace(step, seconds=timing.seconds)
-    return mixed
+        report.of(trainer_id).outer += _timed(pool, trainer_id, partial(trainer.mix, event.fragment))
 
 
 @record_function("outer")
-def complete_all(pool: LocalPool) -> dict[int, OuterReport]:
+def complete_all(pool: LocalPool, report: RankReport) -> None:
     """Wait for all averages under way, and take their outer steps: the anchors are the newest then."""
-    completed: dict[int, OuterReport] = {}
     for trainer_id, trainer in pool.trainers.items():
-        with about(f"trainer {trainer_id}"), timed(pool.runtime.device) as timing:
-            step = complete(trainer)
-        completed[trainer_id] = replace(step, seconds=timing.seconds)
-    return completed
+        report.of(trainer_id).outer += _timed(pool, trainer_id, trainer.complete)
+
+
+def _timed(pool: LocalPool, trainer_id: int, step: Callable[[], OuterStepReport]) -> OuterStepReport:
+    with about(f"trainer {trainer_id}"), timed(pool.runtime.device) as timing:
+        report = step()
+    return replace(report, seconds=timing.seconds)
 
 
 def average_anchors(pool: LocalPool, plan: RoundPlan) -> None:
@@ -191,43 +181,14 @@ def average_anchors(pool: LocalPool, plan: RoundPlan) -> None:
         trainer.average_anchors(plan.pool_tokens, plan.round_tokens)
 
 
-@record_function("evaluation")
-def evaluate_anchors(
-    pool: LocalPool, layout: Layout, only: Collection[int] | None = None
-) -> dict[int, EvaluationReport]:  # fmt: skip
-    """Evaluate every trainer's anchor, or their average, on this rank's part of the validation sequences.
-
-    Args:
-        only: these trainers alone.
-    """
-    validation, reports = pool.splits.validation, {}
-    chosen = subsets(validation.num_sequences, pool.settings.evaluation).curve
-    for trainer_id, trainer in pool.trainers.items():
-        if only is not None and trainer_id not in only:
-            continue
-        part = part_of(pool.runtime.seat, trainer_id, layout)
-        with timed(pool.runtime.device) as timing:
-            sums = evaluate(
-                pool.flat_model,
-                pool.objective,
-                trainer.result,
-                validation,
-                chosen,
-                pool.settings.evaluation.batch,
-                part,
-            )
-        reports[trainer_id] = EvaluationReport(sums, timing.seconds)
-    return reports
-
-
 def opening_report(pool: LocalPool, layout: Layout, is_new: bool) -> RankReport:
     """Report the anchors before the first round of a start: all ranks must hold the same.
 
     Args:
         is_new: the run begins, and the anchors' loss is where its curves start.
     """
-    is_evaluated = is_new and pool.settings.evaluation.draws_curves
-    evaluations = evaluate_anchors(pool, layout) if is_evaluated else {}
+    is_evaluated = is_new and pool.settings.evaluation.every is not None
+    evaluations = evaluate_anchors(pool, layout, layout.trainers) if is_evaluated else {}
     trainers = {
         trainer_id: TrainerReport(
             len(trainer.workers),
@@ -239,22 +200,20 @@ def opening_report(pool: LocalPool, layout: Layout, is_new: bool) -> RankReport:
     return RankReport(pool.runtime.rank, capacity=pool.capacity, trainers=trainers)
 
 
-def trainer_reports(
-    pool: LocalPool,
-    inner_reports: dict[int, InnerReport],
-    measure_reports: dict[int, MeasureReport],
-    outer_reports: dict[int, OuterReport],
-    evaluation_reports: dict[int, EvaluationReport],
-) -> dict[int, TrainerReport]:
-    """The fragments of all steps, put together."""
-    return {
-        trainer_id: TrainerReport(
-            len(trainer.workers),
-            inner_reports[trainer_id],
-            measure_reports.get(trainer_id, MeasureReport()),
-            outer_reports[trainer_id],
-            AnchorReport(trainer.checksum(), trainer.is_finite, trainer.cursor.position),
-            evaluation_reports.get(trainer_id, EvaluationReport()),
-        )
-        for trainer_id, trainer in pool.trainers.items()
-    }
+def report_round(pool: LocalPool, plan: RoundPlan, report: RankReport, updates_before: int) -> None:
+    """Note where the trainers stand at the end of a round, and what the rank used.
+
+    Args:
+        updates_before: updates of this rank's workers in the round that an earlier start of the run has taken.
+    """
+    evaluations = evaluate_anchors(pool, plan.layout, plan.layout.trainers) if plan.evaluate else {}
+    for trainer_id, trainer in pool.trainers.items():
+        part = report.of(trainer_id)
+        part.num_workers = len(trainer.workers)
+        part.anchor = AnchorReport(trainer.checksum(), trainer.is_finite, trainer.cursor.position)
+        part.evaluation = evaluations.get(trainer_id, EvaluationReport())
+    report.trainers = {trainer_id: report.of(trainer_id) for trainer_id in pool.trainers}  # others have ended
+    if updates := sum(worker.updates_done for worker in pool.workers) - updates_before:
+        report.update_seconds = round(sum(part.inner.seconds for part in report.trainers.values()) / updates, 6)
+    report.capacity, report.resources = pool.capacity, pool.runtime.monitor.take()
+    report.notes = pool.splits.train.take_notes()

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from adloco_dist.checkpoint.compatibility import check_resumed
+from adloco_dist.checkpoint.resume import check_resumed
 from adloco_dist.config import Precision, Settings, SettingsError
 from adloco_dist.config.compose import compose
 from adloco_dist.pool.arithmetic import in_words, planned_in_words, set_up_arithmetic

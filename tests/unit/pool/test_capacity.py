@@ -9,8 +9,8 @@ from adloco_dist.config import Settings
 from adloco_dist.pool.capacity import PeakBytes, is_out_of_memory, max_fitting, state_vectors
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.probe import micro_batch_bytes, probe_capacity
-from adloco_dist.testing.lone import lone_trainer
-from helpers.support import small_module, small_objective, small_settings, small_store
+from helpers.lone import lone_trainer
+from helpers.support import FOUR_TRAINERS, small_module, small_objective, small_settings, small_store
 
 CPU = torch.device("cpu")
 MANY = 10**9
@@ -45,8 +45,8 @@ def probed_beside_pool(settings: Settings, num_bytes: int) -> int | None:
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("span", ["null", "0.05"])
 def test_all_vectors_of_a_trainer_are_counted(momentum: float, span: str) -> None:
-    overrides = (f"outer.momentum={momentum}", f"outer.nesterov={momentum > 0}", f"outer.average_span={span}")
-    settings = small_settings(*overrides)
+    overrides = (f"outer.momentum={momentum}", f"outer.average_span={span}")
+    settings = small_settings(*FOUR_TRAINERS, *overrides)
     trainer, _ = lone_trainer(settings, small_objective(settings), small_module(settings), small_store(), range(2))
     counted = state_vectors(settings, num_trainers=1, num_workers=2)
     inner = sum(vector.numel() for worker in trainer.workers for vector in worker.vectors())
@@ -85,13 +85,13 @@ def test_peak_bytes_counts_what_is_alive_at_one_time() -> None:
 
 def test_on_a_cpu_the_memory_budget_decides() -> None:
     """A doubled budget holds twice as many sequences, once the pool's own vectors are paid for."""
-    settings = small_settings("batching.padding_fraction=1")
+    settings = small_settings(*FOUR_TRAINERS, "batching.padding_fraction=1")
     vector_bytes = FlatModel(small_module(settings), CPU, settings.precision).gradient.nbytes
     kept = 2 * 3 + 2  # two workers with two moments each, anchor, its momentum
     state = (kept + 1 + kept) * vector_bytes  # and the gradient, and the copy for a checkpoint
 
     def capacity(budget: int) -> int | None:
-        return probed(small_settings("batching.padding_fraction=1", f"cluster.memory_bytes={budget}"))
+        return probed(small_settings(*FOUR_TRAINERS, "batching.padding_fraction=1", f"cluster.memory_bytes={budget}"))
 
     first, second, third = (capacity(state + extra) for extra in (8_000_000, 16_000_000, 24_000_000))
     assert first
@@ -99,7 +99,9 @@ def test_on_a_cpu_the_memory_budget_decides() -> None:
     assert third
     assert first > 10
     assert abs((third - second) - (second - first)) <= 1
-    half = probed(small_settings("batching.padding_fraction=0.5", f"cluster.memory_bytes={state + 16_000_000}"))
+    half = probed(
+        small_settings(*FOUR_TRAINERS, "batching.padding_fraction=0.5", f"cluster.memory_bytes={state + 16_000_000}")
+    )
     assert half
     assert abs(half - first) <= 1
 
@@ -107,25 +109,25 @@ def test_on_a_cpu_the_memory_budget_decides() -> None:
 @pytest.mark.parametrize("vocab_size", [23, 8000])
 def test_what_was_counted_fits(vocab_size: int) -> None:
     """Also where one and two sequences take most memory for the vocabulary's gradients, and many for their logits."""
-    settings = small_settings(f"+model.overrides.vocab_size={vocab_size}")
+    settings = small_settings(*FOUR_TRAINERS, f"+model.overrides.vocab_size={vocab_size}")
     two, many = counted(settings, 2), counted(settings, 20)
     assert probed_beside_pool(settings, many) in (19, 20)
     assert many / 20 <= two / 2, "no more each than two take"
 
 
 def test_memory_for_one_sequence_and_not_for_two() -> None:
-    settings = small_settings()
+    settings = small_settings(*FOUR_TRAINERS)
     one = counted(settings, 1)
     assert [probed_beside_pool(settings, extra) for extra in (one - 1, one)] == [0, 1]
 
 
 def test_any_batch_that_a_trainer_can_ask_for_needs_no_limit() -> None:
     assert probed(small_settings(), maximum=10) is None
-    assert probed(small_settings("batching.capacity=3")) == 3
+    assert probed(small_settings(*FOUR_TRAINERS, "batching.capacity=3")) == 3
 
 
 def test_no_room_for_one_sequence() -> None:
-    capacity = probed(small_settings("cluster.memory_bytes=1000"))
+    capacity = probed(small_settings(*FOUR_TRAINERS, "cluster.memory_bytes=1000"))
     assert capacity is not None
     assert capacity < 1
 
