@@ -1,40 +1,52 @@
 """Where a run resumes: the newest whole checkpoint, found and agreed on by all ranks, wherever its parts lie."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from adloco_dist.checkpoint.compatibility import check_resumed
-from adloco_dist.checkpoint.parts import CHECKPOINTS_DIRECTORY, prune
-from adloco_dist.checkpoint.retention import number_in
-from adloco_dist.checkpoint.saving import restore
+import torch
+
+from adloco_dist.checkpoint.files import CHECKPOINTS_DIRECTORY, Share, number_in, trainer_file, worker_file
+from adloco_dist.checkpoint.resharding import Resharding
+from adloco_dist.checkpoint.saving import Held
 from adloco_dist.checkpoint.search import CheckpointReader, ReportLine, find
 from adloco_dist.checkpoint.state import RunState
 from adloco_dist.checkpoint.storage import StorageDomains, domains_of
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Settings, SettingsError, Unfinished
 from adloco_dist.config.compose import flatten, to_plain
+from adloco_dist.data.hub import split_subset
 from adloco_dist.policy.layout import seat_nodes
-from adloco_dist.round.local_pool import LocalPool
 from adloco_dist.run.directory import LOCK_FILE, free_name
-from adloco_dist.run.manifest import MANIFEST_FILE, DamagedError
+from adloco_dist.run.manifest import DamagedError
+from adloco_dist.schema import Entry
+from adloco_dist.vectors import shape_in_words
+
+FIXED = (
+    "seed", "precision", "model.", "data.", "pool.trainers", "pool.workers_per_trainer", "algorithm.averages",
+    "inner.optimizer", "wire.fragments",
+)  # fmt: skip
+"""Settings (or sections) that make a checkpoint what it is: with others it would be another run, or no run at all."""
+PLACES = {"data.train", "data.validation", "data.hub", "data.tokenizer", "model.warm_start"}
+"""Fixed settings that say where something lies. What lies there is compared itself, a corpus and its tokenizer by their
+digest; the weights of a warm start are the checkpoint's by then."""
+HOW = {"model.attention", "model.compile", "model.gradient_checkpointing"}
+"""Fixed settings that say how things are computed: with others, figures differ in their last digits from then on."""
+FREE = ("run.", "tracking.", "profile.", "checkpoint.")
+"""Settings (or sections) that have no part in what is computed."""
 
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """What a run resumes from."""
+    """What a run resumes from, and its state as it continues with these ranks."""
 
     reader: CheckpointReader
     state: RunState
-    """State of the run as it continues with these ranks."""
-    is_same_layout: bool
-    """Whether workers are placed where they were."""
-
-    @property
-    def was_concurrent(self) -> bool | None:
-        """Whether instances computed concurrently; None where others are on a rank now."""
-        return self.state.plan.is_concurrent if self.is_same_layout else None
+    was_concurrent: bool | None
+    """Whether instances computed concurrently; None where others are on a rank now."""
 
 
 @contextmanager
@@ -44,16 +56,15 @@ def fresh_domains(runtime: Runtime, directory: Path, settings: Settings) -> Iter
     Checkpoints of another run, which may be left on nodes with directories of their own, are archived there.
     """
     folder = directory / CHECKPOINTS_DIRECTORY
-    with domains_of(runtime, folder, lambda path: received(folder, path, settings)) as domains:
-        error: SettingsError | None = None
-        try:
-            if runtime.rank == domains.mine and any(number_in(path.name) for path in folder.iterdir()):
-                folder.rename(free_name(folder))
-                folder.mkdir()
-        except OSError as mistake:
-            detail = f"{folder} cannot be written ({mistake.strerror}); move it away, or name another"
-            error = SettingsError(f"run.directory={directory}: {detail}")
-        runtime.control.agree(error)
+    with domains_of(runtime, folder, settings.checkpoint) as domains:
+        with runtime.control.agreed():
+            try:
+                if runtime.rank == domains.mine and any(number_in(path.name) for path in folder.iterdir()):
+                    folder.rename(free_name(folder))
+                    folder.mkdir()
+            except OSError as mistake:
+                detail = f"{folder} cannot be written ({mistake.strerror}); move it away, or name another"
+                raise SettingsError(f"run.directory={directory}: {detail}") from mistake
         yield domains
 
 
@@ -61,10 +72,7 @@ def fresh_domains(runtime: Runtime, directory: Path, settings: Settings) -> Iter
 def resumed(runtime: Runtime, settings: Settings, report_line: ReportLine) -> Iterator[ResumePoint | None]:
     """The checkpoint that the settings say to resume from, readable while the block runs; None: the run begins.
 
-    Collective.
-
-    Args:
-        report_line: takes lines for the user; on rank 0.
+    Collective; lines for the user are reported.
 
     Raises:
         SettingsError: on all ranks, when the run there cannot resume with these settings.
@@ -80,7 +88,7 @@ def resumed(runtime: Runtime, settings: Settings, report_line: ReportLine) -> It
             report_line(f"{directory} holds no checkpoints: it is archived, and the run starts from the beginning")
         yield None
         return
-    with domains_of(runtime, folder, lambda path: received(folder, path, settings)) as domains:
+    with domains_of(runtime, folder, settings.checkpoint) as domains:
         found = find(control, domains, report_line)
         if found is None:
             report_line(f"{directory} holds no whole checkpoint: the run starts from the beginning")
@@ -99,26 +107,98 @@ def resumed(runtime: Runtime, settings: Settings, report_line: ReportLine) -> It
         place = "" if state.pool else ", in the middle of the next"
         ranks = "" if is_same else f"; workers of {num_ranks} ranks are placed on {runtime.world_size}"
         report_line(f"resumes from {where}{place}{ranks}")
-        yield ResumePoint(reader, state.placed_on(seats, settings.pool.placement, is_same), is_same)
+        was_concurrent = state.plan.is_concurrent if is_same else None
+        yield ResumePoint(reader, state.placed_on(seats, settings.pool.placement, is_same), was_concurrent)
 
 
-def restore_pool(pool: LocalPool, resume_point: ResumePoint) -> None:
+def restore_pool(held: Held, resume_point: ResumePoint) -> None:
     """Give this rank's share of the pool the state of the checkpoint. Collective.
 
     Raises:
         SettingsError: on all ranks, when a part does not fit the model, or cannot be read any more.
     """
-    error: SettingsError | None = None
-    try:
-        restore(pool, resume_point.state, resume_point.reader.read)
-    except (DamagedError, OSError) as mistake:
-        where = resume_point.reader.domains.folder / resume_point.reader.name
-        rule = "name the model that the run began with, or move the checkpoint away to resume from the one before"
-        error = SettingsError(f"run.directory={where.parent.parent}: checkpoint {where.name}: {mistake}; {rule}")
-    pool.runtime.control.agree(error)
+    with held.runtime.control.agreed():
+        try:
+            _restore(held, resume_point)
+        except (DamagedError, OSError) as mistake:
+            where = resume_point.reader.domains.folder / resume_point.reader.name
+            rule = "name the model that the run began with, or move the checkpoint away to resume from the one before"
+            line = f"run.directory={where.parent.parent}: checkpoint {where.name}: {mistake}; {rule}"
+            raise SettingsError(line) from mistake
 
 
-def received(folder: Path, path: str, settings: Settings) -> None:
-    """Note that a file came from another node; with a manifest, older checkpoints are kept no longer here either."""
-    if path.endswith(MANIFEST_FILE):
-        prune(folder, settings.checkpoint)
+def check_resumed(where: str, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """One remark for each setting that a run resumes with and its checkpoint has not, both by dotted key.
+
+    Raises:
+        SettingsError: the run cannot resume with such a setting.
+    """
+    remarks = []
+    for key, value in wanted.items():
+        before = saved.get(key)
+        if before == value or key.startswith(FREE):
+            continue
+        is_place = bool(key in PLACES and value and before)
+        if is_place and key == "data.hub" and saved.get("data.streaming"):
+            # A stream's digest has the names and sizes of its files alone, so subset and revision must be the same.
+            is_place = split_subset(str(value))[1:] == split_subset(str(before))[1:]
+        if is_place:
+            remarks.append(f"resumes with {key}={value} instead of {before}; what lies there must be the same")
+            continue
+        has_vector = key in ("inner.momentum", "outer.momentum", "outer.average_span")
+        if (key.startswith(FIXED) and key not in HOW) or (has_vector and bool(before) != bool(value)):
+            rule = f"the run in {where} was trained with {key}={before}; set it to that, or name a new directory"
+            raise SettingsError(f"{key}={value}: {rule}")
+        remarks.append(f"resumes with {key}={value} instead of {before}")
+    return remarks
+
+
+def _restore(held: Held, resume_point: ResumePoint) -> None:
+    """As `restore_pool`, on this rank, with the errors that it turns into a line."""
+    state, runtime = resume_point.state, held.runtime
+    for trainer_id, trainer in held.trainers.items():
+        file, saved = _read(held, resume_point, state.schema.trainer, partial(trainer_file, trainer_id))
+        _check_fit(file, saved, trainer.state())
+        trainer.restore(saved)
+        for worker in trainer.workers:
+            file, saved = _read(held, resume_point, state.schema.worker, partial(worker_file, trainer_id, worker.id))
+            own = {name: value for name, value in trainer.own_state().items() if name in saved}
+            _check_fit(file, saved, worker.state(state.schema.is_away) | own)
+            worker.restore(saved, trainer.anchor)
+            for name, value in own.items():  # adds up what other ranks kept, where there are fewer now
+                value += saved[name].to(value.device)
+            estimator = held.estimators.get(trainer_id)
+            if estimator and all(entry.name in saved for entry in estimator.ENTRIES):
+                estimator.restore(worker.id, saved)
+    capacity = state.pool.capacities[runtime.seat] if state.pool and state.pool.capacities else None
+    if capacity is not None:  # micro-batches of the same size: the same sums
+        for slot in held.slots:
+            slot.flat_model.capacity = min(capacity, slot.flat_model.capacity or capacity)
+
+
+def _read(
+    held: Held, resume_point: ResumePoint, entries: Sequence[Entry], file_of: Callable[[Share], str]
+) -> tuple[str, Mapping[str, torch.Tensor]]:
+    """A file and this rank's tensors of it, from several files where another number of ranks held a worker."""
+    runtime, flat_model, read = held.runtime, held.flat_model, resume_point.reader.read
+    shares = Share.all_of(resume_point.state.ranks_per_worker)
+    if len(shares) == runtime.ranks_per_worker:
+        file = file_of(shares[runtime.shard])
+        return file, read(file)
+    file = file_of(shares[0])
+    if flat_model.num_buffer_elements:
+        raise DamagedError(f"{file}: is of {len(shares)} ranks a worker, and training changes buffers of this model")
+    resharding = Resharding(
+        flat_model.whole_layout, held.settings.wire.fragments, len(shares), runtime.ranks_per_worker, runtime.shard
+    )
+    return file, resharding.collect(file, entries, [read(file_of(share)) for share in shares])
+
+
+def _check_fit(file: str, saved: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> None:
+    """Whether every tensor that is wanted is there in its type and shape: a copy would convert and broadcast."""
+    for name, tensor in wanted.items():
+        if name not in saved:
+            raise DamagedError(f"{file}: has no {name}")
+        if (saved[name].shape, saved[name].dtype) != (tensor.shape, tensor.dtype):
+            present, needed = shape_in_words(saved[name]), shape_in_words(tensor)
+            raise DamagedError(f"{file}: {name} is {present}, the model needs {needed}")

@@ -1,48 +1,70 @@
-"""A rank's share of the pool, turned into the parts of a checkpoint and restored from them."""
+"""A rank's share of the pool, turned into the files of a checkpoint."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from itertools import product
 from pathlib import Path
+from typing import ClassVar, Protocol
 
 import torch
 from torch.profiler import record_function
 
-from adloco_dist.checkpoint.parts import RECORDS_FILE, STATE_FILE, Share, TensorKind, trainer_file, worker_file
-from adloco_dist.checkpoint.resharding import Resharding
-from adloco_dist.checkpoint.state import RunState
+from adloco_dist.checkpoint.files import RECORDS_FILE, STATE_FILE, Share, trainer_file, worker_file
+from adloco_dist.checkpoint.state import Midway, RunState, Schema
 from adloco_dist.checkpoint.writer import CheckpointWriter, Snapshot
-from adloco_dist.config import InnerOptimizer, Settings
+from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.config import Settings
 from adloco_dist.config.compose import flatten, to_plain
-from adloco_dist.policy.checkpoints import CheckpointId
-from adloco_dist.policy.plan import PoolReport, RoundPlan
-from adloco_dist.policy.report import MergeReport
-from adloco_dist.round.local_pool import LocalPool
-from adloco_dist.run.directory import METRICS_FILE
+from adloco_dist.data.protocols import Cursor, Splits
+from adloco_dist.policy.plan import CheckpointId, PoolReport, RoundPlan
+from adloco_dist.pool.flat_model import FlatModel
+from adloco_dist.pool.slot import ComputeSlot
+from adloco_dist.pool.trainer import Trainer, trainer_entries
+from adloco_dist.pool.worker import leaves_of, moment_entries, own_entries
 from adloco_dist.run.journal import Journal
-from adloco_dist.run.manifest import DamagedError
+from adloco_dist.run.rows import METRICS_FILE
+from adloco_dist.schema import Entry
 
-SCALARS = frozenset({"step", "loss_sum", "updates_done", "awaits", "num_targets", "num_sequences"})
-"""Tensors of a worker that are numbers; all others are flat vectors, or parts of one."""
-OF_STATISTICS = frozenset({"sketches", "chunk_targets"})
-"""Vectors of other lengths: what was measured of a worker's first gradient."""
-ReadPart = Callable[[str], Mapping[str, torch.Tensor]]
-"""The tensors of a part of the checkpoint that is resumed, by file name."""
+
+class Estimator(Protocol):
+    """What has seen gradients of a trainer's workers."""
+
+    ENTRIES: ClassVar[tuple[Entry, ...]]
+
+    def state(self, worker: int) -> dict[str, torch.Tensor]: ...
+
+    def restore(self, worker: int, state: Mapping[str, torch.Tensor]) -> None: ...
+
+
+class Held(Protocol):
+    """What a rank holds of the pool, as far as it is saved."""
+
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def runtime(self) -> Runtime: ...
+    @property
+    def flat_model(self) -> FlatModel: ...
+    @property
+    def trainers(self) -> Mapping[int, Trainer]: ...
+    @property
+    def slots(self) -> Sequence[ComputeSlot]: ...
+    @property
+    def cursors(self) -> Mapping[int, Cursor]: ...
+    @property
+    def splits(self) -> Splits: ...
+    @property
+    def estimators(self) -> Mapping[int, Estimator]: ...
+    @property
+    def estimator_entries(self) -> tuple[Entry, ...]: ...
 
 
 class Checkpoints:
     """Saves what a rank holds; rank 0 adds what all ranks know."""
 
     def __init__(self, writer: CheckpointWriter, journal: Journal, directory: Path, settings: Settings) -> None:
-        """
-        Args:
-            directory: the run directory, where rank 0's records are.
-            settings: the run's; made plain once, which takes longer than the copy of a small model.
-        """
         self._writer, self._journal, self._directory = writer, journal, directory
-        self._settings = flatten(to_plain(settings))
+        self._settings = flatten(to_plain(settings))  # once: it takes longer than the copy of a small model
 
     @property
     def is_writing(self) -> bool:
@@ -51,157 +73,68 @@ class Checkpoints:
 
     @record_function("checkpoint")
     def save(
-        self, pool: LocalPool, checkpoint_id: CheckpointId, plan: RoundPlan, known: PoolReport | None, seconds: float,
-        merge: MergeReport,
-    ) -> None:  # fmt: skip
+        self, held: Held, checkpoint_id: CheckpointId, plan: RoundPlan, known: PoolReport | Midway, seconds: float
+    ) -> None:
         """Write a checkpoint in the background; returns when the state is copied.
 
         Args:
-            checkpoint_id: the checkpoint's number and place in the run.
             plan: the plan of the last round that was begun.
-            known: what the next plan is decided from; None in the middle of the round.
-            merge: in the middle of the round, what merges before it came to; rank 0's counts.
+            known: what the next plan is decided from, or where in the middle of the round the run stands.
         """
+        midway = known if isinstance(known, Midway) else None
         contents: dict[str, bytes] = {}
-        if pool.runtime.rank == 0:
+        if held.runtime.rank == 0:
             state = RunState(
                 settings=self._settings,
-                corpus=pool.splits.digest,
-                world_size=pool.runtime.num_seats,
+                schema=schema_of(held, midway is not None),
+                corpus=held.splits.digest,
+                world_size=held.runtime.num_seats,
                 plan=replace(plan, last_checkpoint=checkpoint_id),
-                pool=known,
-                merge=merge,
+                pool=known if isinstance(known, PoolReport) else None,
+                midway=midway,
                 seconds=seconds,
-                shards={trainer: cursor.state_dict() for trainer, cursor in pool.cursors.items()},
+                shards={trainer: cursor.state_dict() for trainer, cursor in held.cursors.items()},
                 journal=self._journal.state(),
             )
             contents[STATE_FILE] = json.dumps(state.to_message()).encode()
-            if self._writer.has_several_domains:  # the node of the records may be the one that is lost
+            if self._writer.domains.buddy is not None:  # the node of the records may be the one that is lost
                 contents[RECORDS_FILE] = (self._directory / METRICS_FILE).read_bytes()
-        self._writer.begin(checkpoint_id, parts(pool, plan, is_midway=known is None), contents)
+        self._writer.begin(checkpoint_id, parts(held, plan, midway is not None), contents)
 
 
-def parts(pool: LocalPool, plan: RoundPlan, is_midway: bool) -> Snapshot:
+def is_away(settings: Settings, is_midway: bool) -> bool:
+    """Whether workers do not stand at their anchors, where they restart at the end of a round unless it is streamed."""
+    return is_midway or settings.wire.is_streaming
+
+
+def schema_of(held: Held, is_midway: bool) -> Schema:
+    """What the ranks' files hold, the same for all trainers and workers."""
+    settings, leaves = held.settings, leaves_of(held.flat_model, held.settings.inner)
+    of_worker = [*moment_entries(leaves, settings.inner), *own_entries(settings.wire)]
+    of_trainer = trainer_entries(settings.outer, settings.wire)
+    shared = tuple(entry for entry in of_trainer if entry.is_shared)
+    kept = (*of_worker, *(entry for entry in of_trainer if not entry.is_shared), *held.estimator_entries)
+    return Schema(shared, tuple(entry for entry in kept if is_away(settings, is_midway) or not entry.is_progress))
+
+
+def parts(held: Held, plan: RoundPlan, is_midway: bool) -> Snapshot:
     """This rank's files of a checkpoint: its workers, and the outer state of trainers that it speaks for.
 
     A trainer's outer state is equal on all its ranks, of which one writes it; trainers take different ones where they
-    can. After an outer step workers stand at their anchor: their weights are written in the middle of a round alone,
-    unless fragments meet at different times. What a rank has not sent is written with the first of its workers.
+    can. What a rank keeps of a trainer for itself is written with the first of its workers, zeros with the others.
     """
-    wire, shard = pool.settings.wire, Share(pool.runtime.shard, pool.runtime.ranks_per_worker)
-    found: dict[str, dict[str, torch.Tensor]] = {}
-    for trainer_id, trainer in pool.trainers.items():
+    runtime, away = held.runtime, is_away(held.settings, is_midway)
+    shard = Share(runtime.shard, runtime.ranks_per_worker)
+    files: dict[str, dict[str, torch.Tensor]] = {}
+    for trainer_id, trainer in held.trainers.items():
         ranks = plan.layout.ranks(trainer_id)
-        if ranks[trainer_id % len(ranks)] == pool.runtime.seat:
-            found[trainer_file(trainer_id, shard)] = trainer.state()
+        if ranks[trainer_id % len(ranks)] == runtime.seat:
+            files[trainer_file(trainer_id, shard)] = trainer.state()
         for worker in trainer.workers:
-            state = worker.state(with_weights=is_midway or wire.is_streaming)
-            if trainer.residual is not None:
-                is_first = worker is trainer.workers[0]
-                state["residual"] = trainer.residual if is_first else torch.zeros_like(trainer.residual)
-            if is_midway and wire.is_streaming and trainer_id in pool.estimators:
-                state |= pool.estimators[trainer_id].state(worker.id)
-            found[worker_file(trainer_id, worker.id, shard)] = state
-    return found
-
-
-def needed_parts(state: RunState) -> dict[str, frozenset[str]]:
-    """The files that a checkpoint must have beside its state, and the tensors of each; moments without their part."""
-    inner = state.settings.get("inner.optimizer")
-    moments = {"step", "exp_avg", "exp_avg_sq"} if inner != InnerOptimizer.sgd.name else set[str]()
-    if inner == InnerOptimizer.sgd.name and state.settings.get("inner.momentum"):
-        moments = {"momentum_buffer"}
-    progress = {"weights", "loss_sum", "updates_done", "awaits", "num_targets"} if state.has_weights else set[str]()
-    if state.has_weights and state.wire.is_delayed:
-        progress.add("departed")
-    of_worker = {"norms"} | moments | progress | ({"residual"} if state.wire.keeps_residual else set())
-    beside = {"momentum": "outer.momentum", "mean_anchor": "outer.average_span"}
-    of_trainer = {"anchor"} | {name for name, setting in beside.items() if state.settings.get(setting)}
-    needed: dict[str, frozenset[str]] = {}
-    layout = state.plan.layout
-    for trainer, share in product(layout.trainers, Share.all_of(state.ranks_per_worker)):
-        needed[trainer_file(trainer, share)] = frozenset(of_trainer)
-        for worker in range(layout.num_workers(trainer)):
-            needed[worker_file(trainer, worker, share)] = frozenset(of_worker)
-    return needed
-
-
-def vector_size(file: str, kinds: Mapping[str, TensorKind], needed: frozenset[str]) -> int | None:
-    """The elements of the flat vectors in a part of a checkpoint; None: it holds none.
-
-    Raises:
-        DamagedError: a tensor is missing, or has another shape than the others.
-    """
-    sizes: dict[str, int] = {}
-    for name, kind in kinds.items():
-        vector = name.partition(".")[2] or name  # both parts of a moment add up to one vector
-        sizes.setdefault(vector, 0)
-        if len(kind.shape) > 1 or (vector in SCALARS) != (kind.shape == ()):
-            raise DamagedError(f"{file}: {name} has the shape {list(kind.shape)}")
-        sizes[vector] += sum(kind.shape)
-    for name in sorted(needed - sizes.keys()):
-        raise DamagedError(f"{file}: has no {name}")
-    if "exp_avg" in sizes:  # of Muon's matrices there is another one instead
-        matrices = sizes.pop("momentum_buffer", 0)
-        sizes |= {name: sizes[name] + matrices for name in ("exp_avg", "exp_avg_sq") if name in sizes}
-    found = {size for name, size in sizes.items() if name not in {"norms", "departed"} | SCALARS | OF_STATISTICS}
-    if len(found) > 1:
-        raise DamagedError(f"{file}: has vectors of {' and of '.join(map(str, sorted(found)))} elements")
-    return found.pop() if found else None
-
-
-def restore(pool: LocalPool, state: RunState, read: ReadPart) -> None:
-    """Give this rank's share of the pool the state of a checkpoint.
-
-    Raises:
-        DamagedError: a part does not fit this pool, or this model.
-        OSError: a part cannot be read.
-    """
-    for trainer_id, trainer in pool.trainers.items():
-        file, saved = _read(pool, state, read, partial(trainer_file, trainer_id))
-        trainer.restore(_fitting(file, saved, trainer.state()))
-        for worker in trainer.workers:
-            file, saved = _read(pool, state, read, partial(worker_file, trainer_id, worker.id))
-            wanted = worker.state(state.has_weights)
-            has_residual = trainer.residual is not None and state.wire.keeps_residual
-            wanted |= {"residual": trainer.anchor} if has_residual else {}
-            worker.restore(_fitting(file, saved, wanted), trainer.anchor)
-            if trainer.residual is not None and has_residual:  # of other ranks' workers, too, where there are fewer now
-                trainer.residual += saved["residual"].to(trainer.residual.device)
-            if saved.keys() & OF_STATISTICS and trainer_id in pool.estimators:
-                pool.estimators[trainer_id].restore(worker.id, saved)
-    capacity = state.capacity(pool.runtime.seat)
-    if capacity is not None:  # micro-batches of the same size: the same sums
-        for slot in pool.slots:
-            slot.flat_model.capacity = min(capacity, slot.flat_model.capacity or capacity)
-
-
-def _read(
-    pool: LocalPool, state: RunState, read: ReadPart, file_of: Callable[[Share], str]
-) -> tuple[str, Mapping[str, torch.Tensor]]:
-    """A file of a part and this rank's tensors of it, from several files where as many ranks held a worker."""
-    runtime, was = pool.runtime, Share.all_of(state.ranks_per_worker)
-    if len(was) == runtime.ranks_per_worker:
-        file = file_of(was[runtime.shard])
-        return file, read(file)
-    file = file_of(was[0])
-    whole, fragments = pool.flat_model.whole_layout, pool.settings.wire.fragments
-    if pool.flat_model.num_buffer_elements:
-        raise DamagedError(f"{file}: is of {len(was)} ranks a worker, and training changes buffers of this model")
-    resharding = Resharding(whole, fragments, len(was), runtime.ranks_per_worker, runtime.shard)
-    return file, resharding.collect(file, (read(file_of(share)) for share in was))
-
-
-def _fitting(
-    file: str, saved: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]
-) -> Mapping[str, torch.Tensor]:
-    """`saved`, which has every tensor that is wanted, in its type and shape: a copy would convert and broadcast."""
-    for name, tensor in wanted.items():
-        if name not in saved:
-            raise DamagedError(f"{file}: has no {name}")
-        found, needed = ((list(one.shape), one.dtype) for one in (saved[name], tensor))
-        if found != needed:
-            raise DamagedError(
-                f"{file}: {name} is {found[0]} of {found[1]}, the model needs {needed[0]} of {needed[1]}"
-            )
-    return saved
+            state, own = worker.state(away), trainer.own_state()
+            is_first = worker is trainer.workers[0]
+            state |= own if is_first else {name: torch.zeros_like(value) for name, value in own.items()}
+            if away and trainer_id in held.estimators:
+                state |= held.estimators[trainer_id].state(worker.id)
+            files[worker_file(trainer_id, worker.id, shard)] = state
+    return files

@@ -5,13 +5,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from adloco_dist.checkpoint.parts import RECORDS_FILE, STATE_FILE, mapped_tensors, tensor_kinds
-from adloco_dist.checkpoint.retention import number_in
-from adloco_dist.checkpoint.saving import needed_parts, vector_size
-from adloco_dist.checkpoint.state import RunState
+from adloco_dist.checkpoint.files import RECORDS_FILE, STATE_FILE, mapped_tensors, number_in
+from adloco_dist.checkpoint.state import OtherVersionError, RunState
 from adloco_dist.checkpoint.storage import StorageDomains
 from adloco_dist.cluster.control import ControlPlane
 from adloco_dist.config import SettingsError
@@ -50,8 +49,7 @@ class CheckpointReader:
     def _at_hand(self, file: str) -> Iterator[Path]:
         """Where a part can be read while the block runs: as it is here, or as a copy of another node's.
 
-        A copy is removed at the end; what has been mapped of it by then stays readable, and takes no memory that the
-        system could not have back.
+        A copy is removed at the end; what has been mapped of it by then stays readable.
         """
         if file not in self.holders:
             raise DamagedError(f"{file}: is not in its {MANIFEST_FILE}")
@@ -74,63 +72,63 @@ class CheckpointReader:
 def find(
     control: ControlPlane, domains: StorageDomains, report_line: ReportLine
 ) -> tuple[CheckpointReader, RunState] | None:
-    """The newest checkpoint of which every part is somewhere and can be understood; lines for all newer ones.
-
-    Collective.
+    """The newest checkpoint of which every part is somewhere and can be understood; collective; lines for newer ones.
 
     Raises:
-        SettingsError: on all ranks, when the folder of checkpoints cannot be read on one.
+        SettingsError: on all ranks, when the folder of checkpoints cannot be read on one, or holds none but those of
+            another release.
     """
-    error: SettingsError | None = None
-    manifests: dict[str, dict[str, dict[str, object]]] = {}
+    manifests: dict[str, Any] = {}
     problems: dict[str, str] = {}
-    try:
-        manifests, problems = _manifests(domains)
-    except OSError as mistake:
-        detail = f"{domains.folder} cannot be read ({mistake.strerror}); move it away, or name another"
-        error = SettingsError(f"run.directory={domains.folder.parent}: {detail}")
-    control.agree(error)
+    with control.agreed():
+        try:
+            for path in domains.folder.iterdir() if domains.rank == domains.mine else ():
+                if number_in(path.name) is not None:
+                    try:
+                        manifests[path.name] = encode(read_manifest(path))
+                    except DamagedError as error:
+                        problems[path.name] = str(error)
+        except OSError as mistake:
+            detail = f"{domains.folder} cannot be read ({mistake.strerror}); move it away, or name another"
+            raise SettingsError(f"run.directory={domains.folder.parent}: {detail}") from mistake
     replies = control.exchange({"manifests": manifests, "problems": problems})
     everywhere = {name: parts for reply in replies for name, parts in reply["manifests"].items()}
-    for name, problem in sorted({(name, line) for reply in replies for name, line in reply["problems"].items()}):
+    without = {(name, line) for reply in replies for name, line in reply["problems"].items()}
+    for name, problem in sorted(without):
         if name not in everywhere:
             report_line(f"checkpoint {name} is skipped: {problem}")
-    names = {name for reply in replies for name in (*reply["problems"], *reply["manifests"])}
-    newest = max((number_in(name) or 0 for name in names), default=0)
+    newest = max((number_in(name) or 0 for name in (*everywhere, *dict(without))), default=0)
+    other_version = ""
     for name in sorted(everywhere, key=lambda name: number_in(name) or 0, reverse=True):
-        manifest = decode(dict[str, Part], everywhere[name])
-        holders = _check_parts(control, domains, name, manifest, report_line)
-        if holders is None:
+        try:
+            manifest = decode(dict[str, Part], everywhere[name])
+            reader = CheckpointReader(name, domains, manifest, _find_holders(control, domains, name, manifest))
+            state = _read_state(control, reader)
+            _check_tensors(control, reader, state)
+        except OtherVersionError as error:
+            other_version = str(error)
+            report_line(f"checkpoint {name} is skipped: {STATE_FILE} {error}")
             continue
-        reader = CheckpointReader(name, domains, manifest, holders)
-        state = _state(control, reader, report_line)
-        if state is None or not _check_tensors(control, reader, state, report_line):
+        except DamagedError as error:
+            report_line(f"checkpoint {name} is skipped: {error}")
             continue
         # Numbers continue above all that were ever given, the damaged ones' too.
         checkpoint_id = replace(state.plan.last_checkpoint, number=newest)
         return reader, replace(state, plan=replace(state.plan, last_checkpoint=checkpoint_id))
+    if other_version:
+        remedy = "resume with the release that began the run, or name a new directory"
+        raise SettingsError(f"run.directory={domains.folder.parent}: its checkpoint {other_version}; {remedy}")
     return None
 
 
-def _manifests(domains: StorageDomains) -> tuple[dict[str, dict[str, dict[str, object]]], dict[str, str]]:
-    """Return the manifests on this rank's volume, by checkpoint, or why there is none; on its lowest rank alone."""
-    manifests: dict[str, dict[str, dict[str, object]]] = {}
-    problems: dict[str, str] = {}
-    if domains.rank == domains.mine:
-        for path in domains.folder.iterdir():
-            if number_in(path.name) is None:
-                continue
-            try:
-                manifests[path.name] = encode(read_manifest(path))
-            except DamagedError as error:
-                problems[path.name] = str(error)
-    return manifests, problems
+def _find_holders(
+    control: ControlPlane, domains: StorageDomains, name: str, manifest: Manifest
+) -> dict[str, list[int]]:
+    """The volumes that hold each part undamaged; the ranks of a volume share the reading. Collective.
 
-
-def _check_parts(
-    control: ControlPlane, domains: StorageDomains, name: str, manifest: Manifest, report_line: ReportLine
-) -> dict[str, list[int]] | None:
-    """The volumes that hold each part undamaged, None if one is nowhere; the ranks of a volume share the reading."""
+    Raises:
+        DamagedError: a part is nowhere; on all ranks.
+    """
     good, problems = [], {}
     for file in _dealt(domains, sorted(manifest)):
         try:
@@ -143,52 +141,54 @@ def _check_parts(
     for domain, reply in zip(domains.of_rank, replies, strict=True):
         for file in reply["good"]:
             holders[file].append(domain)
-    lost = [file for file, where in holders.items() if not where]
-    for file in lost[:1]:
+    for file in [file for file, where in holders.items() if not where]:
         lines = sorted({reply["problems"][file] for reply in replies if file in reply["problems"]})
-        report_line(f"checkpoint {name} is skipped: {' and '.join(lines)}")
-    return None if lost else holders
+        raise DamagedError(" and ".join(lines))
+    return holders
 
 
-def _state(control: ControlPlane, reader: CheckpointReader, report_line: ReportLine) -> RunState | None:
-    """The state in a checkpoint, as rank 0 reads it; None: it cannot be understood. Collective."""
-    message = {}
+def _read_state(control: ControlPlane, reader: CheckpointReader) -> RunState:
+    """The state in a checkpoint, as rank 0 reads it. Collective.
+
+    Raises:
+        DamagedError: it cannot be read or understood; on all ranks, as the next.
+        OtherVersionError: another release wrote it.
+    """
+    message: dict[str, Any] = {}
     if control.rank == 0:
         try:
             message = {"state": json.loads(reader.content(STATE_FILE))}
             json.dumps(message)  # as it will travel
             RunState.from_message(message["state"])
-        except (DamagedError, OSError) as error:
-            message = {"problem": str(error)}
-        except (ValueError, RecursionError) as error:
+        except OtherVersionError as error:
+            message = {"other_version": str(error)}
+        except (DamagedError, OSError, ValueError, RecursionError) as error:
             message = {"problem": f"{STATE_FILE}: is not what this version writes ({error})"}
     message = control.broadcast(message)
+    if "other_version" in message:
+        raise OtherVersionError(message["other_version"])
     if "problem" in message:
-        report_line(f"checkpoint {reader.name} is skipped: {message['problem']}")
-        return None
+        raise DamagedError(message["problem"])
     return RunState.from_message(message["state"])
 
 
-def _check_tensors(control: ControlPlane, reader: CheckpointReader, state: RunState, report_line: ReportLine) -> bool:
-    """Whether every part holds the tensors that the state asks for, of one size; read by those who hold it."""
-    needed, domains = needed_parts(state), reader.domains
-    sizes: dict[str, int | None] = {}
-    problems = [f"{file}: is not in its {MANIFEST_FILE}" for file in sorted(needed.keys() - reader.manifest.keys())]
-    for file in _dealt(domains, sorted(needed.keys() & reader.manifest.keys())):
+def _check_tensors(control: ControlPlane, reader: CheckpointReader, state: RunState) -> None:
+    """Whether every file holds what the state says; read by those who hold it. Collective.
+
+    Raises:
+        DamagedError: a file lacks something; on all ranks.
+    """
+    entries, domains = state.entries_by_file(), reader.domains
+    problems = [f"{file}: is not in its {MANIFEST_FILE}" for file in sorted(entries.keys() - reader.manifest.keys())]
+    for file in _dealt(domains, sorted(entries.keys() & reader.manifest.keys())):
         if domains.mine in reader.holders[file]:
             try:
-                kinds = tensor_kinds(domains.folder / reader.name, file)
-                sizes[file] = vector_size(file, kinds, needed[file])
-            except DamagedError as error:
+                held = reader.read(file)
+                problems += [f"{file}: has no {entry.name}" for entry in entries[file] if entry.name not in held]
+            except (DamagedError, OSError) as error:
                 problems.append(str(error))
-    replies = control.exchange({"sizes": sizes, "problems": problems})
-    problems = sorted({line for reply in replies for line in reply["problems"]})
-    found = {size: file for reply in replies for file, size in sorted(reply["sizes"].items()) if size is not None}
-    if len(found) > 1:
-        problems.append(" and ".join(f"{file}: has vectors of {size} elements" for size, file in sorted(found.items())))
-    for problem in problems[:1]:
-        report_line(f"checkpoint {reader.name} is skipped: {problem}")
-    return not problems
+    for problem in sorted({line for reply in control.exchange({"problems": problems}) for line in reply["problems"]}):
+        raise DamagedError(problem)
 
 
 def _dealt(domains: StorageDomains, files: list[str]) -> list[str]:

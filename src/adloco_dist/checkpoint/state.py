@@ -2,25 +2,38 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
-from typing import Any, NotRequired, TypedDict
+from itertools import product
+from typing import Any, TypedDict
 
-from adloco_dist.config import Placement, WireSettings
+from adloco_dist.checkpoint.files import Share, trainer_file, worker_file
+from adloco_dist.config import Placement
 from adloco_dist.messages import decode, encode
 from adloco_dist.policy.layout import place_again
 from adloco_dist.policy.plan import PoolReport, RoundPlan
 from adloco_dist.policy.report import MergeReport
+from adloco_dist.schema import Entry
 
-STATE_VERSION = 4
+STATE_VERSION = 5
 """It is raised whenever a field of the state is added, removed or means something else."""
 
 
-class Totals(TypedDict):
-    """What the rounds so far came to."""
+class OtherVersionError(ValueError):
+    """A state that another release wrote; half a line that says which."""
 
-    rounds: int
-    tokens: int
-    bytes_sent: int
+
+@dataclass(frozen=True)
+class Schema:
+    """What the files of tensors hold."""
+
+    trainer: tuple[Entry, ...]
+    """Of a trainer's file: what its ranks share."""
+    worker: tuple[Entry, ...]
+    """Of a worker's file; what a rank keeps of a trainer for itself is in the file of its first worker."""
+
+    @property
+    def is_away(self) -> bool:
+        """Whether workers did not stand at their anchors, and their own weights were kept."""
+        return any(entry.is_progress for entry in self.worker)
 
 
 class JournalState(TypedDict, total=False):
@@ -28,20 +41,21 @@ class JournalState(TypedDict, total=False):
 
     metrics_bytes: int
     merges: list[dict[str, Any]]
-    totals: Totals
+    totals: dict[str, int]
     seconds: float
     started: str
     resumed: list[dict[str, Any]]
     tracking_id: str | None
 
 
-class Phase(Enum):
-    """Where in the loop a run resumes."""
+@dataclass(frozen=True)
+class Midway:
+    """Where a run stands that was interrupted in the middle of a round."""
 
-    report = "report"
-    """The point between two rounds: the ranks report, and rank 0 decides from the report that was saved."""
-    inner = "inner"
-    """The middle of a round's inner phase: the workers take the updates that are left."""
+    next_event: int
+    """The event of the plan at which the round is entered again; workers take the updates that are left before it."""
+    merge: MergeReport
+    """What merges before the round came to, of all ranks: it is recorded when the round ends."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +64,7 @@ class RunState:
 
     settings: Mapping[str, Any]
     """Plain values of the settings, by dotted key."""
+    schema: Schema
     corpus: str
     """Digest of the corpus."""
     world_size: int
@@ -57,9 +72,9 @@ class RunState:
     plan: RoundPlan
     """Plan of the last round that was begun."""
     pool: PoolReport | None
-    """What the next plan is decided from; None in the middle of the round."""
-    merge: MergeReport
-    """In the middle of a round, what merges before it came to, of all ranks: it is recorded when the round ends."""
+    """Between two rounds, what the next plan is decided from."""
+    midway: Midway | None
+    """In the middle of a round, where; exactly one of the two is there."""
     seconds: float
     """Rank 0's clock since the first round began, earlier starts included."""
     shards: Mapping[int, dict[str, Any]]
@@ -69,38 +84,24 @@ class RunState:
 
     @property
     def ranks_per_worker(self) -> int:
-        """Ranks that held a worker together.
-
-        Raises:
-            ValueError: there is no such number in the settings.
-        """
+        """Ranks that held a worker together; ValueError where the settings have no such number."""
         size = self.settings.get("pool.ranks_per_worker", 1)
         if type(size) is not int or size < 1:
             raise ValueError(f"settings: pool.ranks_per_worker={size!r} is no number of ranks")
         return size
 
-    @property
-    def phase(self) -> Phase:
-        """Where the loop is entered."""
-        return Phase.inner if self.pool is None else Phase.report
-
-    @property
-    def wire(self) -> WireSettings:
-        """How pseudo-gradients travelled.
-
-        Raises:
-            ValueError: the settings do not say it.
-        """
-        section = {key: value for key, value in self.settings.items() if key.startswith("wire.")}
-        return decode(WireSettings, {key.removeprefix("wire."): value for key, value in section.items()})
-
-    @property
-    def has_weights(self) -> bool:
-        """Whether workers did not stand at their anchors, and their own weights were kept."""
-        return self.phase is Phase.inner or self.wire.is_streaming
+    def entries_by_file(self) -> dict[str, tuple[Entry, ...]]:
+        """The files of tensors that the checkpoint must have, and what each holds."""
+        entries: dict[str, tuple[Entry, ...]] = {}
+        layout = self.plan.layout
+        for trainer, share in product(layout.trainers, Share.all_of(self.ranks_per_worker)):
+            entries[trainer_file(trainer, share)] = self.schema.trainer
+            for worker in range(layout.num_workers(trainer)):
+                entries[worker_file(trainer, worker, share)] = self.schema.worker
+        return entries
 
     def to_message(self) -> dict[str, Any]:
-        """The state as plain JSON values, with the version that reads them."""
+        """The state as plain JSON values, with the version of what they mean."""
         return {"version": STATE_VERSION, **encode(self)}
 
     @classmethod
@@ -108,21 +109,22 @@ class RunState:
         """The state in a message that anybody may have written.
 
         Raises:
-            ValueError: it holds no state, or one of another version.
+            ValueError: it holds no state.
+            OtherVersionError: one of another version.
         """
-        version = decode(_Versioned, message).get("version")
+        version = message.get("version") if isinstance(message, dict) else None
         if version != STATE_VERSION:
-            raise ValueError(f"version {version}; this release reads version {STATE_VERSION}")
+            raise OtherVersionError(f"is of version {version}; this release reads version {STATE_VERSION}")
         state = decode(cls, message)
         decode(JournalState, state.journal)
-        _ = state.wire, state.ranks_per_worker
+        _ = state.ranks_per_worker
         workers = state.plan.layout.workers
         spans = [ranks for of_trainer in workers.values() for ranks in of_trainer]
         is_empty = not (spans and all(spans) and all(workers.values()))
         if is_empty or not all(0 <= rank < state.world_size for ranks in spans for rank in ranks):
             raise ValueError(f"plan.layout: does not fit {state.world_size} ranks")
-        if state.pool and len(state.pool.capacities) not in (0, state.world_size):
-            raise ValueError(f"pool.capacities: is not of {state.world_size} ranks")
+        if (state.pool is None) == (state.midway is None):
+            raise ValueError("pool, midway: not one of the two")
         for name, members in (("plan.batches", state.plan.batches), ("shards", state.shards)):
             if members.keys() != workers.keys():
                 raise ValueError(f"{name}: is of other trainers than the plan's layout")
@@ -140,18 +142,6 @@ class RunState:
         layout = self.plan.layout
         if len(nodes) != self.world_size:
             layout = place_again(layout, nodes, placement)
-        plan = replace(self.plan, layout=layout, probed=())
-        return replace(
-            self,
-            world_size=len(nodes),
-            plan=plan,
-            pool=self.pool and replace(self.pool, capacities=(), update_seconds=()),
-        )
-
-    def capacity(self, rank: int) -> int | None:
-        """Sequences that the rank's device took in one micro-batch; None: any number, or unknown."""
-        return self.pool.capacities[rank] if self.pool and self.pool.capacities else None
-
-
-class _Versioned(TypedDict):
-    version: NotRequired[Any]
+        plan, pool = replace(self.plan, layout=layout, probed=()), self.pool
+        pool = pool and replace(pool, capacities=(), update_seconds=())
+        return replace(self, world_size=len(nodes), plan=plan, pool=pool)

@@ -15,8 +15,10 @@ from typing import Any, BinaryIO, cast
 
 from xxhash import xxh3_128
 
+from adloco_dist.checkpoint.files import prune
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.run.manifest import Part
+from adloco_dist.config import CheckpointSettings
+from adloco_dist.run.manifest import MANIFEST_FILE, Part
 
 log = logging.getLogger(__name__)
 TOKEN_HEADER = "X-Adloco-Token"
@@ -62,10 +64,7 @@ class StorageDomains:
         return others[(others.index(self.mine) + 1) % len(others)] if len(others) > 1 else None
 
     def fetch(self, domain: int, path: str, file: Path) -> Part:
-        """Copy a file of another volume to `file`, a piece at a time.
-
-        Returns:
-            The size and digest of what came; a connection that breaks leaves less than there is.
+        """Copy a file of another volume to `file`, a piece at a time; size and digest of what came, which may be less.
 
         Raises:
             OSError: it is not there, cannot be read, or cannot be written here.
@@ -107,13 +106,16 @@ class StorageDomains:
 
 
 @contextmanager
-def domains_of(runtime: Runtime, folder: Path, received: Callable[[str], None]) -> Iterator[StorageDomains]:
+def domains_of(runtime: Runtime, folder: Path, settings: CheckpointSettings) -> Iterator[StorageDomains]:
     """Find out which ranks share `folder`, and serve it while the block runs where they do not all. Collective.
 
-    Args:
-        folder: a path that means a folder of its own on nodes without shared disks; made where it is not there.
-        received: called, in a thread of its own, with the path of every file that came from another volume.
+    It is made where it is not there. With a manifest from another volume, older checkpoints are pruned here as well.
     """
+
+    def received(path: str) -> None:
+        if path.endswith(MANIFEST_FILE):
+            prune(folder, settings)
+
     control = runtime.control
     token = control.broadcast({"token": secrets.token_hex(16)} if runtime.rank == 0 else None)["token"]
     of_rank = _find_out(runtime, folder, token)
@@ -160,7 +162,7 @@ class _Server(http.server.ThreadingHTTPServer):
 
     def __init__(
         self, folder: Path, token: str, received: Callable[[str], None], host: str, max_connections: int
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.folder, self.token, self.received = folder, token, received
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._room = threading.BoundedSemaphore(max_connections)

@@ -12,14 +12,15 @@ from pathlib import Path
 import torch
 from torch.distributed.distributed_c10d import Store
 
-from adloco_dist.checkpoint.parts import prune
-from adloco_dist.checkpoint.staging import StagingBuffer
+from adloco_dist.checkpoint.files import prune
 from adloco_dist.checkpoint.storage import StorageDomains
+from adloco_dist.checkpoint.tensor_file import StagingBuffer
 from adloco_dist.cluster.heartbeat import own_client
 from adloco_dist.config import CheckpointSettings
 from adloco_dist.messages import decode, encode
-from adloco_dist.policy.checkpoints import CheckpointId
+from adloco_dist.policy.plan import CheckpointId
 from adloco_dist.run.manifest import MANIFEST_FILE, Part, write_content, write_manifest
+from adloco_dist.text import reason
 
 log = logging.getLogger(__name__)
 Snapshot = Mapping[str, Mapping[str, torch.Tensor]]
@@ -42,13 +43,12 @@ class CheckpointWriter:
         world_size: int,
         settings: CheckpointSettings,
         report_line: Callable[[str], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """
         Args:
-            store: shared by all ranks; used from a thread of its own, through a client of its own.
             report_line: takes one line for the user, on rank 0, from any thread.
         """
-        self._domains, self._settings, self._report_line = domains, settings, report_line
+        self.domains, self._settings, self._report_line = domains, settings, report_line
         self._store = own_client(store)
         self._store.set_timeout(PATIENCE)
         self._world_size = world_size
@@ -62,11 +62,6 @@ class CheckpointWriter:
     @property
     def is_busy(self) -> bool:
         return self._writing is not None and not self._writing.done()
-
-    @property
-    def has_several_domains(self) -> bool:
-        """Whether nodes have directories of their own."""
-        return self._domains.buddy is not None
 
     def begin(self, checkpoint_id: CheckpointId, parts: Snapshot, contents: Mapping[str, bytes]) -> None:
         """Copy `parts` and write them; returns when they are copied.
@@ -91,7 +86,7 @@ class CheckpointWriter:
     def _write(
         self, checkpoint_id: CheckpointId, images: Mapping[str, StagingBuffer], contents: Mapping[str, bytes]
     ) -> None:
-        folder = self._domains.folder / checkpoint_id.name
+        folder = self.domains.folder / checkpoint_id.name
         report: dict[str, object] = {}
         try:
             written = {file: buffer.write(folder / file) for file, buffer in images.items()}
@@ -101,26 +96,18 @@ class CheckpointWriter:
             log.exception("checkpoint %s", checkpoint_id.name)
             report["error"] = _in_words(error)
             written = {}
-        if self._settings.copies:
-            report["note"] = self._copy_to_buddy(folder, list(written))
+        if self._settings.copies and (buddy := self.domains.buddy) is not None:
+            try:
+                for file in written:
+                    self.domains.send(buddy, f"{folder.name}/{file}", folder / file)
+            except OSError as error:  # the part is still where it was written
+                report["note"] = f"without its copy on another node: {_in_words(error)}"
         try:
-            self._store.set(_key(checkpoint_id, self._domains.rank), json.dumps(report))
-            if self._domains.rank == 0:
+            self._store.set(_key(checkpoint_id, self.domains.rank), json.dumps(report))
+            if self.domains.rank == 0:
                 self._conclude(checkpoint_id, folder)
         except Exception:  # the store is gone, and the run with it; or worse, which the log shows
             log.exception("checkpoint %s", checkpoint_id.name)
-
-    def _copy_to_buddy(self, folder: Path, files: list[str]) -> str | None:
-        """Copy files to another node; return why that failed, if it did: the part is still where it was written."""
-        buddy = self._domains.buddy
-        if buddy is None:
-            return None
-        try:
-            for file in files:
-                self._domains.send(buddy, f"{folder.name}/{file}", folder / file)
-        except OSError as error:
-            return f"without its copy on another node: {_in_words(error)}"
-        return None
 
     def _conclude(self, checkpoint_id: CheckpointId, folder: Path) -> None:
         """Write the manifest on all volumes, or report why there is none."""
@@ -131,7 +118,7 @@ class CheckpointWriter:
             self._store.delete_key(_key(checkpoint_id, rank))
             manifest |= decode(dict[str, Part], report.get("parts", {}))
             errors += [f"rank {rank}: {report['error']}"] if "error" in report else []
-            if report.get("note"):
+            if "note" in report:
                 self._report_line(f"checkpoint {checkpoint_id.name}, rank {rank}: {report['note']}")
         try:
             if not errors:
@@ -144,13 +131,13 @@ class CheckpointWriter:
             shutil.rmtree(folder, ignore_errors=True)  # all ranks have ended their part: room for what else is written
             return
         self.newest = checkpoint_id.name
-        for domain in self._domains.all:
-            if domain != self._domains.mine:
+        for domain in self.domains.all:
+            if domain != self.domains.mine:
                 try:
-                    self._domains.send(domain, f"{folder.name}/{MANIFEST_FILE}", folder / MANIFEST_FILE)
+                    self.domains.send(domain, f"{folder.name}/{MANIFEST_FILE}", folder / MANIFEST_FILE)
                 except OSError as error:
                     self._report_line(f"checkpoint {checkpoint_id.name}: {_in_words(error)}")
-        prune(self._domains.folder, self._settings)
+        prune(self.domains.folder, self._settings)
         log.info("checkpoint %s is whole", checkpoint_id.name)
 
 
@@ -159,5 +146,4 @@ def _key(checkpoint_id: CheckpointId, rank: int) -> str:
 
 
 def _in_words(error: Exception) -> str:
-    detail = error.strerror if isinstance(error, OSError) and error.strerror else error
-    return f"{socket.gethostname()}: {detail}"
+    return f"{socket.gethostname()}: {reason(error)}"

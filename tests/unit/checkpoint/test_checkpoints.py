@@ -10,14 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from adloco_dist.checkpoint.compatibility import check_resumed
-from adloco_dist.checkpoint.parts import prune
-from adloco_dist.checkpoint.retention import number_in, obsolete
-from adloco_dist.checkpoint.staging import BLOCK_BYTES, StagingBuffer
+from adloco_dist.checkpoint.files import number_in, obsolete, prune
+from adloco_dist.checkpoint.resume import check_resumed
+from adloco_dist.checkpoint.tensor_file import BLOCK_BYTES, StagingBuffer
 from adloco_dist.config import CheckpointSettings, Placement, SettingsError
-from adloco_dist.data.shards import Shard, deal
-from adloco_dist.policy.checkpoints import CheckpointId, is_due
+from adloco_dist.data.indexed import Shard, deal
+from adloco_dist.policy.budget import is_checkpoint_due
 from adloco_dist.policy.layout import Layout, place_again
+from adloco_dist.policy.plan import CheckpointId
 from adloco_dist.run.manifest import (
     MANIFEST_FILE,
     DamagedError,
@@ -30,17 +30,16 @@ from adloco_dist.run.manifest import (
 )
 
 
-def test_a_checkpoint_is_due_when_any_interval_is_over() -> None:
+def test_a_checkpoint_is_due_when_its_interval_is_over() -> None:
     last = CheckpointId(4, rounds=10, tokens=1000, seconds=60.0)
-    only_rounds = CheckpointSettings(every_rounds=5, every_minutes=None)
-    assert not is_due(only_rounds, last, CheckpointId(0, 14, 9999, 9999.0))
-    assert is_due(only_rounds, last, CheckpointId(0, 15, 1001, 61.0))
-    assert is_due(CheckpointSettings(every_tokens=100), last, CheckpointId(0, 11, 1100, 61.0))
-    minutes = CheckpointSettings(every_minutes=0.5)
-    assert [is_due(minutes, last, CheckpointId(0, 11, 1001, now)) for now in (89.0, 90.0)] == [False, True]
-    assert not is_due(CheckpointSettings(every_minutes=None), last, CheckpointId(0, 9999, 10**9, 1e9)), (
-        "no interval: never"
-    )
+    only_rounds = CheckpointSettings(every="5rounds")
+    assert not is_checkpoint_due(only_rounds, last, CheckpointId(0, 14, 9999, 9999.0))
+    assert is_checkpoint_due(only_rounds, last, CheckpointId(0, 15, 1001, 61.0))
+    assert is_checkpoint_due(CheckpointSettings(every="1e2tokens"), last, CheckpointId(0, 11, 1100, 61.0))
+    minutes = CheckpointSettings(every="0.5minutes")
+    assert [is_checkpoint_due(minutes, last, CheckpointId(0, 11, 1001, now)) for now in (89.0, 90.0)] == [False, True]
+    never = CheckpointSettings(every=None)
+    assert not is_checkpoint_due(never, last, CheckpointId(0, 9999, 10**9, 1e9))
 
 
 def test_the_last_and_every_nth_are_kept() -> None:
@@ -66,14 +65,18 @@ def test_what_may_change_when_a_run_goes_on() -> None:
     assert check_resumed("x", saved, {**saved, "run.root": "b"}) == []
     assert check_resumed("x", saved, {**saved, "inner.lr": 1e-4}) == ["resumes with inner.lr=0.0001 instead of 0.001"]
     assert len(check_resumed("x", saved, {**saved, "outer.momentum": 0.8})) == 1
-    moved = {"data.train": ["a/*.txt"], "data.streaming": False, "data.revision": "1", "model.warm_start": "there"}
-    for key, value in (("data.train", ["b/*.txt"]), ("model.warm_start", "here"), ("data.revision", "2")):
+    moved = {"data.train": ["a/*.txt"], "data.streaming": False, "data.hub": "a/b:en@1", "model.warm_start": "there"}
+    for key, value in (("data.train", ["b/*.txt"]), ("model.warm_start", "here"), ("data.hub", "a/b:en@2")):
         (remark,) = check_resumed("x", moved, {**moved, key: value})
         assert remark.startswith(
             f"resumes with {key}={value} instead of {moved[key]}; what lies there must be the same"
         )
     streamed = {**moved, "data.streaming": True}
-    for before, changed in ((streamed, {"data.revision": "2"}), (moved, {"model.warm_start": None})):
+    for before, changed in (
+        (streamed, {"data.hub": "a/b:en@2"}),
+        (streamed, {"data.hub": "a/b:de@1"}),
+        (moved, {"model.warm_start": None}),
+    ):
         with pytest.raises(SettingsError, match="was trained with"):
             check_resumed("x", before, {**before, **changed})
     for key, value in (("model.hidden", 16), ("outer.momentum", 0.0), ("outer.average_span", None)):

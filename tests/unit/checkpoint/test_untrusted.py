@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from adloco_dist.checkpoint.parts import mapped_tensors
+from adloco_dist.checkpoint.files import mapped_tensors
 from adloco_dist.config import SettingsError
 from adloco_dist.config.compose import compose
 from adloco_dist.data.encoding import Vocabulary
-from adloco_dist.objective.models import build_model, model_config
+from adloco_dist.objective.architecture import model_config
+from adloco_dist.objective.models import build_model
 from adloco_dist.run.manifest import DamagedError, check_part, digest_of, read_manifest
 from adloco_dist.tools.finished import load_model
 from helpers.support import small_module, small_settings

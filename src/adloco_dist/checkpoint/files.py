@@ -1,28 +1,22 @@
 """The files of a checkpoint. Nothing in them is ever unpickled: tensors are safetensors, the rest is JSON."""
 
+import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file
 
-from adloco_dist.checkpoint.retention import number_in, obsolete
 from adloco_dist.config import CheckpointSettings
 from adloco_dist.run.manifest import MANIFEST_FILE, DamagedError
 
 CHECKPOINTS_DIRECTORY = "checkpoints"
 STATE_FILE = "state.json"
 RECORDS_FILE = "metrics.jsonl"
-
-
-@dataclass(frozen=True)
-class TensorKind:
-    """The type of a tensor in a file, as safetensors calls it, and its shape."""
-
-    dtype: str
-    shape: tuple[int, ...]
+NAME = re.compile(r"(\d{6,})-round-(\d+)")
+"""Name of a checkpoint's directory: its number, and the rounds that were complete."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +48,8 @@ def worker_file(trainer: int, worker: int, share: Share) -> str:
 def mapped_tensors(path: Path, name: str) -> dict[str, torch.Tensor]:
     """The tensors of a part on the CPU, in mapped memory: of the file only what is looked at is read.
 
-    Args:
-        name: what the part is called in its checkpoint.
-
     Raises:
-        DamagedError: it holds none, whatever its digest says.
+        DamagedError: it holds none, whatever its digest says; `name` is what the line calls it.
         OSError: it cannot be read.
     """
     try:
@@ -69,30 +60,27 @@ def mapped_tensors(path: Path, name: str) -> dict[str, torch.Tensor]:
         raise DamagedError(f"{name}: holds no tensors ({error})") from error
 
 
-def tensor_kinds(folder: Path, name: str) -> dict[str, TensorKind]:
-    """What tensors a part holds, from its header.
+def number_in(name: str) -> int | None:
+    """The number of the checkpoint that a directory of this name holds; None: it is called like none."""
+    match = NAME.fullmatch(name)
+    return int(match[1]) if match else None
 
-    Raises:
-        DamagedError: none, whatever its digest says.
-    """
-    try:
-        with safe_open(folder / name, framework="pt") as file:
-            parts = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118  (it is no mapping)
-            return {key: TensorKind(part.get_dtype(), tuple(part.get_shape())) for key, part in parts.items()}
-    except Exception as error:  # safetensors has errors of its own
-        raise DamagedError(f"{name}: holds no tensors ({error})") from error
+
+def obsolete(settings: CheckpointSettings, names: Sequence[str]) -> list[str]:
+    """The names of those checkpoints, of the directories of all whole ones, that are kept no longer."""
+    matches = sorted((int(match[1]), int(match[2]), name) for name in names if (match := NAME.fullmatch(name)))
+    every = settings.keep_every_rounds
+    return [
+        name for _, rounds, name in matches[: -settings.keep_last] if every is None or rounds == 0 or rounds % every
+    ]
 
 
 def prune(checkpoints: Path, settings: CheckpointSettings) -> None:
     """Remove the checkpoints in a folder that are kept no longer, and what is left of older, unfinished ones."""
-    found = [path.name for path in checkpoints.iterdir() if number_in(path.name) is not None]
-    whole = [name for name in found if (checkpoints / name / MANIFEST_FILE).exists()]
-    newest = max(map(_number, whole), default=0)
-    unfinished = [name for name in found if name not in whole and _number(name) < newest]
+    numbers = {path.name: number for path in checkpoints.iterdir() if (number := number_in(path.name)) is not None}
+    whole = [name for name in numbers if (checkpoints / name / MANIFEST_FILE).exists()]
+    newest = max((numbers[name] for name in whole), default=0)
+    unfinished = [name for name, number in numbers.items() if name not in whole and number < newest]
     for name in [*obsolete(settings, whole), *unfinished]:
         (checkpoints / name / MANIFEST_FILE).unlink(missing_ok=True)  # first: half a checkpoint must look like none
         shutil.rmtree(checkpoints / name, ignore_errors=True)
-
-
-def _number(name: str) -> int:
-    return number_in(name) or 0

@@ -1,23 +1,47 @@
-"""A part of a checkpoint in memory, as the bytes of its file: filled while training waits, then written beside it."""
+"""Safetensors files that are written here: their library writes whole files, from memory, through the page cache."""
 
 import errno
 import fcntl
+import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 
 import torch
 from xxhash import xxh3_128
 
 from adloco_dist.run.manifest import Part, write_whole
-from adloco_dist.run.tensor_file import header
 
 BLOCK_BYTES = 4096
 """Memory and lengths that go to a disk past the page cache are multiples of it."""
 NOT_DIRECTLY = (errno.EINVAL, errno.EFAULT)
 """What a disk answers that wants other blocks, after a block that was cut off, and for memory that a GPU's driver has
 pinned in a way of its own: then the file is written through the page cache."""
+
+DTYPES = {
+    torch.float64: "F64", torch.int64: "I64", torch.float32: "F32", torch.int32: "I32", torch.bfloat16: "BF16",
+    torch.float16: "F16", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+"""Types of elements, as safetensors calls them."""
+
+
+def header(
+    tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
+) -> tuple[bytes, dict[str, int]]:
+    """The first bytes of a file of these tensors, which may be on the meta device; where each starts behind them."""
+    # Wide elements first: each tensor starts at a multiple of its elements' size, as a view of it must.
+    names = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
+    ends = accumulate(tensors[name].nbytes for name in names)
+    spans = {name: [end - tensors[name].nbytes, end] for name, end in zip(names, ends, strict=True)}
+    entries: dict[str, object] = {
+        name: {"dtype": DTYPES[tensors[name].dtype], "shape": list(tensors[name].shape), "data_offsets": spans[name]}
+        for name in names
+    }
+    content = json.dumps({"__metadata__": metadata, **entries} if metadata else entries).encode()
+    content += b" " * (-len(content) % 8)
+    return len(content).to_bytes(8, "little") + content, {name: start for name, (start, _) in spans.items()}
 
 
 class StagingBuffer:
@@ -43,11 +67,7 @@ class StagingBuffer:
             place.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=True)
 
     def write(self, path: Path) -> Part:
-        """Write the file, whole or not at all.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Write the file, whole or not at all; OSError where it cannot be written."""
         write_whole(path, self._write_past_cache)
         return Part(self._num_bytes, xxh3_128(self._room.numpy().data[: self._num_bytes]).hexdigest())
 
