@@ -4,155 +4,120 @@ import altair as alt
 import numpy as np
 
 from adloco_dist.report.figures import (
-    MAX_LINES,
     ROWS,
+    Chart,
     Curve,
     Figure,
-    Figures,
+    Point,
     color,
-    curves,
-    line_figure,
+    curve_figure,
+    curve_points,
+    kept,
     over_rounds,
+    points,
     size,
 )
 from adloco_dist.report.history import History, Values
-from adloco_dist.report.sampling import Point, kept, rounded
 
 PHASES = {
-    "inner": "updates",
-    "measure": "measuring gradients",
-    "outer": "exposed averages",
-    "control": "waiting for ranks",
-    "merge": "merges",
-    "evaluation": "evaluation",
-    "checkpoint": "checkpoints",
-    "transfer": "hidden averages",
+    "inner": ("updates", "#4c78a8"),
+    "measure": ("measuring gradients", "#72b7b2"),
+    "outer": ("exposed averages", "#e45756"),
+    "control": ("waiting for ranks", "#f58518"),
+    "merge": ("merges", "#b279a2"),
+    "evaluation": ("evaluation", "#54a24b"),
+    "checkpoint": ("checkpoints", "#9d755d"),
+    "transfer": ("hidden averages", "#bab0ac"),
 }
-"""Steps of a rank's round, and what they are called; the last went on beside the others."""
-COLORS = ("#4c78a8", "#72b7b2", "#e45756", "#f58518", "#b279a2", "#54a24b", "#9d755d", "#bab0ac")
-RESOURCES = {
-    "memory_bytes": ("memory of the process, bytes", "Highest resident memory of each rank's process."),
-    "cpu_percent": ("load of the processor, %", "100 % is one core."),
-    "gpu_memory_bytes": ("memory of the GPU, bytes", "All processes on the GPU."),
-    "gpu_percent": ("load of the GPU, %", "Share of the time in which the GPU was busy."),
-    "gpu_watts": ("power of the GPU, W", "Mean of the samples in a round."),
-    "gpu_celsius": ("temperature of the GPU, °C", "Highest sample in a round."),
-}
+"""Steps of a rank's round, with what they are called and their colours; the last went on beside the others."""
+UTILISATION = Chart(
+    "utilisation", "Share of the time in updates", "The rest of a rank's round: averages, waiting, evaluation.", "share"
+)
+RESOURCES = tuple(
+    Chart(name, label.partition(",")[0].capitalize(), caption, label)
+    for name, label, caption in (
+        ("memory_bytes", "memory of the process, bytes", "Highest resident memory of each rank's process."),
+        ("cpu_percent", "load of the processor, %", "100 % is one core."),
+        ("gpu_memory_bytes", "memory of the GPU, bytes", "All processes on the GPU."),
+        ("gpu_percent", "load of the GPU, %", "Share of the time in which the GPU was busy."),
+        ("gpu_watts", "power of the GPU, W", "Mean of the samples in a round."),
+        ("gpu_celsius", "temperature of the GPU, °C", "Highest sample in a round."),
+    )
+)
+MAX_LINES = 12
+"""Curves of ranks in one figure; of more, the highest, the median and the lowest are drawn."""
 MAX_RANKS = 48
 """Bars of ranks; of more, those that computed least are shown."""
 
 
-def time(history: History) -> Figures:
-    """Where the ranks' time went."""
-    yield _phases(history)
-    yield line_figure(
-        "utilisation", "Share of the time in updates", "The rest of a rank's round: averages, waiting, evaluation.",
-        "share", curves(history, "share", _by_rank(history, "utilisation")), series="rank",
-    )  # fmt: skip
-
-
-def link(history: History) -> Figures:
-    """What was sent."""
-    found = [
-        Curve(kind, np.cumsum(history.totals(history.values("bytes_sent", kind))), np.arange(len(history.rounds)))
-        for kind in history.names("bytes_sent")
+def bytes_sent(history: History) -> Figure | None:
+    """What was sent, as areas on top of each other."""
+    sent = {kind: np.cumsum(of_rounds) for kind, of_rounds in history.bytes_sent.items()}
+    if not sent:
+        return None
+    places = np.unique(np.concatenate([*map(kept, sent.values())]))  # the same for all: a stack
+    axes = {name: values[places] for name, values in history.axes.items()}
+    drawn = [
+        point for kind, added in sent.items() for point in points({"series": kind}, {**axes, "sent": added[places]})
     ]
-    drawn: list[Point] = []
-    steps = np.unique(np.concatenate([[], *(kept(curve.values) for curve in found)])).astype(np.int64)
-    for curve in found:
-        columns = {name: rounded(values[steps]) for name, values in history.axes.items()}
-        columns["sent"] = rounded(curve.values[steps])
-        rows = zip(*columns.values(), strict=True)
-        drawn += [{"series": curve.series, **dict(zip(columns, row, strict=True))} for row in rows]
-    if drawn:
-        names = [curve.series for curve in found]
-        area = (
-            alt.Chart(alt.NamedData(ROWS))
-            .mark_area(opacity=0.8)
-            .encode(
-                x=over_rounds(),
-                y=alt.Y("sent:Q", title="bytes sent", stack=True, axis=alt.Axis(format="~s")),
-                color=color(names, "kind"),
-                tooltip=["series:N", "round:Q", alt.Tooltip("sent:Q", format=".3s")],
-            )
-        )
-        yield Figure(
-            "bytes", "Bytes sent by all ranks", "By kind of collective, added up.", area.properties(**size()), drawn
-        )
+    area = alt.Chart(alt.NamedData(ROWS)).mark_area(opacity=0.8)
+    area = area.encode(
+        x=over_rounds(),
+        y=alt.Y("sent:Q", title="bytes sent", stack=True, axis=alt.Axis(format="~s")),
+        color=color(list(sent), "kind"),
+        tooltip=["series:N", "round:Q", alt.Tooltip("sent:Q", format=".3s")],
+    ).properties(**size())
+    return Figure("bytes", "Bytes sent by all ranks", "By kind of collective, added up.", area, drawn)
 
 
-def resources(history: History) -> Figures:
-    """What processes and devices used."""
-    for name, (label, caption) in RESOURCES.items():
-        drawn = curves(history, label, _by_rank(history, "resources", name))
-        yield line_figure(name, label.partition(",")[0].capitalize(), caption, label, drawn, series="rank")
-
-
-def _by_rank(history: History, *path: str) -> list[Curve]:
-    """A number of every rank in every round; of many ranks the highest, the median and the lowest."""
-    columns: dict[str, Values] = {}
-    for rank in sorted(history.names(path[0]), key=int):
-        values = np.full(len(history.rounds), np.nan)
-        np.fmax.at(values, history.places, history.values(path[0], rank, *path[1:]))
-        columns[f"rank {rank}"] = values
+def rank_figure(history: History, chart: Chart) -> Figure | None:
+    """UTILISATION, or one of RESOURCES: a number of every rank; of many, the highest, the median and the lowest."""
+    by_rank: dict[int, Values] = {}
+    for place, row in zip(history.places.tolist(), history.rows, strict=True):
+        used = {rank: of_rank.get(chart.name) for rank, of_rank in row.resources.items()}
+        for rank, number in (row.utilisation if chart is UTILISATION else used).items():
+            if number is not None:
+                by_rank.setdefault(rank, np.full(len(history.rounds), np.nan))[place] = number
+    columns = {f"rank {rank}": by_rank[rank] for rank in sorted(by_rank)}
     if len(columns) > MAX_LINES:
-        known = np.vstack(list(columns.values()))
-        known = known[:, np.isfinite(known).any(axis=0)]
-        whole = np.full((3, len(history.rounds)), np.nan)
-        present = np.isfinite(np.vstack(list(columns.values()))).any(axis=0)
-        whole[:, present] = [np.nanmax(known, 0), np.nanmedian(known, 0), np.nanmin(known, 0)]
-        columns = dict(zip(("highest", "median", "lowest"), whole, strict=True))
-    return [Curve(name, values, history.first_rows) for name, values in columns.items()]
+        of_ranks = np.ma.masked_invalid(np.vstack([*columns.values()]))
+        over_ranks = {"highest": np.ma.max, "median": np.ma.median, "lowest": np.ma.min}
+        columns = {name: np.ma.filled(reduce(of_ranks, axis=0), np.nan) for name, reduce in over_ranks.items()}
+    places = np.arange(len(history.rounds))
+    curves = [Curve(series, values, places) for series, values in columns.items()]
+    return curve_figure(chart, curve_points(history.axes, curves, chart.y), "rank")
 
 
-def _phases(history: History) -> Figure | None:
+def phases(history: History) -> Figure | None:
     """A bar of every rank, and below it what went on beside its steps."""
-    drawn: list[Point] = []
-    ranks = sorted(history.names("rank_seconds"), key=int)
-    spent = {rank: _spent(history, rank) for rank in ranks}
-    shown = sorted(ranks, key=lambda rank: spent[rank].get("inner", 0.0))[:MAX_RANKS]
-    for rank in sorted(shown, key=int):
-        for order, (step, phase) in enumerate(PHASES.items()):
-            if seconds := spent[rank].get(step):
-                lane = "beside" if step == "transfer" else "spent"
-                drawn.append(
-                    {"rank": f"rank {rank}", "series": phase, "lane": lane, "order": order,
-                     "seconds": float(f"{seconds:.6g}")}
-                )  # fmt: skip
+    spent = history.rank_seconds
+    shown = sorted(sorted(spent, key=lambda rank: spent[rank].get("inner", 0.0))[:MAX_RANKS])
+    drawn: list[Point] = [
+        {
+            "rank": f"rank {rank}",
+            "series": phase,
+            "lane": "beside" if step == "transfer" else "spent",
+            "order": order,
+            "seconds": float(f"{seconds:.6g}"),
+        }
+        for rank in shown
+        for order, (step, (phase, _)) in enumerate(PHASES.items())
+        if (seconds := spent[rank].get(step))
+    ]
     if not drawn:
         return None
-    names = [phase for phase in PHASES.values() if any(point["series"] == phase for point in drawn)]
-    shades = [COLORS[list(PHASES.values()).index(phase)] for phase in names]
-    bars = (
-        alt.Chart(alt.NamedData(ROWS))
-        .mark_bar()
-        .encode(
-            x=alt.X("seconds:Q", title="seconds"),
-            y=alt.Y("rank:N", title=None, sort=None),
-            yOffset=alt.YOffset("lane:N", sort=["spent", "beside"]),
-            order="order:Q",
-            color=alt.Color(
-                "series:N", title=None, scale=alt.Scale(domain=names, range=shades),
-                legend=alt.Legend(orient="bottom", columns=4),
-            ),
-            tooltip=["rank:N", "series:N", alt.Tooltip("seconds:Q", format=",.3~f")],
-        )
-    )  # fmt: skip
+    colors = {phase: shade for phase, shade in PHASES.values() if any(point["series"] == phase for point in drawn)}
+    scale = alt.Scale(domain=list(colors), range=list(colors.values()))
+    bars = alt.Chart(alt.NamedData(ROWS)).mark_bar()
+    bars = bars.encode(
+        x=alt.X("seconds:Q", title="seconds"),
+        y=alt.Y("rank:N", title=None, sort=None),
+        yOffset=alt.YOffset("lane:N", sort=["spent", "beside"]),
+        order="order:Q",
+        color=alt.Color("series:N", title=None, scale=scale, legend=alt.Legend(orient="bottom", columns=4)),
+        tooltip=["rank:N", "series:N", alt.Tooltip("seconds:Q", format=",.3~f")],
+    ).properties(**size(max(70, 36 * len(shown))))
     caption = "Upper bar: what each rank did. Lower bar: averages that travelled beside updates, and cost nothing."
-    if len(ranks) > len(shown):
-        caption += f" Of {len(ranks)} ranks, the {len(shown)} that computed least."
-    return Figure("phases", "Time of each rank", caption, bars.properties(**size(max(70, 36 * len(shown)))), drawn)
-
-
-def _spent(history: History, rank: str) -> dict[str, float]:
-    """Seconds of a rank by step: what trainers on it share is counted once."""
-    found = {}
-    for step in history.names("rank_seconds", rank):
-        values = history.values("rank_seconds", rank, step)
-        if step in ("control", "merge", "checkpoint"):
-            of_round = np.zeros(len(history.rounds))
-            np.fmax.at(of_round, history.places, np.nan_to_num(values))
-            found[step] = float(of_round.sum())
-        else:
-            found[step] = float(np.nansum(values))
-    return found
+    if len(spent) > len(shown):
+        caption += f" Of {len(spent)} ranks, the {len(shown)} that computed least."
+    return Figure("phases", "Time of each rank", caption, bars, drawn)

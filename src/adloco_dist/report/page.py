@@ -1,11 +1,10 @@
 """A page of figures, tables and sentences, as one HTML file that needs neither a network nor a server."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -13,8 +12,6 @@ import vl_convert
 
 from adloco_dist.report.figures import Figure
 from adloco_dist.report.history import AXES
-
-HTML_FILE, FIGURES_FOLDER = "report.html", "figures"
 
 
 @dataclass(frozen=True)
@@ -36,6 +33,11 @@ class Section:
     figures: Sequence[Figure] = ()
     tables: Sequence[Table] = ()
 
+    @classmethod
+    def of(cls, title: str, figures: Iterable[Figure | None], tables: Iterable[Table] = ()) -> "Section":
+        """What there is to show: figures that have something to draw, tables that have rows."""
+        return cls(title, [figure for figure in figures if figure], [table for table in tables if table.rows])
+
 
 @dataclass(frozen=True)
 class Page:
@@ -46,7 +48,7 @@ class Page:
     sections: Sequence[Section]
     problems: Sequence[str] = ()
     tiles: Sequence[tuple[str, str]] = ()
-    sentences: Sequence[str] = field(default=())
+    sentences: Sequence[str] = ()
 
     @property
     def figures(self) -> list[Figure]:
@@ -58,62 +60,34 @@ class Page:
         return _templates().get_template("content.html").render(axes=AXES, **vars(self))
 
     def html(self, is_live: bool = False) -> str:
-        """The whole page.
-
-        Args:
-            is_live: it fetches `state` and `vega.js` from where it came, instead of holding all.
-        """
+        """The whole page; a live one fetches `state` and `vega.js` from where it came, instead of holding all."""
         script = (resources.files("adloco_dist.report") / "page.js").read_text(encoding="utf-8")
+        data = json.dumps(self.data(), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
         vega = "" if is_live else vega_script()
         page = _templates().get_template("page.html")
-        return page.render(
-            axes=AXES, is_live=is_live, vega=vega, script=script, data=_within_script(self.data()), **vars(self)
-        )
+        return page.render(axes=AXES, is_live=is_live, vega=vega, script=script, data=data, **vars(self))
 
     def data(self) -> dict[str, Any]:
         """What the page's script draws."""
-        return {"axes": AXES, "figures": [_plain(figure) for figure in self.figures]}
-
-    def write(self, folder: Path) -> Path:
-        """Write the page, and every figure as a picture beside it; return the page's path.
-
-        Raises:
-            OSError: something cannot be written.
-        """
-        pictures = folder / FIGURES_FOLDER
-        pictures.mkdir(parents=True, exist_ok=True)
-        for figure in self.figures:
-            (pictures / f"{figure.name}.png").write_bytes(figure.png())
-        path = folder / HTML_FILE
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(self.html(), encoding="utf-8")
-        temporary.replace(path)
-        return path
+        figures = [
+            {"name": figure.name, "specification": figure.specification(), "points": figure.points}
+            for figure in self.figures
+        ]
+        return {"axes": AXES, "figures": figures}
 
 
 @cache
 def vega_script() -> str:
-    """The library that draws, which takes a second to put together."""
-    return _within_element(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
+    """The library that draws, which takes a second to put together; it cannot end the element that it stands in."""
+    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").replace("</script", "<\\/script")
 
 
 @cache
 def _templates() -> jinja2.Environment:
     return jinja2.Environment(
-        loader=jinja2.PackageLoader("adloco_dist.report", ""), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        loader=jinja2.PackageLoader("adloco_dist.report", ""),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
-    )  # fmt: skip
-
-
-def _plain(figure: Figure) -> dict[str, Any]:
-    return {"name": figure.name, "specification": figure.specification(), "points": figure.points}
-
-
-def _within_script(value: Any) -> str:
-    """JSON that cannot end the element that it stands in."""
-    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-
-
-def _within_element(script: str) -> str:
-    """A script that cannot end the element that it stands in."""
-    return script.replace("</script", "<\\/script")
+    )

@@ -16,18 +16,13 @@ from adloco_dist.text import one_line, reason
 WRITE, WATCH = "adloco_dist.report.write", "adloco_dist.report.watch"
 TOKEN_VARIABLE = "ADLOCO_WATCH_TOKEN"
 """Names the token to the process that a run starts: arguments are seen by everybody on a machine."""
-TOKEN_BYTES = 24
 PATIENCE_SECONDS = 120.0
 """Far longer than the page of any run takes."""
 ANY_ADDRESS = ("0.0.0.0", "::")
 
 
 def write_report(directory: Path) -> str:
-    """Write the page of a run that has ended, or of a sweep; nothing that goes wrong there concerns it.
-
-    Returns:
-        A line for the user: where the page is, or why there is none.
-    """
+    """Write the page of a run that has ended, or of a sweep; return where it is, or why there is none, in a line."""
     command = [sys.executable, "-m", WRITE, str(directory)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
@@ -38,8 +33,8 @@ def write_report(directory: Path) -> str:
     return f"no report: {last.removeprefix('error: ')}" if done.returncode else f"report: {last}"
 
 
-def listen(setting: str, port: int, address: str) -> socket.socket:
-    """A socket that listens.
+def listen(given: str, address: str, port: int) -> socket.socket:
+    """A socket that listens; `given` is what names it, as "run.watch=8000".
 
     Raises:
         SettingsError: the port is in use, or the address is not of this machine.
@@ -52,13 +47,8 @@ def listen(setting: str, port: int, address: str) -> socket.socket:
     except (OSError, OverflowError) as error:
         listener.close()
         rule = f"cannot be listened on at {address} ({reason(error)}); name another port, or 0 for any that is free"
-        raise SettingsError(f"{setting}={port}: {rule}") from error
+        raise SettingsError(f"{given}: {rule}") from error
     return listener
-
-
-def new_token() -> str:
-    """What nobody can guess."""
-    return secrets.token_urlsafe(TOKEN_BYTES)
 
 
 def address_of(listener: socket.socket, token: str) -> str:
@@ -70,24 +60,25 @@ def address_of(listener: socket.socket, token: str) -> str:
 
 @contextmanager
 def shown_live(directory: Path, listener: socket.socket | None) -> Iterator[str | None]:
-    """Show a run while it trains, from a process that ends with this one.
+    """Show a run on `listener` while it trains, from a process that ends with this one; yield the address.
 
-    Args:
-        listener: where; None: it is not shown.
-
-    Yields:
-        The address.
+    Without a listener it is not shown, and has no address.
     """
     if listener is None:
         yield None
         return
-    token, descriptor = new_token(), listener.fileno()
+    token, descriptor = secrets.token_urlsafe(), listener.fileno()
     command = [sys.executable, "-m", WATCH, str(directory), "--descriptor", str(descriptor)]
     with (directory / "logs" / "watch.log").open("ab") as log:
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[descriptor],
-            env={**os.environ, TOKEN_VARIABLE: token}, start_new_session=True,
-        )  # fmt: skip
+            command,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            pass_fds=[descriptor],
+            env={**os.environ, TOKEN_VARIABLE: token},
+            start_new_session=True,
+        )
     address = address_of(listener, token)
     listener.close()  # the process has it now
     try:

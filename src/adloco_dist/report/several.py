@@ -1,19 +1,21 @@
 """The page of several runs: their curves together, what they came to, and what it took them."""
 
 import itertools
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import altair as alt
 import numpy as np
 
-from adloco_dist.report.figures import ROWS, Figure, Figures, drawable, line_figure, size
-from adloco_dist.report.history import History, Values
+from adloco_dist.report.figures import ROWS, Chart, Curve, Figure, Point, curve_figure, curve_points, size
+from adloco_dist.report.history import Values
 from adloco_dist.report.one import shown
 from adloco_dist.report.page import Page, Section, Table
-from adloco_dist.report.sampling import Point, points
+from adloco_dist.report.pool import UNKNOWN, loss_in_words
 from adloco_dist.report.source import Source
+from adloco_dist.run.reading import saved_candidate
+from adloco_dist.run.rows import is_known
 from adloco_dist.text import duration, in_bytes
 
 OF_PLACE = ("run.", "tracking.")
@@ -21,10 +23,15 @@ OF_PLACE = ("run.", "tracking.")
 SEED = "seed"
 CELL = 44
 """Pixels of a cell of the heat map."""
+MAX_SETTINGS = 6
+"""Settings that are beside the results."""
 
 
-@dataclass(frozen=True)
-class Reached:
+Runs = Mapping[str, Source]
+"""Several runs by names that tell them apart, in the order in which they were named."""
+
+
+class Reached(NamedTuple):
     """What had passed when a run had come to a loss."""
 
     tokens: float
@@ -32,95 +39,64 @@ class Reached:
     seconds: float
 
 
-@dataclass(frozen=True)
-class Runs:
-    """Several runs, in the order in which they were named."""
-
-    names: Sequence[str]
-    sources: Sequence[Source]
-
-    @classmethod
-    def of(cls, sources: Sequence[Source]) -> "Runs":
-        """Runs with names that tell them apart."""
-        names = [source.name for source in sources]
-        if len(set(names)) < len(names):
-            names = [f"{source.directory.resolve().parent.name}/{source.name}" for source in sources]
-        counts = itertools.count(1)
-        return cls([name if names.count(name) == 1 else f"{name} ({next(counts)})" for name in names], sources)
-
-    @property
-    def differing(self) -> list[str]:
-        """The settings that are not the same in all."""
-        names = dict.fromkeys(name for source in self.sources for name in source.settings)
-        return [
-            name
-            for name in names
-            if not name.startswith(OF_PLACE) and len({shown(one.settings.get(name)) for one in self.sources}) > 1
-        ]
-
-    def common_loss(self) -> float | None:
-        """The lowest validation loss that every run came to while training; None: not all were evaluated."""
-        lowest = [losses[1].min() for losses in map(_validation, self.sources) if len(losses[1])]
-        return float(max(lowest)) if len(lowest) == len(self.sources) else None
-
-
-def page_of_several(runs: Runs, wanted_loss: float | None = None) -> Page:
-    """What there is to see of several runs.
-
-    Args:
-        wanted_loss: the validation loss to which tokens, bytes and time are counted; None: the lowest that all came to.
+def page_of_several(sources: Sequence[Source], wanted_loss: float | None = None) -> Page:
+    """What there is to see of several runs; tokens, bytes and time are counted to the wanted validation loss, else to
+    the lowest that all came to.
     """
-    loss = runs.common_loss() if wanted_loss is None else wanted_loss
-    tables = [_results(runs), *([_costs(runs, loss)] if loss is not None else []), *_settings(runs)]
-    problems = [
-        f"{name}: {one}" for name, source in zip(runs.names, runs.sources, strict=True) for one in source.problems
+    runs = dict(zip(_names(sources), sources, strict=True))
+    differing = [
+        name
+        for name in dict.fromkeys(name for source in sources for name in source.settings)
+        if not name.startswith(OF_PLACE) and len({shown(source.settings.get(name)) for source in sources}) > 1
     ]
-    sections = [Section("Curves", drawable(_curves(runs))), Section("Results", drawable([_heat_map(runs)]), tables)]
-    title, subtitle = f"{len(runs.sources)} runs", ", ".join(runs.names)
-    return Page(title, subtitle, sections, problems)
+    tables = [_results(runs, differing[:MAX_SETTINGS])]
+    lowest = [losses.min() for _, losses in map(_validation, sources) if len(losses)]
+    if wanted_loss is not None or len(lowest) == len(sources):
+        tables.append(_costs(runs, float(max(lowest)) if wanted_loss is None else wanted_loss))
+    rows = [(name, *(shown(source.settings.get(name)) for source in sources)) for name in differing]
+    tables.append(Table("Settings that differ", ("setting", *runs), rows))
+    heat_map = _heat_map(runs, [name for name in differing if name != SEED])
+    sections = [Section.of("Curves", _curves(runs)), Section.of("Results", [heat_map], tables)]
+    problems = [f"{name}: {problem}" for name, source in runs.items() for problem in source.problems]
+    return Page(f"{len(runs)} runs", ", ".join(runs), sections, problems)
 
 
-def _curves(runs: Runs) -> Figures:
-    found = {name: _validation(source) for name, source in zip(runs.names, runs.sources, strict=True)}
-    axes = {name: source.history.axes for name, source in zip(runs.names, runs.sources, strict=True)}
-    curves = [
-        point for name, (places, losses) in found.items() for point in points(axes[name], places, losses, "loss", name)
-    ]
-    yield line_figure(
-        "validation", "Validation loss", "Of the best of each run's trainers.", "loss", curves, series="run",
-        names=runs.names,
-    )  # fmt: skip
-    for field, y, title, caption, is_stepped in (
-        ("train_loss", "loss", "Training loss", "The lowest of each run's trainers.", False),
-        ("total_batch", "sequences", "Total batch", "The largest of each run's trainers.", True),
-        ("updates", "updates of a worker", "Updates of a round, H", "Between two outer steps.", True),
+def _names(sources: Sequence[Source]) -> list[str]:
+    names = [source.name for source in sources]
+    if len(set(names)) < len(names):
+        names = [f"{source.directory.resolve().parent.name}/{source.name}" for source in sources]
+    counts = itertools.count(1)
+    return [name if names.count(name) == 1 else f"{name} ({next(counts)})" for name in names]
+
+
+def _curves(runs: Runs) -> Iterator[Figure | None]:
+    for column, y, title, caption in (
+        ("validation_loss", "loss", "Validation loss", "Of the best of each run's trainers."),
+        ("train_loss", "loss", "Training loss", "The lowest of each run's trainers."),
+        ("total_batch", "sequences", "Total batch", "The largest of each run's trainers."),
+        ("updates", "updates of a worker", "Updates of a round, H", "Between two outer steps."),
     ):
-        pooled: list[Point] = []
-        for name, source in zip(runs.names, runs.sources, strict=True):
+        name = "validation" if column == "validation_loss" else column
+        chart = Chart(name, title, caption, y, is_stepped=y != "loss")
+        drawn: list[Point] = []
+        for run, source in runs.items():
             history = source.history
-            values = history.values(field)
-            of_round = -history.highest(-values) if field == "train_loss" else history.highest(values)
-            pooled += points(history.axes, np.arange(len(of_round)), of_round, y, name)
-        yield line_figure(field, title, caption, y, pooled, series="run", names=runs.names, is_stepped=is_stepped)
+            of_rounds = (history.highest if chart.is_stepped else history.lowest)(history.values(column))
+            drawn += curve_points(history.axes, [Curve(run, of_rounds, np.arange(len(of_rounds)))], y)
+        yield curve_figure(chart, drawn, "run", list(runs))
 
 
 def _validation(source: Source) -> tuple[np.ndarray, Values]:
     """The validation loss of the best trainer, where any was evaluated: the rounds' places, and the losses."""
-    lowest = _lowest(source.history)
+    lowest = source.history.lowest(source.history.values("validation_loss"))
     places = np.flatnonzero(np.isfinite(lowest))
     return places, lowest[places]
 
 
-def _lowest(history: History) -> Values:
-    return -history.highest(-history.values("validation_loss"))
-
-
 def _final(source: Source) -> float | None:
     """The validation loss of the model that was saved, or else the last of the best trainer."""
-    if result := source.result:
-        for candidate in result["candidates"]:
-            if candidate["name"] == result["saved"]:
-                return candidate["validation_loss"]
+    if saved := saved_candidate(source.result):
+        return saved["validation_loss"]
     losses = _validation(source)[1]
     return float(losses[-1]) if len(losses) else None
 
@@ -128,36 +104,43 @@ def _final(source: Source) -> float | None:
 def reached(source: Source, loss: float) -> Reached | None:
     """What had passed when a run's best trainer was first evaluated at this loss or below; None: it never was."""
     places, losses = _validation(source)
-    found = np.flatnonzero(losses <= loss)
-    if not len(found):
+    places_below = np.flatnonzero(losses <= loss)
+    if not len(places_below):
         return None
-    axes, place = source.history.axes, places[found[0]]
+    axes, place = source.history.axes, places[places_below[0]]
     return Reached(*(float(axes[name][place]) for name in ("tokens", "bytes", "seconds")))
 
 
-def _results(runs: Runs) -> Table:
-    first = _final(runs.sources[0])
+def _results(runs: Runs, keys: Sequence[str]) -> Table:
+    """What runs came to, beside some of their settings."""
+    first = _final(next(iter(runs.values())))
     rows = []
-    for name, source in zip(runs.names, runs.sources, strict=True):
-        final, losses, axes = _final(source), _validation(source)[1], source.history.axes
-        difference = f"{final - first:+.4f}" if final is not None and first is not None else "unknown"
-        last = {axis: float(values[-1]) if len(values) else 0.0 for axis, values in axes.items()}
-        rows.append((
-            name, *(shown(source.settings.get(key)) for key in runs.differing[:6]), _loss(final), difference,
-            _loss(float(losses.min()) if len(losses) else None), f"{source.history.num_rounds:,}",
-            f"{last['tokens']:,.0f}", in_bytes(last["bytes"]), duration(last["seconds"]), source.state,
-        ))  # fmt: skip
-    head = (
-        "run", *runs.differing[:6], "final loss", "to the first", "lowest while training", "rounds", "tokens", "sent",
-        "time", "state",
-    )  # fmt: skip
-    return Table("What runs came to", head, rows)
+    for name, source in runs.items():
+        final, losses = _final(source), _validation(source)[1]
+        tokens, sent, seconds = (source.history.axes[axis][-1:].sum() for axis in ("tokens", "bytes", "seconds"))
+        rows.append(
+            (
+                name,
+                *(shown(source.settings.get(key)) for key in keys),
+                loss_in_words(final),
+                f"{final - first:+.4f}" if final is not None and first is not None else UNKNOWN,
+                loss_in_words(min(losses, default=None)),
+                f"{source.history.num_rounds:,}",
+                f"{tokens:,.0f}",
+                in_bytes(sent),
+                duration(seconds),
+                source.state,
+            )
+        )
+    figures = ("final loss", "to the first", "lowest while training", "rounds", "tokens", "sent", "time", "state")
+    return Table("What runs came to", ("run", *keys, *figures), rows)
 
 
 def _costs(runs: Runs, loss: float) -> Table:
-    found = [reached(source, loss) for source in runs.sources]
-    first, rows = found[0], []
-    for name, cost in zip(runs.names, found, strict=True):
+    costs = {name: reached(source, loss) for name, source in runs.items()}
+    first = next(iter(costs.values()))
+    rows = []
+    for name, cost in costs.items():
         if cost is None:
             rows.append((name, "not reached", "", "", ""))
         else:
@@ -167,58 +150,37 @@ def _costs(runs: Runs, loss: float) -> Table:
     return Table(f"What it took to a validation loss of {loss:.4f}", head, rows)
 
 
-def _settings(runs: Runs) -> list[Table]:
-    rows = [(name, *(shown(one.settings.get(name)) for one in runs.sources)) for name in runs.differing]
-    return [Table("Settings that differ", ("setting", *runs.names), rows)] if rows else []
-
-
-def _heat_map(runs: Runs) -> Figure | None:
+def _heat_map(runs: Runs, keys: Sequence[str]) -> Figure | None:
     """The final loss by two settings that were swept, a mean over seeds; None: not two were, or it is not known."""
-    keys = [name for name in runs.differing if name != SEED]
     if len(keys) != 2:
         return None
-    cells: dict[tuple[str, str], list[float]] = {}
-    for source in runs.sources:
+    cells: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for source in runs.values():
         final = _final(source)
-        if final is not None and math.isfinite(final):
-            cells.setdefault((shown(source.settings.get(keys[0])), shown(source.settings.get(keys[1]))), []).append(
-                final
-            )
+        if is_known(final):
+            cells[shown(source.settings.get(keys[0])), shown(source.settings.get(keys[1]))].append(final)
     if not cells:
         return None
-    found: list[Point] = [
+    drawn: list[Point] = [
         {"first": first, "second": second, "loss": float(f"{np.mean(losses):.5g}"), "runs": len(losses)}
         for (first, second), losses in cells.items()
     ]
+    firsts, seconds = (sorted(set(values), key=_ascending) for values in zip(*cells, strict=True))
     base = alt.Chart(alt.NamedData(ROWS)).encode(
-        x=alt.X(
-            "first:N",
-            title=keys[0],
-            axis=alt.Axis(labelAngle=0),
-            sort=_ascending(str(point["first"]) for point in found),
-        ),
-        y=alt.Y("second:N", title=keys[1], sort=_ascending(str(point["second"]) for point in found)),
+        x=alt.X("first:N", title=keys[0], axis=alt.Axis(labelAngle=0), sort=firsts),
+        y=alt.Y("second:N", title=keys[1], sort=seconds),
         tooltip=["first:N", "second:N", "loss:Q", "runs:Q"],
     )
     map_ = base.mark_rect().encode(color=alt.Color("loss:Q", title="loss", scale=alt.Scale(scheme="viridis")))
     text = base.mark_text(color="white", fontWeight="bold").encode(text=alt.Text("loss:Q", format=".3f"))
-    rows = len({point["second"] for point in found})
-    layers = alt.layer(map_, text).properties(**size(max(90, CELL * rows)))
+    layers = alt.layer(map_, text).properties(**size(max(90, CELL * len(seconds))))
     caption = "Final validation loss; where runs differ in seeds, too, a mean over them."
-    return Figure("heat_map", f"{keys[0]} and {keys[1]}", caption, layers, found)
+    return Figure("heat_map", f"{keys[0]} and {keys[1]}", caption, layers, drawn)
 
 
-def _ascending(values: Iterator[str]) -> list[str]:
-    """Different values: numbers by size, before all else."""
-
-    def order(value: str) -> tuple[bool, float, str]:
-        try:
-            return False, float(value), ""
-        except ValueError:
-            return True, 0.0, value
-
-    return sorted(set(values), key=order)
-
-
-def _loss(value: float | None) -> str:
-    return "unknown" if value is None or not math.isfinite(value) else f"{value:.4f}"
+def _ascending(value: str) -> tuple[bool, float, str]:
+    """Sort numbers by size, before all else."""
+    try:
+        return False, float(value), ""
+    except ValueError:
+        return True, 0.0, value

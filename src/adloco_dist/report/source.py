@@ -1,17 +1,18 @@
 """A run directory as whoever looks at it finds it: trained, going on, killed, or half written."""
 
 import fcntl
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from adloco_dist.config import SettingsError
 from adloco_dist.config.compose import compose, flatten, to_plain
-from adloco_dist.report.history import History, joined, read_history
-from adloco_dist.run.directory import LOCK_FILE, METRICS_FILE
+from adloco_dist.messages import Json
+from adloco_dist.report.history import History, read_history
+from adloco_dist.run.directory import LOCK_FILE
 from adloco_dist.run.reading import RUN_FILE, read_run
-from adloco_dist.run.rows import Record
+from adloco_dist.run.rows import METRICS_FILE
 from adloco_dist.text import one_line
 
 LONGEST_NAME = 80
@@ -22,32 +23,39 @@ class Source:
     """What a run has left so far."""
 
     directory: Path
-    facts: Record
+    facts: Json
     """run.json; empty where it cannot be read."""
+    unreadable: str | None
+    """Why it cannot be read."""
     history: History
-    problems: tuple[str, ...]
-    """What could not be read, a line each."""
     read_bytes: int
     """Bytes of metrics.jsonl that `history` holds."""
 
     @property
+    def problems(self) -> list[str]:
+        """What could not be read, a line each."""
+        problems = [self.unreadable] if self.unreadable else []
+        if lines := self.history.problems:
+            count = f"{len(lines)} line{'s are' if len(lines) > 1 else ' is'}"
+            problems.append(one_line(f"{METRICS_FILE}: {count} left out, the first: {lines[0]}"))
+        return problems
+
+    @property
     def name(self) -> str:
-        """The directory's name."""
         return one_line(self.directory.resolve().name, LONGEST_NAME)
 
     @property
-    def result(self) -> Record | None:
+    def result(self) -> Json | None:
         """What the run came to; None: it has not ended."""
         return self.facts.get("result")
 
     @property
-    def nodes(self) -> list[int]:
-        """The node of every rank."""
-        return self.facts.get("cluster", {}).get("nodes", [])
+    def cluster(self) -> Json:
+        """Its nodes, ranks and links, as far as they are known."""
+        return {"nodes": [], "ranks": [], "links": [], **self.facts.get("cluster", {})}
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """All settings, by name."""
         return flatten(self.facts.get("settings", {}))
 
     @cached_property
@@ -57,23 +65,18 @@ class Source:
         return {name: value for name, value in self.settings.items() if name not in default or default[name] != value}
 
     @property
-    def is_running(self) -> bool:
-        """Whether a process of this machine writes the run, as its lock says."""
-        try:
-            with (self.directory / LOCK_FILE).open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            pass
-        return False
-
-    @property
     def state(self) -> str:
         """How far the run is, in words."""
         if self.result:
             return f"ended: {self.result['stop']}"
-        return "training" if self.is_running else "no end was recorded: killed, failed, or written by another machine"
+        try:
+            with (self.directory / LOCK_FILE).open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:  # a process of this machine writes it
+            return "training"
+        except OSError:
+            pass
+        return "no end was recorded: killed, failed, or written by another machine"
 
     def read_on(self) -> "Source":
         """The same with what was written since; as new where the run has begun again."""
@@ -81,9 +84,10 @@ class Source:
         if not path.exists() or path.stat().st_size < self.read_bytes:
             return read_source(self.directory)
         more, end = read_history(path, self.read_bytes)
-        facts, problems = _facts(self.directory)
-        history = joined(self.history, more) if more.table.num_rows or more.problems else self.history
-        return replace(self, facts=facts, history=history, problems=_problems(problems, history), read_bytes=end)
+        history = self.history
+        if more.rows or more.problems:
+            history = History([*history.rows, *more.rows], [*history.problems, *more.problems])
+        return Source(self.directory, *_facts(self.directory), history, end)
 
 
 def read_source(directory: Path) -> Source:
@@ -94,18 +98,16 @@ def read_source(directory: Path) -> Source:
     """
     path = directory / METRICS_FILE
     if not (directory / RUN_FILE).is_file() and not path.is_file():
-        detail = f"has neither {RUN_FILE} nor {METRICS_FILE}; name a run directory"
-        raise SettingsError(
-            f"RUN={directory}: {detail if directory.is_dir() else 'is no directory; name a run directory'}"
-        )
-    facts, problems = _facts(directory)
+        what = f"has neither {RUN_FILE} nor {METRICS_FILE}" if directory.is_dir() else "is no directory"
+        raise SettingsError(f"RUN={directory}: {what}; name a run directory")
     try:
         history, end = read_history(path)
     except OSError as error:
         raise SettingsError(f"RUN={directory}: {METRICS_FILE} cannot be read ({error.strerror})") from error
-    if not history.table.num_rows and not facts:
-        raise SettingsError(f"RUN={directory}: {(*problems, *history.problems)[0]}")
-    return Source(directory, facts, history, _problems(problems, history), end)
+    source = Source(directory, *_facts(directory), history, end)
+    if not history.rows and not source.facts:
+        raise SettingsError(f"RUN={directory}: {source.problems[0]}")
+    return source
 
 
 @cache
@@ -114,16 +116,9 @@ def _default_settings() -> dict[str, Any]:
     return flatten(to_plain(compose([])))
 
 
-def _facts(directory: Path) -> tuple[Record, list[str]]:
+def _facts(directory: Path) -> tuple[Json, str | None]:
+    """run.json, or why it cannot be read."""
     try:
-        return dict(read_run(directory)), []
+        return dict(read_run(directory)), None
     except SettingsError as error:
-        return {}, [str(error).removeprefix(f"RUN={directory}: ")]
-
-
-def _problems(problems: list[str], history: History) -> tuple[str, ...]:
-    if not history.problems:
-        return tuple(problems)
-    count = len(history.problems)
-    detail = f"{METRICS_FILE}: {count} line{'s are' if count > 1 else ' is'} left out, the first: {history.problems[0]}"
-    return (*problems, one_line(detail))
+        return {}, str(error).removeprefix(f"RUN={directory}: ")

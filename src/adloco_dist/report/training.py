@@ -1,163 +1,122 @@
 """The figures of what a run learned, and of the batches and rounds with which it did."""
 
-import itertools
+from collections.abc import Iterator
 
 import altair as alt
 import numpy as np
-import pyarrow as pa
 
 from adloco_dist.report.figures import (
     ROWS,
+    Chart,
     Curve,
     Figure,
-    Figures,
-    by_trainer,
+    Point,
     color,
-    curves,
-    line_figure,
+    curve_figure,
+    curve_points,
     over_rounds,
     size,
-    trainer_names,
 )
-from adloco_dist.report.history import History
-from adloco_dist.report.sampling import Point, kept, rounded, stretches
-
-STRONG, FAINT = 1.0, 0.35
-"""Opacities of curves of two kinds."""
+from adloco_dist.report.history import History, Numbers
 
 
-def learning(history: History) -> Figures:
+def learning(history: History) -> Iterator[Figure | None]:
     """Losses, and what people compare beside them."""
-    names = trainer_names(history)
-    train = by_trainer(history, "train_loss", kind="training")
-    validation = by_trainer(history, "validation_loss", kind="validation")
-    yield line_figure(
-        "loss", "Loss", "Faint: training, a mean over the round. Strong: validation, of the anchors.", "loss",
-        curves(history, "loss", [*train, *validation]), kinds={"training": FAINT, "validation": STRONG}, names=names,
-    )  # fmt: skip
-    for figure in ("perplexity", "accuracy"):
-        drawn = curves(history, figure, by_trainer(history, f"validation_{figure}"))
-        yield line_figure(
-            figure, f"Validation {figure}", "Of every trainer's anchor.", figure, drawn, names=names,
-            is_log=figure == "perplexity",
-        )  # fmt: skip
-    yield line_figure(
-        "update_losses", "Loss of every update", "A mean over the trainer's workers.", "loss", _update_losses(history),
-        names=names,
-    )  # fmt: skip
+    caption = "Faint: training, a mean over the round. Strong: validation, of the anchors."
+    columns = {"training": "train_loss", "validation": "validation_loss"}
+    yield _of_trainers(history, Chart("loss", "Loss", caption, "loss", columns, faint="training"))
+    for name in ("perplexity", "accuracy"):
+        column, is_log = {"": f"validation_{name}"}, name == "perplexity"
+        chart = Chart(name, f"Validation {name}", "Of every trainer's anchor.", name, column, is_log=is_log)
+        yield _of_trainers(history, chart)
+    chart = Chart("update_losses", "Loss of every update", "A mean over the trainer's workers.", "loss")
+    drawn = curve_points(history.axes, _update_losses(history), chart.y)
+    yield curve_figure(chart, drawn, names=history.trainer_names)
 
 
-def batches(history: History) -> Figures:
+def batches(history: History) -> Iterator[Figure | None]:
     """How large batches were and why, how they were computed, and how long rounds were."""
-    names = trainer_names(history)
-    taken = by_trainer(history, "total_batch", kind="taken")
-    asked = by_trainer(history, "request", kind="asked for")
-    drawn = [point for point in curves(history, "sequences", [*taken, *asked]) if _positive(point, "sequences")]
-    yield line_figure(
-        "batch", "Total batch of a trainer",
-        "Strong: sequences of an update, over all workers. Faint: what the statistics asked for, before bounds.",
-        "sequences", drawn, is_log=True, is_stepped=True, kinds={"asked for": FAINT, "taken": STRONG},
-        names=names,
-    )  # fmt: skip
+    title = "Total batch of a trainer"
+    caption = "Strong: sequences of an update, over all workers. Faint: what the statistics asked for, before bounds."
+    columns = {"asked for": "request", "taken": "total_batch"}
+    chart = Chart("batch", title, caption, "sequences", columns, faint="asked for", is_log=True, is_stepped=True)
+    yield _of_trainers(history, chart)
     yield _bounds(history)
-    drawn = curves(history, "micro-batches", by_trainer(history, "passes"))
-    yield line_figure(
-        "passes", "Micro-batches of an update", "Above 1, gradients are accumulated: the batch outgrew the device.",
-        "micro-batches", drawn, is_stepped=True, names=names,
-    )  # fmt: skip
-    found = [
-        Curve("all trainers", history.highest(history.values(name)), history.first_rows, kind)
-        for name, kind in (("updates", "H"), ("delay_updates", "delay"))
+    title, caption = "Micro-batches of an update", "Above 1, gradients are accumulated: the batch outgrew the device."
+    yield _of_trainers(history, Chart("passes", title, caption, "micro-batches", is_stepped=True))
+    yield _round_length(history)
+    caption = "Batches far below it average too little noise away, far above it waste sequences."
+    yield _of_trainers(history, Chart("noise_scale", "Gradient noise scale", caption, "sequences", is_log=True))
+    caption = "Progress per second over that of one worker alone, at most. Below 1 the link costs more than the other "
+    yield _of_trainers(history, Chart("worth", "What averaging is worth", f"{caption}workers bring.", "worth"))
+
+
+def _of_trainers(history: History, chart: Chart) -> Figure | None:
+    """A chart with curves for each trainer."""
+    curves: list[Curve] = []
+    for kind, column in (chart.columns or {"": chart.name}).items():
+        values = history.values(column)
+        for name, trainer in zip(history.trainer_names, history.trainers, strict=True):
+            rows = history.rows_of(trainer)
+            curves.append(Curve(name, values[rows], history.places[rows], kind))
+    return curve_figure(chart, curve_points(history.axes, curves, chart.y), names=history.trainer_names)
+
+
+def _round_length(history: History) -> Figure | None:
+    """Updates and delay, which all trainers share."""
+    caption = "Strong: H, updates between two outer steps. Faint: updates of delay."
+    columns = {"H": "updates", "delay": "delay_updates"}
+    chart = Chart("round_length", "Length of rounds", caption, "updates of a worker", columns, "delay", is_stepped=True)
+    curves = [
+        Curve("all trainers", history.highest(history.values(column)), np.arange(len(history.rounds)), kind)
+        for kind, column in columns.items()
     ]
-    drawn = curves(history, "updates of a worker", found)
-    yield line_figure(
-        "round_length", "Length of rounds", "Strong: H, updates between two outer steps. Faint: updates of delay.",
-        "updates of a worker", drawn, is_stepped=True, kinds={"H": STRONG, "delay": FAINT},
-    )  # fmt: skip
-    drawn = [
-        point
-        for point in curves(history, "sequences", by_trainer(history, "noise_scale"))
-        if _positive(point, "sequences")
-    ]
-    yield line_figure(
-        "noise_scale", "Gradient noise scale", "Batches far below it average too little noise away, far above it waste "
-        "sequences.", "sequences", drawn, is_log=True, names=names,
-    )  # fmt: skip
-    drawn = curves(history, "worth", by_trainer(history, "worth"))
-    yield line_figure(
-        "worth", "What averaging is worth", "Progress per second over that of one worker alone, at most. Below 1 the "
-        "link costs more than the other workers bring.", "worth", drawn, names=names,
-    )  # fmt: skip
+    return curve_figure(chart, curve_points(history.axes, curves, chart.y))
 
 
 def _bounds(history: History) -> Figure | None:
     """A strip of every trainer that says what made its batch what it was."""
+    begins = {name: np.concatenate([[0.0], ends[:-1]]) for name, ends in history.axes.items()}
     drawn: list[Point] = []
     for trainer in history.trainers:
         rows = history.rows_of(trainer)
-        for first, last, word in stretches(history.bounds[rows].tolist(), history.places[rows]):
-            drawn.append({"series": word, "trainer": f"trainer {trainer}", **_span(history, first, last)})
+        for first, last, word in stretches([history.bounds[row] for row in rows], history.places[rows]):
+            span = {name: float(values[first]) for name, values in begins.items()}
+            span |= {f"{name}_end": float(values[last]) for name, values in history.axes.items()}
+            drawn.append({"series": word, "trainer": f"trainer {trainer}", **span})
     if not drawn:
         return None
     names = list(dict.fromkeys(str(point["series"]) for point in drawn))
-    strip = (
-        alt.Chart(alt.NamedData(ROWS))
-        .mark_bar()
-        .encode(
-            x=over_rounds(),
-            x2="round_end",
-            y=alt.Y("trainer:N", title=None, sort=None),
-            color=color(names, "bound").legend(alt.Legend(orient="bottom", columns=3)),
-            tooltip=["trainer:N", "series:N", "round:Q", "round_end:Q"],
-        )
-    )
+    strip = alt.Chart(alt.NamedData(ROWS)).mark_bar()
+    strip = strip.encode(
+        x=over_rounds(),
+        x2="round_end",
+        y=alt.Y("trainer:N", title=None, sort=None),
+        color=color(names, "bound").legend(alt.Legend(orient="bottom", columns=3)),
+        tooltip=["trainer:N", "series:N", "round:Q", "round_end:Q"],
+    ).properties(**size(max(60, 26 * len(history.trainers))))
     caption = "The setting that bounded the batch, `shard` or `measurable`, or the request, which no bound changed."
-    return Figure(
-        "bounds",
-        "What bounded the batch",
-        caption,
-        strip.properties(**size(max(60, 26 * len(history.trainers)))),
-        drawn,
-    )
+    return Figure("bounds", "What bounded the batch", caption, strip, drawn)
 
 
-def _span(history: History, first: int, last: int) -> Point:
-    """From before the round at one place to the end of that at another."""
-    begin = {name: float(values[first - 1]) if first else 0.0 for name, values in history.axes.items()}
-    end = {f"{name}_end": float(values[last]) for name, values in history.axes.items()}
-    return {**begin, **end}
+def stretches(values: list[str | None], places: Numbers) -> list[tuple[int, int, str]]:
+    """Rounds in a row that have the same word: the places of the first and the last, and the word."""
+    joined: list[tuple[int, int, str]] = []
+    for value, place in zip(values, places.tolist(), strict=True):
+        if value is not None and joined and joined[-1][2] == value and joined[-1][1] in (place, place - 1):
+            joined[-1] = (joined[-1][0], place, value)
+        elif value is not None:
+            joined.append((place, place, value))
+    return joined
 
 
-def _update_losses(history: History) -> list[Point]:
-    """The losses of single updates, where they were recorded; what has passed is taken evenly within a round."""
-    if "step_losses" not in history.table.column_names:
-        return []
-    column = history.table["step_losses"].chunk(0)
-    if not pa.types.is_list(column.type) or not pa.types.is_floating(column.type.value_type):
-        return []
-    ends = {name: np.concatenate([[0.0], values]) for name, values in history.axes.items()}
-    drawn: list[Point] = []
+def _update_losses(history: History) -> Iterator[Curve]:
+    """The losses of single updates, where they were recorded."""
     for trainer in history.trainers:
-        rows = history.rows_of(trainer)
-        lists = [losses.as_py() or [] for losses in column.take(pa.array(rows))]
-        values = np.array(list(itertools.chain.from_iterable(lists)), dtype=np.float64)
-        places = [
-            history.places[row] + (number + 1) / len(losses)
-            for row, losses in zip(rows.tolist(), lists, strict=True)
-            for number in range(len(losses))
-        ]
-        where = np.array(places)
-        axes = {name: np.interp(where, np.arange(len(end)), end) for name, end in ends.items()}
-        chosen = kept(values)
-        columns = {name: rounded(found[chosen]) for name, found in axes.items()}
-        columns["loss"] = rounded(values[chosen])
-        drawn += [
-            {"series": f"trainer {trainer}", **dict(zip(columns, row, strict=True))}
-            for row in zip(*columns.values(), strict=True)
-        ]
-    return drawn
-
-
-def _positive(point: Point, name: str) -> bool:
-    value = point[name]
-    return isinstance(value, int | float) and value > 0
+        losses: list[float | None] = []
+        places: list[float] = []
+        for row in history.rows_of(trainer).tolist():
+            of_round = history.rows[row].step_losses
+            losses += of_round
+            places += (history.places[row] + np.arange(1 - len(of_round), 1) / max(1, len(of_round))).tolist()
+        yield Curve(f"trainer {trainer}", np.array(losses, np.float64), np.array(places))  # NaN for None

@@ -11,16 +11,18 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from adloco_dist.cluster.priority import step_back
-from adloco_dist.config import RunSettings, SettingsError, as_tool
+from adloco_dist.command import as_tool
+from adloco_dist.config import SettingsError
+from adloco_dist.config.running import THIS_MACHINE
 from adloco_dist.report.one import page_of
-from adloco_dist.report.page import Page, vega_script
-from adloco_dist.report.processes import TOKEN_VARIABLE, address_of, listen, new_token
+from adloco_dist.report.page import vega_script
+from adloco_dist.report.processes import TOKEN_VARIABLE, address_of, listen
 from adloco_dist.report.source import Source, read_source
 from adloco_dist.terminal import show
 
@@ -32,6 +34,10 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",  # the address holds the token
     "X-Content-Type-Options": "nosniff",
 }
+NICENESS = 10
+"""A tenth of the weight of a rank; with a higher one nothing gets to its end beside ranks that compute on all cores."""
+AUTOGROUP = Path("/proc/self/autogroup")
+"""Linux may weigh sessions instead of processes (sched_autogroup_enabled): niceness then counts within one alone."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -42,22 +48,23 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("run", metavar="RUN", help="run directory")
     parser.add_argument("--port", type=int, default=0, help="default: any that is free")
-    parser.add_argument(
-        "--address", default=RunSettings().watch_address, help="where to listen (%(default)s: this machine alone)"
-    )
+    parser.add_argument("--address", default=THIS_MACHINE, help="where to listen (%(default)s: this machine alone)")
     parser.add_argument("--descriptor", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     with as_tool():
         watched = Watched(read_source(Path(options.run)))
-        token = os.environ.get(TOKEN_VARIABLE) or new_token()
+        token = os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe()
         if options.descriptor is None:
-            listener = listen("--port", options.port, options.address)
+            listener = listen(f"--port={options.port}", options.address, options.port)
             show(f"{options.run} is shown on {address_of(listener, token)}")
         else:
             listener = socket.socket(fileno=options.descriptor)
             threading.Thread(target=_end_with_parent, daemon=True).start()
-        step_back()
-        with Server(listener, partial(Handler, watched, token)) as server:
+        _step_back()
+        handler = partial(Handler, watched, token)
+        with ThreadingHTTPServer(listener.getsockname()[:2], handler, bind_and_activate=False) as server:
+            server.socket.close()
+            server.socket = listener  # which listens already
             server.serve_forever()
 
 
@@ -72,44 +79,33 @@ class Watched:
 
     def __init__(self, source: Source) -> None:
         self._source, self._lock = source, threading.Lock()
-        self._page: Page | None = None
-        self._version, self._state, self._renew_at = "", b"", 0.0
+        self._version, self._page, self._state, self._renew_at = "", b"", b"", 0.0
 
     def page(self) -> bytes:
         """The page, which asks for `state` and `vega.js`."""
         with self._lock:
-            return self._renewed().html(is_live=True).encode()
+            self._renew()
+            return self._page
 
     def state(self) -> bytes:
         """What the page shows now, as JSON."""
         with self._lock:
-            self._renewed()
+            self._renew()
             return self._state
 
-    def _renewed(self) -> Page:
-        """The page, made anew where the run has gone on and the last one is old enough."""
-        if self._page and time.monotonic() < self._renew_at:
-            return self._page
+    def _renew(self) -> None:
+        """Make the page anew where the run has gone on and the last one is old enough."""
+        if time.monotonic() < self._renew_at:
+            return
         start = time.thread_time()
         self._source = source = self._source.read_on()
         version = f"{source.read_bytes} {source.state}"
-        if self._page is None or version != self._version:
-            self._page, self._version = page_of(source), version
-            state = {"version": version, "content": self._page.content(), **self._page.data()}
-            self._state = json.dumps(state, allow_nan=False).encode()
+        if version != self._version:
+            page = page_of(source)
+            state = {"version": version, "content": page.content(), **page.data()}
+            self._version, self._state = version, json.dumps(state, allow_nan=False).encode()
+            self._page = page.html(is_live=True).encode()
         self._renew_at = time.monotonic() + (time.thread_time() - start) / MAX_SHARE
-        return self._page
-
-
-class Server(ThreadingHTTPServer):
-    """Serves on a socket that listens already."""
-
-    daemon_threads = True
-
-    def __init__(self, listener: socket.socket, handler: partial["Handler"]) -> None:
-        super().__init__(listener.getsockname()[:2], handler, bind_and_activate=False)
-        self.socket.close()
-        self.socket = listener
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -146,6 +142,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Say nothing: addresses hold the token."""
+
+
+def _step_back() -> None:
+    """Lower the priority of this process, and of its session if it has one of its own."""
+    os.nice(NICENESS)
+    if os.getsid(0) == os.getpid():
+        with suppress(OSError):  # a kernel without them
+            AUTOGROUP.write_text(str(NICENESS))
 
 
 if __name__ == "__main__":

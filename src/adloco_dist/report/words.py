@@ -7,8 +7,9 @@ import numpy as np
 
 from adloco_dist.policy.evaluation import in_words
 from adloco_dist.report.history import REQUEST, History, Numbers, Values
-from adloco_dist.report.pool import loss_in_words, merges_of, place_in_words
+from adloco_dist.report.pool import loss_in_words, place_in_words
 from adloco_dist.report.source import Source
+from adloco_dist.run.reading import saved_candidate
 from adloco_dist.text import duration, in_bytes
 
 BOUNDS = {
@@ -18,7 +19,6 @@ BOUNDS = {
     "growth_limit": "the largest growth after one measurement (batching.growth_limit)",
     "shrink_limit": "the largest decrease after one measurement (batching.shrink_limit)",
     "measurable": "the smallest batch whose noise can be measured",
-    "may_shrink": "the last batch (batching.may_shrink=false)",
 }
 """What bounded a batch, in words."""
 MAX_TRAINERS = 8
@@ -52,28 +52,23 @@ def _learned(source: Source) -> Iterator[str]:
         best = float(losses[known].min())
         later = "" if best == last else f", at its lowest {best:.4f}"
         yield f"The validation loss of the best trainer went from {first:.4f} to {last:.4f} while training{later}."
-    result = source.result
-    if result and result["candidates"]:
-        saved = next((one for one in result["candidates"] if one["name"] == result["saved"]), None)
-        if saved:
-            targets = result.get("validation_targets")
-            yield f"Saved: {result['saved']}, {in_words(saved)}{f' on {targets:,} targets' if targets else ''}."
+    if source.result and (saved := saved_candidate(source.result)):
+        targets = source.result.get("validation_targets")
+        yield f"Saved: {saved['name']}, {in_words(saved)}{f' on {targets:,} targets' if targets else ''}."
 
 
 def _merged(source: Source) -> Iterator[str]:
-    history, merges = source.history, merges_of(source.history)
-    if not merges:
-        one = len(history.trainers) == 1
-        yield "There was one trainer, so nothing to merge." if one else "No trainers merged."
-        return
-    for merge in merges:
+    history = source.history
+    if not history.merges:
+        is_alone = len(history.trainers) == 1
+        yield "There was one trainer, so nothing to merge." if is_alone else "No trainers merged."
+    for row, merge in history.merges:
         shares = ", ".join(f"{member} ({share:.2f})" for member, share in merge.shares.items())
-        detail = f"Before round {merge.before_round:,} trainers {shares} became trainer {merge.survivor}"
+        line = f"Before round {row.round:,} trainers {shares} became trainer {merge.survivor}"
         if merge.loss is not None:
-            found = ", ".join(f"{loss_in_words(merge.losses.get(member))}" for member in merge.shares)
-            detail += f": validation losses {found}, of the average {loss_in_words(merge.loss)}"
-        where = place_in_words(merge.ranks, source.nodes)
-        yield f"{detail}; {counted(merge.workers, 'worker')} on {where}."
+            losses = ", ".join(loss_in_words(merge.member_losses.get(member)) for member in merge.shares)
+            line += f": validation losses {losses}, of the average {loss_in_words(merge.loss)}"
+        yield f"{line}; {counted(row.workers or 0, 'worker')} on {place_in_words(row.ranks, source.cluster['nodes'])}."
 
 
 def _batches(source: Source) -> Iterator[str]:
@@ -85,10 +80,11 @@ def _batches(source: Source) -> Iterator[str]:
         if not len(known):
             continue
         name = "Batches" if len(history.trainers) == 1 else f"Batches of trainer {trainer}"
-        change = f"stayed at {known[0]:,.0f}" if known.min() == known.max() else f"went from {known[0]:,.0f} to "
-        change += "" if known.min() == known.max() else f"{known[-1]:,.0f} sequences"
-        if known.max() > max(known[0], known[-1]):
-            change += f", {known.max():,.0f} at most"
+        first, last, largest = known[0], known[-1], known.max()
+        is_constant = known.min() == largest
+        change = f"stayed at {first:,.0f}" if is_constant else f"went from {first:,.0f} to {last:,.0f} sequences"
+        if largest > max(first, last):
+            change += f", {largest:,.0f} at most"
         if len(workers) and workers[0] != workers[-1]:
             change += f" ({counted(int(workers[0]), 'worker')} at first, {int(workers[-1])} at last)"
         yield f"{name} {change}{_why(source, rows)}."
@@ -96,12 +92,13 @@ def _batches(source: Source) -> Iterator[str]:
 
 def _why(source: Source, rows: Numbers) -> str:
     """What asked for the batches, and what bounded the request in most of the rounds."""
-    history = source.history
-    counts = Counter(word for word in history.bounds[rows].tolist() if word is not None)
+    history, rule = source.history, source.settings.get("batching.request", "")
+    counts = Counter(word for row in rows if (word := history.bounds[row]) is not None)
     asked, noise, passes = (_known(history.values(name)[rows]) for name in ("request", "noise_scale", "passes"))
-    rule = source.settings.get("batching.request", "")
-    if rule == "none" or not len(asked) or not counts:
-        return "; nothing asked for others (batching.request=none)" if rule == "none" else ""
+    if rule == "none":
+        return "; nothing asked for others (batching.request=none)"
+    if not len(asked) or not counts:
+        return ""
     measured = f"the gradient noise scale went from {noise[0]:,.3g} to {noise[-1]:,.3g}, " if len(noise) else ""
     wish = f"{measured}{rule or 'the request'} asked for {asked[0]:,.3g} at first and {asked[-1]:,.3g} at last"
     most = passes.max(initial=1)
@@ -118,8 +115,7 @@ def _known(values: Values) -> Values:
 def _link(source: Source) -> Iterator[str]:
     history = source.history
     sent = float(history.axes["bytes"][-1])
-    several = len(source.nodes) and len(set(source.nodes)) > 1
-    where = "" if several else " (all ranks on one node)" if source.nodes else ""
+    where = " (all ranks on one node)" if len(set(source.cluster["nodes"])) == 1 else ""
     hidden, exposed, total = _communication(history)
     if not sent or not total:
         return
@@ -128,64 +124,49 @@ def _link(source: Source) -> Iterator[str]:
         "and waiting for others; averages that travelled beside updates would have been another "
         f"{hidden / total:.1%}."
     )
-    worth = history.values("worth")
-    last = worth[history.row_rounds > (1 - RECENT) * history.num_rounds]
-    known = last[np.isfinite(last)]
+    known = _known(history.values("worth")[history.row_rounds > (1 - RECENT) * history.num_rounds])
     if len(known):
         middle = float(np.median(known))
-        verdict = "It paid" if middle > 1 else "It did not pay"
         yield (
-            f"{verdict}: in the last quarter of the rounds, averaging made at most {middle:.2f} times the progress per "
-            "second of one worker alone."
+            f"{'It paid' if middle > 1 else 'It did not pay'}: in the last quarter of the rounds, averaging made at "
+            f"most {middle:.2f} times the progress per second of one worker alone."
         )
 
 
 def _communication(history: History) -> tuple[float, float, float]:
     """Seconds of all ranks: hidden averages, exposed averages and waiting, and all steps."""
-    hidden = exposed = total = 0.0
-    for rank in history.names("rank_seconds"):
-        for step in history.names("rank_seconds", rank):
-            seconds = float(np.nansum(history.values("rank_seconds", rank, step)))
-            hidden += seconds if step == "transfer" else 0.0
-            exposed += seconds if step in ("outer", "control") else 0.0
-            total += seconds if step not in ("transfer", "wait") else 0.0
-    return hidden, exposed, total
+    spent = Counter[str]()
+    for steps in history.rank_seconds.values():
+        spent.update(steps)
+    return spent["transfer"], spent["outer"] + spent["control"], spent.total() - spent["transfer"] - spent["wait"]
 
 
 def _incidents(source: Source) -> Iterator[str]:
-    resumed = source.facts.get("resumed", [])
-    if resumed:
+    if resumed := source.facts.get("resumed", []):
         lost = dict.fromkeys(host for start in resumed for host in start.get("lost_hosts", []))
         without = f", without {', '.join(lost)}, which had been lost" if lost else ""
         yield f"The run was resumed {counted(len(resumed), 'time')}{without}."
-    left_out = source.history.records("nonfinite_workers")
-    if left_out:
-        rounds = counted(len(left_out), "round")
+    if left_out := sum(bool(row.nonfinite_workers) for row in source.history.rows):
+        rounds = counted(left_out, "round")
         yield f"Workers that were not finite were left out of averages in {rounds} of a trainer."
 
 
 def tiles(source: Source) -> list[tuple[str, str]]:
     """The figures that one looks for first: what they are, and what they say."""
-    history, found = source.history, []
+    history, shown = source.history, []
     if not history.num_rounds:
-        return found
-    losses = history.values("validation_loss")
-    known = losses[np.isfinite(losses)]
-    result = source.result
-    saved = [one for one in result["candidates"] if one["name"] == result["saved"]] if result else []
-    if saved:
-        found.append(("validation", in_words(saved[0]).removeprefix("validation ")))
+        return shown
+    known = _known(history.values("validation_loss"))
+    if saved := saved_candidate(source.result):
+        shown.append(("validation", in_words(saved).removeprefix("validation ")))
     elif len(known):
-        found.append(("best validation loss", f"{known.min():.4f}"))
-    total = _communication(history)[2]
-    inner = [np.nansum(history.values("rank_seconds", rank, "inner")) for rank in history.names("rank_seconds")]
-    found += [("rounds", f"{history.num_rounds:,}"), ("tokens", f"{history.axes['tokens'][-1]:,.0f}")]
-    found += [("time", duration(history.axes["seconds"][-1])), ("sent", in_bytes(history.axes["bytes"][-1]))]
-    if total:
-        found.append(("time in updates", f"{sum(inner) / total:.1%}"))
-    merges = merges_of(history)
-    found.append(("merges", str(len(merges))))
-    return found
+        shown.append(("best validation loss", f"{known.min():.4f}"))
+    shown += [("rounds", f"{history.num_rounds:,}"), ("tokens", f"{history.axes['tokens'][-1]:,.0f}")]
+    shown += [("time", duration(history.axes["seconds"][-1])), ("sent", in_bytes(history.axes["bytes"][-1]))]
+    if total := _communication(history)[2]:
+        inner = sum(steps.get("inner", 0.0) for steps in history.rank_seconds.values())
+        shown.append(("time in updates", f"{inner / total:.1%}"))
+    return [*shown, ("merges", str(len(history.merges)))]
 
 
 def counted(number: int, noun: str) -> str:

@@ -4,15 +4,19 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from adloco_dist.config import SettingsError, as_tool
+from adloco_dist.command import as_tool
+from adloco_dist.config import SettingsError
 from adloco_dist.report.one import page_of
-from adloco_dist.report.page import FIGURES_FOLDER, HTML_FILE, Page
-from adloco_dist.report.several import Runs, page_of_several
+from adloco_dist.report.page import Page
+from adloco_dist.report.several import page_of_several
 from adloco_dist.report.source import Source, read_source
-from adloco_dist.run.directory import METRICS_FILE
+from adloco_dist.run.manifest import write_content
 from adloco_dist.run.reading import RUN_FILE
+from adloco_dist.run.rows import METRICS_FILE
 from adloco_dist.terminal import report_error, show
 from adloco_dist.text import reason
+
+HTML_FILE, FIGURES_FOLDER = "report.html", "figures"
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -41,7 +45,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def page(sources: Sequence[Source], wanted_loss: float | None = None) -> Page:
     """The page of a run, or of several."""
-    return page_of(sources[0]) if len(sources) == 1 else page_of_several(Runs.of(sources), wanted_loss)
+    return page_of(sources[0]) if len(sources) == 1 else page_of_several(sources, wanted_loss)
 
 
 def run_folders(folder: Path) -> list[Path]:
@@ -50,29 +54,34 @@ def run_folders(folder: Path) -> list[Path]:
     Raises:
         SettingsError: there are none.
     """
-    if _is_run(folder) or not folder.is_dir():
+
+    def is_run(path: Path) -> bool:
+        return (path / RUN_FILE).is_file() or (path / METRICS_FILE).is_file()
+
+    if is_run(folder) or not folder.is_dir():
         return [folder]
-    found = sorted(path for path in folder.iterdir() if _is_run(path))
-    if not found:
+    folders = sorted(filter(is_run, folder.iterdir()))
+    if not folders:
         raise SettingsError(f"RUN={folder}: is no run, and holds none; name a run directory, or a folder of such")
-    return found
-
-
-def _is_run(path: Path) -> bool:
-    return (path / RUN_FILE).is_file() or (path / METRICS_FILE).is_file()
+    return folders
 
 
 def write_page(page: Page, folder: Path) -> Path:
-    """Write a page and its pictures.
+    """Write a page, and every figure as a picture beside it; return the page's path.
 
     Raises:
         SettingsError: there is no room, or no permission.
     """
+    path, pictures = folder / HTML_FILE, folder / FIGURES_FOLDER
     try:
-        return page.write(folder)
+        pictures.mkdir(parents=True, exist_ok=True)
+        for figure in page.figures:
+            (pictures / f"{figure.name}.png").write_bytes(figure.png())
+        write_content(path, page.html().encode())
     except OSError as error:
         rule = f"{HTML_FILE} and {FIGURES_FOLDER}/ cannot be written ({reason(error)}); name another folder"
         raise SettingsError(f"--output={folder}: {rule}") from error
+    return path
 
 
 if __name__ == "__main__":

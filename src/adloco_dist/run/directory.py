@@ -10,15 +10,18 @@ from itertools import count
 from pathlib import Path
 
 from adloco_dist.config import RunSettings, SettingsError, Unfinished
+from adloco_dist.config.errors import require
+from adloco_dist.messages import Json
 from adloco_dist.policy.plan import INTERRUPTED
 from adloco_dist.run.reading import RUN_FILE, read_run
-from adloco_dist.run.rows import Record
+from adloco_dist.run.rows import METRICS_FILE, TrainerRow
 
-METRICS_FILE = "metrics.jsonl"
 MODEL_DIRECTORY = "model"
 LOGS_DIRECTORY = "logs"
 PROFILE_DIRECTORY = "profile"
 STOP_FILE = "stop"
+STOP_VARIABLE = "ADLOCO_STOP_FILE"
+"""Environment variable that names another file, which may be there before the run directory is: batch jobs set it."""
 LOCK_FILE = ".lock"
 
 
@@ -56,7 +59,7 @@ class RunDirectory:
         self._lock.write(self._generation)
         self._lock.flush()
 
-    def write(self, records: Sequence[Record]) -> None:
+    def write(self, rows: Sequence[TrainerRow]) -> None:
         """Write nothing.
 
         Raises:
@@ -69,10 +72,10 @@ class RunDirectory:
         if holder != self._generation:
             raise DirectoryTakenError(f"{self.path} is now written by {holder}")
 
-    def close(self, result: Record | None = None) -> None:
+    def close(self, result: Json | None = None) -> None:
         self._lock.close()
 
-    def state(self) -> Record:
+    def state(self) -> Json:
         return {}
 
 
@@ -88,18 +91,17 @@ def open_directory(run: RunSettings, needed_bytes: int, is_resumed: bool = False
             or changed then.
     """
     setting, path = _asked(run)
-    _check_place(setting, path, needed_bytes)
+    check_place(setting, path, needed_bytes)
     try:
         if run.directory is None:
-            return RunDirectory(setting, _make_new(path))
-        if is_resumed:
+            path = _make_new(path)
+        elif is_resumed:
             path.mkdir(parents=True, exist_ok=True)  # the checkpoint may lie on other nodes
             _refuse_other_kinds(setting, path)
-            return RunDirectory(setting, path)
-        if _holds_run(setting, path):
-            _refuse_run(setting, path, run.unfinished)
-            archive(setting, path)
-        path.mkdir(parents=True, exist_ok=True)
+        else:
+            if _holds_run(setting, path, run.unfinished):
+                archive(setting, path)
+            path.mkdir(parents=True, exist_ok=True)
         return RunDirectory(setting, path)
     except OSError as error:
         raise SettingsError(f"{setting}={path}: cannot be written ({error.strerror}); name another") from error
@@ -112,10 +114,10 @@ def check_directory(run: RunSettings) -> None:
         SettingsError: as in `open_directory`.
     """
     setting, path = _asked(run)
-    _check_place(setting, path, 0)
+    check_place(setting, path)
     try:
-        if run.directory is not None and run.unfinished is not Unfinished.resume and _holds_run(setting, path):
-            _refuse_run(setting, path, run.unfinished)
+        if run.directory is not None and run.unfinished is not Unfinished.resume:
+            _holds_run(setting, path, run.unfinished)
     except OSError as error:
         raise SettingsError(f"{setting}={path}: cannot be read ({error.strerror}); name another") from error
 
@@ -126,17 +128,22 @@ def _asked(run: RunSettings) -> tuple[str, Path]:
     return setting, Path(run.directory or f"{run.root}/{datetime.now():%Y-%m-%d_%H-%M-%S}")
 
 
-def _holds_run(setting: str, path: Path) -> bool:
-    """Whether there is a run.
+def _holds_run(setting: str, path: Path, unfinished: Unfinished) -> bool:
+    """Whether there is a run, which has not ended and need not be kept there.
 
     Raises:
-        SettingsError: there is something else.
+        SettingsError: there is another run, or something else.
     """
-    if (path / LOCK_FILE).exists() or (path / RUN_FILE).exists():
-        return True
-    if path.is_dir() and any(path.iterdir()):
-        raise SettingsError(f"{setting}={path}: holds other files; name a new or an empty directory")
-    return False
+    if not ((path / LOCK_FILE).exists() or (path / RUN_FILE).exists()):
+        if path.is_dir() and any(path.iterdir()):
+            raise SettingsError(f"{setting}={path}: holds other files; name a new or an empty directory")
+        return False
+    if is_finished(path):
+        raise SettingsError(f"{setting}={path}: already holds a run; name a new directory, or leave it out")
+    if unfinished is Unfinished.refuse:
+        remedy = "name a new directory, or set run.unfinished to resume or archive"
+        raise SettingsError(f"{setting}={path}: holds a run that has not ended; {remedy}")
+    return True
 
 
 def existing_part(path: Path) -> Path:
@@ -180,28 +187,23 @@ def _make_new(path: Path) -> Path:
             path = path.with_name(path.name + "x")
 
 
-def _check_place(setting: str, path: Path, needed_bytes: int) -> None:
+def check_place(setting: str, path: Path, needed_bytes: int = 0) -> None:
+    """
+    Raises:
+        SettingsError: a directory cannot be made or written there, or has no room.
+    """
     existing = existing_part(path)
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise SettingsError(f"{setting}={path}: {existing} is not a directory that can be written; name another")
+    is_place = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+    require(is_place, setting, path, f"{existing} is not a directory that can be written; name another")
     free_bytes = shutil.disk_usage(existing).free
-    if free_bytes < needed_bytes:
-        detail = f"{free_bytes / 1e6:,.1f} MB are free, records and model take {needed_bytes / 1e6:,.1f} MB"
-        raise SettingsError(f"{setting}={path}: {detail}; free some, or name another directory")
+    rule = f"{free_bytes / 1e6:,.1f} MB are free, records and model take {needed_bytes / 1e6:,.1f} MB"
+    require(free_bytes >= needed_bytes, setting, path, f"{rule}; free some, or name another directory")
 
 
 def _refuse_other_kinds(setting: str, path: Path) -> None:
     """Folders where a run that resumes has files, or files where it has folders, stand in its way."""
     kinds = {RUN_FILE: False, METRICS_FILE: False, STOP_FILE: False, MODEL_DIRECTORY: True, LOGS_DIRECTORY: True}
     for name, is_folder in kinds.items():
-        if (path / name).exists() and (path / name).is_dir() != is_folder:
-            detail = f"its {name} is {'no' if is_folder else 'a'} directory"
-            raise SettingsError(f"{setting}={path}: {detail}; move it away, then resume")
-
-
-def _refuse_run(setting: str, path: Path, unfinished: Unfinished) -> None:
-    if is_finished(path):
-        raise SettingsError(f"{setting}={path}: already holds a run; name a new directory, or leave it out")
-    if unfinished is Unfinished.refuse:
-        remedy = "name a new directory, or set run.unfinished to resume or archive"
-        raise SettingsError(f"{setting}={path}: holds a run that has not ended; {remedy}")
+        is_other = (path / name).exists() and (path / name).is_dir() != is_folder
+        rule = f"its {name} is {'no' if is_folder else 'a'} directory; move it away, then resume"
+        require(not is_other, setting, path, rule)

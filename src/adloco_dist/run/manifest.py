@@ -3,13 +3,14 @@
 A directory with a manifest that fits its files is whole; anything else is not.
 """
 
+import hashlib
 import json
 import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from xxhash import xxh3_128
 
@@ -17,7 +18,6 @@ from adloco_dist.messages import decode, encode
 
 MANIFEST_FILE = "manifest.json"
 PLAIN_NAME = re.compile(r"\w[\w.-]*", re.ASCII)
-READ_BYTES = 1 << 22
 
 
 class DamagedError(Exception):
@@ -32,23 +32,19 @@ class Part:
     xxh3: str
     """xxh3_128, which finds damage at the speed of memory; it is no protection against forgery."""
 
-    def check(self, name: str, found: "Part") -> None:
+    def check(self, name: str, read: "Part") -> None:
         """
         Raises:
             DamagedError: what was found is another.
         """
-        if found.num_bytes != self.num_bytes:
-            raise DamagedError(f"{name}: has {found.num_bytes} bytes instead of {self.num_bytes}")
-        if found != self:
+        if read.num_bytes != self.num_bytes:
+            raise DamagedError(f"{name}: has {read.num_bytes} bytes instead of {self.num_bytes}")
+        if read != self:
             raise DamagedError(f"{name}: does not fit its digest")
 
 
 Manifest = Mapping[str, Part]
 """Parts by file name."""
-
-
-class _Content(TypedDict):
-    parts: dict[str, Part]
 
 
 def write_whole(path: Path, fill: Callable[[Path], Any]) -> None:
@@ -73,7 +69,7 @@ def write_whole(path: Path, fill: Callable[[Path], Any]) -> None:
 
 
 def write_content(path: Path, content: bytes) -> Part:
-    """Write a part that is not tensors, whole or not at all.
+    """Write a file that is not tensors, whole or not at all.
 
     Raises:
         OSError: it cannot be written.
@@ -109,8 +105,8 @@ def read_manifest(folder: Path) -> Manifest:
     except OSError as error:
         raise DamagedError(f"{MANIFEST_FILE}: {error.strerror}") from error
     try:
-        manifest = decode(_Content, json.loads(raw))["parts"]
-    except (ValueError, RecursionError) as error:
+        manifest = decode(dict[str, Part], json.loads(raw)["parts"])
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise DamagedError(f"{MANIFEST_FILE}: cannot be read") from error
     if odd := [name for name in manifest if not PLAIN_NAME.fullmatch(name)]:
         raise DamagedError(f"{MANIFEST_FILE}: names {odd[0]!a}, which no file of a run is called")
@@ -132,13 +128,9 @@ def check_part(folder: Path, name: str, part: Part) -> None:
 
 def digest_of(path: Path) -> Part:
     """Return the size and digest of a file as it can be read again."""
-    digest, num_bytes = xxh3_128(), 0
     with path.open("rb", buffering=0) as file:
-        buffer = bytearray(READ_BYTES)
-        while count := file.readinto(buffer):
-            digest.update(memoryview(buffer)[:count])
-            num_bytes += count
-    return Part(num_bytes, digest.hexdigest())
+        digest = hashlib.file_digest(file, xxh3_128)
+        return Part(file.tell(), digest.hexdigest())
 
 
 def _digest(content: Any) -> str:

@@ -27,46 +27,34 @@ class RoundProfiler:
 
     def __init__(
         self, rounds: range, folder: Path, runtime: Runtime, report_line: Callable[[str], None] = log.info
-    ) -> None:  # fmt: skip
-        """
-        Args:
-            rounds: their numbers, from 1; empty: none is profiled, which costs nothing.
-            folder: where the file is written; it is made when there is one.
-            report_line: takes one line for the user.
-        """
+    ) -> None:
+        """Profile these rounds, counted from 1; where there are none, it costs nothing, and no folder is made."""
         self._rounds, self._folder, self._runtime, self._report_line = rounds, folder, runtime, report_line
-        self._first: int | None = None
-        self._last = 0
         self._profile: profile | None = None
+        self._trained: list[int] = []
         self._profiled: list[int] = []
 
     def enter(self, number: int) -> None:
         """Begin round `number`; what is not profiled any more is written."""
-        self._first = number if self._first is None else self._first
-        self._last = number
+        self._trained = [*self._trained[:1], number]
         if number not in self._rounds:
             self._write()
             return
         self._profiled.append(number)
         if self._profile is None:
-            self._profile = self._started()
+            os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # errors alone: it would report every start on the terminal
+            gpu = [ProfilerActivity.CUDA] if self._runtime.device.type == "cuda" else []
+            of_threads = _ExperimentalConfig(profile_all_threads=True)
+            self._profile = profile(activities=[ProfilerActivity.CPU, *gpu], experimental_config=of_threads)
+            self._profile.start()
 
     def end(self) -> None:
         """End the last round of this start, whether it was the last of those to profile or not."""
         self._write()
         if self._rounds and not self._profiled:
-            trained = "no round" if self._first is None else f"rounds {self._first} to {self._last}"
+            trained = f"rounds {self._trained[0]} to {self._trained[-1]}" if self._trained else "no round"
             chosen = f"profile.rounds={self._rounds[0]}:{self._rounds[-1]}"
             self._report_line(f"{chosen}: nothing was profiled, for this start trained {trained}")
-
-    def _started(self) -> profile:
-        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # errors alone: it would report every start on the terminal
-        activities = [ProfilerActivity.CPU]
-        if self._runtime.device.type == "cuda":
-            activities.append(ProfilerActivity.CUDA)
-        started = profile(activities=activities, experimental_config=_ExperimentalConfig(profile_all_threads=True))
-        started.start()
-        return started
 
     def _write(self) -> None:
         """Write what was profiled, if anything was; where that fails, training goes on without the file."""
@@ -109,8 +97,9 @@ def _write_trace(done: profile, path: Path) -> None:
 
 def _is_whole(trace: Path) -> bool:
     """Whether all of a trace has been written, about which torch says nothing."""
-    if not trace.exists() or not trace.stat().st_size:
+    try:
+        with trace.open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read() == b"}"
+    except OSError:  # it is missing or empty
         return False
-    with trace.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read() == b"}"

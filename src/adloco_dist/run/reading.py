@@ -1,23 +1,15 @@
 """Files of a run, as whoever reads them finds them: whole, damaged, or something else altogether."""
 
-import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from omegaconf.errors import OmegaConfBaseException
-
 from adloco_dist.config import Settings, SettingsError
 from adloco_dist.config.compose import from_plain
-from adloco_dist.messages import decode
+from adloco_dist.messages import decode, decode_json
 from adloco_dist.text import reason
 
 RUN_FILE = "run.json"
-
-
-UNREADABLE_SETTINGS = (
-    OmegaConfBaseException, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError,
-)  # fmt: skip
-"""What settings of any shape can raise."""
 
 
 class Candidate(TypedDict):
@@ -37,6 +29,7 @@ class Result(TypedDict):
     saved: str | None
     """The candidate whose weights are the model; null: stopped early."""
     candidates: list[Candidate]
+    validation_targets: NotRequired[int]
     rounds: NotRequired[int]
     tokens: NotRequired[int]
     bytes_sent: NotRequired[int]
@@ -74,12 +67,19 @@ def read_run(directory: Path) -> RunFacts:
         if names and result["saved"] not in names:
             raise ValueError("result.saved is none of the candidates")
     except OSError as error:
-        detail = f"has no readable {RUN_FILE} ({error.strerror}); name a run directory"
-        raise SettingsError(f"RUN={directory}: {detail}") from error
+        rule = f"has no readable {RUN_FILE} ({error.strerror}); name a run directory"
+        raise SettingsError.of("RUN", directory, rule) from error
     except ValueError as error:
-        detail = f"{RUN_FILE} is not what a run writes ({error}); restore it, or name another run"
-        raise SettingsError(f"RUN={directory}: {detail}") from error
+        rule = f"{RUN_FILE} is not what a run writes ({error}); restore it, or name another run"
+        raise SettingsError.of("RUN", directory, rule) from error
     return facts
+
+
+def saved_candidate(result: Mapping[str, Any] | None) -> Candidate | None:
+    """The candidate whose weights are the model; None: the run has not ended, or was stopped early."""
+    if result is None:
+        return None
+    return next((candidate for candidate in result["candidates"] if candidate["name"] == result["saved"]), None)
 
 
 def settings_of(directory: Path, facts: RunFacts) -> Settings:
@@ -90,25 +90,6 @@ def settings_of(directory: Path, facts: RunFacts) -> Settings:
     """
     try:
         return from_plain(facts["settings"])
-    except UNREADABLE_SETTINGS as error:
+    except Exception as error:  # settings of any shape can raise anything
         rule = f"the settings in its {RUN_FILE} cannot be read ({reason(error)}); use the version that trained it"
-        raise SettingsError(f"RUN={directory}: {rule}") from error
-
-
-def decode_json(content: bytes) -> Any:
-    """JSON that anybody may have written; numbers that it does not know, which Python writes all the same, are null.
-
-    Raises:
-        ValueError: it is none, in one line.
-    """
-    try:
-        value = json.loads(content.decode(), parse_constant=lambda _: None)
-        if rb"\ud" in content.lower():  # half a character, which could not be shown
-            json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeError as error:
-        raise ValueError("no UTF-8") from error
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-    except json.JSONDecodeError as error:
-        raise ValueError(f"no JSON: {error}") from error
-    return value
+        raise SettingsError.of("RUN", directory, rule) from error

@@ -1,157 +1,265 @@
-"""Trackers of a run: Weights & Biases and TensorBoard, each in a process of its own that follows the run's records.
+"""Trackers of a run: Weights & Biases and TensorBoard, on rank 0.
 
-Training hands them nothing and waits for nothing, so that a tracker that fails, hangs or falls behind costs it nothing.
+Each has a thread of its own. Training hands it the rows of a round and never waits for it, so a tracker that fails or
+hangs costs one line, and at the end of a run a bounded time.
 """
 
+import hashlib
+import itertools
+import json
+import logging
+import math
+import os
+import queue
 import secrets
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, Protocol
 
-from adloco_dist.config import SettingsError, TrackingMode, TrackingSettings
-from adloco_dist.run.directory import LOGS_DIRECTORY
-from adloco_dist.run.rows import Record
+from adloco_dist.config import TrackingMode, TrackingSettings
+from adloco_dist.config.compose import flatten
+from adloco_dist.config.errors import require
+from adloco_dist.messages import Json, encode
+from adloco_dist.run.reading import RUN_FILE
+from adloco_dist.run.rows import METRICS_FILE, TrainerRow, parse_rows
 from adloco_dist.terminal import reported_wait
-from adloco_dist.text import one_line, reason
+from adloco_dist.text import first_line
 
-FOLLOW = "adloco_dist.run.follow"
+log = logging.getLogger(__name__)
 WANDB, TENSORBOARD = "wandb", "tensorboard"
-"""The trackers, and the folders of a run directory that hold what they write."""
-NAMES = {WANDB: "Weights & Biases", TENSORBOARD: "TensorBoard"}
-ID_BYTES = 4
-"""An id has eight characters, like those that Weights & Biases makes."""
+"""The folders of a run directory that hold what trackers write."""
+PATIENCE_SECONDS, FAILED_SECONDS = 30.0, 5.0
+"""How long a tracker may take at the end of a run; of one that failed, whose other ranks are waiting to hear of it."""
+MAX_WAITING_ROUNDS = 10_000
+"""Rounds that wait for a slow tracker; it misses those that come then."""
+AXES = ("round", "updates", "pool_tokens", "bytes", "elapsed_seconds")
+"""What curves can be drawn against: totals of the run at the end of a round. `updates` are those of one worker."""
+LONGEST_NAME = 128
+"""Characters that Weights & Biases takes as the name of a run or group."""
+Values = Mapping[str, float]
+"""All numbers of a round: AXES, and each trainer's under trainer<id>/..."""
+
+
+class Tracker(Protocol):
+    """Something that draws the curves of a run. It may fail and hang."""
+
+    newest: int
+    """The last round that it has from an earlier start of the run; -1: none."""
+
+    def write(self, values: Values) -> None:
+        """Take a round."""
+
+    def close(self, result: Json | None) -> None:
+        """End with the run's result, or with None if it has none."""
 
 
 def check_trackers(tracking: TrackingSettings) -> None:
-    """Check that the trackers that were asked for can be used, as far as that is known before training.
-
+    """
     Raises:
         SettingsError: W&B is to be online and nobody is logged in there, or a package is missing.
     """
-    if tracking.tensorboard and find_spec("tensorboard") is None:
-        rule = "the package tensorboard is not installed; pip install tensorboard, or leave it out"
-        raise SettingsError.of("tracking.tensorboard", tracking.tensorboard, rule)
-    if tracking.mode is TrackingMode.online:
-        from adloco_dist.run.weights_and_biases import is_logged_in  # half a second
-
-        rule = "nobody is logged in to Weights & Biases; run `wandb login`, set WANDB_API_KEY, or use tracking=offline"
-        if not is_logged_in():
-            raise SettingsError.of("tracking.mode", tracking.mode, rule)
+    rule = "the package tensorboard is not installed; pip install tensorboard, or leave it out"
+    is_there = not tracking.tensorboard or find_spec("tensorboard") is not None
+    require(is_there, "tracking.tensorboard", tracking.tensorboard, rule)
+    rule = "nobody is logged in to Weights & Biases; run `wandb login`, set WANDB_API_KEY, or use tracking=offline"
+    is_possible = tracking.mode is not TrackingMode.online or _is_logged_in()
+    require(is_possible, "tracking.mode", tracking.mode, rule)
 
 
 def start_trackers(
     tracking: TrackingSettings,
+    settings: Json,
     directory: Path,
     earlier_bytes: int,
     tracking_id: str | None,
     report_line: Callable[[str], None],
-) -> list["TrackerProcess"]:
-    """Start the processes of all trackers that were asked for. One that has seen no earlier start gets all rounds.
+) -> list["BackgroundTracker"]:
+    """Start all trackers that were asked for. One that has seen no earlier start gets all rounds.
 
     Args:
-        directory: the run directory, with run.json and metrics.jsonl as they are when training begins.
+        settings: all settings of the run, as plain values.
+        directory: the run directory, with metrics.jsonl as it is when training begins.
         earlier_bytes: bytes of metrics.jsonl of the rounds before this start.
         tracking_id: id of the run in W&B, if it had one; None: it gets a new one.
         report_line: takes one line for the user.
     """
-
-    def start(tracker: str, is_known: bool, state: Record, *options: str) -> TrackerProcess:
-        skipped = str(earlier_bytes if is_known else 0)
-        patience = str(tracking.patience_seconds)
-        command = [sys.executable, "-m", FOLLOW, tracker, str(directory), "--skip-bytes", skipped, *options]
-        log = directory / LOGS_DIRECTORY / f"{tracker}.log"
-        return TrackerProcess(
-            NAMES[tracker], [*command, "--patience", patience], log, tracking.patience_seconds, report_line, state
-        )
-
-    trackers = []
+    trackers: list[BackgroundTracker] = []
+    start = partial(BackgroundTracker, directory=directory, earlier_bytes=earlier_bytes, report_line=report_line)
     if tracking.mode is not TrackingMode.disabled:
-        run_id = tracking_id or secrets.token_hex(ID_BYTES)
-        # Where the newest round in W&B is known, the process starts after it, and adds what an earlier one missed.
-        was_elsewhere = tracking_id is not None and not newest_round_file(directory, run_id).exists()
-        trackers.append(start(WANDB, was_elsewhere, {"tracking_id": run_id}, "--id", run_id))
+        run_id = tracking_id or secrets.token_hex(4)  # as long as those that W&B makes
+
+        def open_wandb(last_round: int) -> Tracker:
+            return WandbTracker(tracking, settings, directory, run_id, last_round if tracking_id else -1)
+
+        trackers.append(start("Weights & Biases", open_wandb, state={"tracking_id": run_id}))
     if tracking.tensorboard:
-        has_curves = any((directory / TENSORBOARD).glob("events.*"))
-        trackers.append(start(TENSORBOARD, has_curves, {}))
+        trackers.append(start("TensorBoard", partial(TensorBoardTracker, directory)))
     return trackers
 
 
-def newest_round_file(directory: Path, run_id: str) -> Path:
-    """The file with the number of the newest round that was logged in W&B."""
-    return directory / WANDB / f"{run_id}.round"
-
-
-class TrackerProcess:
-    """A sink that writes nothing itself: it starts the process, reports once if that fails, and ends it."""
+class BackgroundTracker:
+    """A sink that hands rounds to a tracker in a thread, and reports once if that fails."""
 
     def __init__(
         self,
         name: str,
-        command: Sequence[str],
-        log: Path,
-        patience_seconds: float,
+        open_tracker: Callable[[int], Tracker],
+        directory: Path,
+        earlier_bytes: int,
         report_line: Callable[[str], None],
-        state: Record | None = None,
+        state: Json | None = None,
     ) -> None:
+        """Open the tracker in its thread, for which it is given the last round of earlier starts, -1 if there is none;
+        `state` is what a later start of the run needs to continue.
         """
-        Args:
-            command: what follows the records until its standard input ends.
-            log: takes all that it prints; the last line says why it failed.
-            patience_seconds: how long it may take after the end of a run.
-            state: what a later start of the run needs to continue.
-        """
-        self._name, self._log, self._patience = name, log, patience_seconds
-        self._report_line, self._state = report_line, state or {}
-        self._process: subprocess.Popen[bytes] | None = None
-        try:
-            with log.open("ab") as output:
-                self._earlier_bytes = output.tell()
-                self._process = subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=output, stderr=output,
-                    start_new_session=True,  # out of the terminal's reach: it may take a moment longer than the run
-                )  # fmt: skip
-        except OSError as error:
-            self._report(f"cannot be started ({reason(error)})")
+        self._directory, self._report_line = directory, report_line
+        self._name, self._open_tracker, self._state = name, open_tracker, state or {}
+        self._rounds: queue.SimpleQueue[Sequence[TrainerRow] | None] = queue.SimpleQueue()
+        self._has_result, self._is_reported = False, False
+        self._thread = threading.Thread(target=self._track, args=(earlier_bytes,), name=name, daemon=True)
+        self._thread.start()
 
-    def write(self, records: Sequence[Record]) -> None:
-        """Report it if the process has ended."""
-        if self._process and self._process.poll() is not None:
-            self._process.communicate()  # only closes what led to it
-            self._report(self._failure(self._process))
-            self._process = None
+    def write(self, rows: Sequence[TrainerRow]) -> None:
+        """Hand over a round, without waiting."""
+        if self._rounds.qsize() < MAX_WAITING_ROUNDS:
+            self._rounds.put(rows)
+        else:
+            self._report(f"falls behind and misses rounds from {rows[0].round} on")
 
-    def close(self, result: Record | None) -> None:
-        """Let the process take the rest. A run that failed does not wait for it: it then ends by itself."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        if result is None:
-            assert process.stdin
-            process.stdin.close()
-            return
-        try:
-            with reported_wait(lambda: f"{self._name}: still at it"):
-                process.communicate(b"\n", timeout=self._patience)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            self._report(f"was not done after tracking.patience_seconds={self._patience:g}, and was ended")
-            return
-        if process.returncode:
-            self._report(self._failure(process))
+    def close(self, result: Json | None) -> None:
+        """Let the tracker take the rest, within a bounded time."""
+        self._has_result = result is not None
+        seconds = PATIENCE_SECONDS if self._has_result else FAILED_SECONDS
+        self._rounds.put(None)
+        with reported_wait(lambda: f"{self._name}: still at it"):
+            self._thread.join(seconds)
+        if self._thread.is_alive() and self._has_result:
+            self._report(f"was not done {seconds:g} seconds after the end, and is left alone")
 
-    def state(self) -> Record:
+    def state(self) -> Json:
         return self._state
 
-    def _failure(self, process: "subprocess.Popen[bytes]") -> str:
-        """Why a process has ended, as it said in the last line of its log."""
+    def _track(self, earlier_bytes: int) -> None:
         try:
-            lines = self._log.read_bytes()[self._earlier_bytes :].decode(errors="replace").splitlines()
-        except OSError:
-            lines = []
-        return f"failed ({one_line(lines[-1]) if lines else f'exit code {process.returncode}'})"
+            with (self._directory / METRICS_FILE).open("rb") as file:
+                earlier = parse_rows(file.read(earlier_bytes))[0]
+            tracker = self._open_tracker(earlier[-1].round if earlier else -1)
+            for values in with_totals(self._all_rounds(earlier)):
+                if values["round"] > tracker.newest:
+                    tracker.write(values)
+            run_file = self._directory / RUN_FILE  # which has the result with the run's totals by now
+            tracker.close(json.loads(run_file.read_bytes())["result"] if self._has_result else None)
+        except BaseException as error:  # libraries also raise SystemExit
+            log.exception("%s failed", self._name)
+            self._report(f"failed ({type(error).__name__}: {first_line(error)})")
+
+    def _all_rounds(self, earlier: list[TrainerRow]) -> Iterator[Sequence[TrainerRow]]:
+        """The rounds of earlier starts, then those of this one until it ends."""
+        for _, rows in itertools.groupby(earlier, lambda row: row.round):
+            yield list(rows)
+        earlier.clear()
+        yield from iter(self._rounds.get, None)
 
     def _report(self, what: str) -> None:
-        self._report_line(f"{self._name} {what}; the run's own records are complete (log: {self._log})")
+        if not self._is_reported:
+            self._is_reported = True
+            self._report_line(f"{self._name} {what}; the run's own records are complete")
+
+
+def with_totals(rounds: Iterator[Sequence[TrainerRow]]) -> Iterator[Values]:
+    """The numbers of every round, with the totals of the run at its end."""
+    shared = {"round", "trainer", "pool_tokens", "elapsed_seconds"}  # the same for all trainers, or their names
+    updates = sent = 0
+    for rows in rounds:
+        updates += rows[0].updates or 0
+        sent += sum(sum(row.bytes_sent.values()) for row in rows)
+        totals = (rows[0].round, updates, rows[0].pool_tokens or 0, sent, rows[0].elapsed_seconds or 0.0)
+        yield dict(zip(AXES, totals, strict=True)) | {
+            f"trainer{row.trainer}/{name.replace('.', '/')}": value
+            for row in rows
+            for name, value in flatten(encode(row)).items()
+            if isinstance(value, int | float) and math.isfinite(value) and name not in shared
+        }
+
+
+class WandbTracker:
+    """Logs every round as a step, and the result as the run's summary.
+
+    Steps cannot be taken back, and a run that resumes repeats some: of these the first values stay.
+    """
+
+    def __init__(
+        self, tracking: TrackingSettings, settings: Json, directory: Path, run_id: str, last_round: int
+    ) -> None:
+        """Begin the run of this id in Weights & Biases, or continue it; where nothing says which rounds are logged, for
+        the directory was on another machine, those up to `last_round` are taken to be.
+        """
+        import wandb  # half a second
+
+        is_online = tracking.mode is TrackingMode.online or (tracking.mode is TrackingMode.auto and _is_logged_in())
+        self._run = wandb.init(
+            project=tracking.project,
+            name=_shortened(os.environ.get("WANDB_NAME") or directory.resolve().name),
+            group=_shortened(tracking.group),
+            dir=directory,
+            config=settings,
+            mode="online" if is_online else "offline",
+            id=run_id,
+            resume="allow",
+            allow_val_change=True,  # a run may resume with another budget
+            settings=wandb.Settings(console="off", silent=True),
+        )
+        for axis in AXES:
+            self._run.define_metric(axis)
+        self._run.define_metric("*", step_metric="round")
+        self._newest_file = directory / WANDB / f"{run_id}.round"
+        self.newest = int(self._newest_file.read_text()) if self._newest_file.exists() else last_round
+
+    def write(self, values: Values) -> None:
+        self._run.log(dict(values), step=int(values["round"]))
+        self._newest_file.write_text(str(int(values["round"])))
+
+    def close(self, result: Json | None) -> None:
+        if result is not None:
+            self._run.summary.update(result)
+        self._run.finish(exit_code=0 if result is not None else 1)
+
+
+class TensorBoardTracker:
+    """Writes the numbers of every round as scalars; the step is the round."""
+
+    def __init__(self, directory: Path, last_round: int) -> None:
+        """Purge what earlier starts have written after `last_round`."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = directory / TENSORBOARD
+        self.newest = last_round if any(folder.glob("events.*")) else -1
+        self._writer: Any = SummaryWriter(str(folder), purge_step=self.newest + 1, flush_secs=5)
+
+    def write(self, values: Values) -> None:
+        for name, value in values.items():
+            if name != "round":
+                self._writer.add_scalar(name, value, int(values["round"]))
+
+    def close(self, result: Json | None) -> None:
+        self._writer.close()
+
+
+def _is_logged_in() -> bool:
+    """Whether there are credentials; they are not tried."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    import wandb
+
+    wandb.setup(settings=wandb.Settings(silent=True))
+    return bool(wandb.login(prompt=False, verify=False))
+
+
+def _shortened(name: str | None) -> str | None:
+    """`name` within the limit; one that is too long ends in its digest, so that names stay different."""
+    if name is None or len(name) <= LONGEST_NAME:
+        return name
+    return f"{name[: LONGEST_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

@@ -14,9 +14,13 @@ from helpers.run_directories import before_training, result, row, run_directory
 
 MARKUP = "<script>alert(1)</script><img src=x onerror=alert(2)>&{{ 7 * 7 }}"
 MERGE = {
-    "survivor": 1, "shares": {"0": 0.25, "1": 0.75}, "candidates": {}, "policy": "worst_with_worst", "idle_ranks": [],
-    "member_losses": {"0": 3.9, "1": 3.7}, "loss": 3.65,
-}  # fmt: skip
+    "survivor": 1,
+    "shares": {"0": 0.25, "1": 0.75},
+    "candidates": {member: {"request": 8.0, "bounded": 8.0} for member in "01"},
+    "policy": "worst_with_worst",
+    "member_losses": {"0": 3.9, "1": 3.7},
+    "loss": 3.65,
+}
 
 
 def page(path: Path, rows: list[dict[str, Any]], **named: Any) -> Page:
@@ -31,7 +35,7 @@ def test_one_trainer_that_ended(tmp_path: Path) -> None:
     rows = [*before_training(0), *(row(number) for number in range(1, 4))]
     rows[-1]["validation_loss"] = 3.6
     shown = page(tmp_path, rows, ends=result())
-    assert shown.subtitle.startswith("ended: budget.rounds=3 reached")
+    assert shown.subtitle.startswith("ended: budget=3rounds reached")
     assert "There was one trainer, so nothing to merge." in shown.sentences
     assert shown.sentences[0].startswith("3 rounds in 30 s: 3,000 tokens, 12 updates of each worker; 1 trainer with 1 ")
     assert "The validation loss of the best trainer went from 5.0000 to 3.6000 while training." in shown.sentences

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from adloco_dist.config import SettingsError
-from adloco_dist.report.several import Runs, page_of_several, reached
+from adloco_dist.report.several import page_of_several, reached
 from adloco_dist.report.source import Source, read_source
 from adloco_dist.report.write import run_folders
 from helpers.run_directories import before_training, result, row, run_directory
@@ -27,7 +27,7 @@ def test_costs_to_a_loss_and_differences_to_the_first(tmp_path: Path) -> None:
     assert found
     assert (found.tokens, found.bytes, found.seconds) == (3000, 3 * 2_000_500, 30)
     assert reached(second, 3.0) is None
-    page = page_of_several(Runs.of([first, second]))
+    page = page_of_several([first, second])
     tables = {table.title: table for section in page.sections for table in section.tables}
     costs = tables["What it took to a validation loss of 3.2000"]
     assert costs.rows == [("a", "3,000", "6 MB", "30 s", "1.000"), ("b", "2,000", "4 MB", "10 s", "0.333")]
@@ -42,13 +42,20 @@ def test_costs_to_a_loss_and_differences_to_the_first(tmp_path: Path) -> None:
 def test_two_swept_keys_are_a_heat_map_with_means_over_seeds(tmp_path: Path) -> None:
     losses = {("0.5", "1"): (3.0, 3.2), ("0.5", "2"): (2.8, 2.8), ("0.9", "1"): (2.6, 2.8), ("0.9", "2"): (2.0, 2.5)}
     sources = [
-        run(tmp_path / f"{eta}-{n}-{seed}", [4.0], f"batching.eta={eta}", f"switch.n={n}", f"seed={seed}", final=loss)
+        run(
+            tmp_path / f"{eta}-{n}-{seed}",
+            [4.0],
+            f"batching.eta={eta}",
+            f"batching.switch_n={n}",
+            f"seed={seed}",
+            final=loss,
+        )
         for (eta, n), both in losses.items()
         for seed, loss in enumerate(both)
     ]
-    page = page_of_several(Runs.of(sources))
+    page = page_of_several(sources)
     (heat_map,) = [figure for figure in page.figures if figure.name == "heat_map"]
-    assert heat_map.title == "batching.eta and switch.n"
+    assert heat_map.title == "batching.eta and batching.switch_n"
     cells = {(point["first"], point["second"]): (point["loss"], point["runs"]) for point in heat_map.points}
     assert cells == {
         ("0.5", "1"): (3.1, 2), ("0.5", "2"): (2.8, 2), ("0.9", "1"): (2.7, 2), ("0.9", "2"): (2.25, 2),
@@ -57,7 +64,7 @@ def test_two_swept_keys_are_a_heat_map_with_means_over_seeds(tmp_path: Path) -> 
 
 def test_a_run_that_was_never_evaluated_stands_beside_others(tmp_path: Path) -> None:
     whole, empty = run(tmp_path / "x" / "run", [3.0], final=3.0), run(tmp_path / "y" / "run", [])
-    page = page_of_several(Runs.of([whole, empty]), wanted_loss=3.5)
+    page = page_of_several([whole, empty], wanted_loss=3.5)
     assert page.subtitle == "x/run, y/run"
     tables = {table.title: table for section in page.sections for table in section.tables}
     assert tables["What it took to a validation loss of 3.5000"].rows[1] == ("y/run", "not reached", "", "", "")

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from adloco_dist.report.sampling import BUCKETS, kept, points, stretches
+from adloco_dist.report.figures import STRETCHES, Curve, curve_points, kept
+from adloco_dist.report.training import stretches
 
 
 def test_short_curves_are_drawn_whole() -> None:
@@ -15,7 +16,7 @@ def test_a_spike_of_one_round_is_drawn() -> None:
     values[[12_345, 77_777]] = 50.0, -60.0
     values[500:700] = np.nan
     drawn = kept(values)
-    assert len(drawn) <= 4 * BUCKETS
+    assert len(drawn) <= 4 * STRETCHES
     assert {0, 12_345, 77_777, 99_999} <= set(drawn.tolist())
     assert np.isfinite(values[drawn]).all()
     assert (np.diff(drawn) > 0).all()
@@ -23,7 +24,7 @@ def test_a_spike_of_one_round_is_drawn() -> None:
 
 def test_points_hold_every_axis() -> None:
     axes = {"round": np.array([0.0, 1.0]), "seconds": np.array([0.0, 0.123456789])}
-    drawn = points(axes, np.array([1, 0]), np.array([2.5, 3.0]), "loss", "trainer 0")
+    drawn = curve_points(axes, [Curve("trainer 0", np.array([2.5, 3.0]), np.array([1, 0]))], "loss")
     assert drawn == [
         {"series": "trainer 0", "round": 1, "seconds": 0.123457, "loss": 2.5},
         {"series": "trainer 0", "round": 0, "seconds": 0, "loss": 3},

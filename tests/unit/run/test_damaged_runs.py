@@ -7,35 +7,40 @@ from typing import Any
 
 import pytest
 
+from adloco_dist.checkpoint.model import save_model
 from adloco_dist.config import Settings, SettingsError
 from adloco_dist.config.compose import compose, to_plain
 from adloco_dist.data.encoding import ByteEncoder, Vocabulary
+from adloco_dist.messages import strict_json
+from adloco_dist.objective.architecture import model_config
 from adloco_dist.objective.language import LanguageObjective
-from adloco_dist.objective.models import build_model, model_config
+from adloco_dist.objective.models import build_model
 from adloco_dist.pool.flat_model import FlatModel
+from adloco_dist.report.one import page_of
+from adloco_dist.report.source import read_source
+from adloco_dist.report.words import sentences
 from adloco_dist.run.directory import is_finished
-from adloco_dist.run.journal import MetricsFile, strict_json
-from adloco_dist.run.model import save_model
+from adloco_dist.run.journal import MetricsFile
 from adloco_dist.run.reading import read_run, settings_of
-from adloco_dist.run.records import read_records, read_trajectory
-from adloco_dist.sweep.table import show_table, write_csv
-from adloco_dist.tools.batches import batch_tables
+from adloco_dist.run.rows import TrainerRow
+from adloco_dist.run.trajectory import read_rows, read_trajectory
+from adloco_dist.sweep.points import Point
+from adloco_dist.sweep.table import Row, show_table, write_csv
 from adloco_dist.tools.evaluate import evaluate_run
 from adloco_dist.tools.finished import load_model
 from adloco_dist.tools.generate import continue_text
-from adloco_dist.tools.merges import merge_drawing
 from helpers.support import CPU, small_module, small_settings
 
 DEEP = b"[" * 100_000
 RAW = [b"", b"[]", b"{}", b"null", b"3", b"\xff\xfe", DEEP, b'"x"', b"\0" * 64, b'{"settings": {}, "corpus": 1}']
 VALUES: list[Any] = [None, True, -1, 3, 10**400, 1e999, "", "\ud800", "${oc.env:NO}", [], [None], {}, {"a": 1}, [[1]]]
 RESULT: dict[str, Any] = {
-    "stop": "budget.rounds=2 reached", "saved": "trainer 0", "trainer": 0, "validation_targets": 9,
+    "stop": "budget=2rounds reached", "saved": "trainer 0", "trainer": 0, "validation_targets": 9,
     "candidates": [{"name": "trainer 0", "validation_loss": 2.25, "validation_perplexity": 9.5}],
     "rounds": 2, "tokens": 96, "bytes_sent": 7, "seconds": 1.5,
 }  # fmt: skip
 MERGE = {
-    "survivor": 0, "shares": {"0": 0.5, "1": 0.5}, "policy": "worst_with_worst", "idle_ranks": [],
+    "survivor": 0, "shares": {"0": 0.5, "1": 0.5}, "policy": "worst_with_worst",
     "candidates": {trainer: {"request": 2.0, "bounded": 2.0, "is_finite": True} for trainer in "01"},
 }  # fmt: skip
 ROW: dict[str, Any] = {
@@ -45,7 +50,7 @@ ROW: dict[str, Any] = {
 ROWS = [
     {"round": 1, "trainer": 0, **ROW},
     {"round": 1, "trainer": 1, **ROW},
-    {"round": 2, "trainer": 0, **ROW, "origins": [[0, 0], [1, 0]], "merge": MERGE},
+    {"round": 2, "trainer": 0, **ROW, "merge": MERGE},
 ]
 
 
@@ -92,8 +97,7 @@ def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 def read_by_all(run: Path) -> None:
     """Nothing but one line may come of it, and no text that could not be shown."""
     tools = [
-        lambda: batch_tables(str(run), None),
-        lambda: "\n".join(merge_drawing(str(run))).encode(),
+        lambda: "\n".join(sentences(read_source(run))).encode(),
         lambda: read_trajectory("batching.replay", str(run)),
         lambda: settings_of(run, read_run(run)),
     ]
@@ -107,9 +111,10 @@ def read_by_all(run: Path) -> None:
 
 def read_by_sweep(run: Path) -> None:
     """A damaged run is a row of the table like any other."""
-    row = ({"seed": "1"}, run, None, run / "sweep.log")
+    row = Row.of(Point({"seed": "1"}, ("seed=1",), run), None)
     write_csv(run / "sweep.csv", [row])
-    assert (show_table([row]) == ["finished"]) == is_finished(run)
+    show_table([row])
+    assert (row.state == "finished") == is_finished(run)
 
 
 @pytest.mark.parametrize("content", RAW, ids=lambda raw: raw[:9].decode(errors="replace"))
@@ -125,7 +130,7 @@ def test_another_file_in_its_place(run: Path, content: bytes) -> None:
                 evaluate_run(run, None)
         else:
             with pytest.raises(SettingsError, match="holds no record of a round"):
-                batch_tables(str(run), None)
+                read_rows("RUN", str(run))
         (run / name).unlink()
         (run / name).mkdir()
         read_by_all(run)
@@ -143,11 +148,15 @@ def test_another_value_in_any_place_of_run_json(run: Path) -> None:
 
 
 def test_another_value_in_any_place_of_a_record(run: Path) -> None:
+    odd_rows: list[Any] = []
     for path in places(ROWS[-1]):
         for value in (*VALUES, KeyError)[: None if path else -1]:
-            rows = [*ROWS[:-1], changed(ROWS[-1], path, value)]
+            odd_rows.append(changed(ROWS[-1], path, value))
+            rows = [*ROWS[:-1], odd_rows[-1]]
             (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
             read_by_all(run)
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*ROWS, *odd_rows]))
+    assert page_of(read_source(run)).html().encode(), "of all that were rows"
 
 
 def test_a_damaged_result_is_not_that_of_a_finished_run(run: Path) -> None:
@@ -161,12 +170,10 @@ def test_a_damaged_result_is_not_that_of_a_finished_run(run: Path) -> None:
 def test_lines_that_are_no_records_are_counted_and_passed_over(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (run / "metrics.jsonl").write_bytes(lines[0] + lines[1] + b"\0\0\0\n" + lines[2] + lines[2][:40])
-    assert [row["round"] for row in read_records("RUN", str(run))] == [1, 1, 2]
+    assert [row.round for row in read_rows("RUN", str(run))] == [1, 1, 2]
     detail = capsys.readouterr().err
     assert detail.count("\n") == 1
     assert "2 of 5 lines are no records and are left out, the first of them line 3: " in detail
-    (run / "metrics.jsonl").write_bytes(lines[0] + lines[2])
-    assert len(merge_drawing(str(run))) > 4, "what is left is drawn"
     (run / "metrics.jsonl").write_bytes(lines[2])
     with pytest.raises(SettingsError, match="has no round 1"):
         read_trajectory("batching.replay", str(run))
@@ -177,7 +184,7 @@ def test_half_a_line_is_cut_off_before_more_are_written(tmp_path: Path, end: byt
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"round": 1}\n{"round": 2}\n' + end)
     metrics = MetricsFile(tmp_path, keep_bytes=10_000)
-    metrics.write([{"round": 3}])
+    metrics.write([TrainerRow(round=3, trainer=0)])
     metrics.close(None)
     assert [json.loads(line)["round"] for line in path.read_text().splitlines()] == [1, 2, 3]
     assert metrics.state() == {"metrics_bytes": path.stat().st_size}

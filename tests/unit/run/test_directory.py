@@ -46,7 +46,7 @@ def test_a_writer_whose_directory_was_taken_over_stops(tmp_path: Path) -> None:
 
 def test_only_a_run_that_came_to_its_own_end_is_finished(tmp_path: Path) -> None:
     assert not is_finished(tmp_path / "nothing")
-    end(opened(tmp_path / "done"), "budget.rounds=3 reached")
+    end(opened(tmp_path / "done"), "budget=3rounds reached")
     end(opened(tmp_path / "stopped"), "interrupted")
     opened(tmp_path / "killed").close()
     assert [is_finished(tmp_path / name) for name in ("done", "stopped", "killed")] == [True, False, False]

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from adloco_dist.config import BudgetSettings, PoolSettings, Settings
+from adloco_dist.config import PoolSettings, Settings
 from adloco_dist.run.display import Display
-from helpers.run_directories import before_training, row
+from helpers.run_directories import before_training, row, typed
 
 
 def rounds(num_rounds: int, *trainers: int, **fields: Any) -> list[list[dict[str, Any]]]:
@@ -22,15 +22,15 @@ def rounds(num_rounds: int, *trainers: int, **fields: Any) -> list[list[dict[str
 
 
 def seen(
-    records: Sequence[list[dict[str, Any]]], budget: BudgetSettings, num_trainers: int, earlier_bytes: int = 0,
+    records: Sequence[list[dict[str, Any]]], budget: str, num_trainers: int, earlier_bytes: int = 0,
     console: Console | None = None,
 ) -> str:  # fmt: skip
     """What a display has printed then; in a file of long lines unless a console is given."""
     console = console or Console(file=io.StringIO(), width=300)
     settings = Settings(pool=PoolSettings(trainers=num_trainers), budget=budget)
     display = Display(console, settings, earlier_bytes=earlier_bytes)
-    for one in records:
-        display.write(one)
+    for rows in records:
+        display.write(typed(rows))
     display.close(None)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -40,7 +40,7 @@ def test_a_line_has_what_the_pool_and_every_trainer_came_to() -> None:
     records = rounds(4, 0, 1)
     del records[3][0]  # trainer 0 has ended
     records[3][0] |= {"passes": 3, "validation_loss": 3.5}
-    before, *lines = seen(records, BudgetSettings(tokens=4000), 2).splitlines()
+    before, *lines = seen(records, "4000tokens", 2).splitlines()
     assert before == "round 0 (0 %); trainer 0: validation loss 5.0000; trainer 1: validation loss 5.0000"
     assert re.sub(r", [^,]+ left", ", SOME left", lines[2]) == (
         "round 3 (75 %, SOME left); 3k tokens, 1 of 2 trainers, H 4, 80 % in updates, 10 MB sent; "
@@ -50,7 +50,7 @@ def test_a_line_has_what_the_pool_and_every_trainer_came_to() -> None:
 
 
 def test_a_lone_trainer_is_not_counted_and_earlier_bytes_are() -> None:
-    last = seen(rounds(2, 0), BudgetSettings(rounds=2), 1, earlier_bytes=1_000_000_000).splitlines()[-1]
+    last = seen(rounds(2, 0), "2rounds", 1, earlier_bytes=1_000_000_000).splitlines()[-1]
     assert last == "round 2 (100 %); 2k tokens, H 4, 80 % in updates, 1 GB sent; trainer 0: batch 8, loss 3.980"
 
 
@@ -61,7 +61,7 @@ def test_a_terminal_shows_all_of_it_whatever_its_size(width: int, trainers: int)
     large = {"total_batch": 12_800, "noise_scale": 12_345.6, "tokens": 12_345_678, "validation_loss": 12.3456}
     records = rounds(2, *range(trainers), ranks=list(range(0, 6)), **large)
     terminal = Console(file=io.StringIO(), width=width, height=24, force_terminal=True)
-    output = seen(records[1:], BudgetSettings(rounds=20), trainers, console=terminal)
+    output = seen(records[1:], "20rounds", trainers, console=terminal)
     frame = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output).rpartition("trainer  ranks")[2]
     lines = [line.rstrip() for line in frame.splitlines() if line.strip()]
     last, figures = lines[-1], lines[-2]

@@ -32,8 +32,8 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> None:
 def foreign(text: str) -> dict[str, Any]:
     """Settings that have this text wherever they may have any."""
     plain = to_plain(Settings())
-    plain["run"] |= {"root": text, "directory": text, "stop_file": text}
-    plain["tracking"] |= {"name": text, "tags": ["mine", text]}
+    plain["run"] |= {"root": text, "directory": text}
+    plain["tracking"] |= {"group": text}
     plain["data"] |= {"corpus": "text", "train": [text], "tokenizer": text}
     plain["model"] |= {"warm_start": text, "overrides": {"hidden_act": text, "nested": {"deeper": [text]}}}
     return plain
@@ -83,5 +83,5 @@ def test_own_settings_are_printed_as_they_are(text: str) -> None:
 
 def test_what_one_types_is_still_resolved() -> None:
     """The command line is one's own."""
-    assert compose(["tracking.name=${oc.env:MY_SECRET}"]).tracking.name == SECRET
-    assert compose([r"tracking.name='\${oc.env:MY_SECRET}'"]).tracking.name == "${oc.env:MY_SECRET}"
+    assert compose(["tracking.group=${oc.env:MY_SECRET}"]).tracking.group == SECRET
+    assert compose([r"tracking.group='\${oc.env:MY_SECRET}'"]).tracking.group == "${oc.env:MY_SECRET}"

@@ -5,16 +5,17 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from adloco_dist.config import BudgetSettings, Settings
+from adloco_dist.config import Settings
 from adloco_dist.run.display import UNPAID_ROUNDS, Display
+from adloco_dist.run.rows import TrainerRow
 
 
 def said_after(worths: Sequence[float | None]) -> int:
     """How often it was said, after rounds of so much worth."""
     console = Console(file=io.StringIO(), width=1000)
-    display = Display(console, Settings(budget=BudgetSettings(rounds=100)))
+    display = Display(console, Settings(budget="100rounds"))
     for number, worth in enumerate(worths, start=1):
-        display.write([{"round": number, "trainer": 0, "pool_tokens": number, "bytes_sent": {}, "worth": worth}])
+        display.write([TrainerRow(round=number, trainer=0, pool_tokens=number, worth=worth)])
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().count("averaging does not pay on this link: one worker alone")
 
