@@ -1,8 +1,11 @@
-"""How every command begins. Nothing is imported here that takes time: whoever asks to stop meanwhile is to be heard."""
+"""How commands begin and end. What takes time is imported late: whoever asks to stop meanwhile is to be heard."""
 
 import importlib
 import os
 import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 STOPPED = 75
 """EXIT_STOPPED, whose module takes a tenth of a second to import."""
@@ -14,8 +17,6 @@ def run_command(module: str) -> None:
     previous = signal.getsignal(signal.SIGINT)  # ignored, in the background of a script
     if not is_rank:
         signal.signal(signal.SIGINT, lambda signum, frame: os._exit(STOPPED))
-    from contextlib import nullcontext
-
     from adloco_dist.cluster.signals import STOP_SIGNALS, end_on_signals
     from adloco_dist.terminal import protect_streams
 
@@ -25,3 +26,35 @@ def run_command(module: str) -> None:
     if not is_rank:
         signal.signal(signal.SIGINT, previous)
     main()
+
+
+@contextmanager
+def reported_in_one_line(speaks: bool = True) -> Iterator[None]:
+    """End the process with the line of a `SettingsError` instead of its traceback; of several processes that raise the
+    same, one speaks.
+    """
+    from adloco_dist.config import EXIT_USER_ERROR, SettingsError
+    from adloco_dist.terminal import report_error
+
+    try:
+        yield
+    except SettingsError as error:
+        if speaks:
+            report_error(f"error: {error}")
+        sys.exit(EXIT_USER_ERROR)
+
+
+@contextmanager
+def as_tool() -> Iterator[None]:
+    """Turn mistakes of the user, Ctrl-C and lost output into exit codes, in a tool whose product is what it prints."""
+    from adloco_dist.config import EXIT_FAILURE
+    from adloco_dist.terminal import output_was_lost, protect_streams
+
+    protect_streams()
+    with reported_in_one_line():
+        try:
+            yield
+        except KeyboardInterrupt:
+            sys.exit(STOPPED)
+        if output_was_lost():
+            sys.exit(EXIT_FAILURE)

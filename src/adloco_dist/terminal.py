@@ -10,11 +10,12 @@ import os
 import select
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
 from rich.console import Console
+from rich.table import Column, Table
 
 from adloco_dist.text import one_line, printable
 
@@ -22,41 +23,27 @@ REPORT_AFTER_SECONDS, REPORT_EVERY_SECONDS = 5.0, 12.0
 """A wait longer than this is reported, and again after each further interval."""
 
 
-class _Lasting(io.RawIOBase):
+class _Lasting(io.FileIO):
     """A descriptor to which writing never fails: what it does not take is lost, and the reason kept."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self.failure: OSError | None = None
-
-    def writable(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return self._descriptor
-
-    def isatty(self) -> bool:
-        try:
-            return os.isatty(self._descriptor)
-        except OSError:
-            return False
+    failure: OSError | None = None
 
     def write(self, content: Any, /) -> int:
         while True:
             try:
-                return os.write(self._descriptor, content)
-            except BlockingIOError:  # a terminal or pipe that another process has made non-blocking
-                select.select([], [self._descriptor], [])
+                count = super().write(content)
             except OSError as error:
                 self.failure = error
                 return len(content)
+            if count is not None:
+                return count
+            select.select([], [self], [])  # a terminal or pipe that another process has made non-blocking
 
 
 def lasting_stream(descriptor: int, encoding: str = "utf-8") -> TextIO:
     """A text stream on `descriptor` that outlives its reader and a full disk; what its encoding lacks is replaced."""
-    return io.TextIOWrapper(
-        io.BufferedWriter(_Lasting(descriptor)), encoding=encoding, errors="replace", line_buffering=True
-    )
+    buffer = io.BufferedWriter(_Lasting(descriptor, "w", closefd=False))
+    return io.TextIOWrapper(buffer, encoding=encoding, errors="replace", line_buffering=True)
 
 
 def protect_streams() -> None:
@@ -105,25 +92,28 @@ def show(text: object, file: TextIO | None = None) -> None:
     print(printable(text), file=file, flush=True)
 
 
-def new_console(file: TextIO | None = None, stderr: bool = False, min_width: int | None = None) -> Console:
+def new_console(file: TextIO | None = None, stderr: bool = False, min_width: int = 1) -> Console:
     """A console that takes every string as it is: no markup, no emoji, no guesses at highlights.
 
-    Args:
-        min_width: minimum characters of a line where it is no terminal: nothing is squeezed into a file.
+    Where it is no terminal, a line has at least `min_width` characters: nothing is squeezed into a file.
     """
     console = Console(file=file, stderr=stderr, markup=False, emoji=False, highlight=False)
-    if min_width is not None and not console.is_terminal:
+    if not console.is_terminal:
         console.width = max(console.width, min_width)
     return console
+
+
+def new_table(columns: Iterable[str], title: str | None = None, has_lines: bool = False) -> Table:
+    """A table of numbers, which stand on the right of their columns, with lines around its cells or without."""
+    heads = [Column(name, justify="right") for name in columns]
+    return Table(*heads, title=title) if has_lines else Table(*heads, title=title, box=None, pad_edge=False)
 
 
 @contextmanager
 def reported_wait(line: Callable[[], str], speaks: bool = True) -> Iterator[None]:
     """Report on standard error what takes so long while the block runs, and again every few seconds.
 
-    Args:
-        line: what to report now; asked in a thread of its own.
-        speaks: whether this process reports it; of several that wait for the same, one does.
+    `line` says it, in a thread of its own; of several processes that wait for the same, one speaks.
     """
     done = threading.Event()
 

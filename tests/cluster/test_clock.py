@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from adloco_dist.testing.hosts import why_unavailable
 from helpers.commands import ROOT, environment
+from helpers.hosts import why_unavailable
 
 pytestmark = pytest.mark.skipif(bool(why_unavailable()), reason=str(why_unavailable()))
 

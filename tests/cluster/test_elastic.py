@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from adloco_dist.testing.hosts import Host, hosts
 from helpers.commands import PATIENCE_SECONDS, ROOT, documented, wait_until
+from helpers.hosts import Host, hosts
 
 SETTINGS = (
     "algorithm=diloco", "model=nano", "pool.trainers=2", "pool.workers_per_trainer=2", "batching.request=none",
-    "merge=none", "data.sequence_length=32", "algorithm.updates_per_round=10", "budget=rounds", "budget.rounds=100000",
-    "evaluation.every_rounds=1", "evaluation.sequences=4", "tracking=none", "run.report=false",
+    "merge=none", "data.sequence_length=32", "algorithm.updates_per_round=10", "budget=100000rounds",
+    "evaluation.every=1rounds", "evaluation.sequences=4", "tracking=none", "run.report=false",
     "cluster.threads_per_rank=1",
-    "checkpoint.every_rounds=1", "checkpoint.every_minutes=null",
+    "checkpoint.every=1rounds",
 )  # fmt: skip
 """Every round is evaluated, since those are printed, and what is printed says how far a job is."""
 

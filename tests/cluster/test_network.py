@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import adloco_dist
-from adloco_dist.testing.hosts import Host, hosts, run_on
-from helpers.commands import PATIENT, ROOT, SMALL, break_outer_step, documented
+from helpers.commands import FOUR_TRAINERS, PATIENT, ROOT, SMALL, break_outer_step, documented
+from helpers.hosts import Host, hosts, run_on
 
 pytestmark = pytest.mark.needs("hosts")
 
@@ -50,7 +50,7 @@ def test_the_check_shows_hosts_and_measures_their_link(tmp_path: Path) -> None:
     latency, megabytes_per_second, *averages = map(float, link[3:])
     fp32, *_, sparse = averages
     assert fp32 == pytest.approx(400 / megabytes_per_second, rel=0.02), "of 100M parameters"
-    assert sparse < 0.01 * fp32
+    assert sparse < 0.03 * fp32
     # An all-reduce of two ranks sends as many bytes each way as its payload has; 100 Mbit/s are 12.5 MB/s.
     assert 6 < megabytes_per_second < 13.5
     assert 0 < latency < 100
@@ -65,8 +65,7 @@ def test_a_dry_run_on_the_nodes_predicts_what_their_link_costs(tmp_path: Path) -
             str(ROOT / "launch" / "train.py"),
             "--dry-run",
             *SMALL,
-            "pool.trainers=1",
-            "pool.workers_per_trainer=2",
+            "algorithm=diloco",
             PATIENT,
         ]
         done = run_on([(host, [*torchrun, "--local-addr", host.address, *planned]) for host in nodes], tmp_path)
@@ -127,7 +126,7 @@ def test_other_code_on_one_host(tmp_path: Path) -> None:
     other = tmp_path / "other" / "adloco_dist"
     shutil.copytree(Path(adloco_dist.__file__).parent, other, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "conf", other / "conf")
-    (other / "round" / "outer.py").write_text((other / "round" / "outer.py").read_text() + "\n# changed\n")
+    (other / "round" / "steps.py").write_text((other / "round" / "steps.py").read_text() + "\n# changed\n")
     with hosts(2) as nodes:
         commands = [(host, driver(nodes)) for host in nodes]
         commands[1] = (nodes[1], ["env", f"PYTHONPATH={other.parent}", *commands[1][1]])
@@ -139,7 +138,14 @@ def test_other_code_on_one_host(tmp_path: Path) -> None:
 
 def test_an_error_is_reported_once_and_the_other_host_says_whom_it_lost(tmp_path: Path) -> None:
     python_path = f"PYTHONPATH={break_outer_step(tmp_path, rank=1, trainer=1)}"
-    settings = [*SMALL, "merge=none", "pool.trainers=2", "pool.workers_per_trainer=2", "pool.placement=spread"]
+    settings = [
+        *SMALL,
+        *FOUR_TRAINERS,
+        "merge=none",
+        "pool.trainers=2",
+        "pool.workers_per_trainer=2",
+        "pool.placement=spread",
+    ]
     with hosts(2) as nodes:
         done = run_on([(host, ["env", python_path, *driver(nodes, *settings)]) for host in nodes], tmp_path)
     detail = f"rank 1 on {nodes[1].name}, round 2, trainer 1: ArithmeticError: the outer step broke"

@@ -9,14 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from adloco_dist.testing.hosts import hosts, run_on
-from adloco_dist.testing.slurm import slurm
-from helpers.commands import ROOT, SLOW_SECONDS, documented, run, small_without, train_command
+from helpers.commands import FOUR_TRAINERS, ROOT, SLOW_SECONDS, SMALL, documented, run, train_command
+from helpers.hosts import hosts, run_on
+from helpers.slurm import slurm
 
 PAGE = "docs/guide/large-models.md"
-SMALL = (
-    *small_without("pool.trainers", "pool.workers_per_trainer"), "precision=fp64", "batching.request=none",
-    "cluster.threads_per_rank=1",
+ONE_TRAINER = (
+    *SMALL, *FOUR_TRAINERS, "pool.trainers=1", "pool.workers_per_trainer=2", "precision=fp64",
+    "batching.request=none", "cluster.threads_per_rank=1",
 )  # fmt: skip
 INSTEAD = {
     "8": "2", "pool.ranks_per_worker=8": "pool.ranks_per_worker=2", "model=llama_7b": "model=nano",
@@ -36,7 +36,7 @@ def weights(directory: Path) -> dict[str, torch.Tensor]:
 def on_one_host(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same run with two workers of one rank each."""
     folder = tmp_path_factory.mktemp("whole")
-    alone = ("--nproc-per-node", "2", *SMALL, "model.gradient_checkpointing=true", "run.directory=run")
+    alone = ("--nproc-per-node", "2", *ONE_TRAINER, "model.gradient_checkpointing=true", "run.directory=run")
     done = run(train_command(*alone), folder)
     assert done.code == 0, done.output
     return folder / "run"
@@ -64,7 +64,7 @@ def test_torchrun_on_two_hosts(on_one_host: Path, tmp_path: Path) -> None:
             "node1:29500": [f"{nodes[0].name}:29512"],
         }
         words = [word for one in in_small(documented(PAGE, "torchrun")) for word in ours.get(one, [one])]
-        done = run_on([(host, [*words, *SMALL, "run.directory=run"]) for host in nodes], tmp_path)
+        done = run_on([(host, [*words, *ONE_TRAINER, "run.directory=run"]) for host in nodes], tmp_path)
         assert [code for code, _ in done] == [0, 0], "\n".join(output for _, output in done)
     (directory,) = (path.parent for path in tmp_path.glob("*/run/run.json"))
     check(directory, on_one_host)
@@ -81,7 +81,7 @@ def test_a_slurm_job_on_two_hosts(on_one_host: Path, tmp_path: Path, monkeypatch
         hosts(2) as nodes,
         slurm(nodes, Path(short) / "s") as made,
     ):
-        command = [*in_small(documented(PAGE, "sbatch"))[1:], "--nproc-per-node", "2", *SMALL]
+        command = [*in_small(documented(PAGE, "sbatch"))[1:], "--nproc-per-node", "2", *ONE_TRAINER]
         job_id = made.sbatch(command, tmp_path)
         (job,) = made.wait(job_id, timeout_seconds=SLOW_SECONDS)
         log = (tmp_path / f"adloco-{job_id}.log").read_text()

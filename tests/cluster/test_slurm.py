@@ -10,11 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from adloco_dist.testing.hosts import Host, hosts
-from adloco_dist.testing.slurm import Slurm, slurm
-from helpers.commands import ROOT, SLOW_SECONDS, SMALL, documented
+from helpers.commands import FOUR_TRAINERS, ROOT, SLOW_SECONDS, SMALL, documented
+from helpers.hosts import Host, hosts
+from helpers.slurm import Slurm, slurm
 
-TINY_JOB = ("--nproc-per-node", "1", *SMALL, "merge=none", "pool.trainers=2", "pool.workers_per_trainer=2")
+TINY_JOB = (
+    "--nproc-per-node",
+    "1",
+    *SMALL,
+    *FOUR_TRAINERS,
+    "merge=none",
+    "pool.trainers=2",
+    "pool.workers_per_trainer=2",
+)
 
 pytestmark = pytest.mark.needs("slurm")
 
@@ -59,9 +67,9 @@ def test_a_batch_job_trains_over_both_hosts(cluster: tuple[Slurm, list[Host]], c
     assert [rank["interface"] for rank in found["cluster"]["ranks"]] == ["eth0", "eth0"]
     assert [link["nodes"] for link in found["cluster"]["links"]] == [[0, 1]]
     assert found["layout"]["workers"] == {"0": [[0], [1]], "1": [[0], [1]]}, "trainers average over the two"
-    assert found["result"]["stop"] == "budget.rounds=3 reached"
+    assert found["result"]["stop"] == "budget=3rounds reached"
     assert {path.name for path in (run / "logs").iterdir()} == {"rank0.log", "rank1.log"}
-    assert log.count("ended: budget.rounds=3 reached") == 2, "each host tells it"
+    assert log.count("ended: budget=3rounds reached") == 2, "each host tells it"
     assert "Traceback" not in log
     assert not list(checkout.glob(".adloco-*")), "no flag is left"
 
@@ -74,7 +82,7 @@ def test_a_job_trains_a_script_of_ones_own_over_both_hosts(
     monkeypatch.setenv("ADLOCO_SCRIPT", "my_script.py")
     pool = ("pool.trainers=2", "pool.workers_per_trainer=2", "algorithm.updates_per_round=4", "merge.every_rounds=2")
     more = (
-        "--nproc-per-node", "1", "budget=rounds", "budget.rounds=4", "evaluation=final_only", "tracking=none",
+        "--nproc-per-node", "1", "budget=4rounds", "evaluation.every=null", "tracking=none",
         "run.report=false",
     )  # fmt: skip
     job_id = running.sbatch(["--nodes", "2", "slurm/train.sbatch", *pool, *more], checkout)
@@ -83,7 +91,7 @@ def test_a_job_trains_a_script_of_ones_own_over_both_hosts(
     assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), log + running.logs()
     found = facts(checkout / "runs" / f"slurm-{job_id}")
     assert found["script"] == "my_script.py"
-    assert found["result"]["stop"] == "budget.rounds=4 reached"
+    assert found["result"]["stop"] == "budget=4rounds reached"
     assert len(found["merges"]) == 1
     assert [rank["host"] for rank in found["cluster"]["ranks"]] == [host.name for host in nodes]
 
@@ -95,7 +103,7 @@ def test_a_job_that_meets_its_time_limit_stops_cleanly_and_is_requeued(
     monkeypatch.setenv("ADLOCO_MAX_REQUEUES", "1")
     running, _ = cluster
     limit = ["--time", "1", "--signal", "B:USR1@40"]
-    endless = [*TINY_JOB, "budget.rounds=1000000"]
+    endless = [*TINY_JOB, "budget=1000000rounds"]
     job_id = running.sbatch([*limit, "--nodes", "2", "slurm/train.sbatch", *endless], checkout)
     (job,) = running.wait(job_id, timeout_seconds=SLOW_SECONDS)
     log = (checkout / f"adloco-{job_id}.log").read_text()
@@ -109,21 +117,17 @@ def test_a_job_that_meets_its_time_limit_stops_cleanly_and_is_requeued(
     assert "Traceback" not in log
 
 
-@pytest.mark.parametrize(("asked", "cpus"), [([], 8), (["--cpus-per-task", "3"], 3)])
-def test_a_job_that_is_asked_to_end_stops_cleanly(
-    cluster: tuple[Slurm, list[Host]], checkout: Path, asked: list[str], cpus: int
-) -> None:
+def test_a_job_that_is_asked_to_end_stops_cleanly(cluster: tuple[Slurm, list[Host]], checkout: Path) -> None:
     """scancel, or a preemption: SIGTERM to the steps; it is not requeued. What it had of the hosts until then."""
     running, _ = cluster
-    job_id = running.sbatch(
-        [*asked, "--nodes", "2", "slurm/train.sbatch", *TINY_JOB, "budget.rounds=1000000"], checkout
-    )
+    asked = ("--nodes", "2", "--cpus-per-task", "3")
+    job_id = running.sbatch([*asked, "slurm/train.sbatch", *TINY_JOB, "budget=1000000rounds"], checkout)
     log = checkout / f"adloco-{job_id}.log"
     while "round 2 " not in (log.read_text() if log.exists() else ""):
         (job,) = running.jobs(job_id)
         assert job["JobState"] in ("PENDING", "RUNNING"), log.read_text() + running.logs()
     step = running.run(["scontrol", "--oneliner", "show", "step", f"{job_id}.0"])
-    assert f" CPUs={2 * cpus} " in step, "of both hosts, for one agent each"
+    assert " CPUs=6 " in step, "of both hosts, for one agent each"
     running.run(["scancel", str(job_id)])
     (job,) = running.wait(job_id, timeout_seconds=60)
     assert (job["JobState"], job["Restarts"]) == ("CANCELLED", "0")
@@ -133,7 +137,7 @@ def test_a_job_that_is_asked_to_end_stops_cleanly(
 def test_a_sweep_is_one_job_for_each_run(cluster: tuple[Slurm, list[Host]], checkout: Path) -> None:
     running, nodes = cluster
     tiny = [setting for setting in TINY_JOB if setting != "algorithm=diloco"]  # whose momentum no sparse wire takes
-    arguments = [*tiny, "budget.rounds=1", "hydra.launcher.nodes=2", "hydra.launcher.timeout_min=5"]
+    arguments = [*tiny, "budget=1rounds", "hydra.launcher.nodes=2", "hydra.launcher.timeout_min=5"]
     command = running.host.command([*documented("docs/guide/slurm.md", "slurm/sweep"), *arguments])
     environment = os.environ | running.environment
     done = subprocess.run(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from adloco_dist.testing.hosts import Host, hosts, run_on
 from helpers.commands import ROOT, documented
+from helpers.hosts import Host, hosts, run_on
 
 SETTINGS = (
     "algorithm=diloco",
@@ -18,10 +18,8 @@ SETTINGS = (
     "data.sequence_length=64",
     "algorithm.updates_per_round=5",
     "inner.lr=2e-3",
-    "budget=rounds",
-    "budget.rounds=6",
-    "evaluation.every_rounds=2",
-    "evaluation.every_fraction=null",
+    "budget=6rounds",
+    "evaluation.every=2rounds",
     "tracking=none",
     "run.report=false",
     "cluster.threads_per_rank=1",
@@ -71,12 +69,12 @@ def test_two_hosts_train_to_the_end(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     start, end = rows[0]["validation_perplexity"], rows[-1]["validation_perplexity"]
     assert end < 0.8 * start
-    assert facts["result"]["stop"] == "budget.rounds=6 reached"
+    assert facts["result"]["stop"] == "budget=6rounds reached"
 
     result = facts["result"]
     (saved,) = (one["validation_perplexity"] for one in result["candidates"] if one["name"] == result["saved"])
     other = next(output for host, output in zip(nodes, outputs, strict=True) if host.name != directory.parent.name)
-    detail = f"ended: budget.rounds=6 reached; perplexity {saved:.3f}; run directory on "
+    detail = f"ended: budget=6rounds reached; perplexity {saved:.3f}; run directory on "
     assert detail in other, "both hosts tell the same"
 
     # Anchors were equal on both hosts in every round, or the run would have ended; and the bytes that the records
@@ -111,7 +109,7 @@ def test_trainers_on_different_hosts_merge_across_the_link(tmp_path: Path) -> No
 
 def test_averages_in_four_bits_are_counted_as_the_link_counts_them(tmp_path: Path) -> None:
     wire = ("wire=slow_link", "wire.fragments=2", "wire.delay_updates=1")
-    overrides = ("merge=none", "cluster.check_links=false", "evaluation=final_only", *wire)
+    overrides = ("merge=none", "cluster.check_links=false", "evaluation.every=null", *wire)
     _, _, on_the_wire = train_on_two_hosts(tmp_path, *overrides)
     (metrics,) = tmp_path.glob("*/run/metrics.jsonl")
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]

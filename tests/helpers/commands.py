@@ -1,16 +1,20 @@
 """The commands as users type them, in processes of their own."""
 
+import importlib
 import json
 import os
 import pty
 import re
 import shlex
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -27,37 +31,40 @@ PIPE_BYTES = 1 << 20
 """What a run may print while a test does not read it; a run that cannot print stands still."""
 WAIT = re.compile(r"^(?!error: )[^:]+: (still at it|still importing|waiting for rank \d+ .*)$")
 SMALL = (
-    "algorithm=diloco",
-    "pool.trainers=4",
-    "pool.workers_per_trainer=1",
     "model=nano",
     "data.sequence_length=32",
-    "algorithm.updates_per_round=4",
-    "batching.every_updates=1",
-    "batching.local_batch=2",
-    "budget=rounds",
-    "budget.rounds=3",
-    "evaluation.every_fraction=null",
-    "evaluation.every_rounds=1",
+    "budget=3rounds",
+    "evaluation.every=1rounds",
     "evaluation.sequences=8",
     "evaluation.final_sequences=8",
     "tracking=none",
     "run.report=false",
 )
+"""What is trained by default, made small: one trainer; its rounds follow the link, and its batches follow progress."""
+FOUR_TRAINERS = (
+    "algorithm=diloco",
+    "pool.trainers=4",
+    "pool.workers_per_trainer=1",
+    "algorithm.updates_per_round=4",
+    "batching.request=norm_test",
+    "batching.every_updates=1",
+    "batching.local_batch=2",
+)
+"""After SMALL: a pool that merges, with short rounds of one length, which repeat to the bit."""
 ONE_RANK = ("--nproc-per-node", "1")
 """Where a test is not about several ranks: each takes seconds to import what it needs."""
 
 BROKEN_OUTER_STEP = """
 import os
 if os.environ.get("RANK") == "{rank}":
-    import adloco_dist.round.algorithm as algorithm
-    outer, steps = algorithm.outer, []
-    def broken(trainer, group, *rest):
+    from adloco_dist.pool.trainer import Trainer
+    step, steps = Trainer.step, []
+    def broken(trainer, *rest):
         steps.append(trainer.id)
         if steps.count({trainer}) == 2:
             raise ArithmeticError("the outer step broke")
-        return outer(trainer, group, *rest)
-    algorithm.outer = broken
+        return step(trainer, *rest)
+    Trainer.step = broken
 """
 
 
@@ -89,7 +96,9 @@ class Finished:
 
 def environment() -> dict[str, str]:
     """This process' own, without what a surrounding torchrun or terminal would change."""
-    dropped = ("TORCHELASTIC_RUN_ID", "RANK", "COLUMNS", "WANDB_API_KEY", "OMP_NUM_THREADS")
+    dropped = (
+        "TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "COLUMNS", "LINES", "WANDB_API_KEY", "OMP_NUM_THREADS",
+    )  # fmt: skip
     return {name: value for name, value in os.environ.items() if name not in dropped}
 
 
@@ -164,6 +173,43 @@ def wait_until(holds: Callable[[], bool], detail: Callable[[], str]) -> None:
         time.sleep(0.05)  # those processes share this machine's cores with the test
 
 
+def processes_with(name: str, value: str) -> list[psutil.Process]:
+    """The living processes that have `name=value` in their environment."""
+    processes = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(name) == value and process.status() != psutil.STATUS_ZOMBIE:
+                processes.append(process)
+    return processes
+
+
+@contextmanager
+def foreign_program(port: int, answer: bytes | None) -> Iterator[int]:
+    """A program that listens on `port` (0: a free one, which is yielded), and answers every caller.
+
+    Args:
+        answer: b"": it closes at once; None: it says nothing, and never closes.
+    """
+    with socket.create_server(("localhost", port)) as server:
+        held: list[socket.socket] = []
+
+        def serve() -> None:
+            with suppress(OSError):  # the server was closed
+                while True:
+                    connection, _ = server.accept()
+                    held.append(connection)
+                    if answer is not None:
+                        connection.close() if not answer else connection.send(answer)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        for connection in held:
+            connection.close()
+
+
 def metrics(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
 
@@ -175,6 +221,19 @@ def facts(directory: Path) -> dict[str, Any]:
 def tool(name: str, *arguments: str) -> list[str]:
     """The command of another file of launch/."""
     return [sys.executable, str(ROOT / "launch" / name), *arguments]
+
+
+def use(name: str, *arguments: str, cwd: Path) -> Finished:
+    """Run a file of launch/ that shows something in this process, which has imported what takes it seconds."""
+    module = re.search(r'run_command\("(.+)"\)', (ROOT / "launch" / name).read_text(encoding="utf-8"))
+    assert module
+    output, code = StringIO(), 0
+    with chdir(cwd), redirect_stdout(output), redirect_stderr(output):
+        try:
+            importlib.import_module(module[1]).main(list(arguments))
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return Finished(code, output.getvalue())
 
 
 def errors(output: str) -> list[str]:

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.data.shards import deal
+from adloco_dist.data.indexed import deal
 from adloco_dist.pool.flat_model import FlatModel
-from helpers.support import small_module, small_settings, small_store, train_small_pool
+from helpers.support import FOUR_TRAINERS, small_module, small_settings, small_store, train_small_pool
 
-PLAIN = ("inner.schedule=constant", "inner.weight_decay=0.1", "evaluation.every_rounds=null")
+PLAIN = ("inner.schedule=constant", "inner.weight_decay=0.1", "evaluation.every=null")
 
 
 def batches(num_updates: int, total_batch: int) -> list[torch.Tensor]:
@@ -64,8 +64,8 @@ class ClippedUpdates:
 def train_and_unflatten(runtime: Runtime, *overrides: str) -> list[np.ndarray]:
     """The first trainer's anchor after training, as the module's parameters."""
     overrides = (*PLAIN, "pool.trainers=1", *overrides)
-    anchor = train_small_pool(runtime, *overrides)["anchors"][0]
-    settings = small_settings(*overrides)
+    anchor = train_small_pool(runtime, *FOUR_TRAINERS, *overrides)["anchors"][0]
+    settings = small_settings(*FOUR_TRAINERS, *overrides)
     module = small_module(settings)
     flat_model = FlatModel(module, runtime.device, settings.precision)
     flat_model.point_at(torch.from_numpy(anchor))

@@ -13,10 +13,10 @@ from torch import nn
 
 from adloco_dist import OuterSGD, Streaming
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.testing.processes import run_ranks
+from helpers.processes import run_ranks
 
 WIDTH = 8
-PLAIN = OuterSGD(lr=1.0, momentum=0.0, nesterov=False)
+PLAIN = OuterSGD(lr=1.0, momentum=0.0)
 STREAMING = {
     "plain": Streaming(),
     "delayed": Streaming(delay_updates=2),

@@ -20,8 +20,8 @@ from adloco_dist.run.journal import Journal, MetricsFile, RunFile
 from adloco_dist.setup.building import build_module
 from adloco_dist.setup.journal import restore_records
 from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
-from adloco_dist.testing.records import KeptRecords
 from adloco_dist.train import train
+from helpers.records import KeptRecords
 from helpers.support import corpus_and_model, small_settings
 
 
@@ -57,7 +57,8 @@ def train_kept(
     """Train from the newest checkpoint, if there is one, until the budget is spent or a rank is asked to stop.
 
     Args:
-        looks: how often rank 0 looks for a request to stop before it sees one; None: there is none.
+        looks: how often rank 0 looks for a request to stop before it sees one; None: there is none; 0: all ranks see
+            it, and no update is taken.
         own_directories: every node has a directory of its own.
         prepare: changes the pool before the first round.
         module: what is trained; None: what the settings name.
@@ -73,13 +74,10 @@ def train_kept(
         source = stack.enter_context(resumed(runtime, settings, detail.append))
         state = source.state if source else None
         layout = state.plan.layout if state else experiment_layout(settings, runtime.nodes)
-        shards = state.shards if state else None
         splits, objective, named = corpus_and_model(settings)
         if settings.pool.ranks_per_worker > 1:
             named = build_module(objective, settings, runtime)
-        pool = set_up_pool(
-            settings, runtime, splits, objective, module or named, layout, shards, source and source.was_concurrent
-        )
+        pool = set_up_pool(settings, runtime, splits, objective, module or named, layout, source)
         inputs = find_plan_inputs(pool, layout, Trajectory())
         if source:
             restore_pool(pool, source)
@@ -94,7 +92,7 @@ def train_kept(
             metrics = MetricsFile(path, earlier.get("metrics_bytes", 0))
             journal = Journal([RunFile(path, facts, earlier or None), metrics, sink])
         writer = CheckpointWriter(domains, runtime.store, runtime.world_size, settings.checkpoint, detail.append)
-        stop = StopAfterLooks(looks if runtime.rank == 0 else None)
+        stop = StopAfterLooks(looks if runtime.rank == 0 or looks == 0 else None)
         outcome = train(pool, inputs, journal, stop, Checkpoints(writer, journal, path, settings), state)
         writer.wait()
         runtime.control.exchange({})

@@ -9,14 +9,14 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from adloco_dist.config import Corpus, Damaged, DataSettings, Nulls, SettingsError
+from adloco_dist.config import Corpus, Damaged, DataSettings, SettingsError
 from adloco_dist.data.documents import RowFiles, local_files
 
 
-def row_files(path: Path | str, damaged: Damaged = Damaged.skip, nulls: Nulls = Nulls.skip, **more: Any) -> RowFiles:
+def row_files(path: Path | str, damaged: Damaged = Damaged.skip, **more: Any) -> RowFiles:
     """One file, of the format that its name says."""
     corpus = next(corpus for corpus in (Corpus.csv, Corpus.parquet, Corpus.json) if corpus.name[:4] in Path(path).name)
-    data = DataSettings(corpus=corpus, train=[str(path)], damaged=damaged, nulls=nulls, **more)
+    data = DataSettings(corpus=corpus, train=[str(path)], damaged=damaged, **more)
     return local_files("data.train", [Path(path)], data)
 
 
@@ -28,7 +28,7 @@ def read_rows_of(found: RowFiles, first_row: int = 0) -> list[tuple[int, str]]:
 def refused(path: Path, **more: Any) -> str:
     """What is reported of a file of which nothing may be left out."""
     with pytest.raises(SettingsError) as caught:
-        read_rows_of(row_files(path, Damaged.refuse, Nulls.refuse, **more))
+        read_rows_of(row_files(path, Damaged.refuse, **more))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 

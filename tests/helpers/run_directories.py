@@ -6,16 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from adloco_dist.config.compose import compose, to_plain
-from adloco_dist.run.rows import Record
+from adloco_dist.messages import Json, decode
+from adloco_dist.run.rows import TrainerRow
 
 
-def row(round_: int, trainer: int = 0, **fields: Any) -> Record:
+def row(round_: int, trainer: int = 0, **fields: Any) -> Json:
     """A record of a round of ten seconds on one rank; None: without the field."""
     record = {
         "round": round_, "trainer": trainer, "elapsed_seconds": 10.0 * round_, "ranks": [trainer], "workers": 1,
         "updates": 4, "delay_updates": 0, "pool_tokens": 1000 * round_, "total_batch": 8, "local_batch": 8,
         "request": 6.0, "bounded_request": 8.0, "bound": "min_batch", "mode": "whole", "passes": 1, "notes": [],
-        "train_loss": 4.0 - 0.01 * round_, "outlier_workers": [], "nonfinite_workers": [],
+        "train_loss": 4.0 - 0.01 * round_, "nonfinite_workers": [],
         "seconds": {"inner": 8.0, "outer": 2.0}, "utilisation": {str(trainer): 0.8}, "worth": 1.5,
         "rank_seconds": {str(trainer): {"inner": 8.0, "outer": 1.5, "control": 0.5, "transfer": 3.0}},
         "bytes_sent": {"outer": 2_000_000, "control": 500}, "noise_scale": 5.0,
@@ -24,7 +25,12 @@ def row(round_: int, trainer: int = 0, **fields: Any) -> Record:
     return {name: value for name, value in record.items() if value is not None}
 
 
-def before_training(*trainers: int) -> list[Record]:
+def typed(records: Sequence[Json]) -> list[TrainerRow]:
+    """The same as rows."""
+    return [decode(TrainerRow, record) for record in records]
+
+
+def before_training(*trainers: int) -> list[Json]:
     """The records of the state before training."""
     return [
         {"round": 0, "trainer": trainer, "elapsed_seconds": 0.0, "validation_loss": 5.0, "bytes_sent": {}}
@@ -32,14 +38,14 @@ def before_training(*trainers: int) -> list[Record]:
     ]
 
 
-def result(loss: float = 3.5) -> Record:
+def result(loss: float = 3.5) -> Json:
     """What a run came to."""
     candidate = {"name": "trainer 0", "validation_loss": loss}
-    return {"stop": "budget.rounds=3 reached", "saved": "trainer 0", "candidates": [candidate]}
+    return {"stop": "budget=3rounds reached", "saved": "trainer 0", "candidates": [candidate]}
 
 
 def run_directory(
-    path: Path, rows: Sequence[Record], overrides: Sequence[str] = (), ends: Record | None = None,
+    path: Path, rows: Sequence[Json], overrides: Sequence[str] = (), ends: Json | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> Path:  # fmt: skip
     """Write a run directory, and return it.

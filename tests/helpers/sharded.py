@@ -11,8 +11,9 @@ from torch import nn
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import ClusterSettings
 from adloco_dist.round.local_pool import LocalPool
-from adloco_dist.testing.processes import CPU_RANKS, run_ranks
+from helpers.processes import CPU_RANKS, run_ranks
 from helpers.resuming import train_kept
+from helpers.support import FOUR_TRAINERS
 
 ROWS = "+model.overrides.vocab_size=24"
 """A vocabulary that two and four ranks can share by rows, as all else: sketches are the same then."""
@@ -39,7 +40,7 @@ def train_whole(
 ) -> dict[str, Any]:
     """As `train_kept`, with the anchors whole."""
     pools: list[LocalPool] = []
-    result = train_kept(runtime, folder, looks, *overrides, prepare=pools.append, module=module)
+    result = train_kept(runtime, folder, looks, *FOUR_TRAINERS, *overrides, prepare=pools.append, module=module)
     return {**result, "whole": whole_anchors(pools[0])}
 
 
@@ -53,7 +54,7 @@ def run_whole(
         looks: how often rank 0 looks for a request to stop before it sees one; None: there is none.
         cluster: the ranks' devices and backend.
     """
-    wanted = [ROWS, f"pool.ranks_per_worker={size}", "checkpoint.every_minutes=null", *overrides]
+    wanted = [ROWS, f"pool.ranks_per_worker={size}", "checkpoint.every=null", *overrides]
     nodes = [0] * (size * num_seats)
     return run_ranks(
         train_whole, nodes, str(folder), looks, wanted, cluster=cluster, ranks_per_worker=size

@@ -1,6 +1,7 @@
 """A small pool on made-up text, for tests that train in this process or on forked ranks."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,18 +13,17 @@ from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import Settings
 from adloco_dist.config.compose import compose
-from adloco_dist.data.batch import TokenBatch
 from adloco_dist.data.corpora import TextSplits, indexed_splits, load_corpus
 from adloco_dist.data.encoding import Vocabulary
 from adloco_dist.data.indexed import ShardCursor
-from adloco_dist.data.item_batch import ItemBatch
+from adloco_dist.data.items import ItemBatch
 from adloco_dist.data.own import OwnSplits, own_splits
-from adloco_dist.data.splits import Splits
-from adloco_dist.data.tokens import TextTable, TokenTable
+from adloco_dist.data.protocols import Splits
+from adloco_dist.data.tokens import TextTable, TokenBatch, TokenTable
 from adloco_dist.objective.language import LanguageObjective
 from adloco_dist.objective.losses import losses
 from adloco_dist.objective.protocol import Objective
-from adloco_dist.policy.batch import BatchInputs, BatchPlan, BatchReport, Spent, first_target, next_target, take
+from adloco_dist.policy.batch import BatchInputs, BatchPlan, BatchReport, Spent, next_target, take
 from adloco_dist.policy.layout import experiment_layout
 from adloco_dist.policy.replay import Trajectory
 from adloco_dist.pool.trainer import Trainer
@@ -31,17 +31,14 @@ from adloco_dist.round.local_pool import LocalPool
 from adloco_dist.run.journal import Journal
 from adloco_dist.setup.building import build_module
 from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
-from adloco_dist.testing.lone import lone_trainer
-from adloco_dist.testing.records import KeptRecords
 from adloco_dist.train import train
+from helpers.lone import lone_trainer
+from helpers.records import KeptRecords
 
 CPU = torch.device("cpu")
 Matrix = npt.NDArray[np.float64]
 VOCAB_SIZE, SEQUENCE_LENGTH = 23, 12
 SMALL = (
-    "algorithm=diloco",
-    "pool.trainers=4",
-    "pool.workers_per_trainer=1",
     "precision=fp64",
     "model=causal",
     # GPT-2 computes in the model's own type throughout (Llama's norms compute in fp32): passes of other sizes agree to
@@ -50,31 +47,41 @@ SMALL = (
     *(f"+model.overrides.{field}" for field in ("n_embd=16", "n_layer=2", "n_head=2")),
     *(f"+model.overrides.{part}_pdrop=0.0" for part in ("resid", "embd", "attn")),
     f"data.sequence_length={SEQUENCE_LENGTH}",
+    "pool.workers_per_trainer=2",
     "algorithm.updates_per_round=3",
     "batching.local_batch=2",
+    "budget=4rounds",
+    "evaluation.every=2rounds",
+)
+"""What is trained by default, made small: one trainer; its rounds follow the link, and its batches follow progress."""
+SIMULATED_CLOCK = ("simulation.update_seconds=1", "simulation.sequence_seconds=0.01", "simulation.bytes_per_second=1e4")
+"""After SMALL: rounds and batches follow this clock, and so repeat."""
+FOUR_TRAINERS = (
+    "algorithm=diloco",
+    "pool.trainers=4",
+    "pool.workers_per_trainer=1",
     "batching.request=none",
     "batching.every_updates=1",
     "inner.warmup_fraction=0",
     "merge=none",
-    "budget=rounds",
-    "budget.rounds=4",
-    "evaluation.every_fraction=null",
-    "evaluation.every_rounds=2",
 )
+"""After SMALL: DiLoCo as published, four times; whoever merges them says how."""
 
 
 def first_batch(settings: Settings, inputs: BatchInputs, replayed: int | None = None) -> BatchPlan:
-    return take(settings, inputs, first_target(settings, inputs, replayed), None, BatchReport())
+    target = next_target(settings.batching, inputs, None, BatchReport(), replayed, Spent(0.0))
+    return take(settings.batching, inputs, target, None, BatchReport())
 
 
 def next_batch(
     settings: Settings, inputs: BatchInputs, last: BatchPlan, report: BatchReport, spent: Spent,
     replayed: int | None = None,
 ) -> BatchPlan:  # fmt: skip
-    target = next_target(settings, inputs, last, report, replayed, spent)
-    return take(settings, inputs, target, last, report)
+    target = next_target(settings.batching, inputs, last, report, replayed, spent)
+    return take(settings.batching, inputs, target, last, report)
 
 
+@cache
 def small_settings(*overrides: str) -> Settings:
     return compose([*SMALL, *overrides])
 

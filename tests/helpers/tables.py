@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from adloco_dist.data.batch import TokenBatch
-from adloco_dist.data.tokens import TokenTable
+from adloco_dist.data.tokens import TokenBatch, TokenTable
 
 
 @dataclass(frozen=True)

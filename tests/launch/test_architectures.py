@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from helpers.commands import documented, facts, run, tool, train_command
+from helpers.commands import documented, facts, run, train_command, use
 
 
 def test_a_classifier_beats_the_majority_class(tmp_path: Path) -> None:
@@ -12,7 +12,7 @@ def test_a_classifier_beats_the_majority_class(tmp_path: Path) -> None:
         "data.sequence_length=128",
     ]
     pool = [
-        "budget.tokens=800000",
+        "budget=800000tokens",
         "pool.trainers=2",
         "pool.workers_per_trainer=1",
         "algorithm=localsgd",
@@ -20,18 +20,16 @@ def test_a_classifier_beats_the_majority_class(tmp_path: Path) -> None:
         "inner.lr=3e-3",
         "batching.local_batch=8",
     ]
-    arguments = [*size, *pool, "evaluation=final_only", "tracking=none", "run.directory=run"]
+    arguments = [*size, *pool, "evaluation.every=null", "tracking=none", "run.directory=run"]
     done = run(train_command(*arguments), tmp_path)
     assert done.code == 0, done.output
     result, corpus = facts(tmp_path / "run")["result"], facts(tmp_path / "run")["corpus"]
     accuracy = max(candidate["validation_accuracy"] for candidate in result["candidates"])
-    shown = run(
-        tool("check_data.py", "data=python_packages", "--samples", "0", "--sequences", "100000"), tmp_path
-    ).output
+    shown = use("check_data.py", "data=python_packages", "--samples", "0", "--sequences", "100000", cwd=tmp_path).output
     shares = [line.split() for line in shown.splitlines() if line.split()[:1] and line.split()[0] in corpus["labels"]]
     majority = max(float(share[2].rstrip("%")) / 100 for share in shares)
     assert len(shares) == 6 and 0.2 < majority < accuracy, (majority, accuracy)
-    done = run(tool("evaluate.py", "run"), tmp_path)
+    done = use("evaluate.py", "run", cwd=tmp_path)
     assert done.code == 0 and "accuracy" in done.output, done.output
-    done = run(tool("generate.py", "run", "x"), tmp_path)
+    done = use("generate.py", "run", "x", cwd=tmp_path)
     assert done.code == 2 and "predicts labels" in done.output

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from helpers.commands import (
+    FOUR_TRAINERS,
     ONE_RANK,
     SMALL,
     break_outer_step,
@@ -23,7 +24,7 @@ from helpers.commands import (
     train_command,
 )
 
-ENDLESS = (*SMALL, "budget.rounds=100000", "run.directory=run")
+ENDLESS = (*SMALL, "budget=100000rounds", "run.directory=run")
 AGENT_GONE_SECONDS = 5.0
 """Within this the ranks of an agent that was killed have ended: what the project promises, not what it takes."""
 
@@ -35,7 +36,7 @@ def broken_outer_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("broken_outer_step")
 def test_an_error_names_rank_round_and_trainer_once(tmp_path: Path) -> None:
-    done = run(train_command(*SMALL, "run.directory=run"), tmp_path)
+    done = run(train_command(*SMALL, *FOUR_TRAINERS, "run.directory=run"), tmp_path)
     assert done.code == 1
     (line,) = errors(done.output)
     assert line == f"error: rank 1 on {os.uname().nodename}, round 2, trainer 3: ArithmeticError: the outer step broke"
@@ -52,7 +53,7 @@ def test_an_error_names_rank_round_and_trainer_once(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("broken_outer_step")
 def test_torchrun_finds_the_error_in_its_file(tmp_path: Path) -> None:
     standalone = ("--standalone", "--nproc-per-node", "2")
-    done = run(torchrun_command(*SMALL, "run.directory=run", torchrun=standalone), tmp_path)
+    done = run(torchrun_command(*SMALL, *FOUR_TRAINERS, "run.directory=run", torchrun=standalone), tmp_path)
     assert done.code == 1
     assert "round 2, trainer 3: ArithmeticError: the outer step broke" in done.output, "in torchrun's own summary"
 
@@ -76,37 +77,44 @@ def test_ranks_end_when_their_agent_is_gone(tmp_path: Path) -> None:
         assert (len(gone), alive) == (2, [])
 
 
-@pytest.mark.parametrize("by", ["SIGTERM", "SIGHUP", "stop file"])
-def test_a_request_to_stop_leaves_a_checkpoint_to_go_on_from(tmp_path: Path, by: str) -> None:
+def test_a_request_to_stop_leaves_a_checkpoint_to_go_on_from(tmp_path: Path) -> None:
     with running(train_command(*ENDLESS), tmp_path) as (process, _):
-        if by.startswith("SIG"):  # to the whole group, as when a terminal is closed
-            os.killpg(process.pid, signal.Signals[by])
-        else:
-            (tmp_path / "run" / "stop").touch()
+        os.killpg(process.pid, signal.SIGTERM)
         output = process.communicate(timeout=120)[0]
         assert process.returncode == 75, output
     assert facts(tmp_path / "run")["result"]["stop"] == "interrupted"
     assert "run.unfinished=resume resumes it" in output
     assert "Traceback" not in output
-    resumed = run(train_command(*ENDLESS, "run.unfinished=resume", "budget.rounds=3"), tmp_path)
+    resumed = run(train_command(*ENDLESS, "run.unfinished=resume", "budget=3rounds"), tmp_path)
     assert resumed.code == 0, resumed.output
     assert "note: resumes from run/checkpoints/000001-round-" in resumed.output
     assert (tmp_path / "run" / "model" / "config.json").exists()
 
 
+@pytest.mark.parametrize("by", ["SIGHUP", "stop file"])
+def test_other_requests_to_stop(tmp_path: Path, by: str) -> None:
+    with running(train_command(*ONE_RANK, *ENDLESS), tmp_path) as (process, _):
+        if by == "SIGHUP":  # to the whole group, as when a terminal is closed
+            os.killpg(process.pid, signal.SIGHUP)
+        else:
+            (tmp_path / "run" / "stop").touch()
+        output = process.communicate(timeout=120)[0]
+        assert process.returncode == 75, output
+    assert facts(tmp_path / "run")["result"]["stop"] == "interrupted"
+    assert any(tmp_path.glob("run/checkpoints/*/manifest.json"))
+
+
 def test_without_a_terminal_that_may_end(tmp_path: Path) -> None:
     """nohup lets a process ignore the end of its terminal."""
-    with running(["nohup", *train_command(*ENDLESS)], tmp_path) as (process, _):
+    with running(["nohup", *train_command(*ONE_RANK, *ENDLESS)], tmp_path) as (process, _):
         process.send_signal(signal.SIGHUP)
         assert process.stdout is not None
         assert any(line.startswith("round 30 ") for line in process.stdout)
 
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
-    with running(train_command(*ENDLESS, "algorithm.updates_per_round=100000"), tmp_path, until="round 0 ") as (
-        process,
-        _,
-    ):
+    command = train_command(*ONE_RANK, *ENDLESS, "algorithm.updates_per_round=100000")
+    with running(command, tmp_path, until="round 0 ") as (process, _):
         process.send_signal(signal.SIGQUIT)
         output = process.communicate(timeout=30)[0]
     assert process.returncode == 75
@@ -114,13 +122,13 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
 
 
 def test_a_run_outlives_whoever_reads_it(tmp_path: Path) -> None:
-    command = shlex.join(train_command(*SMALL, "run.directory=run"))
+    command = shlex.join(train_command(*ONE_RANK, *SMALL, "run.directory=run"))
     done = run(["bash", "-c", f"{command} | head -1; exit ${{PIPESTATUS[0]}}"], tmp_path)
     assert (done.code, len(done.output.splitlines())) == (0, 1), done.output
     assert (tmp_path / "run" / "model" / "config.json").exists()
     log = (tmp_path / "run" / "logs" / "rank0.log").read_text()
     assert re.search(r"round 3 \(100 %\); .*; trainer 0: batch ", log)
-    assert "ended: budget.rounds=3 reached" in log
+    assert "ended: budget=3rounds reached" in log
 
 
 def test_a_directory_has_one_writer_and_an_unfinished_run_is_never_lost(tmp_path: Path) -> None:
@@ -138,13 +146,14 @@ def test_a_directory_has_one_writer_and_an_unfinished_run_is_never_lost(tmp_path
     done = run(train_command(*ONE_RANK, *SMALL, "run.directory=run", "run.unfinished=archive"), tmp_path)
     assert done.code == 0, done.output
     assert metrics(tmp_path / "run.archived-1")[: len(rows)] == rows
-    assert facts(tmp_path / "run")["result"]["stop"] == "budget.rounds=3 reached"
+    assert facts(tmp_path / "run")["result"]["stop"] == "budget=3rounds reached"
 
 
-def test_a_stop_file_that_is_there_from_the_start(tmp_path: Path) -> None:
+def test_a_stop_file_that_is_there_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch job may be warned before its ranks are up."""
     (tmp_path / "stop").touch()
-    done = run(train_command(*ONE_RANK, *SMALL, "run.stop_file=stop", "run.directory=run"), tmp_path)
+    monkeypatch.setenv("ADLOCO_STOP_FILE", "stop")
+    done = run(train_command(*ONE_RANK, *SMALL, "run.directory=run"), tmp_path)
     assert done.code == 75, done.output
     assert "stopped: interrupted in round 1" in done.output
     assert {row["round"] for row in metrics(tmp_path / "run")} == {0}

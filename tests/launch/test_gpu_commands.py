@@ -13,7 +13,7 @@ from helpers.commands import ROOT, run
 
 TROUBLE = """
 import os, signal, subprocess, threading
-from checkout import checkout_on_path
+from harness import Case, SkippedError
 
 def hang(here):
     subprocess.Popen(["sleep", "98765"], start_new_session=True)
@@ -25,16 +25,19 @@ def crash(here):
 def fail(here):
     assert here.is_cuda, "no GPU"
 
+def skip(here):
+    raise SkippedError("not here")
+
+well = Case("well", lambda here: {"answer": 42.0}, alone=True)
+CASES = [Case("hangs", hang, seconds=8), Case("crashes", crash), Case("fails", fail), Case("skips", skip), well]
+"""
+COMMAND = """
+from checkout import checkout_on_path
+
 if __name__ == "__main__":
     with checkout_on_path():
-        from harness import Case, SkippedError, main
-
-        def skip(here):
-            raise SkippedError("not here")
-
-        well = Case("well", lambda here: {"answer": 42.0})
-        troubled = [Case("hangs", hang, seconds=8), Case("crashes", crash), Case("fails", fail), Case("skips", skip)]
-        main("trouble", [*troubled, well])
+        from harness import main
+        main("trouble", ["trouble"])
 """
 
 
@@ -74,8 +77,9 @@ def test_cases_pass_on_a_cpu_in_a_checkout_that_is_not_installed(tmp_path: Path,
 
 def test_a_case_that_hangs_or_crashes_ends_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "trouble.py").write_text(TROUBLE)
-    monkeypatch.setenv("PYTHONPATH", os.fspath(ROOT / "gpu"))
-    done = run([sys.executable, "trouble.py", "--device", "cpu", "--out", "out"], tmp_path)
+    (tmp_path / "command.py").write_text(COMMAND)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.fspath(ROOT / "gpu"), os.fspath(tmp_path)]))
+    done = run([sys.executable, "command.py", "--device", "cpu", "--out", "out"], tmp_path)
     assert done.code == 1, done.output
     found = results(tmp_path / "out")
     detail = {name: (case["status"], case["reason"]) for name, case in found.items()}

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from adloco_dist.testing import hosts
-from adloco_dist.testing.images import Image, built_image
+from helpers import hosts
 from helpers.commands import ROOT, SMALL, facts, run
+from helpers.images import Image, built_image
 
 pytestmark = pytest.mark.needs("image")
 
@@ -54,7 +54,7 @@ def test_the_image_trains_without_root(image: Image, tmp_path: Path) -> None:
     assert done.code == 0, done.output
     (directory,) = tmp_path.iterdir()
     assert directory.stat().st_uid == 1000
-    assert facts(directory)["result"]["stop"] == "budget.rounds=3 reached"
+    assert facts(directory)["result"]["stop"] == "budget=3rounds reached"
     assert facts(directory)["cluster"]["world_size"] == 2
     assert (directory / "model" / "model.safetensors").exists()
 
@@ -136,4 +136,4 @@ def test_the_nodes_of_compose_train_together(image: Image, tmp_path: Path) -> No
     record = facts(tmp_path / "runs" / "both")
     assert set(record["cluster"]["hosts"]) == set(nodes)
     assert record["cluster"]["nodes"] == [0, 0, 1, 1]
-    assert record["result"]["stop"] == "budget.rounds=3 reached"
+    assert record["result"]["stop"] == "budget=3rounds reached"

@@ -9,18 +9,30 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from adloco_dist.messages import Json
 from adloco_dist.report.source import read_source
 from adloco_dist.report.write import page, write_page
-from adloco_dist.run.rows import Record
 from helpers.browser import Browser, browser
-from helpers.commands import ROOT, SMALL, facts, metrics, run, running, small_without, tool, train_command
+from helpers.commands import (
+    FOUR_TRAINERS,
+    ONE_RANK,
+    ROOT,
+    SMALL,
+    facts,
+    metrics,
+    run,
+    running,
+    small_without,
+    train_command,
+    use,
+)
 from helpers.run_directories import before_training, row, run_directory
 
 SCREENSHOTS = ROOT / "build" / "screenshots"
 MARKUP = "<img src=x onerror=alert(1)>"
 POOL = (
-    *small_without("run.report", "pool", "batching", "budget.rounds"), "pool.trainers=2", "pool.workers_per_trainer=1",
-    "merge.every_rounds=2", "budget.rounds=5", "batching.min_batch=1", "batching.local_batch=2",
+    *small_without("run.report"), *FOUR_TRAINERS, "pool.trainers=2", "merge.every_rounds=2",
+    "budget=5rounds",
 )  # fmt: skip
 
 pytestmark = pytest.mark.needs("browser")
@@ -88,8 +100,11 @@ def test_the_page_says_what_the_records_say(finished: tuple[Path, str], shown: B
 
 
 def test_a_run_that_was_killed_is_shown_as_far_as_it_came(tmp_path: Path, shown: Browser) -> None:
-    with running(train_command(*SMALL, "budget.rounds=500", "run.directory=killed"), tmp_path) as (process, _):
-        while_it_trains = run(tool("report.py", "killed"), tmp_path)
+    with running(train_command(*ONE_RANK, *SMALL, "budget=500rounds", "run.directory=killed"), tmp_path) as (
+        process,
+        _,
+    ):
+        while_it_trains = use("report.py", "killed", cwd=tmp_path)
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert while_it_trains.output.splitlines() == ["killed/report.html"]
@@ -97,7 +112,7 @@ def test_a_run_that_was_killed_is_shown_as_far_as_it_came(tmp_path: Path, shown:
     assert "training" in shown.text()
     with (tmp_path / "killed" / "metrics.jsonl").open("a") as file:
         file.write('{"round": 400, "trai')  # as a power cut leaves it
-    assert run(tool("report.py", "killed"), tmp_path).output.splitlines() == ["killed/report.html"]
+    assert use("report.py", "killed", cwd=tmp_path).output.splitlines() == ["killed/report.html"]
     shown.open((tmp_path / "killed" / "report.html").as_uri())
     assert "no end was recorded" in shown.text()
     assert min(shown.marks().values()) > 0
@@ -116,7 +131,7 @@ def test_a_run_that_was_killed_is_shown_as_far_as_it_came(tmp_path: Path, shown:
     ],
     ids=["one trainer", "nothing recorded", "nothing trained", "not finite", "100,000 rounds", "an older version"],
 )
-def test_pages_of_all_kinds_of_records_are_drawn(rows: list[Record], tmp_path: Path, shown: Browser) -> None:
+def test_pages_of_all_kinds_of_records_are_drawn(rows: list[Json], tmp_path: Path, shown: Browser) -> None:
     written = run_directory(tmp_path / "run", rows)
     path = write_page(page([read_source(written)]), tmp_path)
     shown.open(path.as_uri())
@@ -130,7 +145,7 @@ def test_pages_of_all_kinds_of_records_are_drawn(rows: list[Record], tmp_path: P
 
 def test_runs_of_a_sweep_stand_side_by_side(tmp_path: Path, shown: Browser) -> None:
     swept = ("pool.trainers=1", "algorithm.updates_per_round=2,4", "inner.lr=1e-3,2e-3", "hydra.sweep.dir=grid")
-    settings = small_without("run.report", "pool.trainers", "algorithm.updates_per_round")
+    settings = (*small_without("run.report"), "algorithm=diloco")
     done = run(train_command("-m", "--jobs", "2", "--nproc-per-node", "1", *settings, *swept), tmp_path)
     assert done.code == 0, done.output
     assert done.output.splitlines()[-1] == "report: grid/report.html"
@@ -142,7 +157,7 @@ def test_runs_of_a_sweep_stand_side_by_side(tmp_path: Path, shown: Browser) -> N
     shown.choose("tokens")
     assert shown.axis_titles()["validation"] == ["tokens of the pool", "loss"]
     directories = sorted(path.parent.name for path in (tmp_path / "grid").glob("*/run.json"))
-    two = run(tool("report.py", *(f"grid/{name}" for name in directories[:2])), tmp_path)
+    two = use("report.py", *(f"grid/{name}" for name in directories[:2]), cwd=tmp_path)
     assert two.output.splitlines() == ["report/report.html"]
 
 
@@ -157,7 +172,7 @@ def test_what_cannot_be_shown_is_one_line(tmp_path: Path) -> None:
         "empty": "is no run, and holds none",
         "nonsense": "has no readable run.json",
     }.items():
-        done = run(tool("report.py", name), tmp_path)
+        done = use("report.py", name, cwd=tmp_path)
         assert done.code == 2
         (line,) = done.output.splitlines()
         assert line.startswith(f"error: RUN={name}: ")
@@ -173,7 +188,7 @@ def test_lines_that_are_left_out_are_named_on_the_terminal_and_on_the_page(
     lines = [json.dumps(row) for row in rows]
     lines[3] = lines[3][:40]
     (tmp_path / "damaged" / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    done = run(tool("report.py", "damaged"), tmp_path)
+    done = use("report.py", "damaged", cwd=tmp_path)
     assert done.code == 0
     notes = [line for line in done.output.splitlines() if line.startswith("note: ")]
     assert any("metrics.jsonl: 1 line is left out, the first: line 4" in line for line in notes)

@@ -10,12 +10,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from helpers.clocks import CLOCKS
-from helpers.commands import metrics, run, running, small_without, tool, train_command, wait_until
+from helpers.commands import FOUR_TRAINERS, SMALL, metrics, run, running, train_command, use, wait_until
 
 SETTINGS = (
-    *small_without("cluster.threads_per_rank", "precision"), "cluster.threads_per_rank=1", "precision=fp64",
-    "pool.trainers=2", "pool.workers_per_trainer=1", "merge.every_rounds=4", "budget.rounds=10",
-    "algorithm.updates_per_round=4", "checkpoint.every_rounds=1", "checkpoint.keep_last=9", "run.directory=run",
+    *SMALL, *FOUR_TRAINERS, "cluster.threads_per_rank=1", "precision=fp64",
+    "pool.trainers=2", "pool.workers_per_trainer=1", "merge.every_rounds=4", "budget=10rounds",
+    "algorithm.updates_per_round=4", "checkpoint.every=1rounds", "checkpoint.keep_last=9", "run.directory=run",
     "batching.request=norm_test", "batching.capacity=4096", "+model.overrides.vocab_size=260",
     "run.unfinished=resume",
 )  # fmt: skip
@@ -53,10 +53,10 @@ def test_the_model_is_the_one_that_whole_workers_leave(undisturbed: Path, tmp_pa
     loaded = AutoModelForCausalLM.from_pretrained(undisturbed / "run" / "model", dtype=torch.float64)
     for name, tensor in loaded.state_dict().items():
         assert torch.equal(tensor, ours[loaded.all_tied_weights_keys.get(name, name)])
-    evaluated = [run(tool("evaluate.py", "run"), folder) for folder in (undisturbed, tmp_path)]
+    evaluated = [use("evaluate.py", "run", cwd=folder) for folder in (undisturbed, tmp_path)]
     assert evaluated[0].code == 0, evaluated[0].output
     assert evaluated[0].output.splitlines()[-1] == evaluated[1].output.splitlines()[-1]
-    generated = run(tool("generate.py", "run", "def ", "--tokens", "5"), undisturbed)
+    generated = use("generate.py", "run", "def ", "--tokens", "5", cwd=undisturbed)
     assert (generated.code, "def " in generated.output) == (0, True), generated.output
     (last,) = [row for row in metrics(undisturbed / "run") if row["round"] == 10]
     assert last["ranks"] == [0, 1, 2, 3]

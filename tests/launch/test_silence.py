@@ -47,7 +47,7 @@ def stuck_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("stuck_rank")
 def test_a_timeout_names_who_was_waited_for(tmp_path: Path) -> None:
-    done = run(train_command(*SMALL, "run.directory=run", "cluster.control_seconds=4"), tmp_path)
+    done = run(train_command(*SMALL, "run.directory=run", "cluster.timeout_seconds=4"), tmp_path)
     assert done.code == 1, done.output
     (line,) = errors(done.output)
     here = os.uname().nodename

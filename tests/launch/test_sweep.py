@@ -7,9 +7,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from helpers.commands import (
+    FOUR_TRAINERS,
     ONE_RANK,
     ROOT,
     SMALL,
@@ -17,12 +16,19 @@ from helpers.commands import (
     environment,
     facts,
     run,
-    small_without,
     torchrun_command,
     train_command,
 )
 
-SWEPT = ("--nproc-per-node", "2", *SMALL, "merge=none", "pool.trainers=1,2", "pool.workers_per_trainer=1,2")
+SWEPT = (
+    "--nproc-per-node",
+    "2",
+    *SMALL,
+    *FOUR_TRAINERS,
+    "merge=none",
+    "pool.trainers=1,2",
+    "pool.workers_per_trainer=1,2",
+)
 """Two by two, of which one leaves a rank idle, which its ranks refuse."""
 
 
@@ -64,15 +70,15 @@ def test_one_run_fails_alone_and_finished_ones_are_not_repeated(tmp_path: Path) 
     assert len(table(tmp_path / "grid")) == 4
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
-    other = run(train_command("-m", *SWEPT, "hydra.sweep.dir=grid", "budget.rounds=2"), tmp_path)
+    other = run(train_command("-m", *SWEPT, "hydra.sweep.dir=grid", "budget=2rounds"), tmp_path)
     assert other.code == 2
-    assert "holds a finished run with budget.rounds=3 instead of 2; set another hydra.sweep.dir" in other.output
+    assert "holds a finished run with budget=3rounds instead of 2rounds; set another hydra.sweep.dir" in other.output
 
 
 def test_the_documented_sweep_is_six_runs_that_differ(tmp_path: Path) -> None:
     words = documented("docs/guide/sweeps.md", "python launch/train.py -m inner.lr")
-    small = (*small_without("algorithm=", "pool."), "budget.rounds=3", "run.root=.")
-    done = run(train_command(*words[2:], "--jobs", "2", "--nproc-per-node", "2", *small), tmp_path)
+    small = (*SMALL, "budget=2rounds", "run.root=.")
+    done = run(train_command(*words[2:], "--jobs", "2", *ONE_RANK, *small), tmp_path)
     assert done.code == 0, done.output
     assert "no effect" not in done.output
     (folder,) = tmp_path.iterdir()
@@ -88,12 +94,12 @@ def test_the_documented_sweep_is_six_runs_that_differ(tmp_path: Path) -> None:
 
 def test_the_documented_sweep_over_eta_and_n_gives_four_results(tmp_path: Path) -> None:
     words = documented("docs/guide/sweeps.md", "python launch/train.py -m experiment=paper data=python_stdlib")
-    quick = ("evaluation=final_only", "evaluation.final_sequences=8", "tracking=none", "run.report=false")
+    quick = ("evaluation.every=null", "evaluation.final_sequences=8", "tracking=none", "run.report=false")
     done = run(train_command(*words[2:], *quick, "--jobs", "2", *ONE_RANK, "hydra.sweep.dir=grid"), tmp_path)
     assert done.code == 0, done.output
     assert "no effect" not in done.output
     rows = table(tmp_path / "grid")
-    points = {(row["batching.eta"], row["switch.n"]) for row in rows}
+    points = {(row["batching.eta"], row["batching.switch_n"]) for row in rows}
     assert points == set(itertools.product(("0.3", "0.5"), ("1.5", "3")))
     assert len({(row["loss"], row["tokens"]) for row in rows}) == 4
 
@@ -102,7 +108,7 @@ def test_two_sweeps_at_once(tmp_path: Path) -> None:
     """Neither ports nor directories collide, though both start in one second and sweep the same settings."""
     sweeps = [
         subprocess.Popen(
-            train_command("-m", *ONE_RANK, *SMALL, f"seed={seed}", "inner.lr=5e-4,1e-3", "budget.rounds=1"),
+            train_command("-m", *ONE_RANK, *SMALL, f"seed={seed}", "inner.lr=5e-4,1e-3", "budget=1rounds"),
             cwd=tmp_path,
             env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
@@ -125,27 +131,4 @@ def test_a_sweep_under_torchrun_is_refused_on_every_rank(tmp_path: Path) -> None
     assert done.code != 0
     (line,) = [line for line in done.output.splitlines() if line.startswith("error: ")]
     assert line.endswith(f"start it without torchrun: python {ROOT}/launch/train.py -m inner.lr=5e-4,1e-3")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "detail"),
-    [
-        (["batching.eta=0.5"], "-m: no setting has several values"),
-        (["batching.etaa=0.5,0.8"], "no such setting; did you mean batching.eta"),
-        (["batching.eta=0.5,-1"], "batching.eta=-1.0: must be"),
-        (["batching.eta=interval(0.5,1)"], "names no values one by one"),
-        (["inner.lr=5e-4,1e-3", "run.directory=x"], "set hydra.sweep.dir"),
-        (["inner.lr=5e-4,1e-3", "--jobs", "999"], "--jobs=999: must be <= "),
-        (["inner.lr=5e-4,1e-3", "--dry-run"], "--dry-run: has no effect with -m"),
-        (["inner.lr=5e-4,1e-3", "hydra/launcher=nothing"], "hydra/launcher=nothing: no such choice"),
-        (["batching.eta=0.5,0.8", "switch.n=1.5,2"], "-m batching.eta=0.5,0.8: has no effect with batching.request="),
-    ],
-)
-def test_mistakes_in_a_sweep(tmp_path: Path, arguments: list[str], detail: str) -> None:
-    done = run(train_command("-m", *arguments), tmp_path)
-    assert done.code == 2, done.output
-    (line,) = [line for line in done.output.splitlines() if line.startswith("error: ")]
-    assert detail in line
-    assert "Traceback" not in done.output
     assert list(tmp_path.iterdir()) == []

@@ -40,5 +40,5 @@ def test_the_installed_wheel_finds_its_groups(tmp_path: Path) -> None:
     )  # fmt: skip
     assert trained.returncode == 0, trained.stdout + trained.stderr
     assert [path.name for path in empty.iterdir()] == ["run"]
-    assert facts(empty / "run")["result"]["stop"] == "budget.rounds=3 reached"
+    assert facts(empty / "run")["result"]["stop"] == "budget=3rounds reached"
     assert facts(empty / "run")["cluster"]["world_size"] == 2

@@ -1,4 +1,4 @@
-"""What pyproject.toml ships: each package of the source but the tests' own, and each config group."""
+"""What pyproject.toml ships: each package of the source and each config group."""
 
 import tomllib
 from pathlib import Path
@@ -8,7 +8,7 @@ from helpers.commands import ROOT
 
 def test_every_package_and_config_group_is_shipped() -> None:
     shipped = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    packages = _packages("adloco_dist", ROOT / "src" / "adloco_dist") - {"adloco_dist.testing"}
+    packages = _packages("adloco_dist", ROOT / "src" / "adloco_dist")
     assert set(shipped) == packages | _packages("adloco_dist.conf", ROOT / "conf")
 
 

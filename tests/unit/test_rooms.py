@@ -3,6 +3,8 @@
 import ast
 import re
 import sys
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import adloco_dist
@@ -13,6 +15,7 @@ LIBRARY = {
     "text": 0,
     "deal": 0,
     "vectors": 0,
+    "schema": 0,
     "buffers": 0,
     "averaging": 1,
     "noise": 1,
@@ -35,37 +38,103 @@ LAUNCHER = {
     "objective": 6,
     "pool": 7,
     "command": 7,
+    "run": 7,
     "round": 8,
-    "run": 8,
+    "checkpoint": 8,
     "baselines": 9,
-    "checkpoint": 9,
     "setup": 10,
     "train": 11,
     "report": 12,
     "tools": 12,
     "sweep": 13,
     "launch": 14,
-    "testing": 14,
 }
 FLOORS = LIBRARY | INTEGRATIONS | LAUNCHER
+
+
+LONGEST_CHAIN = 8
+"""Rooms that import each other in a row, at most."""
 
 
 def room(path: Path) -> str:
     return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
+@cache
 def imported_modules(path: Path) -> set[str]:
+    """Modules that a file imports, anywhere in it, and names that it imports from them: these may be modules, too."""
     modules = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
-            modules.add(node.module or "")
+            modules |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Import):
             modules |= {alias.name for alias in node.names}
     return modules
 
 
 def imported_rooms(path: Path) -> set[str]:
-    return {name.split(".")[1] for name in imported_modules(path) if name.startswith("adloco_dist.")}
+    return {name.split(".")[1] for name in imported_modules(path) if name.startswith("adloco_dist.")} & FLOORS.keys()
+
+
+def modules_of_the_package() -> dict[str, Path]:
+    """Every file by the name of its module, without the package's own name."""
+    files = [path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py"]
+    return {".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path for path in files}
+
+
+def circles(arrows: Mapping[str, set[str]]) -> list[frozenset[str]]:
+    """The strongly connected components of more than one node (Tarjan, 1972)."""
+    numbers: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    components: list[frozenset[str]] = []
+
+    def visit(node: str) -> None:
+        numbers[node] = lowest[node] = len(numbers)
+        stack.append(node)
+        for other in arrows[node]:
+            if other not in numbers:
+                visit(other)
+            if other in stack:
+                lowest[node] = min(lowest[node], lowest[other])
+        if lowest[node] == numbers[node]:
+            start = stack.index(node)
+            components.append(frozenset(stack[start:]))
+            del stack[start:]
+
+    for node in arrows:
+        if node not in numbers:
+            visit(node)
+    return [component for component in components if len(component) > 1]
+
+
+def longest_chain(arrows: Mapping[str, set[str]]) -> list[str]:
+    """The most nodes in a row each of which has an arrow to the next."""
+
+    @cache
+    def from_node(node: str) -> list[str]:
+        return [node, *max((from_node(other) for other in arrows[node]), key=len, default=[])]
+
+    return max(map(from_node, arrows), key=len)
+
+
+def test_no_file_imports_in_a_circle() -> None:
+    """Imports inside functions count: a circle that is closed late is one for who reads it."""
+    paths = modules_of_the_package()
+    arrows = {
+        name: {other for module in imported_modules(path) if (other := module.removeprefix("adloco_dist.")) in paths}
+        - {name}
+        for name, path in paths.items()
+    }
+    assert circles(arrows) == []
+
+
+def test_rooms_do_not_stand_in_one_long_chain() -> None:
+    arrows: dict[str, set[str]] = {name: set() for name in FLOORS}
+    for path in modules_of_the_package().values():
+        arrows[room(path)] |= imported_rooms(path) - {room(path)}
+    chain = longest_chain(arrows)
+    assert len(chain) <= LONGEST_CHAIN, " -> ".join(chain)
 
 
 def test_arrows_point_down() -> None:
@@ -105,11 +174,8 @@ def test_settings_and_decisions_need_no_torch() -> None:
 
 def test_models_of_transformers_are_an_affair_of_one_objective() -> None:
     """Tokenizers are transformers' too: they belong to the data. Its Trainer is a loop, not a model."""
-    others = (
-        PACKAGE / "data" / "encoding.py",
-        PACKAGE / "integrations" / "trainer.py",
-        PACKAGE / "testing" / "preloaded.py",
-    )
+    tokenizers = (PACKAGE / "data" / "encoding.py", PACKAGE / "data" / "special_tokens.py")
+    others = (*tokenizers, PACKAGE / "integrations" / "trainer.py")
     allowed = {*others, *(PACKAGE / "objective").iterdir(), *(PACKAGE / "tools").iterdir()}
     importing = [path for path in PACKAGE.rglob("*.py") if NAMES_TRANSFORMERS.search(path.read_text(encoding="utf-8"))]
     assert [path for path in importing if path not in allowed] == []
@@ -129,8 +195,14 @@ def test_one_room_prints() -> None:
     elsewhere = [
         f"{path.relative_to(PACKAGE)}:{node.lineno}"
         for path in PACKAGE.rglob("*.py")
-        if room(path) not in ("terminal", "testing")
+        if room(path) != "terminal"
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("print", "Console")
     ]
     assert elsewhere == []
+
+
+def test_a_circle_and_a_chain_are_found() -> None:
+    arrows = {"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set[str]()}
+    assert circles(arrows) == [frozenset({"b", "c"})]
+    assert longest_chain(arrows | {"c": {"d"}}) == ["a", "b", "c", "d"]

@@ -3,7 +3,8 @@
 import json
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import product
 from typing import Any
 
@@ -103,6 +104,16 @@ class ControlPlane:
                 after = time.time()
                 readings.append((after - before, (before + after) / 2 - theirs.item()))
         return min(readings)[1] if readings else 0.0
+
+    @contextmanager
+    def agreed(self) -> Iterator[None]:
+        """Let a mistake that any rank finds in the block end it on all ranks, as `agree` does."""
+        error: SettingsError | None = None
+        try:
+            yield
+        except SettingsError as mistake:
+            error = mistake
+        self.agree(error)
 
     def agree(self, error: SettingsError | None) -> None:
         """Raise on all ranks if any rank brings an error: one line that names the ranks where not all agree."""

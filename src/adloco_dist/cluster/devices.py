@@ -28,7 +28,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class FoundDevice:
+class ChosenDevice:
     """What came of looking for a rank's device."""
 
     device: torch.device
@@ -38,25 +38,23 @@ class FoundDevice:
     """Why this is the CPU although the machine has an NVIDIA GPU, where nobody asked for that."""
 
 
-def choose_device(wanted: Device, local_rank: int) -> FoundDevice:
-    """The rank's device, set up for use; ranks beyond the number of GPUs share them (only gloo allows that).
-
-    Args:
-        local_rank: the rank's place among those of its node.
-    """
+def choose_device(wanted: Device, local_rank: int) -> ChosenDevice:
+    """The rank's device, set up for use; ranks beyond the number of GPUs share them (only gloo allows that)."""
     cpu = torch.device("cpu")
     if wanted is Device.cpu:
-        return FoundDevice(cpu)
+        return ChosenDevice(cpu)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a driver that is too old: it is in the line below
         num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     host = socket.gethostname()
     if not num_gpus and wanted is Device.auto:
-        return FoundDevice(cpu, unused_gpu=_why_unusable() if _has_nvidia_gpu() else None)
+        is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN  # on purpose
+        has_nvidia_gpu = not is_hidden and any(DEVICES.glob("nvidia[0-9]*"))
+        return ChosenDevice(cpu, unused_gpu=_why_unusable() if has_nvidia_gpu else None)
     if not num_gpus:
         where = f"{host} has no GPU that torch {torch.__version__} can use ({_why_unusable()})"
         line = f"cluster.device=cuda: {where}; set cluster.device=cpu, or install what is missing there"
-        return FoundDevice(cpu, SettingsError(line))
+        return ChosenDevice(cpu, SettingsError(line))
     index = local_rank % num_gpus
     device = torch.device("cuda", index)
     try:
@@ -65,8 +63,8 @@ def choose_device(wanted: Device, local_rank: int) -> FoundDevice:
     except (RuntimeError, torch.cuda.DeferredCudaCallError) as error:
         where = f"GPU {index} of {host} cannot be used ({first_line(error)})"
         remedy = "nvidia-smi shows who uses it and how; choose others with CUDA_VISIBLE_DEVICES, or cluster.device=cpu"
-        return FoundDevice(cpu, SettingsError(f"cluster.device={wanted.name}: {where}; {remedy}"))
-    return FoundDevice(device)
+        return ChosenDevice(cpu, SettingsError(f"cluster.device={wanted.name}: {where}; {remedy}"))
+    return ChosenDevice(device)
 
 
 def identity(device: torch.device) -> Gpu | None:
@@ -77,14 +75,14 @@ def identity(device: torch.device) -> Gpu | None:
     # torch's stub does not know them, and builds for other makers' GPUs may not have them.
     address = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
     uuid = str(properties.uuid)
-    return Gpu(uuid, uuid if None in address else f"{_machine()} {address}")
+    # What NCCL distinguishes machines by: two containers of one have different host names, and are two to it.
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    machine = os.environ.get("NCCL_HOSTID") or f"{socket.gethostname()} {boot}"
+    return Gpu(uuid, uuid if None in address else f"{machine} {address}")
 
 
 def choose_backend(wanted: Backend, gpus: Sequence[Gpu | None]) -> Backend:
-    """The backend for tensors; the same on every rank, for it depends on all devices.
-
-    Args:
-        gpus: every rank's, None where it has none.
+    """The backend for tensors, the same on every rank: it depends on the GPUs of all.
 
     Raises:
         SettingsError: NCCL was asked for, and a rank has no GPU of its own.
@@ -98,14 +96,13 @@ def choose_backend(wanted: Backend, gpus: Sequence[Gpu | None]) -> Backend:
     if wanted is not Backend.nccl:
         return Backend.gloo if wanted is Backend.gloo or without or shared else Backend.nccl
     if without:
-        detail = ", ".join(map(str, without))
-        raise SettingsError(f"cluster.backend=nccl: rank {detail} has no GPU; set cluster.backend=gloo")
+        ranks = ", ".join(map(str, without))
+        raise SettingsError(f"cluster.backend=nccl: rank {ranks} has no GPU; set cluster.backend=gloo")
     if shared:
-        one = len({gpu.uuid for rank, gpu in enumerate(gpus) if gpu and rank in shared}) < len(shared)
-        detail = f"ranks {', '.join(map(str, shared))} " + ("share" if one else "are on parts (MIG) of") + " one GPU"
-        raise SettingsError(
-            f"cluster.backend=nccl: {detail}, which NCCL cannot do; start one rank per GPU, or set cluster.backend=gloo"
-        )
+        is_whole = len({gpu.uuid for rank, gpu in enumerate(gpus) if gpu and rank in shared}) < len(shared)
+        relation = "share" if is_whole else "are on parts (MIG) of"
+        rule = f"ranks {', '.join(map(str, shared))} {relation} one GPU, which NCCL cannot do"
+        raise SettingsError(f"cluster.backend=nccl: {rule}; start one rank per GPU, or set cluster.backend=gloo")
     return Backend.nccl
 
 
@@ -115,14 +112,3 @@ def _why_unusable() -> str:
     except (RuntimeError, AssertionError) as error:
         return first_line(error)
     return "torch finds none"
-
-
-def _has_nvidia_gpu() -> bool:
-    """Whether there is one that was not hidden from this process on purpose."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES") not in HIDDEN and any(DEVICES.glob("nvidia[0-9]*"))
-
-
-def _machine() -> str:
-    """What NCCL distinguishes machines by: two containers of one have different host names, and are two to it."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return os.environ.get("NCCL_HOSTID") or f"{socket.gethostname()} {boot.read_text().strip()}"

@@ -41,7 +41,6 @@ def failed(error: Exception, where: str, store: Store) -> RuntimeError:
 
     Args:
         where: "rank 3 on node1".
-        store: shared by all ranks.
     """
     line = ", ".join([where, *reversed(getattr(error, "__notes__", []))])
     line += f": {type(error).__name__}: {first_line(error)}"

@@ -32,12 +32,7 @@ NCCL_ENVIRONMENT = {
 
 
 def form_group(ranks: RankSet, backend: Backend, timeout_seconds: float) -> Group | None:
-    """A new group; None on other ranks. Collective over the whole world.
-
-    Args:
-        ranks: two or more ranks.
-        timeout_seconds: timeout of one collective.
-    """
+    """A new group of two or more ranks; None on others. Collective over the whole world."""
     device, seconds = torch.device("cpu"), timeout_seconds
     if backend is Backend.nccl:
         device, seconds = torch.device("cuda", torch.cuda.current_device()), timeout_seconds + WATCHDOG_SECONDS
@@ -53,24 +48,10 @@ def form_disjoint(rank_sets: Sequence[RankSet], backend: Backend, timeout_second
     return next((group for group in groups if group is not None), None)
 
 
-def form_seat_group(world_size: int, ranks_per_seat: int, backend: Backend, timeout_seconds: float) -> Group | None:
-    """The group of this rank's own seat; None where that is this rank alone. Collective over the whole world."""
-    size = ranks_per_seat
-    if size == 1 or world_size % size:  # the latter is refused later, on all ranks
-        return None
-    return form_disjoint([tuple(range(start, start + size)) for start in range(0, world_size, size)], backend,
-                         timeout_seconds)  # fmt: skip
-
-
 def num_communicators_to_come(num_formed: int, num_trainers: int, maximum: int) -> int:
-    """Groups that a rank can be in at one time after merges, beyond those that it is in now.
+    """Groups that a rank may yet be in at one time, of `maximum`, beyond the `num_formed` that it is in now.
 
     Every merge leaves at least one trainer fewer, and a rank is in at most one group of each trainer.
-
-    Args:
-        num_formed: groups that the rank is in.
-        num_trainers: the pool's number of trainers before the next merge.
-        maximum: groups that a rank may be in.
     """
     return max(0, min(maximum, num_trainers - 1) - num_formed)
 
@@ -78,9 +59,8 @@ def num_communicators_to_come(num_formed: int, num_trainers: int, maximum: int) 
 class Groups:
     """Groups for tensors, one per set of seats, formed when they are first asked for and kept while in use.
 
-    A seat is a rank, or the neighbouring ranks that hold a worker's model together. Ranks of several seats that hold
-    the same part of a model exchange tensors with each other: a set of seats of S ranks each has S groups, of which
-    every rank is in one. The ranks of a seat have a group of their own, for as long as the run lasts.
+    A seat is a rank, or the neighbouring ranks that hold a worker's model together. Ranks that hold the same part of a
+    model exchange tensors: a set of seats of S ranks each has S groups, of which every rank is in one.
 
     Everything here is collective over the whole world: every rank makes the same calls in the same order, also for
     sets that it is not in. (`use_local_synchronization` would spare the others the call, but its names collide when
@@ -89,10 +69,9 @@ class Groups:
 
     def __init__(
         self, backend: Backend, timeout_seconds: float, maximum: int | None = None, ranks_per_seat: int = 1
-    ) -> None:  # fmt: skip
+    ) -> None:
         """
         Args:
-            timeout_seconds: timeout of one collective.
             maximum: groups that a rank may be in at one time; None: any number, 8 with NCCL.
         """
         self._backend, self._timeout_seconds = backend, timeout_seconds
@@ -139,11 +118,8 @@ class Groups:
         needed = _most_of_a_rank(rank_sets)
         if self._maximum is None or needed <= self._maximum:
             return None
-        remedy = f"set cluster.max_communicators={needed} if the devices' memory allows, or use fewer trainers per rank"
-        return (
-            f"a rank is in {needed} groups, of which {self._maximum} may be formed at one time: groups form again "
-            f"in every round, which takes its time; {remedy}"
-        )
+        rule = f"a rank is in {needed} groups, of which {self._maximum} may be formed at one time"
+        return f"{rule}: groups form again in every round, which takes its time; use fewer trainers per rank"
 
     def lacking(self, rank_sets: Collection[RankSet], num_after_merges: int) -> str | None:
         """Why a rank cannot be in all of its groups at one time, now or after merges; None: it can."""
@@ -151,7 +127,7 @@ class Groups:
         if self._maximum is None or needed <= self._maximum:
             return None
         rule = f"keeps averages of all trainers under way, and a rank may be in {needed} groups for that"
-        return f"{rule}, of which {self._maximum} may be formed; set cluster.max_communicators={needed}"
+        return f"{rule}, of which {self._maximum} may be formed; use fewer trainers per rank"
 
     def bytes_to_come(self, rank: int, num_trainers: int) -> int:
         """Memory of the rank's GPU for groups that merges of a pool of so many trainers may bring; 0 with gloo."""

@@ -78,9 +78,8 @@ class Heartbeat:
     """
 
     def __init__(
-        self, store: Store, rank: int, world_size: int, every_seconds: float, silence_seconds: float,
-        stop: StopRequest,
-    ) -> None:  # fmt: skip
+        self, store: Store, rank: int, world_size: int, every_seconds: float, silence_seconds: float, stop: StopRequest
+    ) -> None:
         """
         Args:
             stop: shared with the round loop: set here when any rank was asked to stop.
@@ -93,6 +92,9 @@ class Heartbeat:
         self._every, self._silence = every_seconds, silence_seconds
         self._place, self._stage = "start", 0
         self._heard = {other: _Heard() for other in (range(world_size) if rank == 0 else [0])}
+        self._keys = [STOP, FIRST_FAILURE, *map(_key, self._heard)]
+        for key in self._keys:  # empty until somebody writes it, so that one call reads all
+            self._store.compare_set(key, "", "")
         self._answers = 0
         """Beats that the store has answered so far."""
         self._is_silent, self._announced = False, threading.Event()
@@ -113,9 +115,6 @@ class Heartbeat:
         """Announce that this rank may be silent for any time while the block runs: something holds its interpreter.
 
         Nobody takes it for dead then; who waits for it does so for as long as collectives may take.
-
-        Args:
-            place: where the rank stands meanwhile.
         """
         self._place, self._is_silent = place, True
         self._announced.wait(timeout=self._silence)
@@ -134,17 +133,16 @@ class Heartbeat:
     def behind(self) -> list[str]:
         """The ranks that have not come as far as this one, with where they were last heard of.
 
-        Raises:
-            RuntimeError: the store is gone.
+        RuntimeError says that the store is gone.
         """
-        detail = []
+        ranks_behind = []
         for rank, host in enumerate(self.hosts):
             if rank == self._rank:
                 continue
-            beat = json.loads(self._store.get(_key(rank))) if self._store.check([_key(rank)]) else {}
+            beat = json.loads(self._store.get(_key(rank)) or b"{}") if self._store.check([_key(rank)]) else {}
             if beat.get("stage", -1) < self._stage:
-                detail.append(f"rank {rank} on {host} ({beat.get('place', 'never heard of')})")
-        return detail
+                ranks_behind.append(f"rank {rank} on {host} ({beat.get('place', 'never heard of')})")
+        return ranks_behind
 
     def in_words(self) -> str:
         """Where this rank stands, and whom it waits for there; for reports while a run begins."""
@@ -161,65 +159,43 @@ class Heartbeat:
         while not self._closing.is_set():
             number += 1
             try:
-                self._beat(number, clock)
+                try:
+                    self._beat(number, clock)
+                except RuntimeError as error:
+                    if not is_timeout(error):
+                        raise
+                    # A call was late: the watch says how long that may last. The old connection may yet be answered.
+                    self._store = own_client(self._store)
             except RuntimeError as error:
-                self._lost_store(error)
+                where = f"rank 0 on {self.hosts[0]}, whose node holds the store"
+                self._end(f"{where}: lost contact ({first_line(error)})")
             self._closing.wait(self._every)
 
-    def _lost_store(self, error: RuntimeError) -> None:
-        """End unless a call was merely late: then it is the watch that says how long that may last."""
-        try:
-            if is_timeout(error):
-                self._store = own_client(self._store)  # the answer may still come, on the old connection
-                return
-        except RuntimeError as gone:
-            error = gone
-        self._end(f"rank 0 on {self.hosts[0]}, whose node holds the store: lost contact ({first_line(error)})")
-
     def _beat(self, number: int, clock: OwnClock) -> None:
-        mine = {"number": number, "stage": self._stage, "place": self._place, "silent": self._is_silent}
-        self._store.set(_key(self._rank), json.dumps(mine))
-        if mine["silent"]:
+        beat = {"number": number, "stage": self._stage, "place": self._place, "silent": self._is_silent}
+        self._store.set(_key(self._rank), json.dumps(beat))
+        if beat["silent"]:
             self._announced.set()
         if self._stop.requested and not self._stop.is_passed_on:
-            self._stop.is_heard = self._stop.is_passed_on = True
             self._store.set(STOP, "1")
-        self._listen(clock)
-        if self._store.check([STOP]):
-            self._stop.is_heard = self._stop.is_passed_on = True
-        failure = self._store.get(FIRST_FAILURE).decode() if self._store.check([FIRST_FAILURE]) else None
-        self._answers += 1
-        if failure and not self._closing.is_set():
-            self._end(failure)
-        self._look_for_the_dead(clock)
-
-    def _listen(self, clock: OwnClock) -> None:
-        """Note who has beaten since the last time: one call to the store for all that were ever heard of.
-
-        The clock is looked at between calls, for the time of all of them together is no standing still.
-        """
         clock.tick()
-        others = {rank: heard for rank, heard in self._heard.items() if rank != self._rank}
-        for rank, heard in others.items():
-            if not heard.beat and self._store.check([_key(rank)]):
-                heard.beat, heard.at = self._store.get(_key(rank)), clock.seconds
-            clock.tick()
-        known = {rank: heard for rank, heard in others.items() if heard.beat}
-        beats = self._store.multi_get([_key(rank) for rank in known]) if known else []
+        stop, failure, *beats = self._store.multi_get(self._keys)
         now = clock.tick()
-        for heard, beat in zip(known.values(), beats, strict=True):
+        for heard, beat in zip(self._heard.values(), beats, strict=True):
             if beat != heard.beat:
                 heard.beat, heard.at = beat, now
-
-    def _look_for_the_dead(self, clock: OwnClock) -> None:
-        now = clock.tick()
+        if stop:
+            self._stop.is_heard = self._stop.is_passed_on = True
+        self._answers += 1
+        if failure:
+            self._end(failure.decode())
         for rank, heard in self._heard.items():
             patience = self._silence if heard.beat else max(self._silence, START_SECONDS)
             silence = now - max(heard.at, clock.resumed_at)
-            if rank != self._rank and silence > patience:
-                beat = json.loads(heard.beat) if heard.beat else {"place": "never heard of", "silent": False}
-                if beat["silent"]:
-                    continue
+            if rank == self._rank or silence <= patience:
+                continue
+            beat = json.loads(heard.beat) if heard.beat else {"place": "never heard of", "silent": False}
+            if not beat["silent"]:
                 line = f"rank {rank} on {self.hosts[rank]}: silent for {silence:.0f} s ({beat['place']})"
                 self._store.compare_set(FIRST_FAILURE, "", line)
                 self._end(line)

@@ -1,11 +1,10 @@
 """What this process and its device use: sampled beside the training, reported in a few figures per round."""
 
-import math
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Self
+from statistics import fmean
+from typing import Any
 
 import psutil
 import pynvml
@@ -16,20 +15,6 @@ HIGHEST = frozenset({"memory_bytes", "gpu_memory_bytes", "gpu_celsius"})
 WATTS_PER_MILLIWATT = 1e-3
 
 
-@dataclass
-class _Figure:
-    """The samples of one figure since the last take."""
-
-    highest: float = -math.inf
-    total: float = 0.0
-    num_samples: int = 0
-
-    def add(self, value: float) -> None:
-        self.highest = max(self.highest, value)
-        self.total += value
-        self.num_samples += 1
-
-
 class Gpu:
     """One GPU as NVML, its driver's library, sees it: all processes on it, not only this one."""
 
@@ -37,22 +22,20 @@ class Gpu:
         """
         Args:
             uuid: the GPU's UUID as torch writes it, without NVML's prefix.
-            nvml: the module pynvml, or an object with the functions of it that are used here.
 
         Raises:
             pynvml.NVMLError: no driver library, or it does not know this GPU.
         """
         self._nvml = nvml
         nvml.nvmlInit()
-        try:
-            self._handle = self._find(uuid)
+        try:  # torch leaves the prefix out, and only it distinguishes a whole GPU from a part of one (MIG)
+            self._handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
         except pynvml.NVMLError:
-            nvml.nvmlShutdown()
-            raise
+            self._handle = nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
 
     def read(self) -> dict[str, float]:
-        """`gpu_memory_bytes` in use (with what the driver reserves), `gpu_percent` of the time busy, `gpu_watts` and
-        `gpu_celsius`, now; without what the driver does not offer (a part of a GPU (MIG) has no power of its own).
+        """The memory in use (with what the driver reserves), the percentage of time busy, power and temperature now;
+        without what the driver does not offer (a part of a GPU (MIG) has no power of its own).
         """
         nvml, handle = self._nvml, self._handle
         readings: dict[str, Callable[[], float]] = {
@@ -67,63 +50,39 @@ class Gpu:
                 offered[name] = reading()
         return offered
 
-    def close(self) -> None:
-        """Give NVML back; it counts its users, others in this process keep it."""
-        with suppress(pynvml.NVMLError):
-            self._nvml.nvmlShutdown()
-
-    def _find(self, uuid: str) -> Any:
-        # torch leaves the prefix out, and only it distinguishes a whole GPU from a part of one (MIG)
-        with suppress(pynvml.NVMLError):
-            return self._nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-        return self._nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
-
 
 class Monitor:
-    """Samples this process and its device in a thread, until closed.
-
-    What rises and falls between two samples is not seen.
-    """
+    """Samples this process and its device in a thread, until closed."""
 
     def __init__(self, device: torch.device, every_seconds: float = 1.0, gpu: Gpu | None = None) -> None:
         """
         Args:
-            gpu: closed with the monitor; when not given it is found by `device`, if that is a GPU which NVML knows.
+            gpu: when not given it is found by `device`, if that is a GPU which NVML knows.
         """
         self._every = every_seconds
         self._gpu = gpu or _find_gpu(device)
         self._process = psutil.Process()
         self._process.cpu_percent()  # the first call starts its clock
-        self._figures: dict[str, _Figure] = {}
+        self._samples: dict[str, list[float]] = {}
+        """The samples of every figure since the last take."""
         self._lock = threading.RLock()  # re-entrant: take() samples while it holds the lock
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._sample_on, name="monitor", daemon=True)
         self._thread.start()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def take(self) -> dict[str, float]:
         """The figures since the last take (at first: since the start), of one sample or more.
 
         Returns:
-            `memory_bytes` (highest resident set of this process) and `cpu_percent` (mean of this process, 100 is one
-            core; in steps of the kernel's 10 ms, so rough when taken more than ten times a second); of a GPU
-            `gpu_memory_bytes` and `gpu_celsius` (highest), `gpu_percent` and `gpu_watts` (means), without those that
-            its driver does not offer.
+            `memory_bytes` (highest resident set of this process), `cpu_percent` (its mean, 100 is one core), and what
+            `Gpu.read` has: memory and temperature as their highest, the others as means.
         """
         with self._lock:
-            if not self._figures:
+            if not self._samples:
                 self.sample()
-            figures, self._figures = self._figures, {}
+            samples, self._samples = self._samples, {}
             cpu_percent = self._process.cpu_percent()  # counts from its last call: no samples needed for this mean
-        resources = {
-            name: figure.highest if name in HIGHEST else figure.total / figure.num_samples
-            for name, figure in figures.items()
-        }
+        resources = {name: max(values) if name in HIGHEST else fmean(values) for name, values in samples.items()}
         return resources | {"cpu_percent": cpu_percent}
 
     def sample(self) -> None:
@@ -133,16 +92,12 @@ class Monitor:
             if self._gpu:
                 sampled |= self._gpu.read()
             for name, value in sampled.items():
-                self._figures.setdefault(name, _Figure()).add(value)
+                self._samples.setdefault(name, []).append(value)
 
     def close(self) -> None:
-        """End the thread, at once, and give NVML back; closing twice does no harm."""
+        """End the thread, at once."""
         self._closing.set()
         self._thread.join()
-        with self._lock:
-            gpu, self._gpu = self._gpu, None
-        if gpu:
-            gpu.close()
 
     def _sample_on(self) -> None:
         while not self._closing.wait(self._every):

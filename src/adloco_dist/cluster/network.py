@@ -38,7 +38,6 @@ def join_network(store: Store, node: int, num_nodes: int, speaks: bool, wanted: 
     """Settle on this node's interface, configure gloo and NCCL, and make sure that all nodes reach each other.
 
     Args:
-        store: shared by all ranks.
         speaks: whether this rank is the one of its node that tries the connections.
         wanted: the interface to use; None: what GLOO_SOCKET_IFNAME says, else the one that leads to the other nodes.
 
@@ -60,16 +59,19 @@ def join_network(store: Store, node: int, num_nodes: int, speaks: bool, wanted: 
         error = str(mistake)
     if speaks:
         _post(store, f"candidate/{node}", {"address": interface.address if interface else ""})
-    if not wanted and num_nodes > 1:
-        interface = _past_loopback(store, node, num_nodes, interface)
+    if not wanted and (interface is None or _is_loopback(interface.address)):
+        # The rendezvous's own host may have found its loopback; the way to the other nodes is meant.
+        others = [_read(store, f"candidate/{other}")["address"] for other in range(num_nodes) if other != node]
+        reachable = [other for other in others if other and not _is_loopback(other)]
+        interface = _towards(reachable[0]) if reachable else interface  # else all nodes are on one machine
     if interface is None and error is None:
         host, master = socket.gethostname(), os.environ["MASTER_ADDR"]
         error = f"cluster.interface=null: no interface of {host} leads to {master}; name one"
     if speaks:
         _try_connections(store, node, num_nodes, interface, error)
     for other in range(num_nodes):
-        for detail in _read(store, f"result/{other}")["errors"]:
-            raise SettingsError(detail)
+        for line in _read(store, f"result/{other}")["errors"]:
+            raise SettingsError(line)
     assert interface is not None
     os.environ["GLOO_SOCKET_IFNAME"] = interface.name
     os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface.name}")  # without the sign, all that begin like this
@@ -88,37 +90,32 @@ def check_store() -> None:
     try:
         socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
     except OSError as problem:
-        detail = f"MASTER_ADDR={host}, MASTER_PORT={port}: cannot be reached from {socket.gethostname()}"
+        line = f"MASTER_ADDR={host}, MASTER_PORT={port}: cannot be reached from {socket.gethostname()}"
         remedy = f"{REMEDY}, or, if an earlier torchrun has left them, unset TORCHELASTIC_RUN_ID"
-        raise SettingsError(f"{detail} ({problem.strerror or problem}); {remedy}") from problem
+        raise SettingsError(f"{line} ({problem.strerror or problem}); {remedy}") from problem
 
 
 def interfaces() -> dict[str, str]:
     """The address of every interface of this machine that has one; IPv4 where there are both."""
-    found = {}
+    address_of = {}
     for name, addresses in psutil.net_if_addrs().items():
         by_family = {entry.family: entry.address.partition("%")[0] for entry in addresses}
         address = by_family.get(socket.AF_INET) or by_family.get(socket.AF_INET6)
         if address:
-            found[name] = address
-    return found
+            address_of[name] = address
+    return address_of
 
 
 def _named(setting: str, name: str) -> Interface:
-    found = interfaces()
-    rule = f"{socket.gethostname()} has no such interface with an address, but {', '.join(sorted(found))}"
-    if name not in found:
+    address_of = interfaces()
+    if name not in address_of:
+        rule = f"{socket.gethostname()} has no such interface with an address, but {', '.join(sorted(address_of))}"
         raise SettingsError.of(setting, name, rule)
-    return Interface(name, found[name])
+    return Interface(name, address_of[name])
 
 
-def _past_loopback(store: Store, node: int, num_nodes: int, candidate: Interface | None) -> Interface | None:
-    """Replace a loopback `candidate`, which the rendezvous's own host may have found, by the way to the other nodes."""
-    if candidate and not ipaddress.ip_address(candidate.address).is_loopback:
-        return candidate
-    others = [_read(store, f"candidate/{other}")["address"] for other in range(num_nodes) if other != node]
-    reachable = [other for other in others if other and not ipaddress.ip_address(other).is_loopback]
-    return _towards(reachable[0]) if reachable else candidate  # all nodes on one machine
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback
 
 
 def _towards(host: str) -> Interface | None:
@@ -127,10 +124,11 @@ def _towards(host: str) -> Interface | None:
         family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(address)
-            mine = probe.getsockname()[0]
+            address_here = probe.getsockname()[0]
     except OSError:
         return None
-    return next((Interface(name, mine) for name, has in interfaces().items() if has == mine), None)
+    names = [name for name, address in interfaces().items() if address == address_here]
+    return Interface(names[0], address_here) if names else None
 
 
 def _try_connections(store: Store, node: int, num_nodes: int, interface: Interface | None, error: str | None) -> None:

@@ -16,7 +16,7 @@ from adloco_dist.averaging.checks import is_timeout
 from adloco_dist.averaging.group import Group
 from adloco_dist.cluster.control import ControlPlane
 from adloco_dist.cluster.devices import Gpu, choose_backend, choose_device, identity
-from adloco_dist.cluster.groups import NCCL_ENVIRONMENT, form_seat_group
+from adloco_dist.cluster.groups import NCCL_ENVIRONMENT, form_disjoint
 from adloco_dist.cluster.heartbeat import Heartbeat
 from adloco_dist.cluster.monitor import Monitor
 from adloco_dist.cluster.network import Interface, check_store, join_network
@@ -122,7 +122,7 @@ def join_store(place: Place) -> Store:
 @contextmanager
 def started(
     cluster: ClusterSettings, place: Place, store: Store, stop: StopRequest, ranks_per_worker: int = 1
-) -> Iterator[Runtime]:  # fmt: skip
+) -> Iterator[Runtime]:
     """Join the control plane, settle on devices and backend, and leave in order.
 
     The default process group is the control plane (gloo); tensors travel in groups of their own.
@@ -141,7 +141,9 @@ def started(
     os.environ.update(NCCL_ENVIRONMENT)
     # Before the heartbeat: what CUDA does at its start may hold the interpreter for longer than a silence may last.
     found = choose_device(cluster.device, place.local_rank)
-    heartbeat = Heartbeat(store, place.rank, place.world_size, cluster.heartbeat_seconds, cluster.silence_seconds, stop)
+    heartbeat = Heartbeat(
+        store, place.rank, place.world_size, cluster.silence_seconds / 10, cluster.silence_seconds, stop
+    )
     speaks = place.local_rank == 0
     with reported_wait(heartbeat.in_words, speaks):
         interface = join_network(store, place.node, place.num_nodes, speaks, cluster.interface)
@@ -150,7 +152,7 @@ def started(
             store=PrefixStore("control", store),
             rank=place.rank,
             world_size=place.world_size,
-            timeout=timedelta(seconds=cluster.control_seconds),
+            timeout=timedelta(seconds=cluster.timeout_seconds),
         )
         assert dist.group.WORLD is not None
         control = ControlPlane(dist.group.WORLD)
@@ -166,7 +168,10 @@ def started(
     places_of_work = [gpu.uuid if gpu else one["node"] for one, gpu in zip(census, gpus, strict=True)]
     heartbeat.hosts = hosts = tuple(member["host"] for member in census)
     backend = choose_backend(cluster.backend, gpus)
-    of_seat = form_seat_group(place.world_size, ranks_per_worker, backend, cluster.outer_seconds)
+    seats = [tuple(range(start, start + ranks_per_worker)) for start in range(0, place.world_size, ranks_per_worker)]
+    if ranks_per_worker == 1 or place.world_size % ranks_per_worker:  # the latter is refused later, on all ranks
+        seats = []
+    of_seat = form_disjoint(seats, backend, cluster.timeout_seconds)
     monitor = Monitor(found.device)
     try:
         yield Runtime(

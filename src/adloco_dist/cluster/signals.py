@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from adloco_dist.config import EXIT_STOPPED
 
@@ -49,23 +50,22 @@ def heeded(signals: Sequence[signal.Signals]) -> list[signal.Signals]:
 
 
 @contextmanager
+def handling(signals: Sequence[signal.Signals], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Let `handler` take those of the signals that mean something here while the block runs. Main thread only."""
+    previous = {number: signal.signal(number, handler) for number in heeded(signals)}
+    yield
+    for number, handler_before in previous.items():
+        signal.signal(number, handler_before)
+
+
+@contextmanager
 def end_on_signals(signals: Sequence[signal.Signals]) -> Iterator[None]:
     """Let every one of them end this process in order and at once while the block runs. Main thread only.
 
     An exception, as Python raises it for Ctrl-C, may be swallowed where nobody expects one: in a callback of an import.
     """
-    previous = {
-        number: signal.signal(number, lambda signum, frame: os._exit(EXIT_STOPPED)) for number in heeded(signals)
-    }
-    yield
-    for number, handler in previous.items():
-        signal.signal(number, handler)
-
-
-def ignore_signals(signals: Sequence[signal.Signals]) -> None:
-    """Let none of them change an end that is decided: as the interpreter is taken down, they would end the process."""
-    for number in signals:
-        signal.signal(number, signal.SIG_IGN)
+    with handling(signals, lambda signum, frame: os._exit(EXIT_STOPPED)):
+        yield
 
 
 def hold_signals(signals: Sequence[signal.Signals]) -> None:
@@ -93,11 +93,9 @@ def stop_on_signals(request: StopRequest, signals: Sequence[signal.Signals]) -> 
     def note(signum: int, frame: object) -> None:
         request.is_signalled = request.is_heard = True
 
-    previous = {number: signal.signal(number, note) for number in heeded(signals)}
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-    yield
-    for number, handler in previous.items():
-        signal.signal(number, handler)
+    with handling(signals, note):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+        yield
 
 
 def act_on_signals(signals: Sequence[signal.Signals], act: Callable[[signal.Signals], None]) -> None:
@@ -122,11 +120,7 @@ def act_on_signals(signals: Sequence[signal.Signals], act: Callable[[signal.Sign
 
 
 def end_with_parent(parent: int) -> None:
-    """Let the kernel end this process when its parent ends, however it ends.
-
-    Args:
-        parent: its process id, as of when this process was started.
-    """
+    """Let the kernel end this process when its parent, by its id as of the start, ends in whatever way."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it is gone already
         os.kill(os.getpid(), signal.SIGKILL)

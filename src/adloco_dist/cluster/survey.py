@@ -1,6 +1,6 @@
 """What the ranks of a run stand on, and which differences between them matter."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from adloco_dist.text import values_by_rank
@@ -72,7 +72,7 @@ def remarks(environments: Sequence[Environment]) -> list[str]:
         values = [getattr(environment, name) for environment in environments]
         if len(set(values)) > 1:
             lines.append(f"{name} differs: {values_by_rank(enumerate(values))}")
-    for environment in _first_of_each_host(environments):
+    for environment in reversed({environment.host: environment for environment in reversed(environments)}.values()):
         if environment.unused_gpu:
             lines.append(
                 f"{environment.host} computes on its CPU, for torch cannot use its GPU ({environment.unused_gpu})"
@@ -83,11 +83,3 @@ def remarks(environments: Sequence[Environment]) -> list[str]:
                 f"{environments[0].host}: times in logs do not match; synchronise it (chrony, ntpd)"
             )
     return lines
-
-
-def _first_of_each_host(environments: Sequence[Environment]) -> Iterable[Environment]:
-    seen = set()
-    for environment in environments:
-        if environment.host not in seen:
-            seen.add(environment.host)
-            yield environment

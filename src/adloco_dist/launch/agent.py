@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import psutil
 from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -27,9 +27,10 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
+from adloco_dist.cluster.failures import LostContactError, PeerFailedError, RankFailedError
 from adloco_dist.cluster.signals import STOP_SIGNALS, act_on_signals
 from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, EXIT_USER_ERROR
-from adloco_dist.launch.exit_codes import AGENT, OUTCOME, leave, noted_codes, num_beginnings, restart
+from adloco_dist.launch.exit_codes import AGENT, OUTCOME, end_driver, noted_codes, num_beginnings, restart
 from adloco_dist.launch.rendezvous import Rendezvous
 from adloco_dist.launch.rendezvous_watch import reach, watch_rendezvous
 from adloco_dist.terminal import report_error
@@ -37,6 +38,8 @@ from adloco_dist.text import first_line
 
 ASK = signal.SIGUSR1
 """Asks a rank to stop. One that has not got so far as to listen ends of it without a word."""
+END_SECONDS = 30
+"""Ranks of all nodes end together: an agent that ends so much later has lost its own, and will not come any more."""
 
 
 def start_ranks(rendezvous: Rendezvous, num_ranks: int, arguments: Sequence[str], can_stop: bool = True) -> NoReturn:
@@ -44,9 +47,6 @@ def start_ranks(rendezvous: Rendezvous, num_ranks: int, arguments: Sequence[str]
 
     Args:
         can_stop: ranks that are asked to stop write a checkpoint first; others are ended at once.
-
-    Raises:
-        SettingsError: the rendezvous names no host that is known here.
     """
     # What failed is reported below, in one line; the agent's own account, from loggers of its own, would bury it.
     for name in [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]:
@@ -59,7 +59,7 @@ def start_ranks(rendezvous: Rendezvous, num_ranks: int, arguments: Sequence[str]
     if rendezvous.is_elastic:
         # Else the agents would continue with the store of their first start, on a node that may be gone.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    leave(_followed(rendezvous, num_ranks, ("-u", *arguments), stopping))
+    end_driver(_followed(rendezvous, num_ranks, ("-u", *arguments), stopping))
 
 
 def _followed(rendezvous: Rendezvous, num_ranks: int, arguments: tuple[str, ...], stopping: "_Stopping") -> int:
@@ -109,20 +109,20 @@ def _run_agent(
     spec = WorkerSpec(
         role="default_role",
         local_world_size=num_ranks,
-        rdzv_handler=_RendezvousUntilStopped(handler, stopping),
+        rdzv_handler=cast(RendezvousHandler, _RendezvousUntilStopped(handler, stopping)),
         entrypoint=sys.executable,
         args=arguments,
         max_restarts=rendezvous.max_restarts,
         local_addr=rendezvous.address,
     )
-    result: Any = LocalElasticAgent(spec, DefaultLogsSpecs(log_dir=str(folder))).run()
+    result: Any = LocalElasticAgent(spec, DefaultLogsSpecs(log_dir=str(folder)), exit_barrier_timeout=END_SECONDS).run()
     handler.shutdown()
     return result.failures if result else {}  # none: the others have no room for this node
 
 
 def _without_rendezvous(rendezvous: Rendezvous, error: RendezvousError, ranks_were_up: bool) -> int:
-    """Join again where that may help, else print why the nodes are not together; the exit code."""
-    endpoint = rendezvous.endpoint
+    """Restart this very command where that may help, else print why the nodes are not together; the exit code."""
+    endpoint, host = rendezvous.endpoint, socket.gethostname()
     if not ranks_were_up:
         wanted = f"{rendezvous.wanted} within {rendezvous.timeout_seconds} s"
         remedy = "start the same command on every node, and check that this host and port can be reached from all"
@@ -130,22 +130,15 @@ def _without_rendezvous(rendezvous: Rendezvous, error: RendezvousError, ranks_we
         report_error(f"error: --rdzv-endpoint={endpoint}: did not bring together {wanted} ({reason}); {remedy}")
         return EXIT_FAILURE
     if num_beginnings() < rendezvous.max_restarts:
-        report_error(f"{socket.gethostname()} has lost contact with the rendezvous at {endpoint}: it joins again")
-        _join_again(*rendezvous.place())
+        report_error(f"{host} has lost contact with the rendezvous at {endpoint}: it joins again")
+        # Where that host does not answer any more, the watch of the rendezvous ends the wait.
+        while (answer := reach(*rendezvous.place())) is None:
+            time.sleep(1.0)
+        if answer:
+            restart()
     # The agent that holds the store ended first, and reports the cause.
-    report_error(f"ended on {socket.gethostname()}: the agent at {endpoint} is gone; see what it says")
+    report_error(f"ended on {host}: the agent at {endpoint} is gone; see what it says")
     return EXIT_FAILURE
-
-
-def _join_again(host: str, port: int) -> None:
-    """Restart this very command once the store answers; returns where it has ended.
-
-    Where the host itself does not answer any more, the watch of the rendezvous ends the wait.
-    """
-    while (answer := reach(host, port)) is None:
-        time.sleep(1.0)
-    if answer:
-        restart()
 
 
 @dataclass
@@ -158,12 +151,16 @@ class _Stopping:
 
     def act(self, number: signal.Signals) -> None:
         """Ask the ranks to stop; at the second Ctrl-C, or Ctrl-\\, end them. From any thread."""
-        self.is_immediate |= number == signal.SIGQUIT or (self.is_requested and number == signal.SIGINT)
-        self.is_immediate |= not self.can_stop
+        is_second = self.is_requested and number == signal.SIGINT
+        self.is_immediate |= is_second or number == signal.SIGQUIT or not self.can_stop
         is_first, self.is_requested = not self.is_requested, True
-        if not _signal_ranks(signal.SIGKILL if self.is_immediate else ASK):  # still waiting for other nodes
+        ranks = psutil.Process().children()
+        for rank in ranks:
+            with suppress(psutil.NoSuchProcess):
+                rank.send_signal(signal.SIGKILL if self.is_immediate else ASK)
+        if not ranks:  # still waiting for other nodes
             report_error("stopped: no rank was running")
-            leave(EXIT_STOPPED)
+            end_driver(EXIT_STOPPED)
         if is_first and not self.is_immediate:
             report_error("stopping: a checkpoint is written (Ctrl-C again: stop at once, without)")
 
@@ -182,7 +179,7 @@ class _StoppedError(RuntimeError):
     """Ranks were asked to stop, and do not start again."""
 
 
-class _RendezvousUntilStopped(RendezvousHandler):
+class _RendezvousUntilStopped:
     """A rendezvous for ranks that do not start again once they were asked to stop.
 
     torch's agent would start them for every node that waits, also for one that has gone away and is still listed, and
@@ -192,6 +189,9 @@ class _RendezvousUntilStopped(RendezvousHandler):
     def __init__(self, handler: RendezvousHandler, stopping: _Stopping) -> None:
         self._handler, self._stopping = handler, stopping
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._handler, name)
+
     def next_rendezvous(self) -> RendezvousInfo:
         if self._stopping.is_requested:
             raise _StoppedError
@@ -200,68 +200,37 @@ class _RendezvousUntilStopped(RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         return 0 if self._stopping.is_requested else self._handler.num_nodes_waiting()
 
-    @property
-    def use_agent_store(self) -> bool:
-        return self._handler.use_agent_store
-
-    def get_backend(self) -> str:
-        return self._handler.get_backend()
-
-    def is_closed(self) -> bool:
-        return self._handler.is_closed()
-
-    def set_closed(self) -> None:
-        self._handler.set_closed()
-
-    def get_run_id(self) -> str:
-        return self._handler.get_run_id()
-
-    def shutdown(self) -> bool:
-        return self._handler.shutdown()
-
-
-def _signal_ranks(number: signal.Signals) -> int:
-    ranks = psutil.Process().children()
-    for rank in ranks:
-        with suppress(psutil.NoSuchProcess):
-            rank.send_signal(number)
-    return len(ranks)
-
 
 def report_cause(failures: Mapping[int, ProcessFailure]) -> int:
-    """Print the cause of this node's failures, unless its ranks have; the exit code.
-
-    Args:
-        failures: the failures, by rank.
-    """
+    """Print the cause of this node's failures, given by rank, unless its ranks have; the exit code."""
     if EXIT_USER_ERROR in {failure.exitcode for failure in failures.values()}:  # and said why
         return EXIT_USER_ERROR
-    host = socket.gethostname()
-    # What a rank has reported of itself explains signals too. A rank that a signal ended without a word is the cause of
-    # what the others report, who lost contact with it. (SIGTERM came from the agent.)
-    by_signal = [(rank, failure) for rank, failure in failures.items() if failure.exitcode < 0]
-    killed = [(rank, failure) for rank, failure in by_signal if failure.exitcode != -signal.SIGTERM]
-    recorded = [message for failure in failures.values() if (message := _recorded(failure))]
-    own = [message for message in recorded if message.startswith("RankFailedError: ")]
-    lost = [message for message in recorded if message.startswith("LostContactError: ")]
-    if own:
-        line = f"error: {own[0].removeprefix('RankFailedError: ')}"
-    elif killed:
-        rank, failure = killed[0]  # the first to be found
-        advice = "; was memory short?" if -failure.exitcode == signal.SIGKILL else ""
-        line = f"error: rank {rank} on {host}: ended by {signal.Signals(-failure.exitcode).name}{advice}"
-    elif lost:
-        line = f"error: {lost[0].removeprefix('LostContactError: ')}"
-    elif recorded:  # the cause is on another node, which reports it
-        line = f"ended on {host}: {recorded[0].removeprefix('PeerFailedError: ')}"
-    else:
-        rank, failure = min(failures.items())
-        line = f"error: rank {rank} on {host}: ended with code {failure.exitcode}"
-    report_error(line)
+    report_error(_cause(failures))
     return EXIT_FAILURE
 
 
-def _recorded(failure: ProcessFailure) -> str | None:
-    """What the rank left in its error file, if it left one."""
-    message = failure.error_file_data["message"]
-    return message["message"] if isinstance(message, dict) else None
+def _cause(failures: Mapping[int, ProcessFailure]) -> str:
+    """The line that says why this node ends.
+
+    What a rank has recorded of itself explains signals, too. A rank that a signal ended without a word is the cause of
+    what the others record, who lost contact with it; SIGTERM came from the agent.
+    """
+    host = socket.gethostname()
+    recorded: dict[str, str] = {}
+    for failure in failures.values():
+        if isinstance(message := failure.error_file_data["message"], dict):  # of the exception that the rank ended with
+            kind, _, line = message["message"].partition(": ")
+            recorded.setdefault(kind, line)
+    killed = {rank: -failure.exitcode for rank, failure in failures.items() if failure.exitcode < 0}
+    killed = {rank: number for rank, number in killed.items() if number != signal.SIGTERM}
+    if line := recorded.get(RankFailedError.__name__):
+        return f"error: {line}"
+    for rank, number in killed.items():  # the first to be found
+        advice = "; was memory short?" if number == signal.SIGKILL else ""
+        return f"error: rank {rank} on {host}: ended by {signal.Signals(number).name}{advice}"
+    if line := recorded.get(LostContactError.__name__):
+        return f"error: {line}"
+    if line := recorded.get(PeerFailedError.__name__):  # the cause is on another node, which reports it
+        return f"ended on {host}: {line}"
+    rank, failure = min(failures.items())
+    return f"error: rank {rank} on {host}: ended with code {failure.exitcode}"

@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from adloco_dist.config import EXIT_STOPPED, Backend, ClusterSettings, Device, SettingsError
+from adloco_dist.config.errors import require
 from adloco_dist.launch.exit_codes import ends_reported
-from adloco_dist.launch.nodes import add_torchrun_options, check_num_ranks, rendezvous_of
+from adloco_dist.launch.nodes import add_torchrun_options, num_gpus, num_ranks, rendezvous_of
 from adloco_dist.terminal import reported_wait
 
 DESCRIPTION = """\
@@ -19,16 +20,13 @@ Dropout is off. Started alone, it runs on this machine; under torchrun, on all i
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of launch/analyze_gradients.py; ends the process."""
-    arguments = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, metavar="RUN", help="run directory")
     parser.add_argument("--sequences", type=int, metavar="N", help="of the split (default: 1024, or all of fewer)")
     parser.add_argument("--batches", metavar="B,B", help="sequences per batch (default: 1,4,16,64, up to N)")
     parser.add_argument("--split", choices=("train", "validation"), help="default: train; of a stream, validation")
     parser.add_argument("--output", type=Path, metavar="DIR", help="for the two files (default: RUN/gradients)")
-    parser.add_argument(
-        "--pass", type=int, metavar="P", help="sequences per pass (default: the run's evaluation.batch)"
-    )
+    parser.add_argument("--pass", type=int, metavar="P", help="sequences per pass (default: those of an evaluation)")
     add_torchrun_options(parser)
     options = parser.parse_args(arguments)
     with ends_reported() as is_rank:
@@ -38,12 +36,12 @@ def main(arguments: list[str] | None = None) -> None:
                 run_analysis(options, sizes)
             else:
                 names = ("sequences", "batches", "split", "output", "pass")
-                given = {name: value for name in names if (value := vars(options)[name]) is not None}
-                passed_on = [str(options.run), *(f"--{name}={value}" for name, value in given.items())]
-                rendezvous, ranks = rendezvous_of(options), num_ranks(options)
+                given = [f"--{name}={value}" for name in names if (value := vars(options)[name]) is not None]
+                rendezvous, ranks = rendezvous_of(options), num_ranks(options, lambda: num_gpus() or 2)
                 from adloco_dist.launch.agent import start_ranks  # takes seconds
 
-                start_ranks(rendezvous, ranks, ("-m", "adloco_dist.launch.analyze", *passed_on), can_stop=False)
+                command = ("-m", "adloco_dist.launch.analyze", str(options.run), *given)
+                start_ranks(rendezvous, ranks, command, can_stop=False)
         except KeyboardInterrupt:
             sys.exit(EXIT_STOPPED)
 
@@ -56,23 +54,8 @@ def batch_sizes(typed: str) -> tuple[int, ...]:
     """
     parts = [part.strip() for part in typed.split(",")]
     is_list = all(part.isdecimal() and int(part) >= 1 for part in parts)
-    if not is_list:
-        raise SettingsError.of("--batches", typed, "must be whole numbers >= 1 with commas between, as 1,4,16")
+    require(is_list, "--batches", typed, "must be whole numbers >= 1 with commas between, as 1,4,16")
     return tuple(sorted({int(part) for part in parts}))
-
-
-def num_ranks(options: argparse.Namespace) -> int:
-    """Return how many ranks to start: as many as asked for, else one per GPU, or two without GPUs.
-
-    Raises:
-        SettingsError: fewer than one was asked for.
-    """
-    check_num_ranks(options)
-    if options.nproc_per_node is not None:
-        return options.nproc_per_node
-    import torch
-
-    return (torch.cuda.device_count() if torch.cuda.is_available() else 0) or 2
 
 
 def run_analysis(options: argparse.Namespace, sizes: tuple[int, ...] | None) -> None:
@@ -89,15 +72,12 @@ def run_analysis(options: argparse.Namespace, sizes: tuple[int, ...] | None) -> 
     from adloco_dist.run.reading import read_run, settings_of
     from adloco_dist.tools.gradients import AnalysisOptions, analyze_run
 
-    def cluster_settings() -> ClusterSettings:
-        """The run's own, with the devices of these machines, which need not be those that it was trained on."""
-        cluster = settings_of(options.run, read_run(options.run)).cluster
-        return replace(cluster, device=Device.auto, backend=Backend.auto)
-
     def analyze(place: Place, store: Store) -> None:
         cluster, error = ClusterSettings(), None
         try:
-            cluster = cluster_settings()
+            # The run's own, with the devices of these machines, which need not be those that it was trained on.
+            cluster = settings_of(options.run, read_run(options.run)).cluster
+            cluster = replace(cluster, device=Device.auto, backend=Backend.auto)
         except SettingsError as mistake:  # even a rank without the run must reach the others to say so
             error = mistake
         with started(cluster, place, store, StopRequest()) as runtime:

@@ -4,14 +4,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from adloco_dist.cluster.survey import Environment, Link, must_agree, remarks
 from adloco_dist.config import SettingsError
 from adloco_dist.config.compose import compose
 from adloco_dist.launch.exit_codes import ends_reported
-from adloco_dist.launch.nodes import add_torchrun_options, check_num_ranks, rendezvous_of
-from adloco_dist.terminal import new_console, report_line, reported_wait
+from adloco_dist.launch.nodes import add_torchrun_options, num_ranks, rendezvous_of
+from adloco_dist.terminal import new_console, new_table, report_line, reported_wait
 from adloco_dist.text import first_difference
 
 PARAMETERS = 100_000_000
@@ -37,13 +37,12 @@ def main(arguments: list[str] | None = None) -> None:
             run_check(options.overrides, int(options.payload_mb * 1e6))
         else:
             compose(options.overrides)
-            check_num_ranks(options)
+            count = num_ranks(options, lambda: 1)
             passed_on = [f"--payload-mb={options.payload_mb}", *options.overrides]
             rendezvous = rendezvous_of(options)
             from adloco_dist.launch.agent import start_ranks  # takes seconds
 
-            num_ranks = 1 if options.nproc_per_node is None else options.nproc_per_node
-            start_ranks(rendezvous, num_ranks, ("-m", "adloco_dist.launch.check", *passed_on), can_stop=False)
+            start_ranks(rendezvous, count, ("-m", "adloco_dist.launch.check", *passed_on), can_stop=False)
 
 
 def run_check(overrides: Sequence[str], payload_bytes: int) -> None:
@@ -65,7 +64,7 @@ def run_check(overrides: Sequence[str], payload_bytes: int) -> None:
         with started(settings.cluster, place, store, StopRequest()) as runtime:
             runtime.heartbeat.enter("measuring links")
             with reported_wait(runtime.heartbeat.in_words, speaks=runtime.rank == 0):
-                environments = survey(runtime, run_disk(settings))
+                environments = survey(runtime, run_disk(settings.run))
                 links = measure_links(runtime, runtime.backend, payload_bytes, LINK_SECONDS)
             if runtime.rank == 0:
                 show(environments, links, runtime.backend.name)
@@ -78,32 +77,36 @@ def run_check(overrides: Sequence[str], payload_bytes: int) -> None:
 def show(environments: Sequence[Environment], links: Sequence[Link], backend: str) -> None:
     """Print two tables and the differences that matter."""
     console = new_console(min_width=TABLE_WIDTH)
-    table = Table(box=None, pad_edge=False)
-    for title in ("rank", "node", "host", "interface", "device", "driver", "torch", "python", "threads", "memory GB"):
-        table.add_column(title)
-    for title in ("device GB", "disk GB", "clock ms"):
-        table.add_column(title, justify="right")
-    for one in environments:
+    titles = ("rank", "node", "host", "interface", "device", "driver", "torch", "python", "threads", "memory GB")
+    numbers = (Column(title, justify="right") for title in ("device GB", "disk GB", "clock ms"))
+    table = Table(*titles, *numbers, box=None, pad_edge=False)
+    for rank in environments:
         table.add_row(
-            str(one.rank), str(one.node), one.host, f"{one.interface} {one.address}" if one.interface else "",
-            one.device, one.driver or "", one.torch, one.python, f"{one.threads} of {one.cores}",
-            f"{one.memory_bytes / 1e9:.1f}", f"{one.device_memory_bytes / 1e9:.1f}" if one.device_memory_bytes else "",
-            f"{one.disk_bytes / 1e9:.1f}", f"{one.clock_offset_seconds * 1e3:+.1f}",
-        )  # fmt: skip
+            str(rank.rank),
+            str(rank.node),
+            rank.host,
+            f"{rank.interface} {rank.address}" if rank.interface else "",
+            rank.device,
+            rank.driver or "",
+            rank.torch,
+            rank.python,
+            f"{rank.threads} of {rank.cores}",
+            f"{rank.memory_bytes / 1e9:.1f}",
+            f"{rank.device_memory_bytes / 1e9:.1f}" if rank.device_memory_bytes else "",
+            f"{rank.disk_bytes / 1e9:.1f}",
+            f"{rank.clock_offset_seconds * 1e3:+.1f}",
+        )
     console.print(table)
     if links:
         from adloco_dist.pool.averager import averagers
 
         formats = averagers()
         title = f"all-reduce between every two nodes ({backend}), and what an average of 100M parameters takes there"
-        table = Table(box=None, pad_edge=False, title=title)
-        for title in ("nodes", "latency ms", "MB/s", *(f"{name} s" for name in formats)):
-            table.add_column(title, justify="right")
+        table = new_table(("nodes", "latency ms", "MB/s", *(f"{name} s" for name in formats)), title)
         for link in links:
             latency, rate = link.latency_seconds * 1e3, link.bytes_per_second / 1e6
-            averages = [
-                f"{one.bytes_per_rank(PARAMETERS, 1, (0, 1)) / link.bytes_per_second:.3g}" for one in formats.values()
-            ]
+            sent = [averager.bytes_per_rank(PARAMETERS, 1, (0, 1)) for averager in formats.values()]
+            averages = [f"{num_bytes / link.bytes_per_second:.3g}" for num_bytes in sent]
             table.add_row(" - ".join(map(str, link.nodes)), f"{latency:.2f}", f"{rate:,.1f}", *averages)
         console.print(table)
     for line in remarks(environments) or ["no differences that matter"]:

@@ -8,14 +8,23 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from adloco_dist.cluster.signals import STOP_SIGNALS, end_on_signals, hold_signals, ignore_signals
+from adloco_dist.cluster.signals import STOP_SIGNALS, end_on_signals, hold_signals
 from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, Device, Settings, SettingsError
 from adloco_dist.config.compose import to_yaml
 from adloco_dist.config.without_effect import without_effect
 from adloco_dist.data.hub import prefer_cache_without_hub
 from adloco_dist.launch.exit_codes import ends_reported
 from adloco_dist.launch.launchers import refuse_other_launchers, speaks_for_node
-from adloco_dist.launch.nodes import add_torchrun_options, asked_nodes, check_num_ranks, check_restarts, rendezvous_of
+from adloco_dist.launch.nodes import (
+    OF_SEVERAL_NODES,
+    add_torchrun_options,
+    asked_nodes,
+    check_restarts,
+    num_gpus,
+    num_ranks,
+    refuse_options,
+    rendezvous_of,
+)
 from adloco_dist.launch.rendezvous import Rendezvous
 from adloco_dist.policy.layout import check_ranks, seat_nodes
 from adloco_dist.run.directory import check_directory
@@ -25,7 +34,7 @@ from adloco_dist.terminal import output_was_lost, reported_wait, show
 DESCRIPTION = """\
 Train a pool of DiLoCo trainers. Started alone, it runs on this machine; under torchrun, on all its nodes:
   torchrun --nnodes N --nproc-per-node G ... launch/train.py key=value ...
-Settings are key=value or group=choice (groups: model data algorithm inner outer wire merge budget evaluation tracking
+Settings are key=value or group=choice (groups: model data algorithm inner outer wire merge tracking
 experiment), for example: algorithm=localsgd inner.lr=1e-3 pool.trainers=2
 With -m, settings may have several values, and every combination of them is a run:
   launch/train.py -m inner.lr=5e-4,1e-3,2e-3 wire=fp32,adaptive
@@ -33,10 +42,7 @@ Exit codes: 0 done, 1 failed, 2 a mistake in what was asked (nothing was started
 """
 
 ONLY_OF_SWEEPS = ("jobs", "redo")
-NOT_OF_SWEEPS = (
-    "master_port", "nnodes", "max_restarts", "rdzv_endpoint", "rdzv_id", "local_addr", "join_timeout", "slurm",
-    "dry_run", "print_config",
-)  # fmt: skip
+NOT_OF_SWEEPS = ("master_port", "nnodes", "max_restarts", *OF_SEVERAL_NODES, "slurm", "dry_run", "print_config")
 
 
 def main(arguments: list[str] | None = None, parts: Parts | None = None) -> NoReturn:
@@ -47,15 +53,15 @@ def main(arguments: list[str] | None = None, parts: Parts | None = None) -> NoRe
     """
     parts = parts or NamedParts()
     arguments = sys.argv[1:] if arguments is None else arguments
-    parser = _parser()
-    options = parser.parse_intermixed_args(arguments)  # settings and options in any order
+    options = _parser().parse_intermixed_args(arguments)  # settings and options in any order
     with ends_reported() as is_rank:
         try:
             if is_rank:
                 sys.exit(_as_rank(options, arguments, parts))
             with end_on_signals(STOP_SIGNALS):  # until ranks run, which are asked first
-                code = _as_driver(parser, options, parts)
-            ignore_signals(STOP_SIGNALS)
+                code = _as_driver(options, parts)
+            for number in STOP_SIGNALS:  # they would end the process while the interpreter is taken down
+                signal.signal(number, signal.SIG_IGN)
             sys.exit(code)
         except KeyboardInterrupt:
             sys.exit(EXIT_STOPPED)
@@ -74,9 +80,10 @@ def _as_rank(options: argparse.Namespace, arguments: Sequence[str], parts: Parts
     return 0
 
 
-def _as_driver(parser: argparse.ArgumentParser, options: argparse.Namespace, parts: Parts) -> int:
+def _as_driver(options: argparse.Namespace, parts: Parts) -> int:
     """Do what was asked; the exit code. What needs torch is imported once it is clear that it is needed."""
-    _refuse_without_effect(parser, options)
+    unused, where = (NOT_OF_SWEEPS, "with") if options.multirun else (ONLY_OF_SWEEPS, "without")
+    refuse_options(options, unused, f"{where} -m; leave it out")
     # What failed is reported in one line; torch's warnings about it, with addresses of its code, would bury it.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     if options.multirun:
@@ -84,19 +91,19 @@ def _as_driver(parser: argparse.ArgumentParser, options: argparse.Namespace, par
         from adloco_dist.sweep.sweep import sweep
 
         passed_on = [f"--nproc-per-node={options.nproc_per_node}"] if options.nproc_per_node else []
-        return sweep(options.overrides, parts, passed_on, options.jobs, options.redo)
+        return sweep(options.overrides, parts.compose, (*parts.command, *passed_on), options.jobs, options.redo)
     settings = parts.compose(options.overrides)
     if options.print_config:
         show(f"{to_yaml(settings).rstrip()}\n# on this machine: {_arithmetic(settings)}")
         return EXIT_FAILURE if output_was_lost() else 0
     prefer_cache_without_hub(settings.data.hub, settings.data.tokenizer, settings.model.warm_start)
     if options.dry_run:
-        from adloco_dist.tools.planner import print_dry_run
+        from adloco_dist.setup.dry_run import print_dry_run
 
-        check_restarts(settings, options.max_restarts)
+        check_restarts(settings.run, options.max_restarts)
         if asked_nodes(options)[1] == 1:
             check_directory(settings.run)
-        ranks = range(_num_ranks(settings, options))
+        ranks = range(num_ranks(options, lambda: _default_ranks(settings)))
         nodes = [node for node in range(asked_nodes(options)[1]) for _ in ranks]
         unread = [f"{line}: {why}" for line, why in without_effect(settings, options.overrides).items()]
         print_dry_run(settings, nodes, parts, unread=unread)
@@ -104,11 +111,11 @@ def _as_driver(parser: argparse.ArgumentParser, options: argparse.Namespace, par
     if not options.slurm and asked_nodes(options)[1] == 1:
         refuse_other_launchers()
     rendezvous = rendezvous_of(options)
-    num_ranks = _num_ranks(settings, options)
-    _refuse_early(settings, rendezvous, num_ranks)
+    count = num_ranks(options, lambda: _default_ranks(settings))
+    _refuse_early(settings, rendezvous, count)
     from adloco_dist.launch.agent import start_ranks  # takes seconds
 
-    return start_ranks(rendezvous, num_ranks, (*parts.command, *options.overrides))
+    return start_ranks(rendezvous, count, (*parts.command, *options.overrides))
 
 
 def _arithmetic(settings: Settings) -> str:
@@ -121,26 +128,14 @@ def _arithmetic(settings: Settings) -> str:
 
 
 def _refuse_early(settings: Settings, rendezvous: Rendezvous, num_ranks: int) -> None:
-    """What can be known before any rank is started; other nodes may have other ranks, and the run directory.
-
-    Raises:
-        SettingsError: the ranks would refuse it, too.
-    """
+    """Refuse what is known to be wrong before any rank starts; other nodes may have other ranks, and the directory."""
     size = settings.pool.ranks_per_worker
     seat_nodes([0] * num_ranks, size)
     minimum = num_ranks + size * ((rendezvous.min_nodes or rendezvous.num_nodes) - 1)
     check_ranks(settings, minimum, is_all=rendezvous.num_nodes == 1)
-    check_restarts(settings, rendezvous.max_restarts)
+    check_restarts(settings.run, rendezvous.max_restarts)
     if rendezvous.num_nodes == 1:
         check_directory(settings.run)
-
-
-def _refuse_without_effect(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    unused = NOT_OF_SWEEPS if options.multirun else ONLY_OF_SWEEPS
-    for name in unused:
-        if getattr(options, name) != parser.get_default(name):
-            where = "with" if options.multirun else "without"
-            raise SettingsError(f"--{name.replace('_', '-')}: has no effect {where} -m; leave it out")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -155,16 +150,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _num_ranks(settings: Settings, options: argparse.Namespace) -> int:
-    """Return how many ranks to start: as many as asked for; else one per GPU, but no idle ones.
+def _default_ranks(settings: Settings) -> int:
+    """Return how many ranks to start where nothing was asked: one per GPU, but no idle ones.
 
     Without GPUs two are started, or as many as a worker spans, so that there is something to distribute.
     """
-    check_num_ranks(options)
-    if options.nproc_per_node is not None:
-        return options.nproc_per_node
-    import torch
-
     workers, size = settings.pool.workers_per_trainer, settings.pool.ranks_per_worker
-    num_devices = torch.cuda.device_count() if torch.cuda.is_available() else max(2, size)
+    num_devices = num_gpus() or max(2, size)
     return min(num_devices, settings.pool.trainers * workers * size) if workers else num_devices

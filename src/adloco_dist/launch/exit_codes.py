@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from adloco_dist.cluster.signals import end_with_parent
-from adloco_dist.config import EXIT_STOPPED, EXIT_USER_ERROR, reported_in_one_line
+from adloco_dist.command import reported_in_one_line
+from adloco_dist.config import EXIT_STOPPED, EXIT_USER_ERROR
 from adloco_dist.launch.launchers import is_torchrun_rank, speaks_for_node
 from adloco_dist.terminal import protect_streams
 
@@ -25,14 +26,6 @@ AGENT = "ADLOCO_AGENT"
 """Environment variable of those ranks as well: the driver's process id."""
 
 
-def end_with_agent() -> None:
-    """Let this rank end with its agent: torchrun killed with -9 leaves no ranks behind.
-
-    Called before anything heavy is imported: until then the agent may end unnoticed.
-    """
-    end_with_parent(int(os.environ.get(AGENT, os.getppid())))
-
-
 @contextmanager
 def ends_reported() -> Iterator[bool]:
     """Surround all that a command does, on a rank as in the driver; yield whether this process is a rank.
@@ -43,7 +36,8 @@ def ends_reported() -> Iterator[bool]:
     with reported_in_one_line():
         is_rank = is_torchrun_rank()
     if is_rank:
-        end_with_agent()
+        # Before anything heavy is imported: torchrun killed with -9 leaves no ranks behind from here on.
+        end_with_parent(int(os.environ.get(AGENT, os.getppid())))
     speaks = speaks_for_node()
     with _ends_immediately(speaks) if is_rank else nullcontext(), reported_in_one_line(speaks):
         yield is_rank
@@ -89,22 +83,24 @@ def num_beginnings() -> int:
 def restart() -> NoReturn:
     """Run this driver's command again in its place, from any thread: stores, timers and threads of the old one go."""
     os.environ[BEGINNINGS] = str(num_beginnings() + 1)
-    shutil.rmtree(Path(os.environ[OUTCOME]).parent, ignore_errors=True)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _clean_up()
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-def leave(code: int) -> NoReturn:
+def end_driver(code: int) -> NoReturn:
     """End a driver that has had ranks, or waits in a library, from any thread; nothing is left behind.
 
     The interpreter is not taken down: a thread that comes back from torch's store meanwhile aborts the process.
     """
+    _clean_up()
+    os._exit(code)
+
+
+def _clean_up() -> None:
     if folder := os.environ.get(OUTCOME):
         shutil.rmtree(Path(folder).parent, ignore_errors=True)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
 
 
 def noted_codes(folder: Path) -> list[int | None]:

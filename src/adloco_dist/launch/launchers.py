@@ -29,13 +29,17 @@ def is_torchrun_rank() -> bool:
         raise SettingsError.of(DEBUG, level, f"must be one of {', '.join(DEBUG_LEVELS)}; set it so, or unset it")
     if RUN_ID not in os.environ:
         return False
+    lacking = []
     for name in ("MASTER_ADDR", "MASTER_PORT", *PLACES, *PLACES.values()):
         value = os.environ.get(name, "")
         if not value or (name != "MASTER_ADDR" and not value.isdecimal()):
-            raise _no_rank(f"{name}={value} is no number" if value else f"{name} is missing")
-    for place, size in PLACES.items():
+            lacking.append(f"{name}={value} is no number" if value else f"{name} is missing")
+    for place, size in () if lacking else PLACES.items():
         if int(os.environ[place]) >= int(os.environ[size]):
-            raise _no_rank(f"{place}={os.environ[place]} is not below {size}={os.environ[size]}")
+            lacking.append(f"{place}={os.environ[place]} is not below {size}={os.environ[size]}")
+    if lacking:
+        rule = f"this is what torchrun gives its ranks, but {lacking[0]}"
+        raise SettingsError.of(RUN_ID, os.environ[RUN_ID], f"{rule}; start it with torchrun, or unset {RUN_ID}")
     return True
 
 
@@ -53,12 +57,13 @@ def has_agent() -> bool:
     return folder.is_absolute() and folder.is_dir()
 
 
-def refuse_other_launchers() -> None:
-    """Refuse to be one of several processes that would each start the ranks of a run of its own.
+def max_restarts() -> int:
+    """How often torchrun starts its ranks again when one fails; more than 0 as well where nodes come and go."""
+    return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
 
-    Raises:
-        SettingsError: another launcher has started several, or its variables are left in the shell.
-    """
+
+def refuse_other_launchers() -> None:
+    """Refuse to be one of several processes, that another launcher started, which would each train a run of its own."""
     for size, place in OTHERS.items():
         count, number = os.environ.get(size, ""), os.environ.get(place, "")
         if count.isdecimal() and number.isdecimal() and int(count) > 1:
@@ -67,8 +72,3 @@ def refuse_other_launchers() -> None:
             if size.startswith("SLURM"):
                 remedy = "start one on each node, with --slurm"
             raise SettingsError(f"{size}={count}, {place}={number}: {rule}; {remedy}; or unset {size}, if it is old")
-
-
-def _no_rank(detail: str) -> SettingsError:
-    rule = f"this is what torchrun gives its ranks, but {detail}"
-    return SettingsError.of(RUN_ID, os.environ[RUN_ID], f"{rule}; start it with torchrun, or unset {RUN_ID}")

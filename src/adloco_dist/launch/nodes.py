@@ -1,13 +1,17 @@
 """Where to run: the options of every command that starts ranks, named as torchrun's, for that is what takes them."""
 
 import argparse
+from collections.abc import Callable, Sequence
 
-from adloco_dist.config import Settings, SettingsError, Unfinished
+from adloco_dist.config import RunSettings, SettingsError, Unfinished
+from adloco_dist.config.errors import require
 from adloco_dist.config.running import MAX_SECONDS
 from adloco_dist.launch.rendezvous import JOB, JOIN_SECONDS, Rendezvous, check_port
 
-OF_SEVERAL_NODES = {"rdzv_endpoint": None, "rdzv_id": JOB, "local_addr": None, "join_timeout": JOIN_SECONDS}
-"""Options that say something about several nodes alone, with their defaults."""
+OF_SEVERAL_NODES = ("rdzv_endpoint", "rdzv_id", "local_addr", "join_timeout")
+"""Options that say something about several nodes alone."""
+DEFAULTS = {"nnodes": "1", "rdzv_id": JOB, "join_timeout": JOIN_SECONDS, "jobs": 1}
+"""Of options that are set without being given."""
 
 
 def add_torchrun_options(parser: argparse.ArgumentParser) -> None:
@@ -28,21 +32,14 @@ def add_torchrun_options(parser: argparse.ArgumentParser) -> None:
 
 
 def asked_nodes(options: argparse.Namespace) -> tuple[int, int]:
-    """Return the minimum and the maximum number of nodes that `--nnodes` names.
-
-    Raises:
-        SettingsError: it names none.
-    """
+    """Return the minimum and the maximum number of nodes that `--nnodes` names, or refuse it."""
     minimum, _, maximum = options.nnodes.partition(":")
     is_range = minimum.isdecimal() and (maximum or minimum).isdecimal() and 1 <= int(minimum) <= int(maximum or minimum)
-    if not is_range:
-        raise SettingsError.of("--nnodes", options.nnodes, "must be N, or MIN:MAX, with 1 <= MIN <= MAX")
-    if options.max_restarts < 0:
-        raise SettingsError.of("--max-restarts", options.max_restarts, "must be >= 0")
-    is_elastic = not maximum or minimum == maximum or options.max_restarts > 0
+    require(is_range, "--nnodes", options.nnodes, "must be N, or MIN:MAX, with 1 <= MIN <= MAX")
+    require(options.max_restarts >= 0, "--max-restarts", options.max_restarts, "must be >= 0")
+    can_lose_nodes = not maximum or minimum == maximum or options.max_restarts > 0
     rule = "when a node is lost, the ranks of the others fail and are started again; set --max-restarts as well"
-    if not is_elastic:
-        raise SettingsError.of("--nnodes", options.nnodes, rule)
+    require(can_lose_nodes, "--nnodes", options.nnodes, rule)
     return int(minimum), int(maximum or minimum)
 
 
@@ -53,60 +50,59 @@ def rendezvous_of(options: argparse.Namespace) -> Rendezvous:
         SettingsError: the options do not say where, or say what has no effect there; the endpoint's host is unknown.
     """
     min_nodes, num_nodes = asked_nodes(options)
-    is_usable, rule = 1 <= options.join_timeout <= MAX_SECONDS, f"must be from 1 to {MAX_SECONDS:,} seconds"
-    if not is_usable:
-        raise SettingsError.of("--join-timeout", options.join_timeout, rule)
+    is_usable = 1 <= options.join_timeout <= MAX_SECONDS
+    require(is_usable, "--join-timeout", options.join_timeout, f"must be from 1 to {MAX_SECONDS:,} seconds")
     restarts = options.max_restarts
     if options.slurm:
-        _refuse(
-            options,
-            ("nnodes", "rdzv_endpoint", "rdzv_id", "local_addr", "master_port"),
-            "with --slurm, where the job says it; leave it out",
-        )
+        said_by_slurm = ("nnodes", "rdzv_endpoint", "rdzv_id", "local_addr", "master_port")
+        refuse_options(options, said_by_slurm, "with --slurm, where the job says it; leave it out")
         rendezvous = Rendezvous.from_slurm(options.join_timeout, restarts)
     elif num_nodes == 1:
-        _refuse(options, tuple(OF_SEVERAL_NODES), "on one node; set --nnodes as well, or leave it out")
+        refuse_options(options, OF_SEVERAL_NODES, "on one node; set --nnodes as well, or leave it out")
         check_port(options.master_port or 0)
         return Rendezvous(max_restarts=restarts, endpoint=f"localhost:{options.master_port or 0}")
     else:
-        _refuse(options, ("master_port",), "on several nodes; name the port in --rdzv-endpoint")
+        refuse_options(options, ("master_port",), "on several nodes; name the port in --rdzv-endpoint")
         rule = "needs --rdzv-endpoint=HOST:PORT, the same on all nodes; or start torchrun on each (see README)"
-        if options.rdzv_endpoint is None:
-            raise SettingsError.of("--nnodes", options.nnodes, rule)
+        require(options.rdzv_endpoint is not None, "--nnodes", options.nnodes, rule)
         rendezvous = Rendezvous(
-            num_nodes, min_nodes, restarts, options.rdzv_endpoint, options.rdzv_id, options.local_addr,
-            options.join_timeout,
-        )  # fmt: skip
+            num_nodes=num_nodes,
+            min_nodes=min_nodes,
+            max_restarts=restarts,
+            endpoint=options.rdzv_endpoint,
+            job=options.rdzv_id,
+            address=options.local_addr,
+            timeout_seconds=options.join_timeout,
+        )
     rendezvous.place()
     return rendezvous
 
 
-def check_num_ranks(options: argparse.Namespace) -> None:
-    """
-    Raises:
-        SettingsError: fewer than one rank was asked for.
-    """
+def num_ranks(options: argparse.Namespace, default: Callable[[], int]) -> int:
+    """Return how many ranks to start on this machine: as many as asked for, at least one; else the default."""
     asked = options.nproc_per_node
-    if asked is not None and asked < 1:
-        raise SettingsError.of("--nproc-per-node", asked, "must be >= 1")
+    require(asked is None or asked >= 1, "--nproc-per-node", asked, "must be >= 1")
+    return default() if asked is None else asked
 
 
-def check_restarts(settings: Settings, max_restarts: int) -> None:
-    """Check that a run that is started again would find what it has left.
+def num_gpus() -> int:
+    """Return how many GPUs torch can use here."""
+    import torch  # a second
 
-    Raises:
-        SettingsError: it would not.
-    """
-    can_resume = settings.run.directory is not None and settings.run.unfinished is Unfinished.resume
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def check_restarts(run: RunSettings, max_restarts: int) -> None:
+    """Refuse a run that would not find what it has left when it is started again."""
+    can_resume = run.directory is not None and run.unfinished is Unfinished.resume
     rule = "a run that is started again must find its checkpoints: set run.directory, and run.unfinished=resume"
-    if max_restarts != 0 and not can_resume:
-        raise SettingsError.of("--max-restarts", max_restarts, rule)
+    require(max_restarts == 0 or can_resume, "--max-restarts", max_restarts, rule)
 
 
-def _refuse(options: argparse.Namespace, names: tuple[str, ...], where: str) -> None:
-    """Refuse options that would silently do nothing."""
-    defaults = {**OF_SEVERAL_NODES, "nnodes": "1", "master_port": None}
+def refuse_options(options: argparse.Namespace, names: Sequence[str], where: str) -> None:
+    """Refuse options that were given and would silently do nothing."""
     for name in names:
         value = getattr(options, name)
-        if value != defaults[name]:
-            raise SettingsError(f"--{name.replace('_', '-')}={value}: has no effect {where}")
+        if value and value != DEFAULTS.get(name):
+            shown = "" if value is True else f"={value}"
+            raise SettingsError(f"--{name.replace('_', '-')}{shown}: has no effect {where}")

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from adloco_dist.addresses import unresolved
 from adloco_dist.config import SettingsError
+from adloco_dist.text import first_line
 
 FIRST_SLURM_PORT = 20000
 """First port for Slurm jobs, below Linux' ephemeral ports, so that no outgoing connection holds it by chance."""
@@ -87,32 +88,22 @@ class Rendezvous:
             SettingsError: this is no task of a Slurm job.
         """
         try:
-            job, num_nodes = os.environ["SLURM_JOB_ID"], os.environ["SLURM_JOB_NUM_NODES"]
+            job, num_nodes = int(os.environ["SLURM_JOB_ID"]), int(os.environ["SLURM_JOB_NUM_NODES"])
             nodes, here = os.environ["SLURM_JOB_NODELIST"], os.environ["SLURMD_NODENAME"]
-        except KeyError as missing:
-            line = f"--slurm: {missing} is not set; start it with srun inside a job, as slurm/train.sbatch does"
-            raise SettingsError(line) from missing
-        for name, value in (("SLURM_JOB_ID", job), ("SLURM_JOB_NUM_NODES", num_nodes)):
-            if not value.isdecimal():
-                raise SettingsError.of(f"--slurm: {name}", value, "must be a number, as Slurm sets it")
-        try:
             names = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True)
             first = names.stdout.split()[0]
-        except (OSError, subprocess.CalledProcessError, IndexError) as error:
-            raise SettingsError(f"--slurm: scontrol does not say which hosts {nodes} are ({error})") from error
-        port = FIRST_SLURM_PORT + int(job) % NUM_SLURM_PORTS
+        except (KeyError, ValueError, OSError, subprocess.CalledProcessError, IndexError) as error:
+            remedy = "start it with srun inside a job, as slurm/train.sbatch does"
+            raise SettingsError(f"--slurm: no such job can be seen here ({first_line(error)}); {remedy}") from error
+        port = FIRST_SLURM_PORT + job % NUM_SLURM_PORTS
         # A requeued job has the same id: what is left of its last start must not meet it.
         attempt = os.environ.get("SLURM_RESTART_COUNT", "0")
         endpoint = f"{first}:{port}"
-        return cls(int(num_nodes), None, max_restarts, endpoint, f"{job}-{attempt}", here, timeout_seconds)
+        return cls(num_nodes, None, max_restarts, endpoint, f"{job}-{attempt}", here, timeout_seconds)
 
 
 def check_port(port: int) -> None:
-    """Refuse a port of this machine that cannot be opened.
-
-    Raises:
-        SettingsError: it is in use, or no port.
-    """
+    """Refuse a port of this machine that cannot be opened."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

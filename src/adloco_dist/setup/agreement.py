@@ -8,17 +8,18 @@ from adloco_dist.cluster.control import ControlPlane
 from adloco_dist.cluster.environment import measure_links, survey
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.cluster.survey import Environment, Link, must_agree
-from adloco_dist.config import Backend, BudgetSettings, Settings, SettingsError
+from adloco_dist.config import Backend, RunSettings, Settings, SettingsError
 from adloco_dist.config.compose import flatten, to_plain
-from adloco_dist.data.splits import Splits
+from adloco_dist.config.errors import require
+from adloco_dist.data.protocols import Splits
 from adloco_dist.objective.protocol import Objective
 from adloco_dist.policy.layout import Layout, experiment_layout
-from adloco_dist.policy.replay import Trajectory
+from adloco_dist.policy.replay import Trajectory, check_trajectory
 from adloco_dist.pool.capacity import available_bytes, state_bytes
 from adloco_dist.run.directory import RunDirectory, existing_part, open_directory
 from adloco_dist.run.tracking import check_trackers
+from adloco_dist.run.trajectory import read_trajectory
 from adloco_dist.setup.parts import Parts
-from adloco_dist.setup.preflight import examine_data, examine_replay
 from adloco_dist.text import first_difference, values_by_rank
 
 OF_THE_NODE = {"batching.capacity", "cluster.interface", "cluster.memory_bytes", "cluster.threads_per_rank"}
@@ -35,16 +36,16 @@ def survey_cluster(runtime: Runtime, settings: Settings) -> tuple[list[Environme
     Raises:
         SettingsError: on all ranks, when some run other code than others.
     """
-    environments = survey(runtime, run_disk(settings))
+    environments = survey(runtime, run_disk(settings.run))
     _refuse_difference([must_agree(environment) for environment in environments])
     if not settings.cluster.check_links:
         return environments, []
     return environments, measure_links(runtime, Backend.gloo, PROBE_BYTES, LINK_SECONDS)
 
 
-def run_disk(settings: Settings) -> Path:
+def run_disk(run: RunSettings) -> Path:
     """The folder on whose disk the run directory is, or will be made."""
-    return existing_part(Path(settings.run.directory or settings.run.root))
+    return existing_part(Path(run.directory or run.root))
 
 
 def compare_settings(control: ControlPlane, settings: Settings) -> None:
@@ -76,43 +77,64 @@ def prepare(
         SettingsError: on all ranks, when one of them finds a mistake.
     """
     layout = resumed.plan.layout if resumed else experiment_layout(settings, runtime.nodes)
-    prepared: tuple[Splits, Objective] | None = None
     trajectory = Trajectory()
-    error: SettingsError | None = None
-    try:
+    with runtime.control.agreed():
         splits = parts.splits(settings) if resumed else examine_data(settings, layout, parts)
+        is_known = settings.budget_amount.unit != "epochs" or splits.train.num_sequences is not None
+        rule = "a stream does not know how long an epoch is; give the budget in tokens, rounds or seconds"
+        require(is_known, "budget", settings.budget, rule)
         if resumed and splits.digest != resumed.corpus:
-            detail = f"digest {splits.digest[:8]}, {resumed.corpus[:8]} then"
-            rule = f"{splits.source} is not what the run was trained on ({detail})"
+            digests = f"digest {splits.digest[:8]}, {resumed.corpus[:8]} then"
+            rule = f"{splits.source} is not what the run was trained on ({digests})"
             raise SettingsError(f"{parts.data_name(settings)}: {rule}; give it the same")
-        if settings.budget.epochs is not None and splits.train.num_sequences is None:
-            rule = "a stream does not know how long an epoch is; use budget.tokens, budget.rounds or budget.seconds"
-            raise SettingsError.of("budget.epochs", settings.budget.epochs, rule)
         is_first_of_node = runtime.nodes.index(runtime.nodes[runtime.rank]) == runtime.rank
         objective = parts.objective(settings, splits, reads_weights=is_first_of_node)
         check_memory(settings, runtime, layout, objective)
-        prepared = (splits, objective)
         if runtime.rank == 0:
             trajectory = examine_replay(settings, None if resumed else layout)
             check_trackers(settings.tracking)
-    except SettingsError as mistake:
-        error = mistake
-    runtime.control.agree(error)
-    assert prepared is not None
-    corpora = runtime.control.exchange({"digest": prepared[0].digest, "source": prepared[0].source})
+    corpora = runtime.control.exchange({"digest": splits.digest, "source": splits.source})
     if len({corpus["digest"] for corpus in corpora}) > 1:
-        detail = values_by_rank(enumerate(f"{corpus['source']} {corpus['digest'][:8]}" for corpus in corpora))
-        raise SettingsError(f"{parts.data_name(settings)} differs between ranks: {detail}; give all the same")
-    return layout, *prepared, trajectory
+        by_rank = values_by_rank(enumerate(f"{corpus['source']} {corpus['digest'][:8]}" for corpus in corpora))
+        raise SettingsError(f"{parts.data_name(settings)} differs between ranks: {by_rank}; give all the same")
+    return layout, splits, objective, trajectory
+
+
+def examine_data(settings: Settings, layout: Layout, parts: Parts) -> Splits:
+    """The data of a run that begins.
+
+    Raises:
+        SettingsError: it cannot be read, or is too small for the pool.
+    """
+    splits = parts.splits(settings)
+    splits.train.check_size(len(layout.trainers), layout.num_workers(0), settings.data.shards)
+    return splits
+
+
+def examine_replay(settings: Settings, layout: Layout | None) -> Trajectory:
+    """The batches and merges that are to be replayed; none where nothing is.
+
+    Args:
+        layout: the layout of a run that begins; None: the run resumes.
+
+    Raises:
+        SettingsError: they cannot be read, or are of another pool.
+    """
+    if settings.batching.replay is None:
+        return Trajectory()
+    trajectory = read_trajectory("batching.replay", settings.batching.replay)
+    if layout is not None:
+        check_trajectory(settings, layout, trajectory)
+    return trajectory
 
 
 def with_known_budget(settings: Settings, splits: Splits) -> Settings:
     """The settings with a budget in epochs as tokens, now that the data are known."""
-    epochs, sequences = settings.budget.epochs, splits.train.num_sequences
-    if epochs is None or sequences is None:
+    budget, sequences = settings.budget_amount, splits.train.num_sequences
+    if budget.unit != "epochs" or sequences is None:
         return settings
-    tokens = max(1, round(epochs * sequences)) * settings.data.sequence_length
-    return replace(settings, budget=BudgetSettings(tokens=tokens))
+    tokens = max(1, round(budget.number * sequences)) * settings.data.sequence_length
+    return replace(settings, budget=f"{tokens}tokens")
 
 
 def check_memory(settings: Settings, runtime: Runtime, layout: Layout, objective: Objective) -> None:
@@ -131,14 +153,14 @@ def check_memory(settings: Settings, runtime: Runtime, layout: Layout, objective
     sharers = runtime.nodes.count(runtime.nodes[runtime.rank])
     memory = available_bytes(runtime.device, sharers) if given is None else given
     if needed > memory:
-        detail = f"{parameters.total:,} parameters, of which the workers of a rank take {needed / 1e6:,.0f} MB"
+        need = f"{parameters.total:,} parameters, of which the workers of a rank take {needed / 1e6:,.0f} MB"
         what = "are available to it" if given is None else "are cluster.memory_bytes"
         remedy = "use a smaller model, fewer workers per rank, or more memory"
-        raise SettingsError(f"{objective.describe()}: has {detail}, and {memory / 1e6:,.0f} MB {what}; {remedy}")
+        raise SettingsError(f"{objective.describe()}: has {need}, and {memory / 1e6:,.0f} MB {what}; {remedy}")
 
 
 def agree_on_directory(
-    control: ControlPlane, settings: Settings, needed_bytes: int, is_resumed: bool = False
+    control: ControlPlane, run: RunSettings, needed_bytes: int, is_resumed: bool = False
 ) -> tuple[Path, RunDirectory | None]:
     """Rank 0 makes and takes the run directory, all ranks learn its path.
 
@@ -149,15 +171,9 @@ def agree_on_directory(
     Raises:
         SettingsError: on all ranks, when rank 0 cannot have it.
     """
-    error: SettingsError | None = None
     directory: RunDirectory | None = None
-    if control.rank == 0:
-        try:
-            directory = open_directory(settings.run, needed_bytes, is_resumed)
-        except SettingsError as mistake:
-            error = mistake
-    reply = {"path": str(directory.path) if directory else "", "error": str(error) if error else None}
-    message = control.broadcast(reply if control.rank == 0 else None)
-    if message["error"]:
-        raise SettingsError(message["error"])
-    return Path(message["path"]), directory
+    with control.agreed():
+        if control.rank == 0:
+            directory = open_directory(run, needed_bytes, is_resumed)
+    reply = control.broadcast({"path": str(directory.path)} if directory else None)
+    return Path(reply["path"]), directory

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.config import Concurrency, Estimator, Settings, SettingsError
+from adloco_dist.config import Concurrency, Settings, SettingsError
 from adloco_dist.policy.layout import Layout
 from adloco_dist.policy.plan import PlanInputs, PoolReport
 from adloco_dist.policy.planning import plan_round
@@ -22,9 +22,14 @@ MEASUREMENTS = 3
 
 
 def find_slots(
-    first: ComputeSlot, offload: Offload, trainers: Sequence[Trainer], layout: Layout, settings: Settings,
-    runtime: Runtime, recorded: bool | None = None,
-) -> tuple[list[ComputeSlot], bool]:  # fmt: skip
+    first: ComputeSlot,
+    offload: Offload,
+    trainers: Sequence[Trainer],
+    layout: Layout,
+    settings: Settings,
+    runtime: Runtime,
+    recorded: bool | None = None,
+) -> tuple[list[ComputeSlot], bool]:
     """The compute slots of this rank, and whether all ranks let their instances compute concurrently.
 
     Collective. With instances.concurrency=auto both ways are measured with real updates, which are undone.
@@ -50,8 +55,9 @@ def find_slots(
             raise
         obstacle = f"there is no memory for the gradients of {concurrent} instances at once; use serial"
     if decided:
-        error = SettingsError(f"instances.concurrency={concurrency.name}: {obstacle}") if obstacle else None
-        runtime.control.agree(error)
+        with runtime.control.agreed():
+            if obstacle:
+                raise SettingsError.of("instances.concurrency", concurrency, obstacle)
         return slots, True
     seconds = {"in_turn": 0.0, "at_once": 0.0}
     if not obstacle:
@@ -72,11 +78,8 @@ def _obstacle(slot: ComputeSlot, offload: Offload, settings: Settings) -> str | 
         return "algorithm=ddp has one instance per rank; use serial"
     if offload.resident is not None:
         return "instances that swap take turns; use serial"
-    estimator = settings.batching.estimator
-    if settings.measures_gradients and estimator is not Estimator.sketch:
-        return f"batching.estimator={estimator.name} sees one instance at a time; use sketch, or serial"
-    if settings.switch.n == "auto":
-        return "switch.n=auto times micro-batches, which must come in turn; use serial"
+    if settings.batching.switch_n == "auto":
+        return "batching.switch_n=auto times micro-batches, which must come in turn; use serial"
     if concurrency is Concurrency.streams and device.type != "cuda":
         return "a rank computes on a CPU, which has no streams; use threads, serial or auto"
     if concurrency is Concurrency.threads and device.type != "cpu":

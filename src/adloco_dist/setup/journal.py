@@ -18,16 +18,17 @@ import adloco_dist
 from adloco_dist.checkpoint.resume import ResumePoint
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.cluster.survey import Environment, Link, remarks
-from adloco_dist.config import AlgorithmSettings, RoundLength, Settings
+from adloco_dist.config import AlgorithmSettings, RoundLength
 from adloco_dist.config.compose import to_plain
-from adloco_dist.messages import encode
+from adloco_dist.messages import encode, strict_json
 from adloco_dist.policy.plan import PlanInputs
 from adloco_dist.pool.arithmetic import in_words
 from adloco_dist.round.local_pool import LocalPool
-from adloco_dist.run.directory import METRICS_FILE, RunDirectory
+from adloco_dist.run.directory import RunDirectory
 from adloco_dist.run.display import Display
 from adloco_dist.run.journal import Journal, MetricsFile, RunFile, whole_lines
 from adloco_dist.run.manifest import DamagedError
+from adloco_dist.run.rows import METRICS_FILE
 from adloco_dist.run.tracking import start_trackers
 from adloco_dist.terminal import new_console, report_line
 
@@ -69,7 +70,12 @@ def open_journal(
         facts["started"] = earlier.get("started", facts["started"])
     run_file, metrics_file = RunFile(taken.path, facts, earlier or None), MetricsFile(taken.path, keep_bytes)
     crowding = pool.groups.crowding(inputs.layout.rank_sets)
-    notes = [f"computes in {facts['arithmetic']}", *remarks(environments), *_of_rounds(settings), *pool.splits.notes]
+    notes = [
+        f"computes in {facts['arithmetic']}",
+        *remarks(environments),
+        *_of_rounds(settings.algorithm),
+        *pool.splits.notes,
+    ]
     for line in [*notes, *([crowding] if crowding else [])]:
         print_note(line)
     display = Display(
@@ -79,20 +85,24 @@ def open_journal(
         earlier.get("totals", {}).get("bytes_sent", 0),
     )
     trackers = start_trackers(
-        settings.tracking, taken.path, metrics_file.num_bytes, earlier.get("tracking_id"), display.report_line
+        settings.tracking,
+        strict_json(plain),
+        taken.path,
+        metrics_file.num_bytes,
+        earlier.get("tracking_id"),
+        display.report_line,
     )
     # Sinks are closed from the last to the first: trackers read the result that the run file takes.
     return Journal([taken, *trackers, run_file, metrics_file, display], display.report_line), display.report_line
 
 
-def _of_rounds(settings: Settings) -> list[str]:
+def _of_rounds(algorithm: AlgorithmSettings) -> list[str]:
     """What to say to someone who has named a length of rounds that the link will change."""
-    algorithm = settings.algorithm
     is_named = algorithm.updates_per_round != AlgorithmSettings().updates_per_round
     if algorithm.round is not RoundLength.link or not is_named:
         return []
     updates = algorithm.updates_per_round
-    rule = f"for rounds of {updates}, set algorithm.min_updates={updates} algorithm.max_updates={updates}"
+    rule = f"for rounds of {updates}, set algorithm.updates_range=[{updates},{updates}]"
     return [f"algorithm.updates_per_round={updates} is the first round's, and algorithm.round=link changes it; {rule}"]
 
 
@@ -113,8 +123,8 @@ def restore_records(directory: Path, resume_point: ResumePoint) -> None:
     wanted = resume_point.state.journal.get("metrics_bytes", 0)
     held = whole_lines(path, wanted)
     if held < wanted:
-        detail = f"{path} has {held} bytes in whole lines of the {wanted} that belong to the checkpoint"
-        print_note(f"{detail}: older records are lost")
+        line = f"{path} has {held} bytes in whole lines of the {wanted} that belong to the checkpoint"
+        print_note(f"{line}: older records are lost")
 
 
 def _start(resume_point: ResumePoint, runtime: Runtime, earlier_hosts: Sequence[str]) -> dict[str, Any]:

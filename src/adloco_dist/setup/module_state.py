@@ -2,6 +2,7 @@
 
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 from adloco_dist.averaging.shards import local
 from adloco_dist.buffers import UnsuitableBufferError, changing_buffers, persistent_buffers
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.config import Estimator, Settings, SettingsError
+from adloco_dist.config import Settings, SettingsError
 from adloco_dist.objective.protocol import LossError, Objective
 from adloco_dist.pool.capacity import is_out_of_memory
 from adloco_dist.pool.flat_model import autocast, converted, vector_dtype
@@ -20,9 +21,7 @@ TRIALS = (2, 1)
 """Sequences that the model is tried with: one has no variance, which normalisation over a batch refuses."""
 
 
-def examine_module(
-    objective: Objective, module: nn.Module, settings: Settings, runtime: Runtime
-) -> tuple[str, ...]:  # fmt: skip
+def examine_module(objective: Objective, module: nn.Module, settings: Settings, runtime: Runtime) -> tuple[str, ...]:
     """Move the module to the rank's device and try it out there; the names of the buffers that training changes.
 
     Collective.
@@ -56,58 +55,47 @@ def examine_module(
     return changing
 
 
-def _changing(
-    objective: Objective, module: nn.Module, settings: Settings, device: torch.device
-) -> tuple[str, ...]:  # fmt: skip
+def _changing(objective: Objective, module: nn.Module, settings: Settings, device: torch.device) -> tuple[str, ...]:
     model = objective.describe()
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise SettingsError(f"{model}: all of its parameters are frozen; leave requires_grad of some of them true")
-
-    def forward() -> None:
-        for num_sequences in TRIALS:
-            _try_out(objective, module, num_sequences, settings, device)
-
+    forward = partial(_try_out, objective, module, settings, device)
     try:
-        changing = changing_buffers(module, vector_dtype(settings.precision), forward)
+        return changing_buffers(module, vector_dtype(settings.precision), forward)
     except UnsuitableBufferError as mistake:
         remedy = "make it a dense, real tensor of one shape, or if it is a cache, register it with persistent=False"
         raise SettingsError(f"{model}: training changes its buffers, and {mistake}; {remedy}") from mistake
-    if changing and settings.measures_gradients and settings.batching.estimator is Estimator.per_sequence:
-        rule = f"cannot follow the model's buffer {changing[0]}, which training changes; use sketch"
-        raise SettingsError(f"batching.estimator=per_sequence: {rule}")
-    return changing
 
 
-def _try_out(
-    objective: Objective, module: nn.Module, num_sequences: int, settings: Settings, device: torch.device
-) -> None:  # fmt: skip
-    """Compute the loss and the gradients of a few sequences, in training mode.
+def _try_out(objective: Objective, module: nn.Module, settings: Settings, device: torch.device) -> None:
+    """Compute the loss and the gradients of a few sequences, and of one, in training mode.
 
     Raises:
         SettingsError: it cannot be done, or the loss is non-finite.
     """
-    batch = objective.trial_batch(num_sequences, device)
-    try:
-        with torch.enable_grad():
-            with autocast(device, settings.precision):
-                loss, _ = objective.loss(module, batch)
-            loss.backward()
-    except LossError as mistake:
-        raise SettingsError(str(mistake)) from mistake
-    except Exception as error:  # of any kind: the model is the user's
-        if isinstance(error, RuntimeError) and is_out_of_memory(error):
-            return  # the capacity is found later, and says so
-        remedy = "correct the model or its loss"
-        if num_sequences == 1:
-            remedy = "a micro-batch may be one sequence: use LayerNorm or GroupNorm in place of BatchNorm"
-        detail = f"{type(error).__name__}: {first_line(error)}, {_where(error)}"
-        rule = f"a batch of {num_sequences} sequence(s) cannot be computed ({detail})"
-        raise SettingsError(f"{objective.describe()}: {rule}; {remedy}") from error
-    finally:
-        module.zero_grad(set_to_none=True)
-    if not torch.isfinite(loss):
-        rule = f"the loss of the first {num_sequences} sequence(s) is {float(loss)}"
-        raise SettingsError(f"{objective.describe()}: {rule}; it must be finite before training")
+    for num_sequences in TRIALS:
+        batch = objective.trial_batch(num_sequences, device)
+        try:
+            with torch.enable_grad():
+                with autocast(device, settings.precision):
+                    loss, _ = objective.loss(module, batch)
+                loss.backward()
+        except LossError as mistake:
+            raise SettingsError(str(mistake)) from mistake
+        except Exception as error:  # of any kind: the model is the user's
+            if isinstance(error, RuntimeError) and is_out_of_memory(error):
+                continue  # the capacity is found later, and says so
+            remedy = "correct the model or its loss"
+            if num_sequences == 1:
+                remedy = "a micro-batch may be one sequence: use LayerNorm or GroupNorm in place of BatchNorm"
+            detail = f"{type(error).__name__}: {first_line(error)}, {_where(error)}"
+            rule = f"a batch of {num_sequences} sequence(s) cannot be computed ({detail})"
+            raise SettingsError(f"{objective.describe()}: {rule}; {remedy}") from error
+        finally:
+            module.zero_grad(set_to_none=True)
+        if not torch.isfinite(loss):
+            rule = f"the loss of the first {num_sequences} sequence(s) is {float(loss)}"
+            raise SettingsError(f"{objective.describe()}: {rule}; it must be finite before training")
 
 
 def _where(error: Exception) -> str:

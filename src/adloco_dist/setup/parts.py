@@ -12,7 +12,7 @@ from adloco_dist.config import Settings, SettingsError
 from adloco_dist.config.compose import compose, parse
 
 if TYPE_CHECKING:
-    from adloco_dist.data.splits import Splits
+    from adloco_dist.data.protocols import Splits
     from adloco_dist.objective.protocol import Objective
 
 MEANINGFUL = ("data.shards", "data.sequence_length")
@@ -79,12 +79,12 @@ class NamedParts:
         return load_corpus(settings.data, settings.seed)
 
     def objective(self, settings: Settings, splits: Any, reads_weights: bool = True) -> "Objective":
+        from adloco_dist.checkpoint.model import check_model
+        from adloco_dist.objective.architecture import local_model
         from adloco_dist.objective.language import LanguageObjective
-        from adloco_dist.objective.models import local_model
-        from adloco_dist.run.model import check_model
 
         if settings.model.warm_start is not None and reads_weights:
-            check_model("model.warm_start", Path(local_model(settings.model.warm_start)))
+            check_model("model.warm_start", Path(local_model(settings.model.warm_start)[0]))
         names = splits.labels.names if splits.labels else ()
         return LanguageObjective.fitted(settings, splits.vocabulary, splits.num_labels, names)
 

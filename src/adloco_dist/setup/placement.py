@@ -1,23 +1,24 @@
 """What a rank works with: its share of the pool, set up before the first round and changed by every regrouping."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from torch import nn
 
 from adloco_dist.averaging.group import GroupError
 from adloco_dist.baselines.ddp import DataParallel
+from adloco_dist.checkpoint.resume import ResumePoint
 from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.cluster.survey import Link
-from adloco_dist.config import Backend, MergePolicy, Settings, SettingsError
-from adloco_dist.data.splits import Splits
+from adloco_dist.config import Backend, MergePolicy, RoundLength, Settings, SettingsError
+from adloco_dist.config.errors import require
+from adloco_dist.data.protocols import Cursor, Splits
 from adloco_dist.objective.protocol import Objective
 from adloco_dist.policy.layout import Layout
+from adloco_dist.policy.merging import Network
 from adloco_dist.policy.plan import PlanInputs
 from adloco_dist.policy.replay import Trajectory
-from adloco_dist.policy.switch import min_limit
-from adloco_dist.policy.views import Network
+from adloco_dist.policy.report import smallest_capacity
 from adloco_dist.pool.averager import new_averager
 from adloco_dist.pool.offload import Offload
 from adloco_dist.pool.probe import count_resident
@@ -31,77 +32,58 @@ from adloco_dist.setup.module_state import examine_module
 
 
 def set_up_pool(
-    settings: Settings, runtime: Runtime, splits: Splits, objective: Objective, module: nn.Module, layout: Layout,
-    shard_states: Mapping[int, Mapping[str, Any]] | None = None, was_concurrent: bool | None = None,
-) -> LocalPool:  # fmt: skip
+    settings: Settings,
+    runtime: Runtime,
+    splits: Splits,
+    objective: Objective,
+    module: nn.Module,
+    layout: Layout,
+    resume_point: ResumePoint | None = None,
+) -> LocalPool:
     """Set up this rank's share of the pool: every trainer that has a worker here, all from the same weights.
 
     Collective.
 
     Args:
         module: what the objective has built, or this rank's part of it (`build_module`).
-        shard_states: states of the trainers' cursors where a run resumes; None: cursors are dealt.
-        was_concurrent: whether instances computed concurrently, where a run resumes as it was; None: it is found out.
+        resume_point: where the run resumes, whose data are dealt as they were; None: it begins.
 
     Raises:
         SettingsError: on all ranks, when one of them cannot do what is asked, or not even one sequence fits on it.
     """
-    size = settings.pool.ranks_per_worker
-    backend = backend_of_averages(settings, runtime.backend)
-    groups = Groups(backend, settings.cluster.outer_seconds, settings.cluster.max_communicators, size)
-    merges = settings.merge.policy is not MergePolicy.none
-    lacking = groups.lacking(layout.rank_sets, len(layout.trainers) - 1 if merges else 0)
-    if settings.wire.is_delayed and lacking:
-        raise SettingsError.of("wire.delay_updates", settings.wire.delay_updates, lacking)
-    _form_groups(groups, layout, runtime)  # before free memory is looked at, of which NCCL takes some for every group
+    groups = _connected_groups(settings, layout, runtime)  # before free memory is looked at, of which NCCL takes some
     changing = examine_module(objective, module, settings, runtime)
     first = new_slot(objective, module, runtime.device, settings, changing)
     flat_model = first.flat_model
     num_tensors = len(flat_model.parameter_layout.names)
-    if settings.wire.fragments > num_tensors:
-        rule = f"must be <= the {num_tensors} tensors that the model trains"
-        raise SettingsError.of("wire.fragments", settings.wire.fragments, rule)
+    fragments, rule = settings.wire.fragments, f"must be <= the {num_tensors} tensors that the model trains"
+    require(fragments <= num_tensors, "wire.fragments", fragments, rule)
     initial_weights = flat_model.initial_weights()
-    train, policy, seed = splits.train, settings.data.shards, settings.seed
-    if shard_states is None:
-        cursors = dict(enumerate(train.deal(len(layout.trainers), layout.num_workers(0), policy, seed)))
-    else:  # a run that resumes may have merged some of the trainers that it began with
-        try:
-            cursors = dict(train.restore(shard_states, settings.pool.trainers, policy, seed))
-        except (LookupError, TypeError, ValueError, AttributeError) as error:  # on all ranks: all have the same state
-            rule = f"its shards are not of this pool ({type(error).__name__}: {error}); move it away, or begin a run"
-            raise SettingsError(f"run.directory={settings.run.directory}: its newest checkpoint: {rule}") from error
-    has_streams = any(cursor.size is None for cursor in cursors.values())
-    if settings.algorithm.round.is_unequal and has_streams:
-        rule = "needs data that are read by number, and these are a stream; use updates"
-        raise SettingsError.of("algorithm.round", settings.algorithm.round, rule)
-    me = runtime.seat
-    placed = {trainer_id: layout.workers_on(me, trainer_id) for trainer_id in layout.trainers_on(me)}
+    cursors = _cursors(settings, splits, layout, resume_point)
+    seat = runtime.seat
+    placed = {trainer_id: layout.workers_on(seat, trainer_id) for trainer_id in layout.trainers_on(seat)}
     num_workers = sum(map(len, placed.values()))
-    reserved_bytes = bytes_reserved_for_groups(settings, groups, layout, me)
+    reserved_bytes = bytes_reserved_for_groups(settings, groups, layout, seat)
     resident = count_resident(first, settings, len(placed), num_workers, runtime.ranks_on_device, reserved_bytes)
     born_on = runtime.device if resident is None else "cpu"
-    trainers = {
-        trainer_id: Trainer(
-            trainer_id,
-            [
-                Worker(w, initial_weights.to(born_on, copy=True), flat_model, settings.inner, settings.wire)
-                for w in workers
-            ],
-            initial_weights, flat_model, cursors[trainer_id], settings,
-            new_averager(settings.wire, initial_weights.dtype, runtime.nodes),
+    trainers = {}
+    for trainer_id, workers in placed.items():
+        instances = [
+            Worker(worker, initial_weights.to(born_on, copy=True), flat_model, settings.inner, settings.wire)
+            for worker in workers
+        ]
+        averager = new_averager(settings.wire, initial_weights.dtype, runtime.nodes)
+        trainers[trainer_id] = Trainer(
+            trainer_id, instances, initial_weights, flat_model, cursors[trainer_id], settings, averager
         )
-        for trainer_id, workers in placed.items()
-    }  # fmt: skip
     algorithm = DataParallel() if settings.algorithm.is_data_parallel else PseudoGradients(settings.wire)
-    pool = LocalPool(
-        settings, runtime, splits, objective, algorithm, groups, [first], Offload(runtime.device, resident), cursors,
-        trainers, {},
-    )  # fmt: skip
+    offload = Offload(runtime.device, resident)
+    pool = LocalPool(settings, runtime, splits, objective, algorithm, groups, [first], offload, cursors, trainers, {})
     del initial_weights  # which workers and trainers have copies of
-    pool.offload.settle(pool.workers)
+    offload.settle(pool.workers)
+    recorded = resume_point.was_concurrent if resume_point else None
     pool.slots, pool.is_concurrent = find_slots(
-        first, pool.offload, list(trainers.values()), layout, settings, runtime, was_concurrent
+        first, offload, list(trainers.values()), layout, settings, runtime, recorded
     )
     # Once everything that takes memory is there, and before a backward pass does more than compute.
     _find_capacity(pool, layout)
@@ -109,6 +91,29 @@ def set_up_pool(
     for trainer in trainers.values():
         pool.slots[0] = algorithm.prepare(pool.slots[0], trainer, groups.of(layout.ranks(trainer.id)))
     return pool
+
+
+def _cursors(settings: Settings, splits: Splits, layout: Layout, resume_point: ResumePoint | None) -> dict[int, Cursor]:
+    """The cursors of all trainers, as they are dealt at first or as the checkpoint has them.
+
+    Raises:
+        SettingsError: the checkpoint's are of another pool, or a stream is to be read in unequal numbers of updates.
+    """
+    train, policy = splits.train, settings.data.shards
+    if resume_point is None:
+        dealt = train.deal(len(layout.trainers), layout.num_workers(0), policy, settings.seed)
+        cursors = dict(enumerate(dealt))
+    else:  # a run that resumes may have merged some of the trainers that it began with
+        states = resume_point.state.shards
+        try:
+            cursors = dict(train.restore(states, settings.pool.trainers, policy, settings.seed))
+        except (LookupError, TypeError, ValueError, AttributeError) as error:  # on all ranks: all have the same state
+            rule = f"its shards are not of this pool ({type(error).__name__}: {error}); move it away, or begin a run"
+            raise SettingsError(f"run.directory={settings.run.directory}: its newest checkpoint: {rule}") from error
+    if settings.algorithm.round is RoundLength.speed and any(cursor.size is None for cursor in cursors.values()):
+        rule = "needs data that are read by number, and these are a stream; use updates"
+        raise SettingsError.of("algorithm.round", settings.algorithm.round, rule)
+    return cursors
 
 
 def backend_of_averages(settings: Settings, backend: Backend) -> Backend:
@@ -127,11 +132,9 @@ def find_plan_inputs(pool: LocalPool, layout: Layout, trajectory: Trajectory, li
 
     Collective.
     """
-    settings = pool.settings
     replies = pool.runtime.control.exchange({"capacity": pool.flat_model.capacity})[:: pool.runtime.ranks_per_worker]
     limits = {
-        trainer: settings.switch.batch_limit
-        or min_limit(*(replies[rank]["capacity"] for rank in layout.ranks(trainer)))
+        trainer: smallest_capacity(replies[rank]["capacity"] for rank in layout.ranks(trainer))
         for trainer in layout.trainers
     }
     sizes = {trainer: cursor.size for trainer, cursor in pool.cursors.items() if cursor.size is not None}
@@ -139,34 +142,45 @@ def find_plan_inputs(pool: LocalPool, layout: Layout, trajectory: Trajectory, li
     return PlanInputs(layout, sizes, limits, trajectory, network, pool.is_concurrent)
 
 
-def _form_groups(groups: Groups, layout: Layout, runtime: Runtime) -> None:
-    """Form the groups of the layout, each of which is tried, as is that of this rank's seat.
+def _connected_groups(settings: Settings, layout: Layout, runtime: Runtime) -> Groups:
+    """The groups of the layout, each of which is tried, as is that of this rank's seat.
 
     Raises:
-        SettingsError: on all ranks, when some of them cannot exchange tensors.
+        SettingsError: on all ranks, when some of them cannot exchange tensors, or there cannot be as many groups.
     """
+    backend = backend_of_averages(settings, runtime.backend)
+    size = settings.pool.ranks_per_worker
+    groups = Groups(backend, settings.cluster.timeout_seconds, ranks_per_seat=size)
+    merges = settings.merge.policy is not MergePolicy.none
+    lacking = groups.lacking(layout.rank_sets, len(layout.trainers) - 1 if merges else 0)
+    if settings.wire.is_delayed and lacking:
+        raise SettingsError.of("wire.delay_updates", settings.wire.delay_updates, lacking)
     runtime.heartbeat.enter("connecting ranks")
-    error = None
-    try:
-        if runtime.of_seat is not None:
-            runtime.of_seat.connect()
-        groups.form_all(layout.rank_sets)
-    except GroupError as failure:
-        remedy = "set cluster.interface (docs/guide/network.md)"
-        if runtime.backend is Backend.nccl:
-            remedy = f"NCCL_DEBUG=INFO logs more; {remedy}, or cluster.backend=gloo"
-        error = SettingsError(f"cluster.backend={runtime.backend.name}: {failure}; {remedy}")
-    runtime.control.agree(error)
+    with runtime.control.agreed():
+        try:
+            if runtime.of_seat is not None:
+                runtime.of_seat.connect()
+            groups.form_all(layout.rank_sets)
+        except GroupError as failure:
+            remedy = "set cluster.interface (docs/guide/network.md)"
+            if runtime.backend is Backend.nccl:
+                remedy = f"NCCL_DEBUG=INFO logs more; {remedy}, or cluster.backend=gloo"
+            raise SettingsError(f"cluster.backend={runtime.backend.name}: {failure}; {remedy}") from failure
     runtime.heartbeat.enter("setting up the pool")
+    return groups
 
 
 def _find_capacity(pool: LocalPool, layout: Layout) -> None:
-    error = None
-    if not probe_in_turn(pool, layout):
-        length = pool.settings.data.sequence_length
-        remedy = "a smaller model" if pool.runtime.device.type == "cuda" else "a larger cluster.memory_bytes"
-        error = SettingsError(
-            f"data.sequence_length={length}: a micro-batch of one sequence does not fit into memory beside the pool's "
-            f"weights; use shorter sequences, fewer workers per rank or of them concurrently, or {remedy}"
-        )
-    pool.runtime.control.agree(error)
+    """Find how many sequences fit into a micro-batch.
+
+    Raises:
+        SettingsError: on all ranks, when not even one does on some.
+    """
+    with pool.runtime.control.agreed():
+        if not probe_in_turn(pool, layout):
+            remedy = "a smaller model" if pool.runtime.device.type == "cuda" else "a larger cluster.memory_bytes"
+            rule = (
+                "a micro-batch of one sequence does not fit into memory beside the pool's weights; use shorter "
+                f"sequences, fewer workers per rank or of them concurrently, or {remedy}"
+            )
+            raise SettingsError.of("data.sequence_length", pool.settings.data.sequence_length, rule)

@@ -1,19 +1,20 @@
 """What the runs of a sweep came to: a table on the terminal, and sweep.csv."""
 
 import csv
-from collections.abc import Sequence
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.table import Table
 
 from adloco_dist.config import EXIT_STOPPED, SettingsError
-from adloco_dist.run.directory import is_finished
-from adloco_dist.run.reading import read_run
+from adloco_dist.policy.plan import INTERRUPTED
+from adloco_dist.run.manifest import write_content
+from adloco_dist.run.reading import read_run, saved_candidate
+from adloco_dist.sweep.points import Point
 from adloco_dist.terminal import new_console, report_line
 from adloco_dist.text import one_line
-
-Run = tuple[dict[str, str], Path, int | None, Path]
-"""What sets a run apart, its directory, its driver's exit code (None: it did not run now), and its log."""
 
 RESULTS = {
     "loss": ".4f",
@@ -28,63 +29,61 @@ TABLE_WIDTH = 160
 """Characters of a line where the table is not shown on a terminal."""
 
 
-def state(directory: Path, code: int | None) -> str:
+@dataclass(frozen=True)
+class Row:
+    """What a run of the sweep came to."""
+
+    point: Point
+    state: str
     """finished, stopped (by request), or failed, which includes runs that never came to an end."""
-    if is_finished(directory):
-        return "finished"
-    if code == EXIT_STOPPED or (code is None and _result(directory)):
-        return "stopped"
-    return "failed"
+    result: Mapping[str, float]
+    """Its figures by name, as far as it has them; the loss is that of the model that it saved."""
+
+    @classmethod
+    def of(cls, point: Point, code: int | None) -> "Row":
+        """What is in its directory, and the exit code of its driver if that ran now."""
+        try:
+            result = read_run(point.directory)["result"]
+        except SettingsError:
+            result = None
+        saved = saved_candidate(result) or {}
+        figures = {name.removeprefix("validation_"): value for name, value in saved.items()} | dict(result or {})
+        known = {name: value for name in RESULTS if saved and isinstance(value := figures.get(name), int | float)}
+        if result is not None and result["stop"] != INTERRUPTED:
+            return cls(point, "finished", known)
+        was_stopped = code == EXIT_STOPPED or (code is None and bool(known))
+        return cls(point, "stopped" if was_stopped else "failed", known)
 
 
-def show_table(runs: Sequence[Run]) -> list[str]:
-    """Print one row for each run, and where to look for those that failed; their states."""
-    console = new_console(min_width=TABLE_WIDTH)
+def show_table(rows: Sequence[Row]) -> None:
+    """Print the rows, and where to look for the runs that have not finished."""
     table = Table(box=None, pad_edge=False)
-    keys = list(runs[0][0])
+    keys = list(rows[0].point.values)
     names = [key.rpartition(".")[2] for key in keys]
     for key, name in zip(keys, names, strict=True):
         table.add_column(name if names.count(name) == 1 else key, justify="right", overflow="fold")
     table.add_column("state")
     for name in RESULTS:
         table.add_column(name.replace("_", " "), justify="right")
-    states = []
-    for values, directory, code, _ in runs:
-        states.append(state(directory, code))
-        result = _result(directory)
-        shown = [format(result[name], spec) if name in result else "" for name, spec in RESULTS.items()]
-        table.add_row(*map(one_line, values.values()), states[-1], *shown)
-    console.print(table)
-    for (_, directory, _, log), outcome in zip(runs, states, strict=True):
-        if outcome != "finished":
-            report_line(f"{outcome}: {directory.name}: {_last_error(log)}; log: {log}")
-    return states
+    for row in rows:
+        figures = [format(row.result[name], spec) if name in row.result else "" for name, spec in RESULTS.items()]
+        table.add_row(*map(one_line, row.point.values.values()), row.state, *figures)
+    new_console(min_width=TABLE_WIDTH).print(table)
+    for row in rows:
+        if row.state != "finished":
+            log = row.point.log
+            report_line(f"{row.state}: {row.point.directory.name}: {_last_error(log)}; log: {log}")
 
 
-def write_csv(path: Path, runs: Sequence[Run]) -> None:
+def write_csv(path: Path, rows: Sequence[Row]) -> None:
     """The same rows for other programs; an empty field where a run has no such figure."""
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow([*runs[0][0], "state", *RESULTS, "directory"])
-        for values, directory, code, _ in runs:
-            result = _result(directory)
-            figures = [result.get(name, "") for name in RESULTS]
-            writer.writerow([*values.values(), state(directory, code), *figures, directory])
-    temporary.replace(path)
-
-
-def _result(directory: Path) -> dict[str, float]:
-    """The figures of a run that has a result; the loss is that of the model that it saved."""
-    try:
-        result = read_run(directory)["result"]
-    except SettingsError:
-        return {}
-    if result is None or not result["candidates"]:  # killed, or stopped early
-        return {}
-    saved = next(candidate for candidate in result["candidates"] if candidate["name"] == result["saved"])
-    detail = {**{name.removeprefix("validation_"): value for name, value in saved.items()}, **result}
-    return {name: value for name in RESULTS if isinstance(value := detail.get(name), int | float)}
+    lines = io.StringIO()
+    writer = csv.writer(lines)
+    writer.writerow([*rows[0].point.values, "state", *RESULTS, "directory"])
+    for row in rows:
+        figures = [row.result.get(name, "") for name in RESULTS]
+        writer.writerow([*row.point.values.values(), row.state, *figures, row.point.directory])
+    write_content(path, lines.getvalue().encode())
 
 
 def _last_error(log: Path) -> str:

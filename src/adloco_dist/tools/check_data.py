@@ -10,16 +10,16 @@ import numpy.typing as npt
 import torch
 from rich.table import Table
 
-from adloco_dist.config import Settings, SettingsError, as_tool
+from adloco_dist.command import as_tool
+from adloco_dist.config import Settings, SettingsError, require
 from adloco_dist.config.compose import compose
-from adloco_dist.data.batch import TokenBatch
 from adloco_dist.data.corpora import TextSplits, load_corpus
-from adloco_dist.data.encoding import Vocabulary
 from adloco_dist.data.hub import prefer_cache_without_hub
-from adloco_dist.data.tokens import TextTable
+from adloco_dist.data.streams import StreamError
+from adloco_dist.data.tokens import TextTable, TokenBatch
 from adloco_dist.objective.losses import losses_of
 from adloco_dist.policy.evaluation import perplexity
-from adloco_dist.terminal import new_console, reported_wait
+from adloco_dist.terminal import new_console, new_table, reported_wait
 from adloco_dist.text import one_line
 
 WINDOW_TOKENS = 32
@@ -43,29 +43,21 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--samples", type=int, default=3, help="sequences of each split that are shown (%(default)s)")
     options = parser.parse_intermixed_args(arguments)
     with as_tool():
-        if options.sequences < 1:
-            raise SettingsError.of("--sequences", options.sequences, "must be >= 1")
-        if options.samples < 0:
-            raise SettingsError.of("--samples", options.samples, "must be >= 0")
+        require(options.sequences >= 1, "--sequences", options.sequences, "must be >= 1")
+        require(options.samples >= 0, "--samples", options.samples, "must be >= 0")
         check_data(compose(options.overrides), options.sequences, options.samples)
 
 
 def check_data(settings: Settings, num_sequences: int, num_samples: int) -> None:
-    """Print what is found.
-
-    Raises:
-        SettingsError: the corpus cannot be read, or its losses come out wrong.
-    """
+    """Print what is found; raises a SettingsError where the corpus cannot be read, or its losses come out wrong."""
     console = new_console(min_width=TABLE_WIDTH)
     console.soft_wrap = True
     with reported_wait(lambda: "reading the corpus: still at it"):
         prefer_cache_without_hub(settings.data.hub, settings.data.tokenizer)
         splits = load_corpus(settings.data, settings.seed)
     console.print(f"{splits.source}; digest {splits.digest[:16]}; vocabulary of {splits.vocabulary.size:,} tokens")
-    seen = {
-        "train": _of_train(splits, settings, num_sequences),
-        "validation": _spread(splits.validation, num_sequences),
-    }
+    of_train = _of_train(splits, settings, num_sequences)
+    seen = {"train": of_train, "validation": _spread(splits.validation, num_sequences)}
     for note in [*splits.notes, *splits.train.take_notes()]:
         console.print(one_line(f"note: {note}"))
     console.print(_table(splits, seen, settings))
@@ -75,8 +67,8 @@ def check_data(settings: Settings, num_sequences: int, num_samples: int) -> None
         maximum = OVERLAP_TOKENS // settings.data.sequence_length
         train = seen["train"] if splits.table is None else _spread(splits.table, maximum)
         share, tokens = overlap(_tokens(train), _tokens(seen["validation"])), train.total_targets
-        detail = f"of validation's pieces of {WINDOW_TOKENS} tokens occur in training too ({tokens:,} tokens compared)"
-        console.print(f"{share:.2%} {detail}")
+        pieces = f"validation's pieces of {WINDOW_TOKENS} tokens occur in training too ({tokens:,} tokens compared)"
+        console.print(f"{share:.2%} of {pieces}")
     classes = splits.num_labels or splits.vocabulary.size
     check_losses(seen["validation"], classes)
     console.print(f"perplexity: 1 for a model that knows the answer, {classes:,} for one that guesses: as it must be")
@@ -86,14 +78,7 @@ def check_data(settings: Settings, num_sequences: int, num_samples: int) -> None
 
 
 def check_losses(batch: TokenBatch, num_classes: int) -> None:
-    """Compute the losses of two models whose perplexity is known.
-
-    Args:
-        num_classes: ids of the vocabulary, or labels.
-
-    Raises:
-        SettingsError: they come out otherwise.
-    """
+    """Raise a SettingsError unless the losses of two models whose perplexity is known come out right."""
     batch = batch.part(0, min(len(batch), 8))
     answers = batch.tokens[:, 1:] if batch.labels is None else batch.labels
     largest = int(answers.max())
@@ -101,16 +86,14 @@ def check_losses(batch: TokenBatch, num_classes: int) -> None:
         raise SettingsError(f"data: holds id {largest}, beyond the {num_classes} that there are; check the tokenizer")
     knowing = torch.nn.functional.one_hot(answers, num_classes).float() * KNOWN
     for name, logits, expected in (("knows", knowing, 1.0), ("guesses", torch.zeros_like(knowing), float(num_classes))):
-        found = perplexity(float(losses_of(logits, batch).sum()) / batch.total_targets)
-        if abs(found / expected - 1) > TOLERANCE:
-            raise SettingsError(f"data: a model that {name} has perplexity {found:.6g}, it should be {expected:.6g}")
+        computed = perplexity(float(losses_of(logits, batch).sum()) / batch.total_targets)
+        if abs(computed / expected - 1) > TOLERANCE:
+            raise SettingsError(f"data: a model that {name} has perplexity {computed:.6g}, it should be {expected:.6g}")
 
 
 def overlap(train: npt.NDArray[np.int64], validation: npt.NDArray[np.int64]) -> float:
-    """Share of validation's windows, side by side, that occur anywhere in the training tokens.
-
-    Windows are compared by a 64-bit polynomial hash.
-    """
+    """Share of validation's windows, side by side, that occur anywhere in the training tokens. Windows are compared by
+    a 64-bit polynomial hash."""
     if min(len(train), len(validation)) < WINDOW_TOKENS:
         return 0.0
     wanted = _hashes(validation)[::WINDOW_TOKENS]
@@ -118,7 +101,7 @@ def overlap(train: npt.NDArray[np.int64], validation: npt.NDArray[np.int64]) -> 
 
 
 def _hashes(tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-    """Return the hash of every window, by the place where it begins."""
+    """The hash of every window, by the place where it begins."""
     count = len(tokens) - WINDOW_TOKENS + 1
     values = tokens.astype(np.uint64)
     hashes = np.zeros(count, dtype=np.uint64)
@@ -137,7 +120,10 @@ def _of_train(splits: TextSplits, settings: Settings, count: int) -> TokenBatch:
     if splits.table is not None:
         return _spread(splits.table, count)
     (cursor,) = splits.train.deal(1, 1, settings.data.shards, settings.seed)
-    return cast(TokenBatch, cursor.batch(0, 1, 0, count))  # of a corpus of text
+    try:
+        return cast(TokenBatch, cursor.batch(0, 1, 0, count))  # of a corpus of text
+    except StreamError as error:
+        raise SettingsError(str(error)) from error
 
 
 def _lengths(batch: TokenBatch) -> npt.NDArray[np.int64]:
@@ -148,16 +134,13 @@ def _tokens(batch: TokenBatch) -> npt.NDArray[np.int64]:
     """All tokens that are not padding, in a row; of neighbours that share one, it is there once."""
     rows = batch.tokens.numpy()
     if batch.lengths is None:
-        rows = rows[:, :-1]
-        return rows.reshape(-1)
+        return rows[:, :-1].reshape(-1)
     return np.concatenate([row[:length] for row, length in zip(rows, batch.lengths.tolist(), strict=True)])
 
 
 def _table(splits: TextSplits, seen: dict[str, TokenBatch], settings: Settings) -> Table:
-    table = Table(title="of the sequences that were looked at", box=None, pad_edge=False)
     columns = ("split", "sequences", "tokens", "looked at", "targets", "lengths, min to max", "padding")
-    for title in columns:
-        table.add_column(title, justify="right")
+    table = new_table(columns, "of the sequences that were looked at")
     totals = {"train": splits.table, "validation": splits.validation}
     for name, batch in seen.items():
         split, lengths = totals[name], _lengths(batch)
@@ -176,9 +159,7 @@ def _table(splits: TextSplits, seen: dict[str, TokenBatch], settings: Settings) 
 
 
 def _label_table(names: Sequence[str], seen: dict[str, TokenBatch]) -> Table:
-    table = Table(title="labels", box=None, pad_edge=False)
-    for title in ("label", *seen):
-        table.add_column(title, justify="right")
+    table = new_table(("label", *seen), "labels")
     counts = {name: Counter(batch.labels.tolist()) for name, batch in seen.items() if batch.labels is not None}
     for number, label in enumerate(names):
         table.add_row(label, *(f"{counts[name][number] / len(batch):.1%}" for name, batch in seen.items()))
@@ -187,13 +168,9 @@ def _label_table(names: Sequence[str], seen: dict[str, TokenBatch]) -> Table:
 
 def _sample(batch: TokenBatch, place: int, splits: TextSplits) -> str:
     row = batch.tokens[place, : int(_lengths(batch)[place])].tolist()
-    text = " ".join(map(str, row)) if splits.vocabulary.tokenizer is None else _decoded(row, splits.vocabulary)
+    tokenizer = splits.vocabulary.tokenizer
+    text = " ".join(map(str, row)) if tokenizer is None else str(tokenizer.decode(row))
     label = ""
     if splits.labels and batch.labels is not None:
         label = f"[{splits.labels.names[int(batch.labels[place])]}] "
     return label + repr(text[:SAMPLE_CHARACTERS])
-
-
-def _decoded(row: list[int], vocabulary: Vocabulary) -> str:
-    assert vocabulary.tokenizer is not None
-    return str(vocabulary.tokenizer.decode(row))

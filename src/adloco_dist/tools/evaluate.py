@@ -5,11 +5,12 @@ from pathlib import Path
 
 import torch
 
-from adloco_dist.config import SettingsError, as_tool
+from adloco_dist.command import as_tool
+from adloco_dist.config.errors import require
 from adloco_dist.policy.evaluation import in_order, in_words
 from adloco_dist.pool.arithmetic import set_up_arithmetic
 from adloco_dist.pool.flat_model import FlatModel
-from adloco_dist.round.evaluate import Part, evaluate
+from adloco_dist.round.evaluate import BATCH, evaluate
 from adloco_dist.terminal import report_line, reported_wait
 from adloco_dist.tools.finished import open_finished
 
@@ -32,22 +33,13 @@ def evaluate_run(directory: Path, max_sequences: int | None) -> str:
     Raises:
         SettingsError: no such run, no model, or another corpus than the run's on this machine.
     """
-    if max_sequences is not None and max_sequences < 1:
-        raise SettingsError.of("--sequences", max_sequences, "must be >= 1")
+    require(max_sequences is None or max_sequences >= 1, "--sequences", max_sequences, "must be >= 1")
     run = open_finished(directory)
-    settings = run.settings
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    set_up_arithmetic(settings, device)
-    flat_model = FlatModel(run.module, device, settings.precision)
-    evaluation = evaluate(
-        flat_model,
-        run.objective,
-        flat_model.initial_weights(),
-        run.splits.validation,
-        in_order(run.splits.validation.num_sequences)[:max_sequences],
-        settings.evaluation.batch,
-        Part(0, 1),
-    )
-    figures, targets = evaluation.figures(), evaluation.targets
-    kind = "labels" if settings.data.is_labelled else "tokens"
-    return f"validation loss {evaluation.loss:.4f}, {in_words(figures)}, on {targets:,} {kind}"
+    set_up_arithmetic(run.settings, device)
+    flat_model, table = FlatModel(run.module, device, run.settings.precision), run.splits.validation
+    weights, chosen = flat_model.initial_weights(), in_order(table.num_sequences)[:max_sequences]
+    evaluation = evaluate(flat_model, run.objective, weights, table, chosen, BATCH)
+    kind = "labels" if run.settings.data.is_labelled else "tokens"
+    loss, figure = evaluation.loss, in_words(evaluation.figures())
+    return f"validation loss {loss:.4f}, {figure}, on {evaluation.targets:,} {kind}"

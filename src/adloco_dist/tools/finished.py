@@ -8,16 +8,18 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
+from adloco_dist.checkpoint.model import check_model
 from adloco_dist.config import Settings, SettingsError
+from adloco_dist.config.errors import require
 from adloco_dist.data.corpora import TextSplits, load_corpus
 from adloco_dist.objective.language import LanguageObjective
 from adloco_dist.objective.models import trial_losses
 from adloco_dist.objective.own import WEIGHTS_FILE
-from adloco_dist.objective.shapes import auto_class, count_parameters, load_weights, stored_shapes
+from adloco_dist.objective.protocol import ParameterCount
+from adloco_dist.objective.weights import auto_class, load_weights, num_stored, on_meta
 from adloco_dist.pool.capacity import available_bytes
 from adloco_dist.pool.flat_model import vector_dtype
 from adloco_dist.run.directory import MODEL_DIRECTORY
-from adloco_dist.run.model import check_model
 from adloco_dist.run.reading import read_run, settings_of
 from adloco_dist.text import reason
 
@@ -33,38 +35,29 @@ def load_model(directory: Path, settings: Settings, num_vectors: int = 1, sharer
         SettingsError: the run saved none, for it did not end; or it cannot be read, is damaged, or does not fit into
             memory.
     """
-    path = directory / MODEL_DIRECTORY
-    if (path / WEIGHTS_FILE).is_file() and not (path / "config.json").is_file():
+    path, is_labelled = directory / MODEL_DIRECTORY, settings.data.is_labelled
+    rule = f"has no {MODEL_DIRECTORY}/; the run has not ended, or is no run"
+    if (path / WEIGHTS_FILE).is_file():
         rule = f"its {MODEL_DIRECTORY}/ has no config.json; restore it, or load {WEIGHTS_FILE} into your own model"
-        raise SettingsError(f"RUN={directory}: {rule}")
-    if not (path / "config.json").is_file():
-        raise SettingsError(f"RUN={directory}: has no {MODEL_DIRECTORY}/; the run has not ended, or is no run")
+    require((path / "config.json").is_file(), "RUN", directory, rule)
     check_model("RUN", path)
-    auto = auto_class(settings.data.is_labelled)
     with readable(directory, f"its {MODEL_DIRECTORY}/"):
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        num_parameters = count_parameters(config, lambda config: auto.from_config(config, dtype=torch.float32)).total
-        num_stored = sum(shape.numel() for shape in stored_shapes(path).values())
-    if 0 < num_stored < num_parameters:  # refused before as many are built
-        detail = f"has {num_stored:,} numbers, its config.json asks for {num_parameters:,} parameters"
-        raise SettingsError(f"RUN={directory}: the model.safetensors in its {MODEL_DIRECTORY}/ {detail}; restore both")
+        num_parameters = ParameterCount.of(on_meta(config, auto_class(is_labelled).from_config)).total
+        stored = num_stored(path)
+    detail = f"has {stored:,} numbers, its config.json asks for {num_parameters:,} parameters"
+    rule = f"the model.safetensors in its {MODEL_DIRECTORY}/ {detail}; restore both"
+    require(not 0 < stored < num_parameters, "RUN", directory, rule)  # before as many are built
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     needed = num_vectors * num_parameters * vector_dtype(settings.precision).itemsize
     memory = available_bytes(device, sharers)
-    rule = (
-        f"its model takes {needed / 1e6:,.0f} MB here, and {memory / 1e6:,.0f} MB are available; use a larger machine"
-    )
-    if needed > memory:
-        raise SettingsError.of("RUN", directory, rule)
+    rule = f"its model takes {needed / 1e6:,.0f} MB here, and {memory / 1e6:,.0f} MB are available"
+    require(needed <= memory, "RUN", directory, f"{rule}; use a larger machine")
     with readable(directory, f"its {MODEL_DIRECTORY}/"):
-        module, fit = load_weights(
-            settings.data.is_labelled, str(path), config, local_files_only=True, trust_remote_code=False
-        )
-        if module is not None:
-            with torch.no_grad():
-                trial_losses(module, settings.data.is_labelled)
-    problem = fit.in_words()
-    if problem or module is None:
+        module, fit = load_weights(is_labelled, str(path), config, local_files_only=True, trust_remote_code=False)
+        with torch.no_grad():
+            trial_losses(module, is_labelled)
+    if problem := fit.in_words():
         rule = f"the weights in its {MODEL_DIRECTORY}/ do not fit its config.json: {problem}; restore both"
         raise SettingsError(f"RUN={directory}: {rule}")
     return module
@@ -81,10 +74,7 @@ class FinishedRun:
 
 
 def open_finished(directory: Path, num_vectors: int = 2, sharers: int = 1) -> FinishedRun:
-    """Read a run's settings, the model that it saved, and its corpus.
-
-    Args:
-        num_vectors, sharers: see `load_model`.
+    """Read a run's settings, the model that it saved (see `load_model`), and its corpus.
 
     Raises:
         SettingsError: no such run, no model, or another corpus than the run's on this machine.
@@ -123,5 +113,4 @@ def _check_limits(directory: Path, settings: Settings, config: PretrainedConfig,
     }
     for field, (has, needed, unit) in limits.items():
         rule = f"its model has {field}={has}, its corpus needs {needed} {unit}; restore its {MODEL_DIRECTORY}/"
-        if has < needed:
-            raise SettingsError.of("RUN", directory, rule)
+        require(has >= needed, "RUN", directory, rule)

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from adloco_dist.config import SettingsError, as_tool
+from adloco_dist.command import as_tool
+from adloco_dist.config import SettingsError
+from adloco_dist.config.errors import require
 from adloco_dist.run.directory import MODEL_DIRECTORY
 from adloco_dist.run.reading import read_run, settings_of
 from adloco_dist.terminal import reported_wait, show
@@ -35,18 +37,13 @@ def continue_text(directory: Path, text: str, num_tokens: int, temperature: floa
     Raises:
         SettingsError: no such run, a damaged one, or a model without a tokenizer (trained on token files).
     """
-    if num_tokens < 1:
-        raise SettingsError.of("--tokens", num_tokens, "must be >= 1")
+    require(num_tokens >= 1, "--tokens", num_tokens, "must be >= 1")
     is_usable = temperature == 0 or 1e-3 <= temperature <= 1e3
-    if not is_usable:
-        raise SettingsError.of("--temperature", temperature, "must be 0, or from 0.001 to 1000")
-    if not 0 <= seed < 2**64:
-        raise SettingsError.of("--seed", seed, "must be >= 0 and below 2**64")
-    if not text:
-        raise SettingsError.of("text", text, "must not be empty")
+    require(is_usable, "--temperature", temperature, "must be 0, or from 0.001 to 1000")
+    require(0 <= seed < 2**64, "--seed", seed, "must be >= 0 and below 2**64")
+    require(text != "", "text", text, "must not be empty")
     is_utf8 = not any("\ud800" <= character <= "\udfff" for character in text)  # as Python takes other bytes
-    if not is_utf8:
-        raise SettingsError.of("text", text, "must be UTF-8")
+    require(is_utf8, "text", text, "must be UTF-8")
     settings = settings_of(directory, read_run(directory))
     if settings.data.is_labelled:
         raise SettingsError(f"RUN={directory}: its model predicts labels, not text; name a run of a causal model")
@@ -60,8 +57,7 @@ def continue_text(directory: Path, text: str, num_tokens: int, temperature: floa
         prompt = tokenizer(text, return_tensors="pt")
         max_id = int(prompt["input_ids"].max())
     rule = f"its tokenizer has the id {max_id}, its model {model.config.vocab_size} ids; restore both"
-    if max_id >= model.config.vocab_size:
-        raise SettingsError.of("RUN", directory, rule)
+    require(max_id < model.config.vocab_size, "RUN", directory, rule)
     torch.manual_seed(seed)
     chosen = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
     with readable(directory, f"what its {MODEL_DIRECTORY}/ says about generation"):

@@ -1,8 +1,7 @@
-"""What is shown of an analysis of gradients: quartiles and histograms; a table, a JSON file and a picture."""
+"""What is shown of an analysis of gradients: a table, a JSON file and a picture."""
 
 import json
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,90 +9,53 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 from rich.table import Table
 
-from adloco_dist.config import SettingsError
-from adloco_dist.run.directory import existing_part
-from adloco_dist.run.journal import strict_json
-from adloco_dist.run.rows import Record
-from adloco_dist.terminal import new_console, report_line
+from adloco_dist.messages import Json, strict_json
+from adloco_dist.terminal import new_console, new_table, report_line
 from adloco_dist.text import printable
-from adloco_dist.tools.deviation import Vector
 
 FIGURES_FILE, PICTURE_FILE = "gradients.json", "gradients.png"
 INCHES, DOTS_PER_INCH = (12.0, 8.0), 100
 TABLE_WIDTH = 150
 NUM_BINS = 30
+QUARTILES = ("lower_quartile", "median", "upper_quartile")
 
 
-def quartiles(values: Vector) -> dict[str, float]:
-    """Mean, median, and the quartiles on both sides of it."""
-    lower, median, upper = np.percentile(values, [25, 50, 75]).tolist()
-    return {"mean": float(values.mean()), "lower_quartile": lower, "median": median, "upper_quartile": upper}
-
-
-def histogram(values: Vector) -> dict[str, list[float]]:
-    """How many of the values (>= 0) are in each of NUM_BINS bins, and the NUM_BINS + 1 edges of these.
-
-    The bins reach from the smallest value to the largest (where all are equal, a little further), and every edge is the
-    one before times the same factor: some sequences deviate fifty times as far as most. Where a value is 0, the bins
-    are of equal width.
-    """
-    minimum, largest = float(values.min()), float(values.max())
-    spaced = np.geomspace if minimum > 0 else np.linspace
-    edges = spaced(minimum, max(largest, minimum * 1.001, 1e-12), NUM_BINS + 1)
-    return {"counts": np.histogram(values, edges)[0].tolist(), "edges": edges.tolist()}
-
-
-def check_place(directory: Path) -> None:
-    """Refuse to put files where none can be.
-
-    Raises:
-        SettingsError: `directory` cannot be made or written.
-    """
-    existing = existing_part(directory)
-    is_place = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
-    if not is_place:
-        raise SettingsError.of(
-            "--output", directory, f"{existing} is not a directory that can be written; name another"
-        )
-
-
-def show(result: Record, directory: Path) -> None:
+def show(result: Json, directory: Path) -> None:
     """Write the JSON file and the picture into `directory`, print the table, and where the files are."""
     result = strict_json(result)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / FIGURES_FILE).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     draw(result, directory / PICTURE_FILE)
-    console = new_console(min_width=TABLE_WIDTH)
-    console.print(_table(result))
+    new_console(min_width=TABLE_WIDTH).print(_table(result))
     report_line("G: of all these sequences; |g|, |g - G| / |G| and the cosine of g with G: medians over the batches")
     report_line(f"{PICTURE_FILE} and {FIGURES_FILE}: {directory}")
 
 
-def _table(result: Record) -> Table:
+def _table(result: Json) -> Table:
     """A row for each batch size."""
-    table = Table(title=printable(_title(result)))
-    titles = ("batch", "batches", "|g|", "|g - G| / |G|", "quartiles", "cosine", "tr(Sigma)", "noise scale")
-    for title in (*titles, f"norm test asks for (eta {result['eta']:g})"):
-        table.add_column(title, justify="right")
+    columns = ("batch", "batches", "|g|", "|g - G| / |G|", "quartiles", "cosine", "tr(Sigma)", "noise scale")
+    asked = f"norm test asks for (eta {result['eta']:g})"
+    table = new_table((*columns, asked), printable(_title(result)), has_lines=True)
     for row in result["batches"]:
-        norm, deviation, cosine = row["norm"], row["relative_deviation"], row["cosine"]
+        deviation, error = row["relative_deviation"], row["trace_error"]
         table.add_row(
-            str(row["batch"]), f"{row['num_batches']:,}", _shown(norm["median"]), _shown(deviation["median"]),
+            str(row["batch"]),
+            f"{row['num_batches']:,}",
+            _shown(row["norm"]["median"]),
+            _shown(deviation["median"]),
             f"{_shown(deviation['lower_quartile'])} - {_shown(deviation['upper_quartile'])}",
-            f"{cosine['median']:.4f}", _trace(row), _shown(row["noise_scale"]), _shown(row["request"]),
-        )  # fmt: skip
+            f"{row['cosine']['median']:.4f}",
+            _shown(row["trace"]) + (f" ± {error:,.2g}" if error else ""),  # 0: exact
+            _shown(row["noise_scale"]),
+            _shown(row["request"]),
+        )
     return table
 
 
-def draw(result: Record, path: Path) -> None:
-    """Write the picture, a PNG: distribution of the deviations; deviation, cosine and norm by batch size.
-
-    Args:
-        result: as gradients.json has it.
-    """
+def draw(result: Json, path: Path) -> None:
+    """Write the picture, a PNG: distribution of the deviations; deviation, cosine and norm by batch size."""
     figure = Figure(figsize=INCHES, dpi=DOTS_PER_INCH, layout="constrained")
     FigureCanvasAgg(figure)
     bins, deviation, cosine, norm = figure.subplots(2, 2).flat
@@ -113,7 +75,7 @@ def draw(result: Record, path: Path) -> None:
     figure.savefig(path, format="png")
 
 
-def _title(result: Record) -> str:
+def _title(result: Json) -> str:
     looked_at = f"{result['sequences']:,} of {result['split_sequences']:,} sequences, {result['split']} split"
     return f"{result['run']}\n{looked_at}; loss {result['loss']:.4f}, |G| {result['norm']:.4g}"
 
@@ -122,37 +84,33 @@ def _shown(value: float | None) -> str:
     return "" if value is None else f"{value:,.4g}"
 
 
-def _trace(row: Record) -> str:
-    """Show tr(Sigma), with its standard error where it is not exact and there is one."""
-    return f"{_shown(row['trace'])} ± {row['trace_error']:,.2g}" if row["trace_error"] else _shown(row["trace"])
-
-
-def _draw_histograms(axes: Axes, rows: Sequence[Record]) -> None:
-    for row in rows:
-        shares = [count / row["num_batches"] for count in row["histogram"]["counts"]]
-        axes.stairs(shares, row["histogram"]["edges"], fill=True, alpha=0.5, label=f"batches of {row['batch']}")
+def _draw_histograms(axes: Axes, rows: Sequence[Json]) -> None:
+    """Shares of the batches, in bins of equal ratio: some sequences deviate fifty times as far as most."""
+    deviations = [np.array(row["values"]["relative_deviation"]) for row in rows]
+    is_log = min(of_size.min() for of_size in deviations) > 0
+    for row, values in zip(rows, deviations, strict=True):
+        edges = np.geomspace(values.min(), 1.001 * values.max(), NUM_BINS + 1) if is_log else NUM_BINS
+        weights = np.full(len(values), 1 / len(values))
+        axes.hist(values, edges, weights=weights, histtype="stepfilled", alpha=0.5, label=f"batches of {row['batch']}")
     axes.set_xlabel("|g - G| / |G|")
     axes.set_ylabel("share of the batches")
-    if all(row["histogram"]["edges"][0] > 0 for row in rows):
+    if is_log:
         axes.set_xscale("log")
 
 
-def _draw_quartiles(axes: Axes, rows: Sequence[Record], name: str, label: str) -> None:
+def _draw_quartiles(axes: Axes, rows: Sequence[Json], name: str, label: str) -> None:
     """Medians, and bars from the lower to the upper quartile, by batch size."""
     sizes = [row["batch"] for row in rows]
-    medians = [row[name]["median"] for row in rows]
-    below = [row[name]["median"] - row[name]["lower_quartile"] for row in rows]
-    above = [row[name]["upper_quartile"] - row[name]["median"] for row in rows]
-    axes.errorbar(sizes, medians, [below, above], fmt="o", capsize=4, label="median and quartiles")
+    lower, median, upper = (np.array([row[name][key] for row in rows]) for key in QUARTILES)
+    axes.errorbar(sizes, median, [median - lower, upper - median], fmt="o", capsize=4, label="median and quartiles")
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(FixedLocator(sizes))
-    axes.xaxis.set_major_formatter(FixedFormatter([str(size) for size in sizes]))
-    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.minorticks_off()
     axes.set_xlabel("batch (sequences)")
     axes.set_ylabel(label)
 
 
-def _draw_expected(axes: Axes, rows: Sequence[Record], result: Record) -> None:
+def _draw_expected(axes: Axes, rows: Sequence[Json], result: Json) -> None:
     """What tr(Sigma) of the smallest batches, of which there are most, says of all; and what the norm test allows."""
     total, trace = result["sequences"], rows[0]["trace"]
     if trace:

@@ -10,21 +10,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from adloco_dist.averaging.group import Group
+from adloco_dist.cluster.control import ControlPlane
 from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.config import SettingsError
-from adloco_dist.data.corpora import TextSplits
+from adloco_dist.config import Settings, SettingsError
+from adloco_dist.config.errors import require
+from adloco_dist.data.indexed import permutation
 from adloco_dist.data.tokens import TextTable
+from adloco_dist.messages import Json
 from adloco_dist.noise.statistics import ratio
+from adloco_dist.objective.protocol import Objective
 from adloco_dist.pool.arithmetic import set_up_arithmetic
 from adloco_dist.pool.flat_model import FlatModel
-from adloco_dist.run.rows import Record
+from adloco_dist.pool.gradient import accumulate_gradient, mean_gradient
+from adloco_dist.round.evaluate import BATCH
+from adloco_dist.run.directory import check_place
 from adloco_dist.text import first_difference
-from adloco_dist.tools.deviation import BatchFigures, FullGradient, Subject, Vector, batch_figures, full_gradient
 from adloco_dist.tools.finished import open_finished
-from adloco_dist.tools.gradient_plot import check_place, histogram, quartiles, show
+from adloco_dist.tools.gradient_plot import show
 
 MAX_SEQUENCES = 1024
 """Maximum number of sequences that are looked at unless the user says otherwise."""
@@ -33,6 +40,10 @@ NUM_VECTORS = 3
 BATCH_SIZES = (1, 4, 16, 64)
 MIN_BATCHES = 8
 """Minimum number of batches for a standard error: few that hold all sequences deviate nearly alike (two, exactly)."""
+PIECE_ELEMENTS = 1 << 20
+"""Inner products are summed over pieces of so many elements: a long sum in fp32 would lose what is small in it."""
+
+Vector = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -45,9 +56,54 @@ class AnalysisOptions:
     batches: tuple[int, ...] | None = None
     """Sizes B of the batches."""
     split: str | None = None
-    """Name of the split: train or validation."""
+    """Name of the split, train or validation; None: the one to train on, unless that is a stream."""
     output: Path | None = None
     micro_batch_size: int | None = None
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is analysed."""
+
+    settings: Settings
+    """Settings of the run."""
+    flat_model: FlatModel
+    """The model at the weights, and in the mode (eval or train), that are analysed; its gradient is overwritten."""
+    objective: Objective
+    split: str
+    table: TextTable
+    """All sequences of the split."""
+    ids: npt.NDArray[np.int64]
+    """(N,) ids of the sequences that are looked at."""
+    micro_batch_size: int
+
+
+@dataclass(frozen=True)
+class FullGradient:
+    """The gradient of the mean loss over all sequences; the same on all ranks."""
+
+    vector: torch.Tensor
+    """(num_elements,) G."""
+    squared_norm: float
+    loss: float
+    """Mean loss in nats per target."""
+    targets: int
+
+
+@dataclass(frozen=True)
+class BatchFigures:
+    """Figures of J batches of equally many sequences, each (J,), in the order of the batches; equal on all ranks."""
+
+    size: int
+    """B."""
+    relative_sizes: Vector
+    """s_j."""
+    norms: Vector
+    """|g_j|."""
+    squared_deviations: Vector
+    """|g_j - G|^2."""
+    cosines: Vector
+    """Cosines of g_j with G; 0 where g_j is 0."""
 
 
 def analyze_run(runtime: Runtime, options: AnalysisOptions) -> None:
@@ -61,14 +117,10 @@ def analyze_run(runtime: Runtime, options: AnalysisOptions) -> None:
     """
     output = options.output or options.run / "gradients"
     subject: Subject | None = None
-    error: SettingsError | None = None
-    try:
+    with runtime.control.agreed():
         subject = _load(options, runtime.device, runtime.nodes.count(runtime.nodes[runtime.rank]))
         if runtime.rank == 0:
-            check_place(output)
-    except SettingsError as mistake:
-        error = mistake
-    runtime.control.agree(error)
+            check_place("--output", output)
     assert subject is not None
     subject.flat_model.module.eval()
     # Integers, whose sum does not depend on its order; alignment makes the weights whole 64-bit words.
@@ -76,24 +128,15 @@ def analyze_run(runtime: Runtime, options: AnalysisOptions) -> None:
     asked = {"--sequences": options.sequences, "--batches": options.batches, "--split": options.split}
     if difference := first_difference(runtime.control.exchange({**asked, "the model": bits})):
         raise SettingsError(f"{difference}; start every node with the same command and run")
-    result = _analyze(runtime, subject, options)
-    if runtime.rank == 0:
-        show(result, output)
-
-
-def _analyze(runtime: Runtime, subject: Subject, options: AnalysisOptions) -> Record:
-    """All that is found out, as gradients.json has it."""
-    settings, num_sequences = subject.settings, len(subject.ids)
-    group = Groups(runtime.backend, settings.cluster.outer_seconds).of(tuple(range(runtime.world_size)))
+    settings, eta, num_sequences = subject.settings, subject.settings.batching.eta, len(subject.ids)
+    group = Groups(runtime.backend, settings.cluster.timeout_seconds).of(tuple(range(runtime.world_size)))
     full = full_gradient(subject, runtime.control, group)
     if not (math.isfinite(full.squared_norm) and full.squared_norm > 0):
-        detail = f"the squared norm of its model's gradient over the {subject.split} split is {full.squared_norm}"
-        raise SettingsError(f"RUN={options.run}: {detail}, with which nothing can be compared")
-    summaries = []
-    for size in options.batches or [size for size in BATCH_SIZES if size <= num_sequences]:
-        figures = batch_figures(subject, full, size, runtime.control)
-        summaries.append(summary(figures, full, num_sequences, settings.batching.eta))
-    return {
+        what = f"the squared norm of its model's gradient over the {subject.split} split is {full.squared_norm}"
+        raise SettingsError.of("RUN", options.run, f"{what}, with which nothing can be compared")
+    sizes = options.batches or [size for size in BATCH_SIZES if size <= num_sequences]
+    batches = [batch_figures(subject, full, size, runtime.control) for size in sizes]
+    result = {
         "run": str(options.run),
         "split": subject.split,
         "split_sequences": subject.table.num_sequences,
@@ -101,11 +144,87 @@ def _analyze(runtime: Runtime, subject: Subject, options: AnalysisOptions) -> Re
         "targets": full.targets,
         "num_parameters": subject.flat_model.num_parameters,
         "precision": settings.precision.name,
-        "eta": settings.batching.eta,
+        "eta": eta,
         "loss": full.loss,
         "norm": math.sqrt(full.squared_norm),
-        "batches": summaries,
+        "batches": [summary(figures, full, num_sequences, eta) for figures in batches],
     }
+    if runtime.rank == 0:
+        show(result, output)
+
+
+def _load(options: AnalysisOptions, device: torch.device, sharers: int) -> Subject:
+    """Load what is analysed on one of `sharers` ranks of this node, and refuse whatever it alone can refuse."""
+    for name, value in (("--sequences", options.sequences), ("--pass", options.micro_batch_size)):
+        require(value is None or value >= 1, name, value, "must be >= 1")
+    run = open_finished(options.run, NUM_VECTORS, sharers)
+    settings, splits = run.settings, run.splits
+    rule = f"{splits.source} cannot be read in any order; leave it out for the validation split"
+    require(options.split != "train" or splits.table is not None, "--split", options.split, rule)
+    split, table = "validation", splits.validation
+    if splits.table is not None and options.split != "validation":
+        split, table = "train", splits.table
+    count = options.sequences or min(table.num_sequences, MAX_SEQUENCES)
+    require(count <= table.num_sequences, "--sequences", count, f"the {split} split has {table.num_sequences}")
+    largest = max(options.batches or (1,))
+    require(largest <= count, "--batches", largest, f"{count} sequences are looked at; take more (--sequences)")
+    set_up_arithmetic(settings, device)
+    flat_model = FlatModel(run.module, device, settings.precision)
+    ids = np.arange(count) * table.num_sequences // count  # spread evenly
+    return Subject(settings, flat_model, run.objective, split, table, ids, options.micro_batch_size or BATCH)
+
+
+def full_gradient(subject: Subject, control: ControlPlane, group: Group | None) -> FullGradient:
+    """G, of whose sequences every rank takes each world_size-th; one all-reduce in the group of all. Collective."""
+    flat_model = subject.flat_model
+    vector = torch.zeros_like(flat_model.gradient)
+    loss, targets = 0.0, 0
+    rank_ids = subject.ids[control.rank :: control.world_size]
+    for start in range(0, len(rank_ids), subject.micro_batch_size):
+        batch = subject.table.batch(rank_ids[start : start + subject.micro_batch_size]).to(flat_model.device)
+        done = accumulate_gradient(flat_model, subject.objective, batch, None)
+        loss += float(done.loss_sum)
+        vector.add_(flat_model.gradient, alpha=len(batch))  # the gradient of the loss sum over so many sequences
+        targets += done.num_targets
+    sums = control.exchange({"loss": loss, "targets": targets})
+    loss, targets = sum(part["loss"] for part in sums), sum(part["targets"] for part in sums)
+    if group is not None:
+        group.all_reduce(vector)
+    vector.div_(targets)
+    return FullGradient(vector, float(inner_product(vector, vector)), loss / targets, targets)
+
+
+def batch_figures(subject: Subject, full: FullGradient, size: int, control: ControlPlane) -> BatchFigures:
+    """The gradients of batches of `size` sequences against the full one. Collective.
+
+    The sequences are cut into consecutive batches of a random order, which the run's seed fixes; a rest that is smaller
+    than a batch is left out. Every rank takes each world_size-th batch.
+    """
+    flat_model, num_sequences = subject.flat_model, len(subject.ids)
+    gradient = flat_model.gradient
+    order = subject.ids[permutation(num_sequences, subject.settings.seed)]
+    num_batches = num_sequences // size
+    rows = []
+    for number in range(control.rank, num_batches, control.world_size):
+        batch = subject.table.batch(order[number * size : (number + 1) * size]).to(flat_model.device)
+        done = mean_gradient(flat_model, subject.objective, batch, subject.micro_batch_size)
+        compared = [inner_product(gradient, gradient), inner_product(gradient, full.vector)]
+        gradient.sub_(full.vector)  # without a further vector
+        compared.append(inner_product(gradient, gradient))
+        rows.append([done.num_targets, *torch.stack(compared).tolist()])
+    everything = np.empty((num_batches, 4))
+    for rank, reply in enumerate(control.exchange({"rows": rows})):
+        everything[rank :: control.world_size] = np.reshape(reply["rows"], (-1, 4))
+    targets, squared_norms, products, squared_deviations = everything.T
+    norms = np.sqrt(squared_norms)
+    cosines = np.divide(products, norms * math.sqrt(full.squared_norm), out=np.zeros(num_batches), where=norms > 0)
+    return BatchFigures(size, targets * num_sequences / full.targets, norms, squared_deviations, cosines)
+
+
+def inner_product(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """<first, second> in fp64, a scalar on their device."""
+    pairs = zip(first.split(PIECE_ELEMENTS), second.split(PIECE_ELEMENTS), strict=True)
+    return torch.stack([piece @ its for piece, its in pairs]).double().sum()
 
 
 def traces_of(figures: BatchFigures, num_sequences: int) -> Vector:
@@ -128,7 +247,7 @@ def traces_of(figures: BatchFigures, num_sequences: int) -> Vector:
     return figures.relative_sizes**2 * figures.squared_deviations / figures.size * correction
 
 
-def summary(figures: BatchFigures, full: FullGradient, num_sequences: int, eta: float) -> Record:
+def summary(figures: BatchFigures, full: FullGradient, num_sequences: int, eta: float) -> Json:
     """What the batches of one size come to.
 
     trace: tr(Sigma); trace_error: its standard error (0 at B = 1, NaN of few batches). noise_scale: tr(Sigma) / |G|^2,
@@ -147,45 +266,11 @@ def summary(figures: BatchFigures, full: FullGradient, num_sequences: int, eta: 
         "noise_scale": ratio(trace, full.squared_norm),
         "request": ratio(trace, eta**2 * full.squared_norm),
         **{name: quartiles(of_batches) for name, of_batches in values.items()},
-        "histogram": histogram(deviations),
         "values": {name: of_batches.tolist() for name, of_batches in values.items()},
     }
 
 
-def _load(options: AnalysisOptions, device: torch.device, sharers: int) -> Subject:
-    """Load what is analysed, and refuse whatever this rank alone can refuse.
-
-    Args:
-        sharers: ranks of this node.
-    """
-    for name, value in (("--sequences", options.sequences), ("--pass", options.micro_batch_size)):
-        if value is not None and not value >= 1:
-            raise SettingsError.of(name, value, "must be >= 1")
-    run = open_finished(options.run, NUM_VECTORS, sharers)
-    settings = run.settings
-    split, table = choose_split(run.splits, options.split)
-    count = options.sequences or min(table.num_sequences, MAX_SEQUENCES)
-    ids = np.arange(count) * table.num_sequences // count  # spread evenly
-    if count > table.num_sequences:
-        raise SettingsError.of("--sequences", count, f"the {split} split has {table.num_sequences}")
-    largest = max(options.batches or (1,))
-    if largest > count:
-        raise SettingsError.of("--batches", largest, f"{count} sequences are looked at; take more (--sequences)")
-    set_up_arithmetic(settings, device)
-    flat_model = FlatModel(run.module, device, settings.precision)
-    micro_batch_size = options.micro_batch_size or settings.evaluation.batch
-    return Subject(settings, flat_model, run.objective, split, table, ids, micro_batch_size)
-
-
-def choose_split(splits: TextSplits, asked: str | None) -> tuple[str, TextTable]:
-    """The split that is looked at, by name and in sequences: the one to train on, unless that is a stream.
-
-    Raises:
-        SettingsError: it is a stream, and asked for.
-    """
-    if splits.table is not None and asked != "validation":
-        return "train", splits.table
-    rule = f"{splits.source} cannot be read in any order; leave it out for the validation split"
-    if asked == "train":
-        raise SettingsError.of("--split", asked, rule)
-    return "validation", splits.validation
+def quartiles(values: Vector) -> dict[str, float]:
+    """Mean, median, and the quartiles on both sides of it."""
+    lower, median, upper = np.percentile(values, [25, 50, 75]).tolist()
+    return {"mean": float(values.mean()), "lower_quartile": lower, "median": median, "upper_quartile": upper}

@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
@@ -19,16 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
 from adloco_dist.cluster.signals import begin_in_pool, signals_held
-from adloco_dist.config import OF_ROWS, Corpus, DataSettings, SettingsError, as_tool
+from adloco_dist.command import as_tool
+from adloco_dist.config import Corpus, DataSettings, SettingsError, require
 from adloco_dist.config.compose import compose
-from adloco_dist.data.corpora import row_files_of, text_files_of
+from adloco_dist.data.corpora import files_of
 from adloco_dist.data.documents import Document, RowFiles
 from adloco_dist.data.encoding import Tokens, load_encoder, train_tokenizer
 from adloco_dist.data.hub import prefer_cache_without_hub
-from adloco_dist.data.special_tokens import Found
 from adloco_dist.data.text_files import TextFiles
 from adloco_dist.data.token_files import Manifest, TokenFile, max_id
 from adloco_dist.terminal import new_console, reported_wait, show
@@ -72,43 +73,33 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def tokenize_corpus(options: argparse.Namespace) -> str:
-    """Write train/, validation/ (where the settings name one) and tokenizer/ under `options.out`; a line for the user.
-
-    Raises:
-        SettingsError: a mistake in the settings or options, or a damaged file.
-    """
+    """Write train/, validation/ (where the settings name one) and tokenizer/ under `options.out`; a line for the user;
+    raises a SettingsError for a mistake in the settings or options, or a damaged file."""
     for name, minimum in {"processes": 1, "parts": 1, "shard_tokens": 2, "tokenizer_documents": 1, "files": 1}.items():
         value = getattr(options, name)
-        if value is not None and value < minimum:
-            raise SettingsError.of(f"--{name.replace('_', '-')}", value, f"must be >= {minimum}")
+        require(value is None or value >= minimum, f"--{name.replace('_', '-')}", value, f"must be >= {minimum}")
     data = compose(options.overrides).data
-    if data.corpus is Corpus.tokens:
-        raise SettingsError.of("data.corpus", data.corpus, "is tokenised already; name a corpus of text")
-    if data.is_labelled:
-        raise SettingsError.of("data.label_column", data.label_column, "token files hold no labels; leave it out")
+    is_text = data.corpus is not Corpus.tokens
+    require(is_text, "data.corpus", data.corpus, "is tokenised already; name a corpus of text")
+    rule = "token files hold no labels; leave it out"
+    require(not data.is_labelled, "data.label_column", data.label_column, rule)
     prefer_cache_without_hub(data.hub, data.tokenizer)
     with reported_wait(lambda: "looking at the corpus: still at it"):
-        splits = _splits(data)
+        splits: dict[str, Source] = dict(zip(("train", "validation"), files_of(data), strict=True))
     splits["train"] = replace(splits["train"], files=splits["train"].files[: options.files])
     for folder in (options.out / split for split in splits):
         if folder.exists() and not (folder / PLAN_FILE).exists() and any(folder.iterdir()):
             raise SettingsError(f"OUT={folder}: holds other files; name a new folder")
     tokenizer = _tokenizer(options, data, splits["train"])
-    detail = []
+    data, lines = replace(data, tokenizer=tokenizer), []
     for split, source in splits.items():
-        units = _units(source, options.parts)
-        if units:
-            detail.append(_tokenize_split(options, data, split, source, units, tokenizer))
+        if units := _units(source, options.parts):
+            lines.append(_tokenize_split(options, data, split, source, units))
     names = [f"'data.{split}=[{options.out / split}]'" for split in splits if (options.out / split).exists()]
-    return "\n".join([*detail, f"train from it: data=tokens {' '.join(names)}"])
+    return "\n".join([*lines, f"train from it: data=tokens {' '.join(names)}"])
 
 
 Source = RowFiles | TextFiles
-
-
-def _splits(data: DataSettings) -> dict[str, Source]:
-    train, validation = row_files_of(data) if data.corpus in OF_ROWS else text_files_of(data)
-    return {"train": train, "validation": validation}
 
 
 def _units(source: Source, parts: int) -> list[Unit]:
@@ -126,10 +117,8 @@ def _tokenizer(options: argparse.Namespace, data: DataSettings, source: Source) 
     size, folder = options.train_tokenizer, options.out / TOKENIZER
     if size is None:
         return data.tokenizer
-    if data.tokenizer is not None:
-        raise SettingsError.of("data.tokenizer", data.tokenizer, "and --train-tokenizer: give one of them")
-    if size < 300:
-        raise SettingsError.of("--train-tokenizer", size, "must be >= 300: 256 bytes, and what is learnt")
+    require(data.tokenizer is None, "data.tokenizer", data.tokenizer, "and --train-tokenizer: give one of them")
+    require(size >= 300, "--train-tokenizer", size, "must be >= 300: 256 bytes, and what is learnt")
     if not (folder / "tokenizer.json").exists():
         # A copy: what it leaves out is reported when the files are written.
         documents = _documents(copy.deepcopy(source), Unit("", source.files))
@@ -145,25 +134,22 @@ def _tokenizer(options: argparse.Namespace, data: DataSettings, source: Source) 
 
 
 def _documents(source: Source, unit: Unit) -> Iterator[Document]:
-    taken = (document for file in unit.files for document in source.of_file(file))
-    limited = islice(taken, source.maximum)
-    yield from (document for document in islice(limited, unit.index, None, unit.stride) if document.text)
+    taken = islice((document for file in unit.files for document in source.of_file(file)), source.maximum)
+    return (document for document in islice(taken, unit.index, None, unit.stride) if document.text)
 
 
 def _tokenize_split(
-    options: argparse.Namespace, data: DataSettings, split: str, source: Source, units: Sequence[Unit],
-    tokenizer: str | None,
-) -> str:  # fmt: skip
+    options: argparse.Namespace, data: DataSettings, split: str, source: Source, units: Sequence[Unit]
+) -> str:
     """Tokenize all units of a split but those that are done already, then write the manifest."""
-    data = replace(data, tokenizer=tokenizer)
     folder, encoder = options.out / split, load_encoder(data)
     made_of = _made_of(data, units, encoder.digest, options.shard_tokens)
     _begin(folder, made_of)
     done = {unit.name: _finished(folder, unit) for unit in units}
     left = [unit for unit in units if done[unit.name] is None]
-    with _progress() as progress, ProcessPoolExecutor(
-        min(options.processes, max(1, len(left))), multiprocessing.get_context("spawn"), begin_in_pool, (os.getpid(),)
-    ) as pool:  # fmt: skip
+    num_processes, context = min(options.processes, max(1, len(left))), multiprocessing.get_context("spawn")
+    processes = ProcessPoolExecutor(num_processes, context, begin_in_pool, (os.getpid(),))
+    with _progress() as progress, processes as pool:
         task = progress.add_task(split, total=len(units), completed=len(units) - len(left), tokens="0")
         with signals_held([signal.SIGINT]):  # processes that still import would show where they were
             jobs = {pool.submit(tokenize_unit, folder, unit, source, data, options.shard_tokens): unit for unit in left}
@@ -171,7 +157,7 @@ def _tokenize_split(
         try:
             for job in as_completed(jobs):
                 files, skipped, found = job.result()
-                encoder.found.add(found)
+                encoder.counts.update(found)
                 done[jobs[job].name] = files
                 tokens += sum(file.num_tokens for file in files)
                 progress.update(task, advance=1, tokens=f"{tokens:,}")
@@ -196,12 +182,9 @@ def _tokenize_split(
 
 def tokenize_unit(
     folder: Path, unit: Unit, source: Source, data: DataSettings, shard_tokens: int
-) -> tuple[list[TokenFile], list[str], Found]:
-    """Write a unit's token files, and last a note of them; what was skipped of damaged files, and found in texts, too.
-
-    Raises:
-        SettingsError: a file cannot be read to its end.
-    """
+) -> tuple[list[TokenFile], list[str], Counter[int]]:
+    """Write a unit's token files, and last a note of them; what was skipped of damaged files, and found in texts, too;
+    raises a SettingsError where a file cannot be read to its end."""
     encoder, files = load_encoder(data), []
     pending: list[Tokens] = []
     documents = _documents(source, unit)
@@ -214,10 +197,10 @@ def tokenize_unit(
             pending = [whole[len(whole) // shard_tokens * shard_tokens :]]
     if sum(map(len, pending)):
         files.append(_write(folder, unit, len(files), np.concatenate(pending)))
-    note = folder / f".{unit.name}.draft"
-    note.write_text(json.dumps([asdict(file) for file in files]), encoding="utf-8")
-    note.rename(_note(folder, unit))
-    return files, source.take_notes(), encoder.found
+    draft = folder / f".{unit.name}.draft"
+    draft.write_text(json.dumps([asdict(file) for file in files]), encoding="utf-8")
+    draft.rename(folder / f".{unit.name}.json")
+    return files, source.take_notes(), encoder.counts
 
 
 def _write(folder: Path, unit: Unit, number: int, tokens: Tokens) -> TokenFile:
@@ -229,14 +212,11 @@ def _write(folder: Path, unit: Unit, number: int, tokens: Tokens) -> TokenFile:
     return TokenFile(path.name, len(tokens), max_id(tokens), sha256(tokens.tobytes()).hexdigest())
 
 
-def _note(folder: Path, unit: Unit) -> Path:
-    return folder / f".{unit.name}.json"
-
-
 def _finished(folder: Path, unit: Unit) -> list[TokenFile] | None:
     """The files of a unit that an earlier command has finished."""
     try:
-        files = [TokenFile(**file) for file in json.loads(_note(folder, unit).read_text(encoding="utf-8"))]
+        note = (folder / f".{unit.name}.json").read_text(encoding="utf-8")
+        files = [TokenFile(**file) for file in json.loads(note)]
     except (OSError, ValueError, TypeError):
         return None
     return files if all((folder / file.name).exists() for file in files) else None
@@ -257,27 +237,21 @@ def _begin(folder: Path, made_of: dict[str, Any]) -> None:
 
 
 def _made_of(data: DataSettings, units: Sequence[Unit], encoder: str, shard_tokens: int) -> dict[str, Any]:
-    """Everything that the token files depend on."""
+    """Everything that the token files depend on; of a file its name and size, wherever it lies."""
+    paths = {file: Path(file) for unit in units for file in unit.files}
+    sizes = {file: f"{path.name} {path.stat().st_size}" if path.is_file() else file for file, path in paths.items()}
     return {
         "corpus": data.corpus.name,
         "text_column": data.text_column,
         "damaged": data.damaged.name,
-        "nulls": data.nulls.name,
         "validation_documents": data.validation_documents,
         "encoder": encoder,
         "shard_tokens": shard_tokens,
-        "units": [[*map(_identity, unit.files), unit.index, unit.stride] for unit in units],
+        "units": [[*(sizes[file] for file in unit.files), unit.index, unit.stride] for unit in units],
     }
 
 
-def _identity(file: str) -> str:
-    """A file's name and size, wherever it lies."""
-    path = Path(file)
-    return f"{path.name} {path.stat().st_size}" if path.is_file() else file
-
-
 def _progress() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[tokens]} tokens"),
-        TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=new_console(stderr=True),
-    )  # fmt: skip
+    shown, times = ("{task.description}", BarColumn(), MofNCompleteColumn()), (TimeElapsedColumn(), "left")
+    tokens, console = "{task.fields[tokens]} tokens", new_console(stderr=True)
+    return Progress(*shown, tokens, *times, TimeRemainingColumn(), console=console)

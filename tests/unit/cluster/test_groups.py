@@ -35,6 +35,9 @@ def test_more_groups_than_may_be_formed_at_one_time_are_reported() -> None:
     assert Groups(Backend.gloo, 60, maximum=3).crowding(sets) is None
     line = Groups(Backend.nccl, 60, maximum=2).crowding(sets)
     assert line and line.startswith("a rank is in 3 groups, of which 2 may be formed at one time: ")
-    assert "set cluster.max_communicators=3" in line
+    assert line.endswith("use fewer trainers per rank")
+    lacking = Groups(Backend.nccl, 60, maximum=1).lacking([(0, 1), (0, 2)], 0)
+    assert lacking and "a rank may be in 2 groups for that, of which 1 may be formed; use fewer trainers" in lacking
+    assert Groups(Backend.nccl, 60, maximum=2).lacking([(0, 1), (0, 2)], 0) is None
     line = Groups(Backend.nccl, 60).crowding([(0, rank) for rank in range(1, 11)])
     assert line and line.startswith("a rank is in 10 groups, of which 8 ")

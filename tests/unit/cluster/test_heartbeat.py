@@ -60,6 +60,8 @@ class SlowStore:
 
     def compare_set(self, key: str, expected: str, value: str) -> None:
         self._call()
+        if self.values.get(key, b"") == expected.encode():
+            self.values[key] = value.encode()
 
 
 class EndedError(Exception):

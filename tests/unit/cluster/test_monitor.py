@@ -4,6 +4,7 @@ import json
 import mmap
 import threading
 import time
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,16 +24,13 @@ class FakeNvml:
     """The functions of pynvml that are used, with the readings of one GPU, which a test may change or refuse."""
 
     def __init__(self, uuid: str = "GPU-abc") -> None:
-        self.uuid, self.num_users, self.num_samples = uuid, 0, 0
+        self.uuid, self.num_samples = uuid, 0
         self.used, self.busy, self.milliwatts, self.celsius = 100, 10, 50_000, 40
         self.refused: set[str] = set()
         self.sampled_twice = threading.Event()
 
     def nvmlInit(self) -> None:  # noqa: N802
-        self.num_users += 1
-
-    def nvmlShutdown(self) -> None:  # noqa: N802
-        self.num_users -= 1
+        pass
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
         if uuid != self.uuid:
@@ -70,7 +68,7 @@ def gpu_figures(monitor: Monitor) -> dict[str, float]:
 
 
 def test_a_peak_of_memory_is_reported_once() -> None:
-    with Monitor(CPU, NEVER_SECONDS) as monitor:
+    with closing(Monitor(CPU, NEVER_SECONDS)) as monitor:
         before = monitor.take()["memory_bytes"]
         block = mmap.mmap(-1, BLOCK_BYTES)  # not of the heap, which may keep what is freed
         for start in range(0, BLOCK_BYTES, mmap.PAGESIZE):
@@ -83,7 +81,7 @@ def test_a_peak_of_memory_is_reported_once() -> None:
 
 
 def test_work_is_reported_in_percent_of_one_core() -> None:
-    with Monitor(CPU, NEVER_SECONDS) as monitor:
+    with closing(Monitor(CPU, NEVER_SECONDS)) as monitor:
         start = time.process_time()
         while time.process_time() - start < 0.1:
             pass
@@ -91,7 +89,7 @@ def test_work_is_reported_in_percent_of_one_core() -> None:
 
 
 def test_without_a_gpu_the_process_alone_is_reported_in_plain_values() -> None:
-    with Monitor(CPU, NEVER_SECONDS) as monitor:
+    with closing(Monitor(CPU, NEVER_SECONDS)) as monitor:
         figures = monitor.take()
     assert figures.keys() == {"memory_bytes", "cpu_percent"}
     assert json.loads(json.dumps(figures)) == figures
@@ -99,28 +97,23 @@ def test_without_a_gpu_the_process_alone_is_reported_in_plain_values() -> None:
 
 def test_the_thread_samples_by_itself() -> None:
     nvml = FakeNvml()
-    with Monitor(CPU, every_seconds=0.001, gpu=Gpu("abc", nvml)):
+    with closing(Monitor(CPU, every_seconds=0.001, gpu=Gpu("abc", nvml))):
         assert nvml.sampled_twice.wait(timeout=30.0)
 
 
-def test_a_closed_monitor_has_no_thread_and_gives_nvml_back_once() -> None:
-    nvml = FakeNvml()
-    nvml.nvmlInit()  # another user, as torch may be
+def test_a_closed_monitor_has_no_thread() -> None:
     before = set(threading.enumerate())
-    monitor = Monitor(CPU, NEVER_SECONDS, Gpu("abc", nvml))
+    monitor = Monitor(CPU, NEVER_SECONDS)
     (thread,) = set(threading.enumerate()) - before
     assert thread.daemon
-    assert nvml.num_users == 2
     monitor.close()
     assert not thread.is_alive()
-    monitor.close()
-    assert nvml.num_users == 1
     assert monitor.take().keys() == {"memory_bytes", "cpu_percent"}
 
 
 def test_the_figures_of_a_gpu_in_their_units() -> None:
     nvml = FakeNvml()
-    with Monitor(CPU, NEVER_SECONDS, Gpu("abc", nvml)) as monitor:
+    with closing(Monitor(CPU, NEVER_SECONDS, Gpu("abc", nvml))) as monitor:
         monitor.sample()
         nvml.used, nvml.busy, nvml.milliwatts, nvml.celsius = 300, 30, 150_000, 60
         monitor.sample()
@@ -143,7 +136,7 @@ def test_the_figures_of_a_gpu_in_their_units() -> None:
 )
 def test_only_what_the_driver_does_not_offer_is_left_out(function: str, figure: str) -> None:
     nvml = FakeNvml()
-    with Monitor(CPU, NEVER_SECONDS, Gpu("abc", nvml)) as monitor:
+    with closing(Monitor(CPU, NEVER_SECONDS, Gpu("abc", nvml))) as monitor:
         everything = monitor.take().keys()
         nvml.refused = {function}
         assert monitor.take().keys() == everything - {figure}
@@ -153,14 +146,12 @@ def test_a_part_of_a_gpu_is_found_too() -> None:
     assert Gpu("abc", FakeNvml("MIG-abc")).read()["gpu_memory_bytes"] == 100
 
 
-def test_a_gpu_that_nvml_does_not_know_is_refused_and_nvml_given_back() -> None:
-    nvml = FakeNvml("GPU-another")
+def test_a_gpu_that_nvml_does_not_know_is_refused() -> None:
     with pytest.raises(pynvml.NVMLError):
-        Gpu("abc", nvml)
-    assert nvml.num_users == 0
+        Gpu("abc", FakeNvml("GPU-another"))
 
 
 def test_a_gpu_without_a_driver_that_knows_it_costs_only_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="of no GPU anywhere"))
-    with Monitor(torch.device("cuda"), NEVER_SECONDS) as monitor:
+    with closing(Monitor(torch.device("cuda"), NEVER_SECONDS)) as monitor:
         assert monitor.take().keys() == {"memory_bytes", "cpu_percent"}

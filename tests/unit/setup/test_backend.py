@@ -4,7 +4,7 @@ import pytest
 
 from adloco_dist.config import Backend
 from adloco_dist.setup.placement import backend_of_averages
-from helpers.support import small_settings
+from helpers.support import FOUR_TRAINERS, small_settings
 
 SHARDED, DELAYED = "pool.ranks_per_worker=2", "wire.delay_updates=1"
 
@@ -23,4 +23,4 @@ def test_averages_beside_gathering_ranks_do_not_use_nccl(
     overrides: tuple[str, ...], backend: Backend, expected: Backend
 ) -> None:
     """Where both did, ranks would launch collectives of two groups in different orders."""
-    assert backend_of_averages(small_settings(*overrides), backend) is expected
+    assert backend_of_averages(small_settings(*FOUR_TRAINERS, *overrides), backend) is expected

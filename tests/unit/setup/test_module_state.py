@@ -10,19 +10,18 @@ from torch import nn
 
 from adloco_dist.buffers import changing_buffers
 from adloco_dist.config import Settings
-from adloco_dist.data.batch import TokenBatch
-from adloco_dist.data.order import permutation
+from adloco_dist.data.indexed import permutation
+from adloco_dist.data.tokens import TokenBatch
 from adloco_dist.objective.losses import losses
 from adloco_dist.pool.gradient import mean_gradient
 from adloco_dist.pool.probe import micro_batch_bytes
 from adloco_dist.pool.slot import ComputeSlot, further_slot
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.pool.worker import Worker
-from adloco_dist.round.inner import _Sequences, _update_gradient
-from adloco_dist.round.outer import outer
-from adloco_dist.testing.lone import lone_trainer
+from adloco_dist.round.inner import _update_gradient
+from helpers.lone import lone_trainer
 from helpers.modules import CHANGING, WIDTH, Normed
-from helpers.support import small_objective, small_settings, small_store
+from helpers.support import FOUR_TRAINERS, small_objective, small_settings, small_store
 
 
 def batches(count: int) -> list[TokenBatch]:
@@ -30,7 +29,7 @@ def batches(count: int) -> list[TokenBatch]:
 
 
 def new_trainer(num_workers: int, *overrides: str) -> tuple[Trainer, ComputeSlot]:
-    settings, table = small_settings(*overrides), small_store()
+    settings, table = small_settings(*FOUR_TRAINERS, *overrides), small_store()
     objective = small_objective(settings)
     return lone_trainer(settings, objective, Normed(), table, range(num_workers), changing=CHANGING)
 
@@ -68,7 +67,7 @@ def test_workers_in_turn_on_one_module_are_workers_on_modules_of_their_own() -> 
     for number, batch in enumerate(taken):
         update(trainer.workers[number % 2], slot, batch)
     for number, worker in enumerate(trainer.workers):
-        alone = trained_alone(small_settings(), taken[number::2])
+        alone = trained_alone(small_settings(*FOUR_TRAINERS), taken[number::2])
         found = held(trainer, worker.weights)
         assert found["norm.num_batches_tracked"] == 4
         assert found["center"].abs().sum() > 0
@@ -83,7 +82,7 @@ def test_the_outer_step_averages_buffers_of_finite_workers() -> None:
     boundary = trainer.flat_model.buffer_boundary
     expected = [held(trainer, trainer.workers[number].weights) for number in (0, 2)]
     trainer.workers[1].weights[boundary + 3] = float("nan")
-    step = outer(trainer, None)
+    step = trainer.step(0, None)
     assert (step.num_finite, step.nonfinite) == (2, [1])
     found = held(trainer, trainer.anchor)
     for name in CHANGING:
@@ -111,7 +110,7 @@ def test_one_worker_keeps_its_buffers_to_the_bit() -> None:
     for batch in batches(3):
         update(trainer.workers[0], slot, batch)
     before = held(trainer, trainer.workers[0].weights)
-    outer(trainer, None)
+    trainer.step(0, None)
     after = held(trainer, trainer.anchor)
     assert all(torch.equal(before[name], after[name]) for name in CHANGING)
 
@@ -136,10 +135,10 @@ def test_a_pass_that_ran_out_of_memory_does_not_count() -> None:
                 raise torch.OutOfMemoryError("of three sequences")
             return result
 
-    settings, batch, notes = small_settings(), batches(1)[0], list[str]()
+    settings, batch, notes = small_settings(*FOUR_TRAINERS), batches(1)[0], list[str]()
     trainer, slot = lone_trainer(settings, small_objective(settings), Large(), small_store(), changing=CHANGING)
     trainer.workers[0].attach(slot.flat_model)
-    _update_gradient(slot, 0, _Sequences(batch, (0,)), None, None, notes)
+    _update_gradient(slot, 0, batch, (0,), None, notes)
     slot.flat_model.store_buffers()
     assert len(notes) == 1
     assert slot.flat_model.capacity == 1
@@ -200,7 +199,7 @@ def test_a_changing_buffer_that_cannot_be_averaged_is_named(
 def test_a_complex_constant_stays_complex() -> None:
     module = Normed()
     module.register_buffer("turns", torch.ones(2, dtype=torch.complex64) * 1j)
-    settings = small_settings()
+    settings = small_settings(*FOUR_TRAINERS)
     _, slot = lone_trainer(settings, small_objective(settings), module, small_store(), changing=CHANGING)
     assert torch.equal(slot.flat_model.module.get_buffer("turns"), torch.ones(2, dtype=torch.complex64) * 1j)
 
@@ -216,7 +215,7 @@ def test_a_constant_that_starts_to_change_stops_the_run() -> None:
 
 
 def test_frozen_parameters_are_in_no_vector_and_stay_as_they_are() -> None:
-    settings = small_settings("inner.weight_decay=0.5")
+    settings = small_settings(*FOUR_TRAINERS, "inner.weight_decay=0.5")
     objective = small_objective(settings)
     trainer, slot = lone_trainer(settings, objective, Normed(), small_store(), range(2), changing=CHANGING)
     flat_model = slot.flat_model
@@ -230,7 +229,7 @@ def test_frozen_parameters_are_in_no_vector_and_stay_as_they_are() -> None:
     assert mine is its
     for number, batch in enumerate(batches(4)):
         update(trainer.workers[number % 2], (slot, other)[number % 2], batch)
-    outer(trainer, None)
+    trainer.step(0, None)
     assert torch.equal(mine, module.embedding.weight.double())
     assert mine.grad is None
 

@@ -5,18 +5,20 @@ from pathlib import Path
 import pytest
 
 from adloco_dist.config import SettingsError
-from adloco_dist.sweep.jobs import compose_launcher, prepare_launch
-from adloco_dist.sweep.sweep import expand
+from adloco_dist.sweep.jobs import compose_launcher, launch_through
+from adloco_dist.sweep.points import expand
 
 
 def test_every_combination_is_a_point_named_by_what_sets_it_apart() -> None:
-    points, hydra = expand(["switch.n=1.5,2,3", "model=nano", "batching.eta=0.5,0.8,1.0", "hydra/launcher=slurm"])
+    points, hydra = expand(
+        ["batching.switch_n=1.5,2,3", "model=nano", "batching.eta=0.5,0.8,1.0", "hydra/launcher=slurm"]
+    )
     assert hydra == ["hydra/launcher=slurm"]
     assert len(points) == 9
-    assert points[0].values == {"switch.n": "1.5", "batching.eta": "0.5"}
-    assert points[0].overrides == ("switch.n=1.5", "model=nano", "batching.eta=0.5")
-    assert points[0].directory.name == "batching.eta=0.5,switch.n=1.5"
-    assert points[0].log.name == "batching.eta=0.5,switch.n=1.5.log"
+    assert points[0].values == {"batching.switch_n": "1.5", "batching.eta": "0.5"}
+    assert points[0].overrides == ("batching.switch_n=1.5", "model=nano", "batching.eta=0.5")
+    assert points[0].directory.name == "batching.eta=0.5,batching.switch_n=1.5"
+    assert points[0].log.name == "batching.eta=0.5,batching.switch_n=1.5.log"
     assert len({point.directory for point in points}) == 9
 
 
@@ -66,7 +68,7 @@ def test_slurm_jobs_ask_for_what_the_site_says(monkeypatch: pytest.MonkeyPatch) 
 def test_a_machine_that_cannot_submit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(SettingsError, match="hydra/launcher=slurm: no sbatch on this machine"):
-        prepare_launch("slurm", ["hydra/launcher=slurm", "hydra.sweep.dir=grid"], ("-m", "adloco_dist.launch"))
+        launch_through("slurm", ["hydra/launcher=slurm", "hydra.sweep.dir=grid"], ("-m", "adloco_dist.launch"))
 
 
 def test_a_setting_that_the_launcher_does_not_know() -> None:

@@ -11,10 +11,8 @@ from torch import nn
 from adloco_dist.cluster.runtime import Place, Runtime, join_store, started
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import ClusterSettings, Device, Settings
-from adloco_dist.data.indexed import ShardCursor
-from adloco_dist.data.order import permutation
+from adloco_dist.data.indexed import Shard, ShardCursor, permutation
 from adloco_dist.data.protocols import SequenceTable
-from adloco_dist.data.shards import Shard
 from adloco_dist.objective.protocol import Objective
 from adloco_dist.pool.averager import new_averager
 from adloco_dist.pool.slot import ComputeSlot, new_slot

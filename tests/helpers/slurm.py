@@ -17,8 +17,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from adloco_dist.testing import hosts
-from adloco_dist.testing.hosts import Host
+from helpers import hosts
+from helpers.hosts import Host
 
 START_SECONDS = 60.0
 STOP_SECONDS = 20.0

@@ -8,14 +8,13 @@ import pytest
 from adloco_dist.cluster.survey import Link
 from adloco_dist.config import Settings, SettingsError
 from adloco_dist.config.compose import compose
-from adloco_dist.data.splits import Splits
+from adloco_dist.data.protocols import Splits
 from adloco_dist.objective.language import LanguageObjective
 from adloco_dist.objective.protocol import Objective, ParameterCount
 from adloco_dist.policy.layout import experiment_layout
+from adloco_dist.setup.dry_run import print_dry_run
 from adloco_dist.setup.parts import NamedParts
-from adloco_dist.tools.planner import print_dry_run
-from adloco_dist.tools.scale import FLOPS_PER_SECOND, predictions
-from adloco_dist.tools.traffic import Traffic
+from adloco_dist.setup.scale import FLOPS_PER_SECOND, Traffic, predictions
 from helpers.support import small_splits
 
 PARAMETERS = 2048

@@ -1,15 +1,19 @@
-"""What averages would take on clusters of other sizes: bytes, seconds on a link, and rounds that are long enough."""
+"""What averages send, before any is taken; and on clusters of other sizes, the rounds that would be long enough."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
 
+from adloco_dist.averaging.group import ring_bytes_sent
 from adloco_dist.config import RoundLength, Settings, SettingsError
 from adloco_dist.objective.protocol import ParameterCount
 from adloco_dist.policy.forecast import FLOPS_PER_PARAMETER, computing_seconds, shortest_round
-from adloco_dist.policy.layout import experiment_layout
-from adloco_dist.tools.traffic import Traffic
+from adloco_dist.policy.layout import Layout, experiment_layout
+from adloco_dist.pool.averager import new_averager
+from adloco_dist.pool.flat_model import vector_dtype
+from adloco_dist.terminal import new_table
 
 GOOD_UTILISATION = 0.95
 LARGE = 100_000_000
@@ -20,6 +24,43 @@ LINKS = {"100 Mbit/s": 12.5e6, "1 Gbit/s": 125e6, "10 Gbit/s": 1.25e9, "100 Gbit
 FLOPS_PER_SECOND = 230e12
 """Of one GPU: what an H100 reached, in bf16 and nothing compiled (docs/gpus.md)."""
 GIGA = 1e9
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The bytes of a round. Trainers are named by their seats, which are ranks where a worker fits one."""
+
+    settings: Settings
+    num_parameters: int
+    """Trained ones of the whole model."""
+    nodes: Sequence[int]
+    """The node of every rank."""
+
+    def of_rank(self, seats: Sequence[int]) -> int:
+        """What each of a trainer's ranks sends: its part of the model, to those that hold the same part."""
+        settings, size = self.settings, self.settings.pool.ranks_per_worker
+        dtype, num_elements = vector_dtype(settings.precision), -(-self.num_parameters // size)
+        ranks = [size * seat for seat in seats]  # of the first part; the others are as large
+        if settings.algorithm.is_data_parallel:
+            return settings.algorithm.updates_per_round * ring_bytes_sent(num_elements * dtype.itemsize, len(ranks))
+        return new_averager(settings.wire, dtype, self.nodes).bytes_per_rank(num_elements + 1, 1, ranks)
+
+    def over_link(self, seats: Sequence[int]) -> int:
+        """What the fullest of a trainer's nodes sends to others: sums are taken inside of nodes first, part by part."""
+        first = {self._node(seat): seat for seat in reversed(seats)}
+        return self.settings.pool.ranks_per_worker * self.of_rank(sorted(first.values()))
+
+    def over_fullest_link(self, layout: Layout) -> int:
+        """What the node that sends the most sends to others, for all trainers that it has workers of."""
+        sent = Counter[int]()
+        for trainer in layout.trainers:
+            seats = layout.ranks(trainer)
+            for node in {self._node(seat) for seat in seats}:
+                sent[node] += self.over_link(seats)
+        return max(sent.values())
+
+    def _node(self, seat: int) -> int:
+        return self.nodes[self.settings.pool.ranks_per_worker * seat]
 
 
 @dataclass(frozen=True)
@@ -46,7 +87,7 @@ def update_seconds(settings: Settings, parameters: ParameterCount) -> float:
 
 def predictions(settings: Settings, parameters: ParameterCount, ranks_per_node: int) -> list[Prediction]:
     """Rounds on every number of nodes, but for those whose ranks and workers do not fit together."""
-    found = []
+    predicted, wire = [], settings.wire
     for num_nodes in NUMBERS_OF_NODES:
         nodes = [node for node in range(num_nodes) for _ in range(ranks_per_node)]
         try:
@@ -57,25 +98,22 @@ def predictions(settings: Settings, parameters: ParameterCount, ranks_per_node: 
         on_rank = len(workers) // len({seat for worker in workers for seat in worker})
         sent = Traffic(settings, parameters.trained, nodes).over_fullest_link(layout)
         busy = on_rank * update_seconds(settings, parameters)
-        rounds = {link: _round(settings, busy, sent / rate) for link, rate in LINKS.items()}
-        found.append(Prediction(num_nodes, len(workers), sent, rounds))
-    return found
+        seconds = {link: sent / rate for link, rate in LINKS.items()}
+        rounds = {
+            link: (transfer, shortest_round(GOOD_UTILISATION, busy, transfer, wire.fragments, wire.delay_updates))
+            for link, transfer in seconds.items()
+        }
+        predicted.append(Prediction(num_nodes, len(workers), sent, rounds))
+    return predicted
 
 
-def _round(settings: Settings, busy_seconds: float, link_seconds: float) -> tuple[float, int]:
-    wire = settings.wire
-    length = shortest_round(GOOD_UTILISATION, busy_seconds, link_seconds, wire.fragments, wire.delay_updates)
-    return link_seconds, length
-
-
-def scale_table(found: Sequence[Prediction], ranks_per_node: int) -> Table:
+def scale_table(predicted: Sequence[Prediction], ranks_per_node: int) -> Table:
     """A row for each number of nodes, a column for each link."""
     share = f"{GOOD_UTILISATION:.0%}"
     title = f"predicted: seconds of a round's averages on the link of a node with {ranks_per_node} ranks, and the H "
-    table = Table(title=f"{title}from which on updates have {share} of the time")
-    for name in ("nodes", "workers", "GB sent by a node", *LINKS):
-        table.add_column(name, justify="right")
-    for row in found:
+    title += f"from which on updates have {share} of the time"
+    table = new_table(("nodes", "workers", "GB sent by a node", *LINKS), title, has_lines=True)
+    for row in predicted:
         cells = [f"{_in_words(seconds)} s, H {length:,}" for seconds, length in row.rounds.values()]
         table.add_row(str(row.num_nodes), str(row.num_workers), f"{row.link_bytes / GIGA:,.2f}", *cells)
     return table
@@ -90,7 +128,7 @@ def assumptions(settings: Settings, parameters: ParameterCount) -> str:
     rate = f"{FLOPS_PER_SECOND / 1e12:.0f} TFLOP/s per GPU"
     bound = ""
     if settings.algorithm.round is RoundLength.link:
-        bound = f"; the link will choose H, up to algorithm.max_updates={settings.algorithm.max_updates}"
+        bound = f"; the link will choose H, up to {settings.algorithm.updates_range[1]} (algorithm.updates_range)"
     return (
         f"assumed: an update takes {update_seconds(settings, parameters):.3g} s, which is {FLOPS_PER_PARAMETER} x "
         f"{parameters.total:,} parameters x {tokens_of_rank(settings):,} tokens of a rank / {rate} (an H100 in "

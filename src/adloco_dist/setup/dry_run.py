@@ -11,16 +11,14 @@ from adloco_dist.objective.protocol import ParameterCount
 from adloco_dist.policy.forecast import RoundForecast, rounds_until
 from adloco_dist.policy.layout import Layout, experiment_layout, ranks_of_seat, seat_nodes
 from adloco_dist.policy.link import Rhythm, RoundCost, best_rhythm
-from adloco_dist.policy.views import Network
+from adloco_dist.policy.merging import Network
 from adloco_dist.pool.capacity import state_vectors
 from adloco_dist.pool.flat_model import vector_dtype
-from adloco_dist.setup.agreement import with_known_budget
+from adloco_dist.setup.agreement import examine_data, examine_replay, with_known_budget
 from adloco_dist.setup.building import divided_blocks
 from adloco_dist.setup.parts import Parts
-from adloco_dist.setup.preflight import examine_data, examine_replay
-from adloco_dist.terminal import new_console, report_line
-from adloco_dist.tools.scale import GOOD_UTILISATION, LARGE, assumptions, predictions, scale_table
-from adloco_dist.tools.traffic import Traffic
+from adloco_dist.setup.scale import GOOD_UTILISATION, LARGE, Traffic, assumptions, predictions, scale_table
+from adloco_dist.terminal import new_console, new_table, report_line
 
 MEGA, GIGA = 1e6, 1e9
 TABLE_WIDTH = 144
@@ -49,7 +47,7 @@ def print_dry_run(
     objective = parts.objective(settings, splits)
     examine_replay(settings, layout)
     module = objective.check_shape() or objective.build(torch.device("cpu"), in_bf16=False)
-    parameters = objective.num_parameters() or ParameterCount.of(module)
+    parameters = ParameterCount.of(module)
     element_bytes = vector_dtype(settings.precision).itemsize
     size = settings.pool.ranks_per_worker
     if size > 1:
@@ -80,12 +78,12 @@ def print_dry_run(
         console.print("links: not measured; on the nodes, under torchrun, they are, and utilisation is predicted")
     if parameters.total >= LARGE and not settings.algorithm.is_data_parallel:
         ranks_per_node = list(nodes).count(nodes[0])
-        if found := predictions(settings, parameters, ranks_per_node):
-            console.print(scale_table(found, ranks_per_node))
+        if predicted := predictions(settings, parameters, ranks_per_node):
+            console.print(scale_table(predicted, ranks_per_node))
             console.print(assumptions(settings, parameters))
-    budget = with_known_budget(settings, splits).budget.tokens
-    if budget is not None and any(layout.num_workers(trainer) > 1 for trainer in layout.trainers):
-        console.print(_averages(settings, layout, budget))
+    budget = with_known_budget(settings, splits).budget_amount
+    if budget.unit == "tokens" and any(layout.num_workers(trainer) > 1 for trainer in layout.trainers):
+        console.print(_averages(settings, layout, budget.number))
     tokens = settings.data.sequence_length * settings.batching.local_batch * settings.algorithm.updates_per_round
     workers = sum(layout.num_workers(trainer) for trainer in layout.trainers)
     console.print(
@@ -93,7 +91,7 @@ def print_dry_run(
     )
 
 
-def _averages(settings: Settings, layout: Layout, budget: int) -> str:
+def _averages(settings: Settings, layout: Layout, budget: float) -> str:
     """How often a trainer averages until the budget, in tokens, is spent."""
     updates, trainer = settings.algorithm.updates_per_round, layout.trainers[0]
     sequences = budget / settings.data.sequence_length / len(layout.trainers)
@@ -124,16 +122,8 @@ def _groups_of(seats: Sequence[int], settings: Settings) -> str:
 
 
 def _trainer_table(settings: Settings, layout: Layout, seats: Sequence[int], traffic: Traffic) -> Table:
-    table = Table(title="trainers")
-    for title in (
-        "trainer",
-        "ranks of its workers",
-        "nodes",
-        "group",
-        "first total batch",
-        "MB sent per rank and round",
-    ):
-        table.add_column(title, justify="right")
+    columns = ("trainer", "ranks of its workers", "nodes", "group", "first total batch", "MB sent per rank and round")
+    table = new_table(columns, "trainers", has_lines=True)
     for trainer in layout.trainers:
         of_trainer = layout.ranks(trainer)
         table.add_row(
@@ -164,19 +154,16 @@ def _forecast(settings: Settings, workers: int, link_seconds: float, update_seco
     rhythm = Rhythm(algorithm.updates_per_round, wire.delay_updates or 0)
     if algorithm.round is RoundLength.link:
         waiting, hidden = (0.0, link_seconds) if wire.is_delayed else (link_seconds, 0.0)
-        rhythm = best_rhythm(settings, [RoundCost(workers * update_seconds, waiting, hidden)])
+        rhythm = best_rhythm(settings.algorithm, wire, [RoundCost(workers * update_seconds, waiting, hidden)])
     return RoundForecast(rhythm.updates * workers, rhythm.delay_updates * workers, link_seconds, wire.fragments)
 
 
 def _utilisation_table(settings: Settings, layout: Layout, link_seconds: Mapping[int, float]) -> Table:
-    table = Table(title="share of a round in updates, predicted from the measured links, by the time of an update")
-    table.add_column("rank", justify="right")
-    table.add_column("seconds on its link", justify="right")
-    for seconds in UPDATE_SECONDS:
-        table.add_column(f"{seconds:g} s", justify="right")
     is_fixed = settings.algorithm.round is not RoundLength.link
-    if is_fixed:
-        table.add_column(f"{GOOD_UTILISATION:.0%} from", justify="right")
+    columns = ["rank", "seconds on its link", *(f"{seconds:g} s" for seconds in UPDATE_SECONDS)]
+    columns += [f"{GOOD_UTILISATION:.0%} from"] if is_fixed else []
+    title = "share of a round in updates, predicted from the measured links, by the time of an update"
+    table = new_table(columns, title, has_lines=True)
     for seat, on_link in link_seconds.items():
         workers = sum(len(layout.workers_on(seat, trainer)) for trainer in layout.trainers_on(seat))
         cells = []
@@ -193,10 +180,9 @@ def _utilisation_table(settings: Settings, layout: Layout, link_seconds: Mapping
 
 def _rank_table(settings: Settings, layout: Layout, seats: Sequence[int], part_bytes: int) -> Table:
     unit, name = (GIGA, "GB") if part_bytes >= GIGA else (MEGA, "MB")
-    table = Table(title=f"memory per rank in {name}, activations not counted; checkpoint: its copy, on the CPU")
-    kinds = list(state_vectors(settings, 0, 0))
-    for title in ("rank", "node", "workers", *kinds, "sum"):
-        table.add_column(title, justify="right")
+    columns = ("rank", "node", "workers", *state_vectors(settings, 0, 0), "sum")
+    title = f"memory per rank in {name}, activations not counted; checkpoint: its copy, on the CPU"
+    table = new_table(columns, title, has_lines=True)
     for seat, node in enumerate(seats):
         placed = {trainer: len(layout.workers_on(seat, trainer)) for trainer in layout.trainers_on(seat)}
         vectors = state_vectors(settings, len(placed), sum(placed.values()))

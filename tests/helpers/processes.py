@@ -1,5 +1,6 @@
 """Distributed tests with real processes: the same function on several ranks, on the CPU forked in 0.1 s."""
 
+import gc
 import multiprocessing
 import tempfile
 import traceback
@@ -13,12 +14,18 @@ from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import ClusterSettings, Device
 
 TIMEOUT_SECONDS = 120.0
-CPU_RANKS = ClusterSettings(device=Device.cpu, threads_per_rank=1, control_seconds=60, outer_seconds=60)
+CPU_RANKS = ClusterSettings(device=Device.cpu, threads_per_rank=1, timeout_seconds=60)
 
-# Children are forked from a server that imported torch but never ran a tensor operation: a process that did would
-# hand them a thread pool without its threads, and they would hang at their first parallel operation.
+# Children are forked from a server that has imported these, but has never run a tensor operation: a process that has
+# would hand them a thread pool without its threads, and they would hang at their first parallel operation.
+PRELOADED = [
+    *(f"transformers.models.{family}.modeling_{family}" for family in ("gpt2", "llama")),
+    "adloco_dist.config.compose",
+    "adloco_dist.train",
+    "helpers.preloaded",
+]
 _forked = multiprocessing.get_context("forkserver")
-_forked.set_forkserver_preload(["adloco_dist.testing.preloaded"])
+_forked.set_forkserver_preload(PRELOADED)
 # CUDA does not work in the child of a process that has as much as counted the GPUs.
 _spawned = multiprocessing.get_context("spawn")
 
@@ -83,6 +90,7 @@ def _run_rank(
     pipe: Connection, place: Place, cluster: ClusterSettings, ranks_per_worker: int, function: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> None:  # fmt: skip
+    gc.freeze()  # otherwise the first collections would look through everything that the server has imported
     try:
         with started(cluster, place, join_store(place), StopRequest(), ranks_per_worker) as runtime:
             result = function(runtime, *arguments)

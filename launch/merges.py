@@ -1,6 +1,0 @@
-"""How a run's trainers merged: `python launch/merges.py RUN`."""
-
-from adloco_dist.command import run_command
-
-if __name__ == "__main__":
-    run_command("adloco_dist.tools.merges")

@@ -1,0 +1,192 @@
+"""A run as a rank sees it: opened where it begins or resumes, trained, and closed with what it leaves."""
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from adloco_dist.checkpoint.model import save_model
+from adloco_dist.checkpoint.resume import ResumePoint, fresh_domains, restore_pool, resumed
+from adloco_dist.checkpoint.saving import Checkpoints
+from adloco_dist.checkpoint.writer import CheckpointWriter
+from adloco_dist.cluster.runtime import Place, Runtime
+from adloco_dist.cluster.signals import StopRequest
+from adloco_dist.cluster.survey import Link
+from adloco_dist.config import Settings
+from adloco_dist.launch.launchers import max_restarts
+from adloco_dist.policy.evaluation import in_words
+from adloco_dist.policy.plan import INTERRUPTED, NONFINITE, PlanInputs
+from adloco_dist.pool.arithmetic import set_up_arithmetic
+from adloco_dist.report.processes import listen, shown_live, write_report
+from adloco_dist.round.local_pool import LocalPool
+from adloco_dist.run.directory import PROFILE_DIRECTORY, STOP_FILE, STOP_VARIABLE
+from adloco_dist.run.journal import Journal
+from adloco_dist.run.log import open_log
+from adloco_dist.run.profiler import RoundProfiler
+from adloco_dist.setup.agreement import agree_on_directory, prepare, survey_cluster, with_known_budget
+from adloco_dist.setup.building import build_module
+from adloco_dist.setup.journal import open_journal, print_note
+from adloco_dist.setup.parts import Parts
+from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
+from adloco_dist.terminal import reported_wait, show
+from adloco_dist.train import Outcome, train
+
+log = logging.getLogger(__name__)
+RECORDS_BYTES = 1 << 20
+"""Room that a run directory must have beside the model."""
+
+
+class NonfiniteError(RuntimeError):
+    """Training comes to nothing: workers were not finite in too many rounds, or no trainer's loss is in the end."""
+
+
+@dataclass
+class Run:
+    """A run as this rank has it open: its share of the pool, and where its records and checkpoints go."""
+
+    pool: LocalPool
+    inputs: PlanInputs
+    resume_point: ResumePoint | None
+    """Where the run resumes; None: it begins."""
+    directory: Path
+    journal: Journal
+    writer: CheckpointWriter
+    report_line: Callable[[str], None]
+    """Shows the user a line, on rank 0."""
+    terminal: TextIO
+    """The terminal of this rank, whose standard output is in its log."""
+
+    @classmethod
+    def opened(
+        cls, settings: Settings, runtime: Runtime, parts: Parts, stack: ExitStack, notes: Sequence[str]
+    ) -> "Run":
+        """Find where the run resumes or begins, set up the pool, and make or take the run directory. Collective.
+
+        The stack closes what stays open while the run trains; the notes are lines about the settings for the user.
+
+        Raises:
+            SettingsError: on all ranks, when one of them finds a mistake; nothing was written then.
+        """
+        control = runtime.control
+        with reported_wait(runtime.heartbeat.in_words, speaks=runtime.rank == 0):
+            runtime.heartbeat.enter("looking at nodes and links")
+            environments, links = survey_cluster(runtime, settings)
+            runtime.heartbeat.enter("looking for a checkpoint")
+            resume_point = stack.enter_context(resumed(runtime, settings, report_line(runtime)))
+            pool, inputs = _set_up_pool(runtime, settings, parts, resume_point, links)
+        listener = None
+        with control.agreed():
+            if runtime.rank == 0 and settings.run.watch_address is not None:
+                listener = listen(f"run.watch={settings.run.watch}", *settings.run.watch_address)
+        needed_bytes = 4 * pool.flat_model.num_parameters + RECORDS_BYTES
+        directory, taken = agree_on_directory(control, settings.run, needed_bytes, is_resumed=resume_point is not None)
+        if resume_point:
+            domains = resume_point.reader.domains
+        else:
+            domains = stack.enter_context(fresh_domains(runtime, directory, settings))
+        terminal = open_log(directory, runtime.rank)
+        log.info("%s", environments[runtime.rank])
+        for line in notes if runtime.rank == 0 else ():
+            print_note(line)
+        (directory / STOP_FILE).unlink(missing_ok=True)  # what stopped the run before it resumes now
+        journal, show_line = open_journal(pool, inputs, taken, environments, links, resume_point)
+        if address := stack.enter_context(shown_live(directory, listener)):
+            show_line(f"the run is shown on {address}")
+        writer = CheckpointWriter(domains, runtime.store, runtime.world_size, settings.checkpoint, show_line)
+        return cls(pool, inputs, resume_point, directory, journal, writer, show_line, terminal)
+
+    def train(self, stop: StopRequest) -> Outcome:
+        """Train until the budget is spent or a rank was asked to stop, by the stop file as well.
+
+        Raises:
+            NonfiniteError: training comes to nothing; the page of the run has been written.
+        """
+        pool, state = self.pool, self.resume_point and self.resume_point.state
+        stop.file = Path(os.environ.get(STOP_VARIABLE) or self.directory / STOP_FILE)
+        try:
+            checkpoints = Checkpoints(self.writer, self.journal, self.directory, pool.settings)
+            chosen, folder = pool.settings.profile.chosen, self.directory / PROFILE_DIRECTORY
+            profiler = RoundProfiler(chosen, folder, pool.runtime, self.report_line)
+            outcome = train(pool, self.inputs, self.journal, stop, checkpoints, state, profiler)
+            self.writer.wait()
+            if outcome.stop == NONFINITE:
+                raise NonfiniteError(outcome.plan.nonfinite_in_words())
+            if outcome.result is not None and outcome.result["saved"] is None:
+                rule = "the validation loss of no trainer is finite, so no model is saved; lower inner.lr"
+                raise NonfiniteError(rule)
+        except Exception as error:
+            self.journal.close()
+            if isinstance(error, NonfiniteError):
+                self._write_report()
+            raise
+        return outcome
+
+    def close(self, outcome: Outcome, place: Place) -> None:
+        """Write what a run that has come to an end leaves, and report it; collective where a model is saved."""
+        lines = self._end(outcome)
+        log.info("%s", "; ".join(lines))
+        if place.rank == 0:
+            show("\n".join(lines))
+        elif place.local_rank == 0:  # every node's terminal shows how it went; files are on rank 0's node
+            where = f"run directory on {self.pool.runtime.hosts[0]}: {self.directory}"
+            show(f"{lines[0]}; {where}", self.terminal)
+        resumes_at_once = outcome.stop == INTERRUPTED and max_restarts() > 0
+        if not resumes_at_once:
+            self._write_report()
+
+    def _end(self, outcome: Outcome) -> list[str]:
+        """Close the journal with the result, save the model, and return the lines to report."""
+        where = f"run directory: {self.directory}"
+        result = outcome.result
+        if result is None:
+            self.journal.close({"stop": outcome.stop, "saved": None, "candidates": []})
+            resumes = "the same command with run.directory and run.unfinished=resume resumes it"
+            newest = self.writer.newest
+            kept = f"checkpoint: {newest}; {resumes}" if newest else "no checkpoint, for nothing new was trained"
+            return [f"stopped: {outcome.stop} in round {outcome.plan.round + 1}", where, kept]
+        saved = [candidate for candidate in result["candidates"] if candidate["name"] == result["saved"]]
+        lines = [f"ended: {outcome.stop}; {in_words((saved or result['candidates'])[0])}", where]
+        if outcome.weights is not None:
+            pool = outcome.pool
+            lines.append(f"model: {save_model(self.directory, pool.flat_model, outcome.weights, pool.objective)}")
+        self.journal.close({"stop": outcome.stop, **result})
+        return lines
+
+    def _write_report(self) -> None:
+        """On rank 0, write the page of the run that has ended, and say where it is."""
+        runtime = self.pool.runtime
+        if runtime.rank == 0 and self.pool.settings.run.report:
+            runtime.heartbeat.enter("writing the report")
+            line = write_report(self.directory)
+            log.info("%s", line)
+            show(line)
+
+
+def _set_up_pool(
+    runtime: Runtime, settings: Settings, parts: Parts, resume_point: ResumePoint | None, links: Sequence[Link]
+) -> tuple[LocalPool, PlanInputs]:
+    """This rank's share of the pool, as it begins or as the checkpoint has it."""
+    state = resume_point.state if resume_point else None
+    runtime.heartbeat.enter("reading the corpus")
+    layout, splits, objective, trajectory = prepare(settings, runtime, parts, state)
+    if settings.budget_amount.unit == "epochs":
+        epochs, settings = settings.budget, with_known_budget(settings, splits)
+        if runtime.rank == 0:
+            print_note(f"budget={epochs} of {splits.source}: {settings.budget_amount.number:,} tokens")
+    runtime.heartbeat.enter("setting up the pool")
+    with runtime.control.agreed():
+        set_up_arithmetic(settings, runtime.device)
+    module = build_module(objective, settings, runtime)
+    pool = set_up_pool(settings, runtime, splits, objective, module, layout, resume_point)
+    inputs = find_plan_inputs(pool, layout, trajectory, links)
+    if resume_point:
+        restore_pool(pool, resume_point)
+    return pool, inputs
+
+
+def report_line(runtime: Runtime) -> Callable[[str], None]:
+    """What shows the user a line before there is a display, on rank 0; the others log it."""
+    return print_note if runtime.rank == 0 else log.info

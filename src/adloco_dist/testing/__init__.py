@@ -1,1 +1,0 @@
-"""Real processes and real hosts on one machine, for tests and benchmarks."""
