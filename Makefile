@@ -5,13 +5,14 @@ BIN := .venv/bin
 CONSTRAINTS := constraints.txt
 
 # What a newcomer runs: the decisions, the numbers against each other, and the commands' first path and mistakes.
-FIRST_TESTS := tests/unit tests/distributed/test_equivalence.py tests/distributed/test_placement.py \
-	tests/launch/test_train.py tests/launch/test_mistakes.py
+FIRST_TESTS := tests/launch/test_train.py tests/launch/test_mistakes.py tests/distributed/test_equivalence.py \
+	tests/distributed/test_placement.py tests/unit
 TIMED_TEST := tests/cluster/test_clock.py
-# Four files at a time, on two cores too: most tests wait for processes, and for what these wait for.
-PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile
+# Five files at a time, on two cores too: most tests wait for processes, and for what these wait for. Files keep the
+# order of tests/conftest.py, the longest first.
+PYTEST := $(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder --durations=50
 
-.PHONY: setup train test test-rest test-all check docs site bench gpu-test gpu-nccl gpu-bench clean
+.PHONY: setup train test test-rest test-all check lint types docs site bench gpu-test gpu-nccl gpu-bench clean
 
 setup: .venv/ready
 
@@ -30,17 +31,21 @@ train: setup
 test: setup
 	$(PYTEST) $(FIRST_TESTS) $(ARGS)
 
-# The image first: one of the four builds it while the others go on, instead of all waiting for it at the end. What
-# compares seconds comes when no other test takes the processor from it.
+# What compares seconds comes when no other test takes the processor from it.
 test-rest: setup
-	$(PYTEST) tests/launch/test_image.py tests $(FIRST_TESTS:%=--ignore=%) --ignore=$(TIMED_TEST) $(ARGS)
+	$(PYTEST) tests $(FIRST_TESTS:%=--ignore=%) --ignore=$(TIMED_TEST) $(ARGS)
 	$(BIN)/python -m pytest $(TIMED_TEST)
 
 test-all: test test-rest
 
-check: setup site
+# With -j 2 types are checked while the site is built.
+check: types lint site
+
+lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: setup
 	$(BIN)/pyright
 
 docs: setup

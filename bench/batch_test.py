@@ -1,13 +1,13 @@
 """What measuring a batch costs, how accurate it is, and what the rules for a batch give on real text.
 
-overhead: a round of 20 updates with and without each estimator, one worker on one rank and four on two, in time and
+overhead: a round of 20 updates with and without measuring, one worker on one rank and four on two, in time and
 bytes. accuracy: sketched against full statistics of the same chunks of real gradients. text: the rules side by side
 at the same number of tokens.
 """
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -17,10 +17,10 @@ import torch.distributed as dist
 
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.cluster.signals import StopRequest
-from adloco_dist.config import Estimator, Settings
+from adloco_dist.config import Settings
 from adloco_dist.config.compose import compose
-from adloco_dist.data.batch import TokenBatch
 from adloco_dist.data.corpora import load_corpus
+from adloco_dist.data.tokens import TokenBatch
 from adloco_dist.noise.estimation import statistics_from_gram
 from adloco_dist.noise.sketch import BUCKETS, Sketch
 from adloco_dist.noise.statistics import GradientStatistics, num_chunks
@@ -29,29 +29,28 @@ from adloco_dist.policy.layout import experiment_layout
 from adloco_dist.policy.plan import PlanInputs, PoolReport
 from adloco_dist.policy.planning import plan_round
 from adloco_dist.policy.replay import Trajectory
-from adloco_dist.round.estimators.choice import new_estimator
-from adloco_dist.round.estimators.per_sequence import per_sequence_gradients
+from adloco_dist.round.estimator import GradientEstimator
 from adloco_dist.round.inner import InnerPhase
 from adloco_dist.round.local_pool import LocalPool
-from adloco_dist.round.outer import outer
 from adloco_dist.run.journal import Journal
 from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
-from adloco_dist.testing.processes import run_ranks
-from adloco_dist.testing.records import KeptRecords
 from adloco_dist.train import train
 from common import interleave, parse, report, save
+from helpers.gradients import per_sequence_gradients
+from helpers.processes import run_ranks
+from helpers.records import KeptRecords
 
 UPDATES = 20
 # Given in total batches of two workers. Constant 16 and the slow ramp take about as many rounds as the norm test, so
 # that all three differ in when the sequences are spent, not in how many updates or bytes they get.
 RULES: dict[str, tuple[str, ...]] = {
     "constant 8": ("batching.request=none",),
-    "constant 16": ("batching.request=none", "batching.local_batch=8", "inner.reference_batch=4"),
-    "constant 64": ("batching.request=none", "batching.local_batch=32", "inner.reference_batch=4"),
+    "constant 16": ("batching.request=none", "batching.local_batch=8", f"inner.lr={3e-4 * 2**0.5}"),
+    "constant 64": ("batching.request=none", "batching.local_batch=32", f"inner.lr={3e-4 * 8**0.5}"),
     "ramp 1.15": ("batching.request=ramp", "batching.ramp_factor=1.15"),
     "ramp 1.022": ("batching.request=ramp", "batching.ramp_factor=1.022"),
     "staged 8, 24, 64": (
-        "batching.request=staged", "batching.stage_fractions=[0,0.3,0.6]", "batching.stage_batches=[8,24,64]",
+        "batching.request=staged", "batching.stages=[[0,8],[0.3,24],[0.6,64]]",
     ),
     "norm test, unbiased": ("batching.request=norm_test",),
     "norm test, plug-in": ("batching.request=norm_test", "batching.gradient_norm=plugin"),
@@ -74,17 +73,18 @@ def new_pool(settings: Settings, runtime: Runtime) -> tuple[LocalPool, PlanInput
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one estimator in one setting, on rank 0 between barriers."""
+    """Of measuring gradients in one setting, on rank 0 between barriers."""
 
     extra_seconds: list[float]
     """What the first update of a round takes more than without it, its exchange included, pair by pair."""
     bytes_per_worker: float
 
 
-def measure_costs(runtime: Runtime, model: str, batch: int, workers: int, estimators: Sequence[str], pairs: int) -> Any:
-    """Seconds of whole rounds without measuring, and the cost of each estimator."""
+def measure_costs(runtime: Runtime, model: str, batch: int, workers: int, pairs: int) -> Any:
+    """Seconds of whole rounds without measuring, and what measuring costs."""
     settings = compose(
-        [f"model={model}", "algorithm=diloco", "pool.trainers=1", f"pool.workers_per_trainer={workers}",
+        [f"model={model}", "algorithm=diloco", "batching.request=norm_test",
+         "pool.trainers=1", f"pool.workers_per_trainer={workers}",
          f"algorithm.updates_per_round={UPDATES}", f"batching.local_batch={batch}", "inner.schedule=constant"]
     )  # fmt: skip
     pool, inputs = new_pool(settings, runtime)
@@ -92,31 +92,26 @@ def measure_costs(runtime: Runtime, model: str, batch: int, workers: int, estima
     group = pool.groups.of(layout.ranks(0))
     plan = plan_round(settings, inputs, None, PoolReport())
     first_update, numbers = replace(plan, updates=1), iter(range(1 << 30))
-    costs = {}
-    for name in estimators:
-        chosen = replace(settings, batching=replace(settings.batching, estimator=Estimator[name]))
-        estimator = new_estimator(chosen)
-        sent = [0]
+    estimator, bytes_sent = GradientEstimator(is_plugin=False, is_streaming=False), [0]
 
-        def with_estimator(estimator: Any = estimator, sent: list[int] = sent) -> None:
-            pool.slots[0].sketch.renew(next(numbers))
-            InnerPhase(first_update, settings, {0: estimator}).run([trainer], pool.slots)
-            sent[0] = estimator.measure(trainer, layout, group).bytes_sent
+    def measured() -> None:
+        pool.slots[0].sketch.renew(next(numbers))
+        InnerPhase(first_update, settings, {0: estimator}).run([trainer], pool.slots)
+        bytes_sent[0] = estimator.measure(trainer, layout, group).bytes_sent
 
-        def without() -> None:
-            InnerPhase(first_update, settings).run([trainer], pool.slots)
+    def without() -> None:
+        InnerPhase(first_update, settings).run([trainer], pool.slots)
 
-        seconds = interleave([_together(with_estimator), _together(without)], pairs, warmup=1)
-        extra = [mine - other for mine, other in zip(*seconds, strict=True)]
-        most_sent = max(message["sent"] for message in runtime.control.exchange({"sent": sent[0]}))
-        costs[name] = Cost(extra, most_sent / len(trainer.workers))
+    seconds = interleave([_together(measured), _together(without)], pairs, warmup=1)
+    extra = [mine - other for mine, other in zip(*seconds, strict=True)]
+    most_sent = max(message["sent"] for message in runtime.control.exchange({"sent": bytes_sent[0]}))
 
     def whole_round() -> None:
         InnerPhase(plan, settings).run([trainer], pool.slots)
-        outer(trainer, group)
+        trainer.step(0, group)
 
     (rounds,) = interleave([_together(whole_round)], max(1, pairs // 8), warmup=0)
-    return rounds, costs
+    return rounds, Cost(extra, most_sent / len(trainer.workers))
 
 
 def _together(side: Callable[[], None]) -> Callable[[], None]:
@@ -135,20 +130,17 @@ def overhead(quick: bool) -> tuple[list[list[str]], dict[str, float]]:
     cases = [("tiny", 4, 60), ("small", 4, 16)] if quick else [("tiny", 4, 120), ("tiny", 16, 40), ("small", 4, 24)]
     for model, batch, pairs in cases:
         for workers, nodes in ((1, [0]), (4, [0, 0])):
-            names = ["sketch", "workers", "per_sequence"] if workers > 1 else ["sketch", "per_sequence"]
-            names, pairs_taken = (names[:1], pairs // 4) if quick else (names, pairs // workers)
-            rounds, costs = run_ranks(measure_costs, nodes, model, batch, workers, names, pairs_taken)[0]
+            pairs_taken = pairs // (4 if quick else workers)
+            rounds, cost = run_ranks(measure_costs, nodes, model, batch, workers, pairs_taken)[0]
             whole = statistics.median(rounds)
-            for name, cost in costs.items():
-                shares = [extra / whole for extra in cost.extra_seconds]
-                quartiles = [f"{100 * value:.2f}" for value in statistics.quantiles(shares, n=4)]
-                rows.append([f"{model}, batch {batch}, {workers} worker(s): {name}", f"{whole:.2f}",
-                             f"{1e3 * statistics.median(cost.extra_seconds):,.1f}", *quartiles,
-                             f"{cost.bytes_per_worker / 1e3:,.1f}"])  # fmt: skip
-                if name == "sketch":
-                    figure = "sketch_overhead_tiny" if model == "tiny" else "sketch_overhead_10m"
-                    figures[figure] = max(figures[figure], statistics.median(shares))
-                    figures["sketch_bytes"] = max(figures["sketch_bytes"], cost.bytes_per_worker)
+            shares = [extra / whole for extra in cost.extra_seconds]
+            quartiles = [f"{100 * value:.2f}" for value in statistics.quantiles(shares, n=4)]
+            extra_ms = f"{1e3 * statistics.median(cost.extra_seconds):,.1f}"
+            sent = f"{cost.bytes_per_worker / 1e3:,.1f}"
+            rows.append([f"{model}, batch {batch}, {workers} worker(s)", f"{whole:.2f}", extra_ms, *quartiles, sent])
+            figure = "sketch_overhead_tiny" if model == "tiny" else "sketch_overhead_10m"
+            figures[figure] = max(figures[figure], statistics.median(shares))
+            figures["sketch_bytes"] = max(figures["sketch_bytes"], cost.bytes_per_worker)
     return rows, figures
 
 
@@ -162,7 +154,8 @@ def accuracy_of_sketches(runtime: Runtime, updates: int, draws: int) -> Any:
         For each case: its name, noise scale, batch, and the errors of trace and squared norm in units of trace and
         |gbar|^2.
     """
-    settings = compose(["model=tiny", "algorithm=diloco", "pool.trainers=1", "pool.workers_per_trainer=1",
+    settings = compose(["model=tiny", "algorithm=diloco", "batching.request=norm_test",
+                        "pool.trainers=1", "pool.workers_per_trainer=1",
                         f"algorithm.updates_per_round={updates}", "inner.schedule=constant",
                         "batching.local_batch=8"])  # fmt: skip
     pool, inputs = new_pool(settings, runtime)
@@ -200,7 +193,7 @@ def _errors(pool: LocalPool, draws: int) -> list[tuple[str, Any]]:
 
 
 def _chunks(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    parts = rows.tensor_split(num_chunks(len(rows), max_chunks=4))
+    parts = rows.tensor_split(num_chunks(len(rows)))
     return torch.stack([part.mean(0) for part in parts]), torch.tensor([float(len(part)) for part in parts])
 
 
@@ -216,7 +209,7 @@ def train_with(runtime: Runtime, rule: str, tokens: int, seed: int) -> dict[str,
     """One trainer with two workers, one on each rank."""
     settings = compose(
         ["model=nano", "algorithm=diloco", "pool.trainers=1", "pool.workers_per_trainer=2",
-         "inner.warmup_fraction=0.05", f"budget.tokens={tokens}", f"seed={seed}", "evaluation=final_only", *RULES[rule]]
+         "inner.warmup_fraction=0.05", f"budget={tokens}tokens", f"seed={seed}", "evaluation.every=null", *RULES[rule]]
     )  # fmt: skip
     pool, inputs = new_pool(settings, runtime)
     records = KeptRecords([])

@@ -8,16 +8,17 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 from torch import nn
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+"""Benchmarks start ranks and hosts with the helpers of the tests."""
 
 
 def parse(description: str) -> argparse.ArgumentParser:
@@ -79,16 +80,6 @@ def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
 def spread(values: Sequence[float], unit: float = 1.0) -> list[str]:
     """Minimum, median and maximum for a table row."""
     return [f"{value / unit:,.2f}" for value in (min(values), statistics.median(values), max(values))]
-
-
-def processes_with(name: str, value: str) -> list[psutil.Process]:
-    """The living processes that have `name=value` in their environment."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if process.environ().get(name) == value and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
 
 
 def machine() -> str:

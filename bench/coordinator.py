@@ -17,6 +17,7 @@ from functools import partial
 import torch
 
 from adloco_dist import messages
+from adloco_dist.averaging.report import OuterStepReport
 from adloco_dist.cluster.control import Message, decode, encode
 from adloco_dist.config import Settings
 from adloco_dist.config.compose import compose
@@ -24,9 +25,9 @@ from adloco_dist.noise.statistics import GradientStatistics
 from adloco_dist.policy.layout import place
 from adloco_dist.policy.plan import PlanInputs, PoolReport, RoundPlan
 from adloco_dist.policy.planning import plan_round
-from adloco_dist.policy.report import AnchorReport, InnerReport, MeasureReport, OuterReport, RankReport, TrainerReport
+from adloco_dist.policy.report import AnchorReport, InnerReport, MeasureReport, RankReport, TrainerReport
 from adloco_dist.policy.summary import pool_report
-from adloco_dist.run.rows import round_records
+from adloco_dist.run.recording import round_rows
 from common import interleave, parse, report, spread
 
 NUM_NODES, RANKS_PER_NODE, NUM_TRAINERS, WORKERS_PER_TRAINER = 128, 8, 256, 16
@@ -36,15 +37,10 @@ BATCH_LIMIT, MERGE_ROUND, SECONDS_PER_ROUND = 24, 5, 20.0
 COMMON = (
     "algorithm=diloco", f"pool.trainers={NUM_TRAINERS}", f"pool.workers_per_trainer={WORKERS_PER_TRAINER}",
     "batching.request=norm_test", "merge=worst_with_worst", f"merge.every_rounds={MERGE_ROUND}",
-    "evaluation=final_only", "budget=rounds", "budget.rounds=100",
+    "evaluation.every=null", "budget=100rounds",
 )  # fmt: skip
-PLAIN = "one merge, join"
-VARIANTS = {
-    PLAIN: ["merge.released_workers=join"],
-    "one merge, redistribute": ["merge.released_workers=redistribute"],
-    "64 merges, join": ["merge.released_workers=join", "merge.simultaneous=64"],
-    "64 merges, redistribute": ["merge.released_workers=redistribute", "merge.simultaneous=64"],
-}
+PLAIN = "two trainers merge"
+VARIANTS = {PLAIN: ["merge.width=2"], "half of the trainers merge": [f"merge.width={NUM_TRAINERS // 2}"]}
 
 
 def new_premises(settings: Settings) -> PlanInputs:
@@ -83,11 +79,11 @@ def simulated_reports(plan: RoundPlan, rng: random.Random) -> list[RankReport]:
                     taken(rng, 0.02),
                     0 if is_root else SKETCH_BYTES,
                 ),
-                OuterReport(
+                OuterStepReport(
                     num_finite=plan.layout.num_workers(trainer),
                     pseudo_gradient_norm=norm,
                     seconds=taken(rng, 0.4),
-                    bytes_sent={"outer": ring_bytes},
+                    bytes_sent=ring_bytes,
                 ),
                 AnchorReport(checksum, position=(plan.round + 1) * plan.updates * plan.total_batch(trainer)),
             )
@@ -124,11 +120,11 @@ def train_up_to_merge(settings: Settings, inputs: PlanInputs) -> tuple[RoundPlan
     return plan, reports
 
 
-def check(plan: RoundPlan, num_merges: int) -> None:
+def check(plan: RoundPlan, width: int) -> None:
     """The round is the one that is meant, and its plan arrives as it was sent."""
     assert plan.stop is None
-    assert plan.regrouping is not None
-    assert len(plan.regrouping.merges) == num_merges
+    assert plan.merge is not None
+    assert len(plan.merge.shares) == width
     assert messages.decode(RoundPlan, decode(encode(messages.encode(plan)))) == plan
 
 
@@ -153,7 +149,7 @@ def main() -> None:
 
     plans = {name: decide(settings) for name, settings in all_settings.items()}
     for name, plan in plans.items():
-        check(plan, all_settings[name].merge.simultaneous)
+        check(plan, all_settings[name].merge.width)
     payloads = [encode(messages.encode(detail)) for detail in reports]
     plan_payloads = {name: encode(messages.encode(plan)) for name, plan in plans.items()}
 
@@ -166,7 +162,7 @@ def main() -> None:
     assert decode_reports() == reports
     sides: dict[str, Callable[[], object]] = {
         "decode all reports": decode_reports,
-        "records for the journal": partial(round_records, all_settings[PLAIN], last, plans[PLAIN], reports),
+        "records for the journal": partial(round_rows, all_settings[PLAIN], last, plans[PLAIN], reports),
     }
     for name, settings in all_settings.items():
         sides[f"{name}: decide"] = partial(decide, settings)

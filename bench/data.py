@@ -21,18 +21,18 @@ import torch
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Settings
 from adloco_dist.config.compose import compose
-from adloco_dist.data.batch import TokenBatch
 from adloco_dist.data.corpora import TextSplits, load_corpus
-from adloco_dist.data.embedded import library_sources
 from adloco_dist.data.encoding import train_tokenizer
+from adloco_dist.data.text_files import library_sources
+from adloco_dist.data.tokens import TokenBatch
 from adloco_dist.objective.language import LanguageObjective
 from adloco_dist.policy.layout import experiment_layout
 from adloco_dist.policy.plan import PlanInputs, PoolReport
 from adloco_dist.policy.planning import plan_round
 from adloco_dist.round.inner import InnerPhase
 from adloco_dist.setup.placement import set_up_pool
-from adloco_dist.testing.processes import run_ranks
 from common import interleave, median_ratio, parse, report, spread
+from helpers.processes import run_ranks
 
 ROOT = Path(__file__).parent.parent
 SHARDS, VOCABULARY, TOKENIZER_FILES = 8, 4096, 150
@@ -136,7 +136,7 @@ def data_wait_share(folder: Path, tokens: int) -> float:
     run = folder / "run"
     command = [sys.executable, str(ROOT / "launch" / "train.py"), "--nproc-per-node", "4", f"run.directory={run}"]
     subprocess.run(
-        [*command, f"budget.tokens={tokens}", "tracking=none", "run.report=false"], check=True, capture_output=True
+        [*command, f"budget={tokens}tokens", "tracking=none", "run.report=false"], check=True, capture_output=True
     )
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     trained = [row for row in rows if row["round"]]

@@ -14,8 +14,8 @@ from adloco_dist.policy.layout import experiment_layout
 from adloco_dist.policy.plan import PlanInputs, PoolReport
 from adloco_dist.policy.planning import plan_round
 from adloco_dist.round.inner import InnerPhase
-from adloco_dist.testing.lone import lone_trainer
 from common import interleave, median_ratio, parse, plain_update, report, spread
+from helpers.lone import lone_trainer
 
 UPDATES = 20
 

@@ -23,8 +23,8 @@ from adloco_dist.policy.replay import Trajectory
 from adloco_dist.pool.timing import wait_for
 from adloco_dist.round.inner import InnerPhase
 from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
-from adloco_dist.testing.lone import lone_rank
 from common import interleave, median_ratio, parse, report, spread
+from helpers.lone import lone_rank
 
 UPDATES = 5
 

@@ -23,10 +23,10 @@ from torch import nn
 
 from adloco_dist import DiLoCo
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.data.batch import TokenBatch
+from adloco_dist.data.tokens import TokenBatch
 from adloco_dist.objective.losses import losses
-from adloco_dist.testing.processes import run_ranks
 from common import interleave, median_ratio, parse, report, spread, together
+from helpers.processes import run_ranks
 from outer_step import VOCAB_SIZE, Side, new_model, plain_side, torchft_side
 
 NUM_SEQUENCES, NUM_TOKENS = 2, 128

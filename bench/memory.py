@@ -20,9 +20,8 @@ from adloco_dist.policy.layout import experiment_layout
 from adloco_dist.policy.plan import PlanInputs, PoolReport
 from adloco_dist.policy.planning import plan_round
 from adloco_dist.round.inner import InnerPhase
-from adloco_dist.round.outer import outer
-from adloco_dist.testing.lone import lone_trainer
 from common import parse, report, spread
+from helpers.lone import lone_trainer
 
 VOCAB_SIZE, LENGTH = 257, 64
 VECTORS_PER_WORKER = 3
@@ -45,7 +44,7 @@ def measure(num_workers: int) -> None:
     plan = plan_round(settings, PlanInputs(experiment_layout(settings, [0])), None, PoolReport())
     for _ in range(2):
         InnerPhase(plan, settings).run([trainer], [slot])
-        outer(trainer, None)
+        trainer.step(0, None)
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(peak_bytes, flat_model.gradient.nbytes, flat_model.num_parameters)
 

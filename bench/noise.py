@@ -16,16 +16,15 @@ from torch.nn.parallel import DistributedDataParallel
 from adloco_dist import NoiseScale
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config.compose import compose
-from adloco_dist.data.batch import TokenBatch
 from adloco_dist.data.corpora import load_corpus
 from adloco_dist.data.encoding import Vocabulary
-from adloco_dist.data.tokens import TokenTable
+from adloco_dist.data.tokens import TokenBatch, TokenTable
 from adloco_dist.objective.language import LanguageObjective
 from adloco_dist.objective.losses import losses
 from adloco_dist.pool.flat_model import FlatModel
-from adloco_dist.round.estimators.per_sequence import per_sequence_gradients
-from adloco_dist.testing.processes import run_ranks
 from common import interleave, parse, report, save, together
+from helpers.gradients import per_sequence_gradients
+from helpers.processes import run_ranks
 
 # 5.0M parameters.
 MODEL = (

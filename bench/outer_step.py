@@ -29,10 +29,9 @@ from adloco_dist.config.compose import compose
 from adloco_dist.data.encoding import Vocabulary
 from adloco_dist.data.tokens import TokenTable
 from adloco_dist.objective.language import LanguageObjective
-from adloco_dist.round.outer import outer
-from adloco_dist.testing.hosts import hosts, why_unavailable
-from adloco_dist.testing.lone import lone_trainer
 from common import interleave, median_ratio, parse, report, spread
+from helpers.hosts import hosts, why_unavailable
+from helpers.lone import lone_trainer
 
 # 5.0M parameters: 20 MB in fp32.
 MODEL = (
@@ -55,10 +54,10 @@ def adloco_side(rank: int) -> tuple[Side, int]:
     module = objective.build(torch.device("cpu"), in_bf16=False)
     table = TokenTable([np.zeros(65, np.uint16)], 64)
     trainer, slot = lone_trainer(settings, objective, module, table, workers=[rank])
-    group = form_group((0, 1), Backend.gloo, settings.cluster.outer_seconds)
+    group = form_group((0, 1), Backend.gloo, settings.cluster.timeout_seconds)
 
     def step() -> None:
-        outer(trainer, group)
+        trainer.step(0, group)
         trainer.checksum()
 
     return step, slot.flat_model.payload.nbytes

@@ -27,24 +27,24 @@ from adloco_dist.objective.language import LanguageObjective
 from adloco_dist.policy.layout import Layout
 from adloco_dist.policy.plan import PlanInputs, PoolReport, RoundPlan
 from adloco_dist.policy.planning import plan_round
-from adloco_dist.policy.regrouping import transfers
 from adloco_dist.policy.replay import Trajectory
 from adloco_dist.policy.report import RankReport
 from adloco_dist.policy.summary import pool_report
+from adloco_dist.round.combine import Transfer
 from adloco_dist.round.coordinate import coordinate
 from adloco_dist.round.local_pool import LocalPool
-from adloco_dist.round.merge import merge
-from adloco_dist.round.regroup import regroup
+from adloco_dist.round.regroup import average_members, regroup
 from adloco_dist.round.steps import opening_report
 from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
-from adloco_dist.testing.processes import run_ranks
 from common import interleave, median_ratio, parse, report, spread
+from helpers.processes import run_ranks
 
 NUM_RANKS, VOCAB_SIZE, LENGTH = 8, 256, 16
 COMMON = (
-    "algorithm=diloco", "pool.trainers=4", "pool.workers_per_trainer=2", "merge=worst_with_worst",
-    "merge.every_rounds=1", "batching.capacity=64", f"data.sequence_length={LENGTH}", "evaluation=final_only",
-    "budget=rounds", "budget.rounds=100",
+    "algorithm=diloco", "batching.request=norm_test",
+    "pool.trainers=4", "pool.workers_per_trainer=2", "merge=worst_with_worst",
+    "merge.every_rounds=1", "batching.capacity=64", f"data.sequence_length={LENGTH}", "evaluation.every=null",
+    "budget=100rounds",
 )  # fmt: skip
 WITHOUT_PAYLOAD = (
     "model.overrides={hidden_size: 8, intermediate_size: 8, num_hidden_layers: 1, num_attention_heads: 1, "
@@ -97,8 +97,8 @@ def latency(runtime: Runtime, repetitions: int) -> dict[str, list[float]]:
         planned = time.perf_counter()
         regroup(pool, layout, plan)
         end = time.perf_counter()
-        assert plan.regrouping
-        assert plan.layout.num_workers(plan.regrouping.merges[0].survivor) == 4
+        assert plan.merge
+        assert plan.layout.num_workers(plan.merge.survivor) == 4
         slowest = runtime.control.exchange({"report and plan": planned - start, "whole": end - start})
         for name, values in taken.items():
             values.append(max(message[name] for message in slowest))
@@ -114,17 +114,19 @@ def payload(runtime: Runtime, rounds: int) -> dict[str, Any]:
     inputs = find_plan_inputs(pool, layout, Trajectory())
     first = plan_round(settings, inputs, None, PoolReport())
     plan = plan_round(settings, inputs, first, PoolReport())
-    assert plan.regrouping
-    steps = transfers(layout, plan.layout, plan.regrouping)
-    before = dict(pool.trainers)
+    merge = plan.merge
+    assert merge
+    transfer = Transfer.of(merge.shares, layout, plan.layout.ranks(merge.survivor))
+    members = {member: pool.trainers[member] for member in merge.shares if member in pool.trainers}
     regroup(pool, layout, plan)
-    after, union = pool.trainers, steps[0].ranks
+    union = transfer.ranks
     buffer = torch.zeros(2 * pool.flat_model.num_elements)
     group = pool.groups.of(union)
 
     def ours() -> None:
         dist.barrier()
-        merge(before, after, steps, pool.groups, pool.flat_model, pool.runtime.seat)
+        if members:
+            average_members(pool, merge, transfer, members)
 
     def bare() -> None:
         dist.barrier()

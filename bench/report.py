@@ -28,7 +28,7 @@ Rows = list[Sequence[str]]
 ADDRESS = re.compile(r"http://\S+/")
 PAGE_SECONDS = 5.0
 """Between two questions of the page: LIVE_SECONDS in report/page.js."""
-SHARED = ("tracking=none", "run.report=false", "evaluation=final_only", "batching.request=none", "merge=none")
+SHARED = ("tracking=none", "run.report=false", "evaluation.every=null", "batching.request=none", "merge=none")
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def long_report(figures: dict[str, float], repetitions: int) -> Rows:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         pool = (f"pool.trainers={TRAINERS}", "pool.workers_per_trainer=1", "model=nano")
-        budget = ("budget=rounds", "budget.rounds=20", f"run.directory={run}", "evaluation=default")
+        budget = ("budget=20rounds", f"run.directory={run}")
         command = [sys.executable, str(ROOT / "launch" / "train.py"), "--nproc-per-node", "4"]
         subprocess.run([*command, *SHARED, *pool, *budget], check=True, capture_output=True)
         num_bytes = prolong(run)
@@ -89,8 +89,8 @@ def watching(figures: dict[str, float], pairs: int, seconds: float) -> Rows:
     opened, closed, renewals = [], [], 0
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        rounds = ("algorithm=diloco", "algorithm.updates_per_round=10", "checkpoint.every_minutes=null")
-        budget = ("budget=rounds", "budget.rounds=1000000", f"run.directory={run}", "run.watch=0")
+        rounds = ("algorithm=diloco", "algorithm.updates_per_round=10", "checkpoint.every=null")
+        budget = ("budget=1000000rounds", f"run.directory={run}", "run.watch=0")
         command = [sys.executable, str(ROOT / "launch" / "train.py"), "--nproc-per-node", "2"]
         process = subprocess.Popen(
             [*command, *SHARED, *rounds, *budget], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -32,6 +32,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from adloco_dist.averaging.group import Group
+from adloco_dist.checkpoint.model import save_model
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import ClusterSettings, Device, Settings
 from adloco_dist.config.compose import compose
@@ -46,10 +47,9 @@ from adloco_dist.pool.flat_model import computes_in_bf16
 from adloco_dist.pool.sharding import blocks_of, shard_module
 from adloco_dist.pool.slot import new_slot
 from adloco_dist.round.inner import InnerPhase
-from adloco_dist.run.model import save_model
-from adloco_dist.testing.lone import lone_trainer
-from adloco_dist.testing.processes import run_ranks
 from common import interleave, median_ratio, parse, plain_update, report, spread, together
+from helpers.lone import lone_trainer
+from helpers.processes import run_ranks
 from sharded_rank import FOLDER, Memory
 
 VOCAB_SIZE = 32_000
@@ -132,8 +132,8 @@ def trained(
             np.save(folder / f"{split}.npy", rng.integers(0, VOCAB_SIZE, count).astype(np.uint16))
         data = [f"data.{split}=[{folder / split}.npy]" for split in ("train", "validation")]
         rest = [
-            "data=tokens", *data, f"data.vocab_size={VOCAB_SIZE}", "algorithm.updates_per_round=3", "budget=rounds",
-            "budget.rounds=2", "evaluation=final_only", "evaluation.final_sequences=8", "checkpoint.every_minutes=null",
+            "data=tokens", *data, f"+model.overrides.vocab_size={VOCAB_SIZE}", "algorithm.updates_per_round=3",
+            "budget=2rounds", "evaluation.every=null", "evaluation.final_sequences=8", "checkpoint.every=null",
             f"cluster.device={device().name}", f"run.directory={folder / 'run'}",
         ]  # fmt: skip
         script = str(Path(__file__).parent / "sharded_rank.py")
@@ -235,7 +235,7 @@ def added_by_saving(runtime: Runtime) -> tuple[int, int]:
 
 
 def on_ranks(num_ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    cluster = ClusterSettings(device=device(), threads_per_rank=1, control_seconds=60, outer_seconds=60)
+    cluster = ClusterSettings(device=device(), threads_per_rank=1, timeout_seconds=60)
     return run_ranks(function, [0] * num_ranks, *arguments, cluster=cluster, timeout_seconds=600)
 
 

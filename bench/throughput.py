@@ -44,9 +44,9 @@ from adloco_dist.round.inner import InnerPhase
 from adloco_dist.round.local_pool import LocalPool
 from adloco_dist.setup.concurrency import find_slots
 from adloco_dist.setup.placement import set_up_pool
-from adloco_dist.testing.lone import lone_rank
 from common import interleave, median_ratio, parse, report, save, spread
 from flops import MATRIX_SIZE, Work, matrix_rates
+from helpers.lone import lone_rank
 
 LEAST_UPDATES = 2
 """Of every instance in a repetition, however large the batch."""
@@ -80,11 +80,11 @@ Speeds = dict[Case, list[float]]
 
 
 @dataclass(frozen=True)
-class Pool:
+class Instances:
     """A rank that hosts the instances of one trainer."""
 
     settings: Settings
-    rank: LocalPool
+    pool: LocalPool
     slots: dict[Way, list[ComputeSlot]]
     """With compiled losses; without a way that the device does not allow."""
     eager: Objective
@@ -96,19 +96,19 @@ class Pool:
 class Side:
     """One case, a repetition a call; does nothing any more once it has run out of memory."""
 
-    def __init__(self, pool: Pool, case: Case, sequences: int) -> None:
+    def __init__(self, instances: Instances, case: Case, sequences: int) -> None:
         way, batch = case.way, case.batch
-        self.is_too_large = batch > pool.b_max.get(way, 0)
+        self.is_too_large = batch > instances.b_max.get(way, 0)
         if self.is_too_large:
             return
-        settings = replace(pool.settings, batching=replace(pool.settings.batching, local_batch=batch))
+        settings = replace(instances.settings, batching=replace(instances.settings.batching, local_batch=batch))
         inputs = PlanInputs(experiment_layout(settings, [0]), is_concurrent=way.concurrent)
         updates = max(LEAST_UPDATES, sequences // (batch * way.instances))
         plan = replace(plan_round(settings, inputs, None, PoolReport()), updates=updates)
         assert plan.batches[0].local_batch == batch
         self.tokens = updates * batch * way.instances * settings.data.sequence_length
-        self.rank, slots = pool.rank, pool.slots[way]
-        self.slots = slots if case.is_compiled else [replace(slot, objective=pool.eager) for slot in slots]
+        self.pool, slots = instances.pool, instances.slots[way]
+        self.slots = slots if case.is_compiled else [replace(slot, objective=instances.eager) for slot in slots]
         self.phase = InnerPhase(plan, settings)
 
     def __call__(self) -> None:
@@ -117,7 +117,7 @@ class Side:
         for slot in self.slots:
             slot.flat_model.capacity = None  # one pass, whatever another side ran out of
         try:
-            results = self.phase.run(list(self.rank.trainers.values()), self.slots, self.rank.offload)
+            results = self.phase.run(list(self.pool.trainers.values()), self.slots, self.pool.offload)
             self.is_too_large = any(result.notes for result in results.values())  # it went on in smaller passes
         except RuntimeError as error:
             self.is_too_large = is_out_of_memory(error)
@@ -127,45 +127,45 @@ class Side:
             free_device_memory()
 
 
-def new_pool(
+def new_instances(
     settings: Settings,
     runtime: Runtime,
     splits: TextSplits,
     objective: Objective,
     module: nn.Module,
-    instances: int,
+    count: int,
     maximum: int,
-) -> Pool:
+) -> Instances:
     """Fresh instances, and what fits beside them.
 
     Raises:
         SettingsError: they do not fit on the device.
     """
-    pool = replace(settings.pool, workers_per_trainer=instances)
-    settings = replace(settings, pool=pool, batching=replace(settings.batching, max_batch=maximum * instances))
+    pool_settings = replace(settings.pool, workers_per_trainer=count)
+    settings = replace(settings, pool=pool_settings, batching=replace(settings.batching, max_batch=maximum * count))
     layout = experiment_layout(settings, runtime.nodes)
-    rank = set_up_pool(settings, runtime, splits, objective, copy.deepcopy(module), layout)
-    trainers, b_max, slots = list(rank.trainers.values()), {}, {Way(instances): rank.slots}
-    if instances > 1:
+    pool = set_up_pool(settings, runtime, splits, objective, copy.deepcopy(module), layout)
+    trainers, b_max, slots = list(pool.trainers.values()), {}, {Way(count): pool.slots}
+    if count > 1:
         concurrency = Concurrency.streams if runtime.device.type == "cuda" else Concurrency.threads
         concurrent = replace(settings, instances=replace(settings.instances, concurrency=concurrency))
-        first, resident = rank.slots[0], rank.offload
+        first, resident = pool.slots[0], pool.offload
         try:
-            slots[Way(instances, True)], _ = find_slots(first, resident, trainers, layout, concurrent, runtime)
+            slots[Way(count, True)], _ = find_slots(first, resident, trainers, layout, concurrent, runtime)
         except SettingsError as error:
             print(error)
     for way, of_way in slots.items():  # the probe of turns, too, leaves room for the gradients of all lanes
         capacity = probe_capacity(of_way, trainers, settings, maximum, sharers=1)
         b_max[way] = maximum if capacity is None else capacity
     eager = LanguageObjective.fitted(settings, splits.vocabulary)
-    return Pool(settings, rank, slots, eager, b_max)
+    return Instances(settings, pool, slots, eager, b_max)
 
 
-def measure(pool: Pool, ways: Sequence[Way], batch: int, compiling: Sequence[bool], is_quick: bool) -> Speeds:
+def measure(instances: Instances, ways: Sequence[Way], batch: int, compiling: Sequence[bool], is_quick: bool) -> Speeds:
     """All ways of one size in turn, eager or compiled or both."""
     torch.compiler.reset()
     cases = [Case(way, batch, is_compiled) for way in ways for is_compiled in compiling]
-    sides = [Side(pool, case, sequences=16 if is_quick else 64) for case in cases]
+    sides = [Side(instances, case, sequences=16 if is_quick else 64) for case in cases]
     seconds = interleave(sides, rounds=5 if is_quick else 10)
     return {
         case: [] if side.is_too_large else [side.tokens / one for one in taken]
@@ -184,18 +184,21 @@ def measure_all(
         report_line: takes the speeds of every size as soon as they are there, and the b_max of every way so far.
     """
     b_max = dict[Way, int]()
-    for instances in dict.fromkeys(way.instances for way in ways):
-        of_pool = [way for way in ways if way.instances == instances]
+    for count in dict.fromkeys(way.instances for way in ways):
+        of_pool = [way for way in ways if way.instances == count]
         try:
-            pool = new_pool(work.settings, runtime, work.splits, work.objective, work.module, instances, work.maximum)
+            instances = new_instances(
+                work.settings, runtime, work.splits, work.objective, work.module, count, work.maximum
+            )
         except SettingsError as error:
             print(error)
-            report_line({Case(way, batch, one): [] for way in of_pool for batch in sizes for one in compiling}, b_max)
+            cases = [Case(way, batch, is_compiled) for way in of_pool for batch in sizes for is_compiled in compiling]
+            report_line({case: [] for case in cases}, b_max)
         else:
-            b_max |= {way: maximum for way, maximum in pool.b_max.items() if way in of_pool}
-            for batch in sorted({*sizes, pool.b_max[Way(instances)]} if with_b_max else sizes):
-                report_line(measure(pool, of_pool, batch, compiling, is_quick), b_max)
-            del pool
+            b_max |= {way: maximum for way, maximum in instances.b_max.items() if way in of_pool}
+            for batch in sorted({*sizes, instances.b_max[Way(count)]} if with_b_max else sizes):
+                report_line(measure(instances, of_pool, batch, compiling, is_quick), b_max)
+            del instances
         torch.compiler.reset()  # lets go of the modules
         free_device_memory()
 

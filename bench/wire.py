@@ -35,17 +35,17 @@ from typing import Any
 import torch
 
 from adloco_dist.averaging.codecs import WholeNumbers, decode_into, encode, num_blocks
-from adloco_dist.testing.hosts import Host, hosts, run_on, why_unavailable
 from common import median_ratio, parse, report, spread
+from helpers.hosts import Host, hosts, run_on, why_unavailable
 
 ROOT = Path(__file__).parents[1]
 NUM_ELEMENTS = 10_245_760
 """Of `small`: 41 MB in fp32."""
 SHARED = (
     "algorithm=diloco", "pool.trainers=1", "merge=none", "batching.request=none", "batching.local_batch=4",
-    "data.sequence_length=128", "algorithm.updates_per_round=25", "budget=rounds", "evaluation=final_only",
+    "data.sequence_length=128", "algorithm.updates_per_round=25", "budget=20rounds", "evaluation.every=null",
     "evaluation.final_sequences=8", "tracking=none", "run.report=false",
-    "cluster.threads_per_rank=1", "checkpoint.every_minutes=null",
+    "cluster.threads_per_rank=1", "checkpoint.every=null",
     "run.directory=run",
 )  # fmt: skip
 LINKS = {"100mbit": 100e6, "10mbit": 10e6}
@@ -54,12 +54,8 @@ LOSSES = {
     "bf16": ["wire=bf16"],
     "int8": ["wire=int8"],
     "int4": ["wire=int4"],
-    "int4_feedback": ["wire=int4", "wire.error_feedback=true"],
     "sparse": ["wire=sparse", "outer=average"],
-    "sparse_no_feedback": ["wire=sparse", "wire.error_feedback=false", "outer=average"],
     "average": ["outer=average"],
-    "radial": ["outer.radial=true"],
-    "radial_average": ["outer=average", "outer.radial=true"],
     "fragments_4": ["wire.fragments=4"],
     **{f"tau_{tau}": [f"wire.delay_updates={tau}"] for tau in (1, 2, 5, 10)},
     "streaming": ["wire=slow_link"],
@@ -237,7 +233,7 @@ def _rounds(link: str | None, num_hosts: int, overrides: Sequence[str], rounds: 
         def command(rank: int, host: Host) -> list[str]:
             launch = [*_on_core(rank), sys.executable, str(ROOT / "launch" / "train.py"), "--nproc-per-node", "1"]
             nodes = ["--nnodes", str(num_hosts), "--local-addr", host.address, "--rdzv-endpoint", endpoint]
-            pool = [f"pool.workers_per_trainer={num_hosts}", f"budget.rounds={rounds + 1}"]
+            pool = [f"pool.workers_per_trainer={num_hosts}", f"budget={rounds + 1}rounds"]
             return [*launch, *nodes, *SHARED, *pool, *overrides]
 
         ended = run_on([(host, command(rank, host)) for rank, host in enumerate(made)], Path(folder), 900)
@@ -251,7 +247,7 @@ def loss(quick: bool) -> tuple[Figures, Rows]:
 
 
 def loss_average(quick: bool) -> tuple[Figures, Rows]:
-    names = ["fp32", "int8", "int4", "tau_5", "tau_10", "streaming", "radial"]
+    names = ["fp32", "int8", "int4", "tau_5", "tau_10", "streaming"]
     return _losses("loss_average", names[:2] if quick else names, quick, "outer=average")
 
 
@@ -262,7 +258,7 @@ def _losses(figure: str, names: Sequence[str], quick: bool, *outer: str) -> tupl
             for name in names:
                 run = Path(folder) / f"{name}-{seed}"
                 overrides = [*SHARED[:-1], f"run.directory={run}", f"seed={seed}", "model=tiny", *outer, *LOSSES[name]]
-                overrides += ["pool.workers_per_trainer=2", f"budget.rounds={4 if quick else 30}"]
+                overrides += ["pool.workers_per_trainer=2", f"budget={4 if quick else 30}rounds"]
                 overrides += ["evaluation.final_sequences=400", "inner.lr=2e-3", "inner.warmup_fraction=0.05"]
                 _train(overrides)
                 candidates = json.loads((run / "run.json").read_text())["result"]["candidates"]

@@ -21,7 +21,7 @@ from adloco_dist.averaging.codecs import BFloat16, WholeNumbers
 from adloco_dist.averaging.group import Group, group_of
 from adloco_dist.averaging.inside_first import InsideFirst
 from adloco_dist.averaging.quantized import Quantized
-from adloco_dist.averaging.schedule import FragmentSchedule
+from adloco_dist.averaging.schedule import Action, round_events
 from adloco_dist.averaging.sparse import Sparse
 from adloco_dist.config.compose import compose
 from adloco_dist.data.encoding import Vocabulary
@@ -51,7 +51,7 @@ def _in_turn(
         for name, averager in averagers.items():
             dist.barrier()
             before, start = _bytes_sent(), time.perf_counter()
-            averager.all_reduce(payload, 1, group, residual if averager.keeps_residual else None)
+            averager.exchange(payload, 1, group, residual if averager.keeps_residual else None)()
             seconds = time.perf_counter() - start
             dist.barrier()
             if number:
@@ -72,19 +72,21 @@ def scheduled(group: Group, num_elements: int, repetitions: int) -> dict[str, An
 
     Time in which a rank waits for an average is not counted: it is what exposed_* measures.
     """
-    update, schedule = _new_update(), FragmentSchedule(25, fragments=4, delay_updates=5)
-    payload = torch.randn(num_elements // schedule.fragments + 1) * 1e-3
+    update, events = _new_update(), round_events(25, fragments=4, delay_updates=5)
+    payload = torch.randn(num_elements // 4 + 1) * 1e-3
+    mixes = {event.update for event in events if event.action is Action.mix}
+    starts = {event.update for event in events if event.action is Action.start} | {1}  # the first of the round before
 
     def take_round(averages: bool) -> float:
         dist.barrier()
         seconds, under_way = 0.0, None
-        for number in range(1, schedule.updates_per_round + 1):
+        for number in range(1, events[-1].update + 1):
             seconds += _seconds(update)
-            if averages and under_way and schedule.mixed(number):
-                under_way.wait()
+            if averages and under_way and number in mixes:
+                under_way.wait()()
                 under_way = None
-            if averages and (schedule.started(number) or number == 1):  # the last round's first fragment
-                call = partial(AVERAGERS["int4"].all_reduce, payload, 1, group, None)
+            if averages and number in starts:
+                call = partial(AVERAGERS["int4"].exchange, payload, 1, group, None)
                 under_way = Background(call, CPU).begin()
         return seconds
 
@@ -109,7 +111,7 @@ def overlap(group: Group, num_elements: int, repetitions: int) -> dict[str, Any]
         # As many as take longer than the updates; what is left of them is not counted.
         def average() -> torch.Tensor:
             for _ in range(count):
-                AVERAGERS["int4"].all_reduce(payload, 1, group, None)
+                AVERAGERS["int4"].exchange(payload, 1, group, None)()
             return payload
 
         under_way.append(Background(average, CPU).begin())
@@ -117,7 +119,7 @@ def overlap(group: Group, num_elements: int, repetitions: int) -> dict[str, Any]
 
     under_way: list[Background] = []
     alone = [_seconds(updates) for _ in range(2)][1]
-    one = statistics.median(_seconds(lambda: AVERAGERS["int4"].all_reduce(payload, 1, group, None)) for _ in range(3))
+    one = statistics.median(_seconds(lambda: AVERAGERS["int4"].exchange(payload, 1, group, None)()) for _ in range(3))
     counts = torch.tensor([round(1.5 * alone / one) + 1])
     dist.all_reduce(counts, dist.ReduceOp.MAX)
     count = int(counts)

@@ -1,6 +1,6 @@
 """The launcher's pools, growing batches, merges and checkpoints for a model, data and a loss of one's own.
 
-torchrun --nproc-per-node 2 examples/own_model.py pool.trainers=2 budget=rounds budget.rounds=5 tracking=none
+torchrun --nproc-per-node 2 examples/own_model.py pool.trainers=2 budget=5rounds tracking=none
 
 Every option and setting of launch/train.py can follow, except those of the model and the data.
 """

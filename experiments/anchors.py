@@ -13,15 +13,15 @@ from cases import MEASURED, NANO, NANO_SHARE, SEEDS, TINY, link
 from followed import PATIENT, TIMEOUT_SECONDS, train_followed
 
 from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.messages import Json
 from adloco_dist.policy.evaluation import subsets
-from adloco_dist.round.evaluate import Part, evaluate
+from adloco_dist.round.evaluate import evaluate
 from adloco_dist.round.local_pool import LocalPool
-from adloco_dist.run.rows import Record
-from adloco_dist.testing.processes import run_ranks
+from helpers.processes import run_ranks
 
 SPANS = (0.0, 0.02, 0.05, 0.1, 0.2)
 """Shares of the run over which an average decays by e; 0: the last anchor."""
-COMMON = (*MEASURED, "pool.workers_per_trainer=2", "budget=seconds")
+COMMON = (*MEASURED, "pool.workers_per_trainer=2")
 CONSTANT = "inner.schedule=constant"
 SCHEDULES: dict[str, tuple[float, tuple[str, ...]]] = {
     "cosine to a tenth": (1.0, ()),
@@ -39,7 +39,7 @@ def losses(runtime: Runtime, overrides: Sequence[str]) -> list[float]:
     """The validation loss of the average with each span, on rank 0."""
     anchors: list[torch.Tensor] = []
 
-    def look(pool: LocalPool, record: Record) -> None:
+    def look(pool: LocalPool, record: Json) -> None:
         anchors.append(pool.trainers[0].anchor.clone())
 
     pool = train_followed(runtime, overrides, look)
@@ -55,7 +55,7 @@ def losses(runtime: Runtime, overrides: Sequence[str]) -> list[float]:
             mean = anchors[0].clone()
             for anchor in anchors[1:]:
                 mean.mul_(keep).add_(anchor, alpha=1 - keep)
-        sums = evaluate(pool.flat_model, pool.objective, mean, pool.splits.validation, chosen, 64, Part(0, 1))
+        sums = evaluate(pool.flat_model, pool.objective, mean, pool.splits.validation, chosen, 64)
         found.append(sums.loss)
     return found
 
@@ -68,7 +68,7 @@ def main() -> None:
     options = parser.parse_args()
     rate, place = MODELS[options.model]
     for name, (multiple, schedule) in SCHEDULES.items():
-        overrides = [*COMMON, *place, *schedule, f"inner.lr={rate * multiple:g}", f"budget.seconds={options.seconds:g}"]
+        overrides = [*COMMON, *place, *schedule, f"inner.lr={rate * multiple:g}", f"budget={options.seconds:g}seconds"]
         runs = [
             run_ranks(losses, [0, 0], [*overrides, f"seed={seed}"], cluster=PATIENT, timeout_seconds=TIMEOUT_SECONDS)[0]
             for seed in range(options.seeds)

@@ -1,12 +1,15 @@
 """Runs of the launcher as plain values: what every experiment is made of."""
 
 import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+"""Experiments start ranks and hosts with the helpers of the tests."""
 LINKS = {"10": 1.25e6, "30": 3.75e6, "100": 12.5e6}
 """Bytes a second of links, by their Mbit/s."""
 FREE: tuple[str, ...] = ()
@@ -14,8 +17,8 @@ FREE: tuple[str, ...] = ()
 SEEDS = (0, 1, 2)
 MEASURED = (
     "tracking=none", "run.report=false",
-    "cluster.threads_per_rank=1", "checkpoint.every_minutes=null", "data.sequence_length=128",
-    "evaluation=final_only", "evaluation.sequences=256", "evaluation.final_sequences=1024", "evaluation.batch=64",
+    "cluster.threads_per_rank=1", "checkpoint.every=null", "data.sequence_length=128",
+    "evaluation.every=null", "evaluation.sequences=256", "evaluation.final_sequences=1024",
 )  # fmt: skip
 """How every run is measured: on 1,024 validation sequences, at its end."""
 UPDATE_SECONDS, SEQUENCE_SECONDS = 0.008, 0.0091
@@ -57,7 +60,7 @@ def cases(
     """
     for budget in budgets:
         for seed in seeds:
-            counted = (f"budget={unit}", f"budget.{unit}={budget:.10g}", f"seed={seed}")
+            counted = (f"budget={budget:.10g}{unit}", f"seed={seed}")
             yield Case(f"{question}/{side}/{budget:.10g}{unit[0]}/seed{seed}", ranks, (*overrides, *counted))
 
 

@@ -23,7 +23,7 @@ WIRES = {
     "link": (),
 }  # fmt: skip
 COMMON = (
-    "cluster.threads_per_rank=1", "pool.workers_per_trainer=2", "batching.request=none", "evaluation=final_only",
+    "cluster.threads_per_rank=1", "pool.workers_per_trainer=2", "batching.request=none", "evaluation.every=null",
     "evaluation.final_sequences=8", "evaluation.sequences=8", "tracking=none", "run.report=false",
 )  # fmt: skip
 FIRST = 3
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--rate", default="10mbit", help="of the hosts' links")
     parser.add_argument("--rounds", type=int, default=30)
     options = parser.parse_args()
-    common = (f"model={options.model}", "budget=rounds", f"budget.rounds={options.rounds}")
+    common = (f"model={options.model}", f"budget={options.rounds}rounds")
     blocking, facts = real((*common, *WIRES["fp32"]), options.rate)
     (link,) = facts["cluster"]["links"]
     rate = average_rate(blocking)

@@ -9,21 +9,22 @@ from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config.compose import compose
 from adloco_dist.data.corpora import load_corpus
+from adloco_dist.messages import Json, encode
 from adloco_dist.objective.language import LanguageObjective
 from adloco_dist.policy.layout import experiment_layout
 from adloco_dist.policy.replay import Trajectory
 from adloco_dist.round.local_pool import LocalPool
 from adloco_dist.run.journal import Journal
-from adloco_dist.run.rows import Record
+from adloco_dist.run.rows import TrainerRow
 from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
-from adloco_dist.testing.processes import CPU_RANKS
 from adloco_dist.train import train
+from helpers.processes import CPU_RANKS
 
 PATIENT = replace(CPU_RANKS, silence_seconds=100.0)
 """For ranks that look long."""
 TIMEOUT_SECONDS = 3600.0
 """Of a run."""
-Look = Callable[[LocalPool, Record], None]
+Look = Callable[[LocalPool, Json], None]
 """Takes the pool and the record of its first trainer's round."""
 
 
@@ -34,13 +35,13 @@ class _Looks:
     pool: LocalPool
     look: Look
 
-    def write(self, records: Sequence[Record]) -> None:
-        self.look(self.pool, records[0])
+    def write(self, rows: Sequence[TrainerRow]) -> None:
+        self.look(self.pool, encode(rows[0]))
 
-    def close(self, result: Record | None) -> None:
+    def close(self, result: Json | None) -> None:
         """Nothing is left to do."""
 
-    def state(self) -> Record:
+    def state(self) -> Json:
         return {}
 
 

@@ -15,17 +15,17 @@ from cases import MEASURED, NANO, NANO_SHARE, SEEDS, link
 from followed import PATIENT, TIMEOUT_SECONDS, train_followed
 
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.data.batch import TokenBatch
+from adloco_dist.data.tokens import TokenBatch
+from adloco_dist.messages import Json
 from adloco_dist.noise.estimation import statistics_from_gram
 from adloco_dist.noise.requests import norm_test
-from adloco_dist.round.estimators.per_sequence import per_sequence_gradients
 from adloco_dist.round.local_pool import LocalPool
-from adloco_dist.run.rows import Record
-from adloco_dist.testing.processes import run_ranks
+from helpers.gradients import per_sequence_gradients
+from helpers.processes import run_ranks
 
 SEQUENCES = 256
 POINTS = 25
-COMMON = (*MEASURED, *NANO, *link("10", NANO_SHARE), "pool.workers_per_trainer=2", "budget=seconds")
+COMMON = (*MEASURED, *NANO, *link("10", NANO_SHARE), "pool.workers_per_trainer=2")
 VARIANTS = {
     "as by default": (),
     "every 10 updates": ("batching.every_updates=10",),
@@ -39,7 +39,7 @@ def errors(runtime: Runtime, seconds: float, overrides: Sequence[str]) -> list[t
     found: list[tuple[float, float]] = []
     done = [0.0]
 
-    def look(pool: LocalPool, record: Record) -> None:
+    def look(pool: LocalPool, record: Json) -> None:
         done[0] += sum(record["seconds"].values()) if record["round"] else 0.0
         due = done[0] >= (len(found) + 1) * seconds / POINTS
         if due and record.get("smoothed"):
@@ -48,7 +48,7 @@ def errors(runtime: Runtime, seconds: float, overrides: Sequence[str]) -> list[t
             ratio = smoothed["trace"] / (0.64 * smoothed["squared_norm"]) if smoothed["squared_norm"] > 0 else math.inf
             found.append((ratio, truth))
 
-    train_followed(runtime, [*COMMON, f"budget.seconds={seconds:g}", *overrides], look)
+    train_followed(runtime, [*COMMON, f"budget={seconds:g}seconds", *overrides], look)
     return found
 
 

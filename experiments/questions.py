@@ -32,7 +32,6 @@ POOLS = {
     "merged_by_a_quarter": (("merge.every_rounds=8",), 0.25),
     "merged_late": (("merge.every_rounds=25",), 0.75),
     "merged_by_loss": (("merge=worst_loss_with_best", "merge.every_rounds=8"), 0.25),
-    "merged_radially": (("merge.radial=true", "merge.every_rounds=8"), 0.25),
 }
 """Four trainers of one worker, in rounds of 10 updates until the first two of them have merged; with the share of the
 run by which all have. A trainer has as many sequences a worker as one of four workers from the start: its batch doubles
@@ -79,7 +78,7 @@ def rhythm(_: Path | None) -> list[Case]:
         place = (*NANO, *link(name, NANO_SHARE), "batching.request=none")
         found += cases("rhythm", f"link_{name}", 2, place, (40, 60), SEEDS)
         for updates in ROUNDS if name in DIFFERENT else ():
-            fixed = (f"algorithm.min_updates={updates}", f"algorithm.max_updates={updates}")
+            fixed = (f"algorithm.updates_range=[{updates},{updates}]",)
             found += cases("rhythm", f"H{updates}_{name}", 2, (*place, *fixed), (60,), SEEDS)
     return found
 
@@ -111,14 +110,12 @@ def schedules(_: Path | None) -> list[Case]:
 
 def merging(_: Path | None) -> list[Case]:
     """Are trainers that merge as good as one trainer of as many workers from the start?"""
-    place = (*NANO, *link("10", NANO_SHARE), "batching.request=none", "evaluation.every_fraction=0.5")
+    place = (*NANO, *link("10", NANO_SHARE), "batching.request=none", "evaluation.every=50%")
     found = [*cases("merging", "one_trainer", 4, place, (30, 45), SEEDS)]
     pool = (*place, "pool.trainers=4", "pool.workers_per_trainer=1", "algorithm.updates_per_round=10")
     for side, (merges, merged_at) in POOLS.items():
-        stages = (
-            "batching.request=staged", f"batching.stage_fractions=[0,{merged_at / 2:g},{merged_at:g}]",
-            "batching.stage_batches=[4,8,16]",
-        )  # fmt: skip
+        begins = f"[[0,4],[{merged_at / 2:g},8],[{merged_at:g},16]]"
+        stages = ("batching.request=staged", f"batching.stages={begins}")
         found += cases("merging", side, 4, (*pool, *merges, *stages), (45,), SEEDS)
     return found
 
@@ -136,7 +133,7 @@ def sources(_: Path | None) -> list[Case]:
     """The experiments of AdLoCo's paper, from scratch, with the controls that it lacks; all at equal tokens."""
     scratch = (
         "experiment=paper", "data=python_stdlib", "model=nano", "model.warm_start=null", "model.reset_output=false",
-        "algorithm.updates_per_round=25", "inner.lr=2e-3", "budget.rounds=null",
+        "algorithm.updates_per_round=25", "inner.lr=2e-3",
     )  # fmt: skip
     controls = {
         "one_trainer": ("pool.trainers=1", "pool.workers_per_trainer=4"),
@@ -150,7 +147,7 @@ def sources(_: Path | None) -> list[Case]:
         "paper": (),
         "without_merging": ("merge=none",),
         "without_growing_batches": CONSTANT,
-        "without_clipping": ("switch.mode=accumulate",),
+        "without_clipping": ("batching.switch_n=1",),
     }
     found = []
     for side, overrides in {**controls, **ablation}.items():
@@ -158,7 +155,7 @@ def sources(_: Path | None) -> list[Case]:
         found += cases("sources", side, 1 if side == "alone" else 4, whole, (1_000_000,), SEEDS, "tokens")
     for eta in ("0.5", "0.8", "1.0"):
         for n in ("1.5", "2", "3"):
-            chosen = (*scratch, f"batching.eta={eta}", f"switch.n={n}", "switch.batch_limit=8")
+            chosen = (*scratch, f"batching.eta={eta}", f"batching.switch_n={n}", "batching.capacity=8")
             found += cases("sources", f"eta{eta}_n{n}", 4, chosen, (1_000_000,), (0,), "tokens")
     for side, overrides in {"paper": scratch, "default": controls["default"]}.items():
         found += cases("sources", side, 4, overrides, (2_000_000, 3_000_000), (0,), "tokens")

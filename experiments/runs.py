@@ -16,7 +16,7 @@ from typing import Any
 
 from cases import Case
 
-from adloco_dist.testing.hosts import hosts, run_on
+from helpers.hosts import hosts, run_on
 
 ROOT = Path(__file__).parents[1]
 Record = dict[str, Any]

@@ -23,9 +23,9 @@ from adloco_dist.averaging.quantized import Quantized
 from adloco_dist.averaging.sparse import Sparse
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import ClusterSettings
-from adloco_dist.testing.processes import run_ranks
 from harness import Case, Here, SkippedError
 from helpers.plain import Tied, adamw, batch, update
+from helpers.processes import run_ranks
 from helpers.sharded import run_whole
 from ranks import cluster
 
@@ -73,7 +73,7 @@ def sum_in_every_format(runtime: Runtime) -> dict[str, Any]:
         for number in range(2):
             random = torch.Generator().manual_seed(10 * runtime.rank + number)
             payload = torch.cat([torch.randn(LENGTH, generator=random), torch.ones(1)]).to(runtime.device)
-            total = averager.all_reduce(payload, 1, group, residual)
+            total = averager.exchange(payload, 1, group, residual)()
             assert total.device == runtime.device and float(total[-1]) == len(NODES)
             found[f"{name}, sum {number}"] = total.numpy(force=True).copy()
         if residual is not None:

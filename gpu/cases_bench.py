@@ -9,14 +9,14 @@ from functools import partial
 
 from torch.profiler import ProfilerActivity, profile
 
+from adloco_dist.averaging.schedule import round_events
 from adloco_dist.checkpoint.resume import fresh_domains
 from adloco_dist.checkpoint.saving import parts
 from adloco_dist.checkpoint.writer import CheckpointWriter
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import Device
-from adloco_dist.policy.checkpoints import CheckpointId
 from adloco_dist.policy.layout import experiment_layout
-from adloco_dist.policy.plan import PlanInputs, PoolReport
+from adloco_dist.policy.plan import CheckpointId, PlanInputs, PoolReport
 from adloco_dist.policy.planning import plan_round
 from adloco_dist.policy.replay import Trajectory
 from adloco_dist.policy.report import RankReport
@@ -26,14 +26,14 @@ from adloco_dist.pool.slot import ComputeSlot
 from adloco_dist.pool.timing import wait_for
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.round.inner import InnerPhase
-from adloco_dist.round.outer import outer
+from adloco_dist.round.steps import begin_round
 from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
-from adloco_dist.testing.lone import lone_rank, lone_trainer
-from adloco_dist.testing.processes import run_ranks
 from adloco_dist.train import run_round
 from common import interleave, median_ratio
 from flops import Work, matrix_rates
 from harness import Case, Here, SkippedError
+from helpers.lone import lone_rank, lone_trainer
+from helpers.processes import run_ranks
 from ranks import cluster, regrouped
 from subjects import is_on_gpu, sized
 from throughput import WAYS, Speeds, Way, measure_all
@@ -169,7 +169,7 @@ def _outer_step(here: Here, place: str) -> Callable[[], None]:
     trainer, _ = lone(here, new_work(here, f"pool.outer_state={place}", maximum=4), workers=2)
 
     def step() -> None:
-        outer(trainer, None)
+        trainer.step(0, None)
         wait_for(here.device)
 
     return step
@@ -198,18 +198,20 @@ def checkpoint(here: Here) -> dict[str, float]:
     work = new_work(here, f"batching.local_batch={batch}", maximum=8)
     with lone_rank(Device[here.device.type]) as runtime, fresh_domains(runtime, here.folder, work.settings) as domains:
         layout = experiment_layout(work.settings, runtime.nodes)
-        rank = set_up_pool(work.settings, runtime, work.splits, work.objective, work.module, layout)
-        plan = plan_round(work.settings, find_plan_inputs(rank, layout, Trajectory()), None, PoolReport())
-        plan = replace(plan, updates=updates)
+        pool = set_up_pool(work.settings, runtime, work.splits, work.objective, work.module, layout)
+        plan = plan_round(work.settings, find_plan_inputs(pool, layout, Trajectory()), None, PoolReport())
+        plan = replace(plan, updates=updates, events=round_events(updates))
         writer = CheckpointWriter(domains, runtime.store, 1, work.settings.checkpoint, print)
         rounds, copies, writing = list[float](), list[float](), list[float]()
         for number in range(1, 4):
             start = time.perf_counter()
-            assert run_round(rank, replace(plan, round=number), RankReport(0), {}, StopRequest())
+            planned, report = replace(plan, round=number), RankReport(0)
+            begin_round(pool, None, planned, report)
+            assert run_round(pool, planned, report, StopRequest()) is None
             wait_for(here.device)
             rounds.append(time.perf_counter() - start)
             start = time.perf_counter()
-            writer.begin(CheckpointId(number, number), parts(rank, plan, is_midway=False), {})
+            writer.begin(CheckpointId(number, number), parts(pool, plan, is_midway=False), {})
             copies.append(time.perf_counter() - start)
             writer.wait()
             writing.append(time.perf_counter() - start)

@@ -6,11 +6,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from adloco_dist.config import Settings
 from adloco_dist.pool.flat_model import FlatModel
-from adloco_dist.round.outer import outer
-from adloco_dist.testing.lone import CPU, lone_trainer
 from adloco_dist.vectors import ALIGNMENT
 from harness import Case, Here, SkippedError
-from helpers.support import small_module, small_objective, small_settings, small_store
+from helpers.lone import CPU, lone_trainer
+from helpers.support import FOUR_TRAINERS, small_module, small_objective, small_settings, small_store
 from subjects import LLAMA_LAYERS, Bench, new_bench
 
 FLASH = (
@@ -23,7 +22,7 @@ SLOW = ("aten::_scaled_dot_product_efficient_attention", "aten::_scaled_dot_prod
 
 def flat_model_as_on_a_cpu(here: Here) -> dict[str, float]:
     """Three updates in fp64; parameters and gradients stay aligned views of the flat vectors."""
-    settings = small_settings()
+    settings = small_settings(*FOUR_TRAINERS)
     vectors = []
     for device in (CPU, here.device):
         objective = small_objective(settings)
@@ -58,7 +57,7 @@ def outer_step_as_on_a_cpu(here: Here) -> dict[str, float]:
         for place, device in (("cpu", CPU), ("device", here.device), ("pinned", here.device)):
             state = "cpu" if place == "pinned" else "device"
             more = ("precision=fp32", "outer=nesterov", f"pool.outer_state={state}")
-            anchors[place] = _after_outer_steps(small_settings(*more), device, workers)
+            anchors[place] = _after_outer_steps(small_settings(*FOUR_TRAINERS, *more), device, workers)
         for place in ("device", "pinned"):
             different[f"{place}_{workers}_workers"] = float((anchors[place] != anchors["cpu"]).sum())
     assert not any(different.values()), f"elements that differ from the CPU's: {different}"
@@ -75,7 +74,7 @@ def _after_outer_steps(settings: Settings, device: torch.device, workers: int) -
         for worker in trainer.workers:
             change = torch.randn(len(worker.weights), generator=random) * 1e-2
             worker.weights.add_(change.to(device))
-        outer(trainer, None)
+        trainer.step(0, None)
     return trainer.anchor.cpu()
 
 

@@ -9,9 +9,9 @@ from torch.nn.parallel import DistributedDataParallel
 from adloco_dist import DiLoCo, NoiseScale
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Backend
-from adloco_dist.testing.processes import run_ranks
 from harness import Case, Here
 from helpers.plain import Tied, adamw, batch, loss, published, update
+from helpers.processes import run_ranks
 from ranks import cluster
 
 ROUNDS, UPDATES = 4, 3

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from adloco_dist.averaging.schedule import round_events
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import Device
 from adloco_dist.policy.layout import experiment_layout
@@ -15,11 +16,12 @@ from adloco_dist.policy.replay import Trajectory
 from adloco_dist.policy.report import RankReport
 from adloco_dist.pool.capacity import free_device_memory
 from adloco_dist.pool.slot import ComputeSlot, further_slot
+from adloco_dist.round.steps import begin_round
 from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
-from adloco_dist.testing.lone import lone_rank
 from adloco_dist.train import run_round
 from flops import Work
 from harness import Case, Here
+from helpers.lone import lone_rank
 from subjects import Bench, new_bench, sized
 
 EARLY, LATE = 0.2, 0.9
@@ -100,15 +102,17 @@ def probed_batch(here: Here, *overrides: str, instances: int = 1) -> dict[str, f
     settings, notes = work.settings, list[str]()
     with lone_rank(Device[here.device.type]) as runtime:
         layout = experiment_layout(settings, runtime.nodes)
-        rank = set_up_pool(settings, runtime, work.splits, work.objective, work.module, layout)
-        b_max = rank.capacity or maximum
+        pool = set_up_pool(settings, runtime, work.splits, work.objective, work.module, layout)
+        b_max = pool.capacity or maximum
         batching = replace(settings.batching, local_batch=b_max)
-        rank.settings = replace(settings, batching=batching)
-        plan = plan_round(rank.settings, find_plan_inputs(rank, layout, Trajectory()), None, PoolReport())
+        pool.settings = replace(settings, batching=batching)
+        plan = plan_round(pool.settings, find_plan_inputs(pool, layout, Trajectory()), None, PoolReport())
         assert plan.batches[0].local_batch == b_max
         for number in range(3):
             report = RankReport(0)
-            assert run_round(rank, replace(plan, round=number, updates=2, evaluate=True), report, {}, StopRequest())
+            planned = replace(plan, round=number, updates=2, events=round_events(2), evaluate=True)
+            begin_round(pool, None, planned, report)
+            assert run_round(pool, planned, report, StopRequest()) is None
             notes += report.trainers[0].inner.notes
         left = torch.cuda.mem_get_info(here.device)[0] / 1e9 if here.is_cuda else 0.0
     assert not notes, "; ".join(notes)

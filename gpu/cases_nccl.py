@@ -15,12 +15,12 @@ import torch
 from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Backend
-from adloco_dist.testing.processes import run_ranks
 from cases_averages import sharded_pool_as_on_cpus
 from cases_library import diloco_as_published, noise_scale_as_on_cpus
 from harness import Case, Here
 from helpers.commands import errors, facts, metrics, run
-from helpers.support import train_small_pool
+from helpers.processes import run_ranks
+from helpers.support import FOUR_TRAINERS, train_small_pool
 from ranks import MANY, cluster, collectives, largest_difference
 from small_runs import ENDLESS, finish, hurt_rank, small_run
 
@@ -104,8 +104,10 @@ def _free_bytes(device: torch.device) -> float:
 
 def whole_pool(here: Here) -> dict[str, float]:
     """A pool in fp64 with merges over three ranks: the anchors of gloo on the CPU."""
-    results: list[dict[str, Any]] = run_ranks(train_small_pool, [0] * 3, *MANY, cluster=cluster(here, backend(here)))
-    difference = largest_difference(results, run_ranks(train_small_pool, [0] * 3, *MANY))
+    results: list[dict[str, Any]] = run_ranks(
+        train_small_pool, [0] * 3, *FOUR_TRAINERS, *MANY, cluster=cluster(here, backend(here))
+    )
+    difference = largest_difference(results, run_ranks(train_small_pool, [0] * 3, *FOUR_TRAINERS, *MANY))
     assert difference < 1e-9, f"anchors differ by {difference:.3g}"
     return {"anchor_difference": difference}
 
@@ -126,8 +128,8 @@ def sharded_pool(here: Here) -> dict[str, float]:
 
 
 def whole_run(here: Here) -> dict[str, float]:
-    """A run with merges, in which a rank may be in one group at a time, so that groups make room for others."""
-    more = ("pool.trainers=3", "pool.workers_per_trainer=2", "merge.every_rounds=1", "cluster.max_communicators=1")
+    """A run with merges, after which ranks are in other groups."""
+    more = ("pool.trainers=3", "pool.workers_per_trainer=2", "merge.every_rounds=1")
     finish(nccl_run(here, "run", *more, num_ranks=3), here)
     found, rows = facts(here.folder / "run"), metrics(here.folder / "run")
     assert found["cluster"]["backend"] == backend(here).name
@@ -159,13 +161,13 @@ def stuck_in_an_all_reduce(here: Here) -> dict[str, float]:
 
 def _averaging(here: Here) -> list[str]:
     """A run that averages a million parameters after every update."""
-    more = ("model=tiny", "merge=none", "pool.trainers=1", "pool.workers_per_trainer=3", "evaluation=final_only")
+    more = ("model=tiny", "merge=none", "pool.trainers=1", "pool.workers_per_trainer=3", "evaluation.every=null")
     return nccl_run(here, "run", *more, "algorithm.updates_per_round=1", *ENDLESS, num_ranks=3)
 
 
 def elastic_restart(here: Here) -> dict[str, float]:
     """After kill -9 the run is started again, with groups of its own, and resumes."""
-    more = ("run.unfinished=resume", "checkpoint.every_rounds=1", "--max-restarts", "1", "pool.workers_per_trainer=2")
+    more = ("run.unfinished=resume", "checkpoint.every=1rounds", "--max-restarts", "1", "pool.workers_per_trainer=2")
     command = nccl_run(here, "run", "merge=none", "pool.trainers=1", *ENDLESS, *more, num_ranks=2)
     hurt = hurt_rank(command, here, 1, signal.SIGKILL, until="note: resumes from", minimum="round 4 ")
     assert hurt.code == 75, f"code {hurt.code}"
@@ -175,7 +177,7 @@ def elastic_restart(here: Here) -> dict[str, float]:
 def wrong_interface(here: Here) -> dict[str, float]:
     """NCCL is given a network that this machine does not have: the run ends in time, and says why."""
     os.environ["NCCL_SOCKET_IFNAME"] = "=nowhere0"
-    more = ("merge=none", "pool.trainers=1", "pool.workers_per_trainer=2", "cluster.outer_seconds=20")
+    more = ("merge=none", "pool.trainers=1", "pool.workers_per_trainer=2", "cluster.timeout_seconds=20")
     start = time.monotonic()
     done = run(nccl_run(here, "run", *more, num_ranks=2), here.folder, timeout_seconds=80)
     seconds = time.monotonic() - start

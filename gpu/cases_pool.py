@@ -14,20 +14,19 @@ from adloco_dist.checkpoint.resume import fresh_domains
 from adloco_dist.checkpoint.saving import parts
 from adloco_dist.checkpoint.writer import CheckpointWriter
 from adloco_dist.config import Device
-from adloco_dist.policy.checkpoints import CheckpointId
 from adloco_dist.policy.layout import experiment_layout
-from adloco_dist.policy.plan import PoolReport
+from adloco_dist.policy.plan import CheckpointId, PoolReport
 from adloco_dist.policy.planning import plan_round
 from adloco_dist.policy.replay import Trajectory
 from adloco_dist.pool.arithmetic import set_up_arithmetic
 from adloco_dist.pool.offload import Offload
 from adloco_dist.round.inner import InnerPhase
 from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
-from adloco_dist.testing.lone import lone_rank
-from adloco_dist.testing.processes import run_ranks
 from harness import Case, Here, SkippedError
+from helpers.lone import lone_rank
+from helpers.processes import run_ranks
 from helpers.resuming import train_kept
-from helpers.support import corpus_and_model, small_settings, train_small_pool
+from helpers.support import FOUR_TRAINERS, corpus_and_model, small_settings, train_small_pool
 from ranks import MANY, cluster, collectives, largest_difference, probed_capacity, train_with
 from subjects import is_on_gpu, new_bench, sized
 
@@ -112,20 +111,20 @@ def _union(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def checkpoint_as_of_its_moment(here: Here) -> dict[str, float]:
     """Its files hold what the tensors were when it began, though all change at once; twice, in the same room."""
-    settings = small_settings("pool.trainers=2", "pool.workers_per_trainer=2", "precision=fp32")
+    settings = small_settings(*FOUR_TRAINERS, "pool.trainers=2", "pool.workers_per_trainer=2", "precision=fp32")
     num_bytes = 0
     with lone_rank(Device[here.device.type]) as runtime, fresh_domains(runtime, here.folder, settings) as domains:
         layout = experiment_layout(settings, runtime.nodes)
-        rank = set_up_pool(settings, runtime, *corpus_and_model(settings), layout)
-        plan = plan_round(settings, find_plan_inputs(rank, layout, Trajectory()), None, PoolReport())
+        pool = set_up_pool(settings, runtime, *corpus_and_model(settings), layout)
+        plan = plan_round(settings, find_plan_inputs(pool, layout, Trajectory()), None, PoolReport())
         writer = CheckpointWriter(domains, runtime.store, 1, settings.checkpoint, print)
         for number in (1, 2):
-            mark, state = CheckpointId(number, number), parts(rank, plan, is_midway=True)
+            mark, state = CheckpointId(number, number), parts(pool, plan, is_midway=True)
             expected = {file: {name: one.cpu().clone() for name, one in some.items()} for file, some in state.items()}
             writer.begin(mark, state, {})
             for some in state.values():
                 for tensor in some.values():
-                    tensor.add_(1)
+                    tensor.logical_not_() if tensor.dtype is torch.bool else tensor.add_(1)
             writer.wait()
             for file, tensors in expected.items():
                 written = load_file(domains.folder / mark.name / file)
@@ -142,8 +141,8 @@ def resumed_as_never_stopped(here: Here) -> dict[str, float]:
     ended = []
     for name, looks in (("whole", None), ("stopped", 25), ("stopped", None)):
         with lone_rank(Device[here.device.type]) as runtime:
-            more = [*MANY, "checkpoint.every_minutes=null"]
-            ended.append(train_kept(runtime, str(here.folder / name), looks, *more))
+            more = [*MANY, "checkpoint.every=null"]
+            ended.append(train_kept(runtime, str(here.folder / name), looks, *FOUR_TRAINERS, *more))
     assert 0 < ended[1]["round"] < ended[0]["round"], f"stopped in round {ended[1]['round']}"
     whole, resumed = ended[0]["anchors"], ended[2]["anchors"]
     assert whole.keys() == resumed.keys()
@@ -165,8 +164,8 @@ def collectives_between_ranks(here: Here) -> dict[str, float]:
 
 def two_ranks_on_one_device(here: Here) -> dict[str, float]:
     """A run with merges, in fp64: as on two ranks that compute on the CPU."""
-    results = run_ranks(train_small_pool, [0, 0], *MANY, cluster=cluster(here))
-    difference = largest_difference(results, run_ranks(train_small_pool, [0, 0], *MANY))
+    results = run_ranks(train_small_pool, [0, 0], *FOUR_TRAINERS, *MANY, cluster=cluster(here))
+    difference = largest_difference(results, run_ranks(train_small_pool, [0, 0], *FOUR_TRAINERS, *MANY))
     assert difference < 1e-9, f"anchors differ by {difference:.3g}"
     return {"anchor_difference": difference}
 

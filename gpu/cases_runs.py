@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from contextlib import closing
 
 import torch
 
@@ -25,7 +26,7 @@ def check_with_and_without_nvml(here: Here) -> dict[str, float]:
     figures = {}
     if here.is_cuda:
         torch.ones(1, device=here.device)
-        with Monitor(here.device, 1e6) as monitor:
+        with closing(Monitor(here.device, 1e6)) as monitor:
             figures = {name: value for name, value in monitor.take().items() if name.startswith("gpu_")}
         assert figures["gpu_memory_bytes"] > 0
     hiding = here.folder / "without_nvml"
@@ -82,7 +83,7 @@ def _free_bytes(here: Here) -> float:
 
 def elastic_restart(here: Here) -> dict[str, float]:
     """After kill -9 the run is started again, and resumes from its newest checkpoint."""
-    more = ("run.unfinished=resume", "checkpoint.every_rounds=1", "--max-restarts", "1")
+    more = ("run.unfinished=resume", "checkpoint.every=1rounds", "--max-restarts", "1")
     command = small_run(here, "run", *ENDLESS, *more, num_ranks=2)
     hurt = hurt_rank(command, here, 1, signal.SIGKILL, until="note: resumes from", minimum="round 4 ")
     assert hurt.code == 75, f"code {hurt.code}"
@@ -93,14 +94,12 @@ def elastic_restart(here: Here) -> dict[str, float]:
 
 
 def other_algorithms(here: Here) -> dict[str, float]:
-    """DDP on two ranks, and every estimator: the loss falls, and the batch is measured."""
+    """DDP on two ranks, and batches that follow gradients: the loss falls, and the batch is measured."""
     figures = {}
     learning = ("inner.lr=5e-3", "merge=none")
     for name, num_ranks, overrides in (
-        ("ddp", 2, ["algorithm=ddp", "pool.trainers=1", "pool.workers_per_trainer=null"]),
-        ("sketch", 1, ["batching.estimator=sketch", "pool.trainers=1"]),
-        ("workers", 1, ["batching.estimator=workers", "pool.trainers=1", "pool.workers_per_trainer=2"]),
-        ("per_sequence", 1, ["batching.estimator=per_sequence", "pool.trainers=1"]),
+        ("ddp", 2, ["algorithm=ddp", "batching.request=none", "pool.trainers=1", "pool.workers_per_trainer=null"]),
+        ("adaptive", 1, ["pool.trainers=1", "pool.workers_per_trainer=2"]),
     ):
         finish(small_run(here, name, *learning, *overrides, num_ranks=num_ranks), here)
         rows = metrics(here.folder / name)
@@ -131,8 +130,7 @@ def tools(here: Here) -> dict[str, float]:
     loss = float(evaluated.partition("validation loss ")[2].split(",")[0])
     assert abs(loss - saved["validation_loss"]) < 1e-3, f"{loss} instead of {saved['validation_loss']}"
     assert finish(tool("generate.py", "run", "the pool", "--tokens", "9"), here).output.startswith("the pool")
-    finish(tool("batches.py", "run"), here)
-    finish(tool("merges.py", "run"), here)
+    finish(tool("report.py", "run"), here)
     finish(tool("analyze_gradients.py", "run", "--sequences", "16", "--nproc-per-node", "1"), here)
     return {"validation_loss": saved["validation_loss"]}
 
@@ -143,7 +141,7 @@ CASES = [
     Case("a killed rank", killed_rank, alone=True),
     Case("a stopped rank", stopped_rank, 90, alone=True),
     Case("elastic restart", elastic_restart, 90),
-    Case("other algorithms and estimators", other_algorithms, 120),
+    Case("other algorithms", other_algorithms, 120),
     Case("labels", labels),
     Case("tools and the saved model", tools, 120),
 ]

@@ -1,40 +1,32 @@
-"""Runs the cases of a command, each in a process of its own: several at once, then those that need the device alone.
+"""The three commands: they run cases with pytest, several at once, then those that need the device alone.
 
-A case that hangs is ended at its time limit, with all that it has started; one that crashes ends alone. Processes are
-forked, for importing everything anew takes ten seconds and more; so this one must never start CUDA, nor compute.
+A case that hangs is ended at its time limit, with all that it has started; one that crashes ends alone.
 """
 
 import argparse
+import importlib
 import json
 import multiprocessing
 import os
-import re
-import signal
 import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkProcess
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TextIO
 
-import psutil
+import pytest
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from checkout import CASE, NVML_CHECK
-from common import machine, processes_with
+from checkout import NVML_CHECK
+from common import machine
 
-RESULT_FILE = "result.json"
-LEAST_SECONDS = 20.0
-"""With less time left no further case is begun."""
 AT_ONCE = max(1, min(4, (os.cpu_count() or 1) // 4))
 """Cases that run at the same time, of those that do not need the device alone."""
-FORK = multiprocessing.get_context("fork")
+ASKED = "ADLOCO_GPU_ASKED"
+"""In the environment of pytest's processes: what was asked for, as JSON."""
 
 
 class SkippedError(Exception):
@@ -87,16 +79,63 @@ class Result:
     reason: str = ""
     """Why it failed or was skipped; all that it printed is in output.log of its folder."""
 
+    def in_words(self) -> str:
+        """Its figures, or the first line of why there are none."""
+        figures = ", ".join(f"{name} = {value:.4g}" for name, value in self.figures.items())
+        return self.reason.partition("\n")[0][:300] or figures
 
-def main(command: str, cases: Sequence[Case]) -> None:
+
+@dataclass(frozen=True)
+class Asked:
+    """What a command's user asked for, as pytest's processes read it."""
+
+    modules: tuple[str, ...]
+    """In which lists called CASES are."""
+    device: str
+    only: tuple[str, ...]
+    """Texts of which the name of a case contains one."""
+    deadline: float
+    """In seconds since the epoch."""
+    out: Path
+    alone: bool = False
+    """Whether cases that need the device alone are run, or the others."""
+
+    @classmethod
+    def from_environment(cls) -> "Asked":
+        asked = json.loads(os.environ[ASKED])
+        return cls(**{**asked, "out": Path(asked["out"])})
+
+    def cases(self) -> list[Case]:
+        """Those that share the device begin with the longest."""
+        cases = [case for case in all_cases(self.modules, self.only) if case.alone == self.alone]
+        return cases if self.alone else sorted(cases, key=lambda case: -case.seconds)
+
+    def run(self, at_once: int) -> None:
+        """Let pytest run them, in processes of its own."""
+        if not self.cases():
+            return
+        os.environ[ASKED] = json.dumps({**asdict(self), "out": str(self.out)})
+        ini, file = (str(Path(__file__).with_name(name)) for name in ("pytest.ini", "test_cases.py"))
+        many = ("-n", str(at_once), "--dist", "load", "--maxschedchunk", "1")
+        pytest.main(["-c", ini, "-q", "-s", *(many if at_once > 1 else ("-p", "no:xdist")), file])
+
+
+def all_cases(modules: Sequence[str], only: Sequence[str]) -> list[Case]:
+    """The cases of these modules whose names contain one of the texts."""
+    cases = [case for module in modules for case in importlib.import_module(module).CASES]
+    return [case for case in cases if any(text in case.name for text in only)]
+
+
+def main(command: str, modules: Sequence[str]) -> None:
     """Run the cases that the command line asks for; ends the process: 1 if one failed, else 0, also without a GPU.
 
     Args:
         command: names the results.
+        modules: their lists `CASES` are run.
     """
     options = _parser(command).parse_args()
     if options.list:
-        print("\n".join(f"{case.name} ({case.seconds:.0f} s at most)" for case in cases))
+        print("\n".join(f"{case.name} ({case.seconds:.0f} s at most)" for case in all_cases(modules, [""])))
         return
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     os.environ["CUDA_VISIBLE_DEVICES"] = visible if options.device == "cuda" else ""
@@ -107,18 +146,21 @@ def main(command: str, cases: Sequence[Case]) -> None:
         return
     out = options.out or Path("runs") / f"{command}-{time.strftime('%Y-%m-%d-%H-%M-%S')}"
     out.mkdir(parents=True)
-    asked = [case for case in cases if any(text in case.name for text in options.only)]
-    with (out / "results.jsonl").open("w", encoding="utf-8") as file:
-        _add_line(file, {"machine": where, "device": options.device, "command": sys.argv})
-        results = []
-        for result in _run_all(asked, options.device, options.seconds, options.at_once, out.resolve()):
-            results.append(result)
-            _add_line(file, asdict(result))
-            print(f"{len(results)} of {len(asked)}: {result.name}: {result.status} after {result.seconds:.0f} s")
-            print(f"  {_reported(result)}", flush=True)
-    order = [case.name for case in asked]
-    _show(f"{command} on {where}", sorted(results, key=lambda result: order.index(result.name)), out)
-    sys.exit(any(result.status == "failed" for result in results))
+    results = out / "results.jsonl"
+    first_line = {"machine": where, "device": options.device, "command": sys.argv}
+    results.write_text(json.dumps(first_line) + "\n", encoding="utf-8")
+    for alone in (False, True):
+        asked = Asked(
+            tuple(modules), options.device, tuple(options.only), time.time() + options.seconds, out.resolve(), alone
+        )
+        start = time.time()
+        asked.run(1 if alone else max(1, options.at_once))
+        options.seconds -= time.time() - start
+    lines = results.read_text(encoding="utf-8").splitlines()[1:]
+    by_name = {result.name: result for result in (Result(**json.loads(line)) for line in lines)}
+    order = [case.name for case in all_cases(modules, options.only)]
+    _show(f"{command} on {where}", [by_name[name] for name in order if name in by_name], out)
+    sys.exit(any(result.status == "failed" for result in by_name.values()) or len(by_name) < len(order))
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
@@ -134,8 +176,9 @@ def _parser(command: str) -> argparse.ArgumentParser:
 
 def _gpu_and_machine() -> tuple[bool, str]:
     """Whether torch can use a GPU, and the machine in one line; asked in a process of its own, which may start CUDA."""
-    ours, theirs = FORK.Pipe(duplex=False)
-    process = FORK.Process(target=_send_gpu_and_machine, args=(theirs,))
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe(duplex=False)
+    process = fork.Process(target=_send_gpu_and_machine, args=(theirs,))
     process.start()
     theirs.close()
     try:
@@ -148,118 +191,13 @@ def _send_gpu_and_machine(pipe: Connection) -> None:
     pipe.send((torch.cuda.is_available(), machine()))
 
 
-def _run_here(case: Case, device: str, folder: Path) -> None:
-    """Run a case in this process, which was forked for it, and leave its result in its folder."""
-    os.setsid()
-    os.environ.update({CASE: case.name, **case.environment})
-    with (folder / "output.log").open("w", encoding="utf-8") as output:
-        os.dup2(output.fileno(), 1)
-        os.dup2(output.fileno(), 2)
-    start = time.monotonic()
-    figures: Mapping[str, float] = {}
-    status, reason = "passed", ""
-    try:
-        figures = case.run(Here(torch.device(device, 0), folder))
-    except SkippedError as skipped:
-        status, reason = "skipped", str(skipped)
-    except Exception as error:  # whatever it is
-        traceback.print_exc()
-        status, reason = "failed", f"{type(error).__name__}: {error}"
-    result = Result(case.name, status, round(time.monotonic() - start, 1), dict(figures), reason)
-    (folder / RESULT_FILE).write_text(json.dumps(asdict(result)), encoding="utf-8")
-    sys.stdout.flush()
-    os._exit(0)  # a thread or a process group that hangs has been judged already
-
-
-def _run_all(cases: Sequence[Case], device: str, seconds: float, at_once: int, out: Path) -> Iterator[Result]:
-    """The results as cases end: first of those that share the device, the longest first, then of the others."""
-    deadline = time.monotonic() + seconds
-    sharing = sorted((case for case in cases if not case.alone), key=lambda case: -case.seconds)
-    yield from _run_some(sharing, max(1, at_once), device, deadline, out)
-    yield from _run_some([case for case in cases if case.alone], 1, device, deadline, out)
-
-
-def _run_some(cases: Sequence[Case], at_once: int, device: str, deadline: float, out: Path) -> Iterator[Result]:
-    waiting, running = list(cases), list[_Running]()
-    try:
-        while waiting or running:
-            while waiting and len(running) < at_once:
-                case, now = waiting.pop(0), time.monotonic()
-                if deadline - now < LEAST_SECONDS:
-                    yield Result(case.name, "skipped", reason="not run: time")
-                else:
-                    running.append(_Running(case, device, deadline, out / re.sub(r"\W+", "-", case.name)))
-            until = min((one.end for one in running), default=0.0)
-            ended = wait([one.process.sentinel for one in running], max(0.0, until - time.monotonic()))
-            for one in list(running):
-                has_ended = one.process.sentinel in ended
-                if has_ended or time.monotonic() >= one.end:
-                    running.remove(one)
-                    yield one.result(has_ended)
-    finally:
-        for one in running:
-            one.kill()
-
-
-class _Running:
-    """A case in a process of its own."""
-
-    def __init__(self, case: Case, device: str, deadline: float, folder: Path) -> None:
-        folder.mkdir()
-        self._case, self._folder, self._start = case, folder, time.monotonic()
-        self.end = min(self._start + case.seconds, deadline)
-        """When its time is over."""
-        self.process: ForkProcess = FORK.Process(target=_run_here, args=(case, device, folder))
-        self.process.start()
-
-    def kill(self) -> None:
-        """End what is left of it: its session, and what has left that; those were started with its variable."""
-        assert self.process.pid is not None
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.kill()  # it may not have had its session yet
-        for left_over in processes_with(CASE, self._case.name):
-            with suppress(psutil.Error):
-                left_over.kill()
-        self.process.join()
-
-    def result(self, has_ended: bool) -> Result:
-        """What it left, or why there is nothing; it is over then."""
-        self.kill()
-        name, seconds = self._case.name, round(time.monotonic() - self._start, 1)
-        if (self._folder / RESULT_FILE).exists():
-            return Result(**json.loads((self._folder / RESULT_FILE).read_text(encoding="utf-8")))
-        if not has_ended and seconds < self._case.seconds:
-            return Result(name, "skipped", seconds, reason="not run to its end: time")
-        how = f"ended with code {self.process.exitcode}, without a result"
-        how = how if has_ended else f"still ran after {seconds:.0f} s"
-        line = _last_line(self._folder / "output.log")
-        return Result(name, "failed", seconds, reason=f"{how}; the last line: {line}")
-
-
-def _add_line(file: TextIO, content: Mapping[str, object]) -> None:
-    file.write(json.dumps(content) + "\n")
-    file.flush()
-
-
-def _last_line(file: Path) -> str:
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    return lines[-1] if lines else "none"
-
-
-def _reported(result: Result) -> str:
-    """Its figures, or the first line of why there are none."""
-    figures = ", ".join(f"{name} = {value:.4g}" for name, value in result.figures.items())
-    return result.reason.partition("\n")[0][:300] or figures
-
-
 def _show(title: str, results: Sequence[Result], out: Path) -> None:
     table = Table(title=title, title_justify="left")
     for column in ("case", "", "seconds", "figures, or why not"):
         table.add_column(column, overflow="fold")
     for result in results:
-        table.add_row(result.name, result.status, f"{result.seconds:.0f}", _reported(result), end_section=True)
+        table.add_row(result.name, result.status, f"{result.seconds:.0f}", result.in_words(), end_section=True)
     console = Console(width=None if sys.stdout.isatty() else 150, markup=False)
     console.print(table)
-    counts = {status: sum(one.status == status for one in results) for status in ("passed", "failed", "skipped")}
+    counts = {status: sum(result.status == status for result in results) for status in ("passed", "failed", "skipped")}
     console.print(", ".join(f"{count} {status}" for status, count in counts.items()), f"({out}/results.jsonl)")

@@ -4,7 +4,6 @@ from checkout import checkout_on_path
 
 if __name__ == "__main__":
     with checkout_on_path():
-        import cases_nccl
         from harness import main
 
-        main("gpu-nccl", cases_nccl.CASES)
+        main("gpu-nccl", ["cases_nccl"])

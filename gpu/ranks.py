@@ -22,21 +22,19 @@ from adloco_dist.round.steps import opening_report
 from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
 from flops import Work
 from harness import Here
-from helpers.support import train_small_pool
+from helpers.support import FOUR_TRAINERS, train_small_pool
 
 Array = npt.NDArray[np.floating[Any]]
 MANY = (
     "pool.trainers=3", "pool.workers_per_trainer=2", "merge=worst_with_worst", "merge.every_rounds=2",
-    "budget.rounds=5", "batching.request=norm_test", "batching.eta=0.7", "inner.lr=5e-3",
+    "budget=5rounds", "batching.request=norm_test", "batching.eta=0.7", "inner.lr=5e-3",
 )  # fmt: skip
 """Three trainers that merge twice, with batches that follow the gradients."""
 
 
 def cluster(here: Here, backend: Backend = Backend.gloo) -> ClusterSettings:
     """Ranks that share the device of the case."""
-    return ClusterSettings(
-        device=Device[here.device.type], backend=backend, threads_per_rank=1, control_seconds=60, outer_seconds=60
-    )
+    return ClusterSettings(device=Device[here.device.type], backend=backend, threads_per_rank=1, timeout_seconds=60)
 
 
 def largest_difference(mine: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> float:
@@ -60,13 +58,13 @@ def train_with(runtime: Runtime, slow_slots: bool, overrides: list[str]) -> dict
         slow_slots: so that streams which do not wait for each other where they should read what is not yet there.
     """
 
-    def slow_down(rank: LocalPool) -> None:
-        for number, slot in enumerate(rank.slots):
-            cycles = 2_000_000 * (len(rank.slots) - number)
-            if slow_slots and rank.runtime.device.type == "cuda":
+    def slow_down(pool: LocalPool) -> None:
+        for number, slot in enumerate(pool.slots):
+            cycles = 2_000_000 * (len(pool.slots) - number)
+            if slow_slots and pool.runtime.device.type == "cuda":
                 slot.flat_model.module.register_forward_pre_hook(lambda *_, cycles=cycles: torch.cuda._sleep(cycles))
 
-    return train_small_pool(runtime, *overrides, prepare=slow_down)
+    return train_small_pool(runtime, *FOUR_TRAINERS, *overrides, prepare=slow_down)
 
 
 def collectives(runtime: Runtime) -> dict[str, Array]:
@@ -117,11 +115,11 @@ def probed_capacity(runtime: Runtime, model: str, length: int, maximum: int, ove
 def regrouped(runtime: Runtime, model: str, length: int) -> dict[str, float]:
     """Seconds of this rank for a merge of two trainers, one on each of two ranks: the decision, and what follows."""
     more = ("model.compile=false", "pool.trainers=2", "merge.policy=worst_with_worst", "merge.every_rounds=1")
-    work = Work.of(model, length, 2, *more, "batching.capacity=1", "evaluation=final_only")
+    work = Work.of(model, length, 2, *more, "batching.capacity=1", "evaluation.every=null")
     layout = experiment_layout(work.settings, runtime.nodes)
-    rank = set_up_pool(work.settings, runtime, work.splits, work.objective, work.module, layout)
-    inputs = find_plan_inputs(rank, layout, Trajectory())
-    first, report = plan_round(work.settings, inputs, None, PoolReport()), opening_report(rank, layout, is_new=True)
+    pool = set_up_pool(work.settings, runtime, work.splits, work.objective, work.module, layout)
+    inputs = find_plan_inputs(pool, layout, Trajectory())
+    first, report = plan_round(work.settings, inputs, None, PoolReport()), opening_report(pool, layout, is_new=True)
     start = time.perf_counter()
     plan, _ = coordinate(
         runtime.control,
@@ -129,6 +127,6 @@ def regrouped(runtime: Runtime, model: str, length: int) -> dict[str, float]:
         lambda reports: plan_round(work.settings, inputs, first, pool_report(reports, first, 0)),
     )
     decided = time.perf_counter() - start
-    assert plan.regrouping, "nothing merged"
-    report = regroup(rank, layout, plan)
+    assert plan.merge, "nothing merged"
+    report = regroup(pool, layout, plan)
     return {"decision_s": decided, "regroup_s": report.seconds}

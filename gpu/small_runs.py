@@ -9,11 +9,11 @@ from pathlib import Path
 import psutil
 
 from harness import Here
-from helpers.commands import SMALL, Finished, errors, run, running, train_command
+from helpers.commands import FOUR_TRAINERS, SMALL, Finished, errors, run, running, train_command
 
 MAX_SECONDS = 60.0
 """For the other ranks to end."""
-ENDLESS = ("budget.rounds=100000",)
+ENDLESS = ("budget=100000rounds",)
 WORDS = [
     "the",
     "pool",
@@ -45,8 +45,8 @@ def write_corpus(folder: Path) -> Path:
 def small_run(here: Here, directory: str, *more: str, num_ranks: int = 1) -> list[str]:
     """The command of a run of three rounds, in fp32, on ranks that share the device."""
     data = ("data=text", f"data.train=[{write_corpus(here.folder)}]", "precision=fp32")
-    place = (f"cluster.device={here.device.type}", f"run.directory={directory}", "evaluation.every_rounds=1")
-    return train_command("--nproc-per-node", str(num_ranks), *SMALL, *data, *place, *more)
+    place = (f"cluster.device={here.device.type}", f"run.directory={directory}", "evaluation.every=1rounds")
+    return train_command("--nproc-per-node", str(num_ranks), *SMALL, *FOUR_TRAINERS, *data, *place, *more)
 
 
 def finish(command: list[str], here: Here, timeout_seconds: float = 120) -> Finished:

@@ -20,8 +20,8 @@ from adloco_dist.policy.report import InnerReport
 from adloco_dist.pool.slot import ComputeSlot
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.round.inner import InnerPhase
-from adloco_dist.testing.lone import lone_trainer
 from harness import Here
+from helpers.lone import lone_trainer
 
 LLAMA = (
     "model=nano", "model.overrides.hidden_size=256", "model.overrides.intermediate_size=512",

@@ -2,15 +2,10 @@
 
 from checkout import checkout_on_path
 
+MODULES = ("cases_kernels", "cases_pool", "cases_averages", "cases_library", "cases_runs", "cases_memory")
+
 if __name__ == "__main__":
     with checkout_on_path():
-        import cases_averages
-        import cases_kernels
-        import cases_library
-        import cases_memory
-        import cases_pool
-        import cases_runs
         from harness import main
 
-        modules = (cases_kernels, cases_pool, cases_averages, cases_library, cases_runs, cases_memory)
-        main("gpu-test", [case for module in modules for case in module.CASES])
+        main("gpu-test", MODULES)

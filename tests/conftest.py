@@ -9,12 +9,12 @@ import signal
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
 
-from adloco_dist.testing import hosts, images, slurm
-from helpers import browser
+from helpers import browser, hosts, images, slurm
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before anything asks CUDA, which looks once
 
@@ -44,6 +44,28 @@ OBSTACLES: dict[str, Callable[[], str | None]] = {
 @cache
 def obstacle(need: str) -> str | None:
     return OBSTACLES[need]()
+
+
+LONGEST_FIRST = (
+    "launch/test_image", "distributed/test_resume", "cluster/test_slurm", "launch/test_failures",
+    "cluster/test_elastic", "distributed/test_read_when", "launch/test_train", "launch/test_interrupted",
+    "cluster/test_sharded_hosts", "launch/test_report", "launch/test_corpora", "cluster/test_two_hosts",
+    "launch/test_guides", "distributed/test_regrouping", "launch/test_sweep", "distributed/test_sharded",
+)  # fmt: skip
+"""Files that take longest begin first, so that none of them is left over at the end. Those that wait (for an image, a
+cluster, a host that is lost) alternate with those that compute."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files in the order of LONGEST_FIRST, then those that start processes, then the others."""
+    folders = ("launch", "cluster", "distributed")
+
+    def place(item: pytest.Item) -> tuple[int, int]:
+        file = item.path.relative_to(Path(__file__).parent).with_suffix("").as_posix()
+        rank = LONGEST_FIRST.index(file) if file in LONGEST_FIRST else len(LONGEST_FIRST)
+        return rank, file.split("/")[0] not in folders
+
+    items.sort(key=place)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -13,7 +13,7 @@ EXAMPLES = ROOT / "examples"
 FEW = {
     "own_loop.py": ["--max-rounds", "2"],
     "noise_scale_ddp.py": ["--max-measurements", "2"],
-    "own_model.py": ["budget.rounds=2", "run.directory=run"],
+    "own_model.py": ["budget=2rounds", "run.directory=run"],
     "trainer.py": ["--max-rounds", "2"],
     "lora_slow_link.py": ["--max-rounds", "2"],
 }

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from adloco_dist import DiLoCo
-from adloco_dist.averaging.checks import checksum
+from adloco_dist.averaging.checks import MARK_ELEMENTS, checksum
 from adloco_dist.cluster.runtime import Runtime
 from helpers.plain import on_ranks
 
@@ -97,8 +97,9 @@ def test_adapters_alone_travel(done: list[dict[str, Any]]) -> None:
     num_elements = sum(adapter.numel() for adapter in one["adapters"].values())
     assert num_elements == 2 * 2 * 2 * 4 * 32  # layers, projections, A and B, rank, width
     for rank in (one, other):
-        # In a ring of two, as many bytes as the adapters have (they need no padding), and the number of workers.
-        assert rank["sent"] == 4 * (num_elements + 1)
+        # In a ring of two, as many bytes as the adapters have (they need no padding), the mark of the anchor, and the
+        # number of workers.
+        assert rank["sent"] == 4 * (num_elements + MARK_ELEMENTS + 1)
         assert rank["anchor"] == sorted(rank["adapters"])
         assert rank["norm"] > 0
     torch.testing.assert_close(one["adapters"], other["adapters"], rtol=0, atol=0)

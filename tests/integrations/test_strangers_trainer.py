@@ -22,7 +22,7 @@ pytestmark = pytest.mark.stranger
 def train(runtime: Runtime, folder: str, streaming: str, num_updates: int) -> dict[str, Any]:
     from adloco_dist.integrations.trainer import DiLoCoCallback
 
-    outer = OuterSGD(lr=0.5, momentum=0.0, nesterov=False)
+    outer = OuterSGD(lr=0.5, momentum=0.0)
     callback = DiLoCoCallback(updates_per_round=4, streaming=STREAMING[streaming], outer=outer)
     model = Model(seed=runtime.rank)
     new_trainer(runtime, folder, callback, model, num_updates).train()

@@ -7,7 +7,6 @@ line may tell a mistake, nothing of a library's insides may be seen, and nobody 
 import codecs
 import os
 import pty
-import random
 import re
 import select
 import shlex
@@ -16,29 +15,28 @@ import signal
 import socket
 import statistics
 import subprocess
-import tempfile
 import threading
 import time
-from collections import Counter
 from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
 
 import psutil
 
-from common import processes_with
-from survive_rim_case import CORPUS, DRIVER, GROUP, HANG_UP, HERE, PORT, RANK, TREE, Act, Case, train
-from survive_rim_cases import all_cases
+from chaos.rim_case import CORPUS, DRIVER, GROUP, HANG_UP, HERE, PORT, RANK, TREE, Act, Case, train
+from chaos.rim_corpora import corpus_cases
+from chaos.rim_files import file_cases
+from chaos.rim_mistakes import mistake_cases
+from chaos.rim_runs import run_cases
+from helpers.commands import environment, processes_with
 
-MARK = "SURVIVE_RIM"
+MARK = "CHAOS_RIM"
 """In the environment of a case's processes: its folder."""
 INSIDES = ("Traceback (most recent call last)", "frame #", "Exception raised from")
 GONE_SECONDS = 10.0
 """Within this after a command's end none of its processes is left."""
 END_CHARACTERS = 1500
 """Of an output, when a case is wrong."""
-OTHERS = ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "COLUMNS", "LINES", "WANDB_API_KEY", "OMP_NUM_THREADS")
-"""What a surrounding torchrun or terminal has set."""
 NO_HUB = {"HF_ENDPOINT": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1"}
 """So that no case depends on a network: connections to the hub are refused."""
 
@@ -46,7 +44,7 @@ NO_HUB = {"HF_ENDPOINT": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1"}
 class Running:
     """A command of a case, and what it has printed so far, with times."""
 
-    def __init__(self, case: Case, words: tuple[str, ...], folder: Path, environment: dict[str, str]) -> None:
+    def __init__(self, case: Case, words: tuple[str, ...], folder: Path, variables: dict[str, str]) -> None:
         if case.redirection:
             words = ("bash", "-c", f"{shlex.join(words)} {case.redirection}; exit ${{PIPESTATUS[0]}}")
         if case.is_terminal:
@@ -56,7 +54,7 @@ class Running:
             self._out, output = os.pipe()
         self.start = time.monotonic()
         self.process = subprocess.Popen(
-            words, cwd=folder, env=environment, stdin=output if case.is_terminal else subprocess.DEVNULL,
+            words, cwd=folder, env=variables, stdin=output if case.is_terminal else subprocess.DEVNULL,
             stdout=output, stderr=output, start_new_session=not case.is_terminal,
         )  # fmt: skip
         os.close(output)
@@ -87,9 +85,9 @@ class Running:
             os.killpg(self.process.pid, number)
             return
         process = psutil.Process(self.process.pid)
-        for one in [process, *(process.children(recursive=True) if act.whom == TREE else [])]:
+        for target in [process, *(process.children(recursive=True) if act.whom == TREE else [])]:
             with suppress(psutil.NoSuchProcess):
-                one.send_signal(number)
+                target.send_signal(number)
 
     def wait(self, seconds: float) -> bool:
         """Whether the command has ended within so many seconds of its start, and all its output is read."""
@@ -133,8 +131,7 @@ def try_case(case: Case, template: Path, folder: Path) -> tuple[list[str], list[
     for prepare in case.prepare:
         prepare(folder)
     before, mark = sorted(folder.rglob("*")), {MARK: str(folder)}
-    environment = {name: value for name, value in os.environ.items() if name not in OTHERS}
-    environment |= {**NO_HUB, "HF_HOME": str(template / "hub"), **mark, **case.environment}
+    variables = {**environment(), **NO_HUB, "HF_HOME": str(template / "hub"), **mark, **case.environment}
     problems = []
     with ExitStack() as stack:
         port = _free_port()
@@ -148,11 +145,11 @@ def try_case(case: Case, template: Path, folder: Path) -> tuple[list[str], list[
         running = []
         for words, where in commands:
             typed = tuple(word.replace(HERE, str(folder)).replace(PORT, str(port)) for word in words)
-            running.append(Running(case, typed, where, environment))
+            running.append(Running(case, typed, where, variables))
         for act in case.acts:
             running[0].act(act)
-        for one in running:
-            if not one.wait(case.limit_seconds):
+        for command in running:
+            if not command.wait(case.limit_seconds):
                 problems.append(f"did not end within {case.limit_seconds:g} s")
     left = psutil.wait_procs(processes_with(MARK, str(folder)), timeout=0 if problems else GONE_SECONDS)[1]
     for process in left:
@@ -160,9 +157,9 @@ def try_case(case: Case, template: Path, folder: Path) -> tuple[list[str], list[
             process.kill()
     if left and not problems:
         problems.append(f"{len(left)} of its processes were left")
-    for one in running:
-        one.wait(float("inf"))
-        problems += mistakes(case, one)
+    for command in running:
+        command.wait(float("inf"))
+        problems += mistakes(case, command)
     if case.is_refused and (after := sorted(folder.rglob("*"))) != before:
         changed = {str(path.relative_to(folder)) for path in {*after}.symmetric_difference(before)}
         problems.append(f"a refusal has made or removed {', '.join(sorted(changed))}")
@@ -194,53 +191,49 @@ def make_template(folder: Path) -> None:
     assert len(checkpoints) == 2, checkpoints
 
 
-def measure_rim(count: int, seed: int, named: str = "") -> dict[str, float]:
-    """Try `count` of the cases, drawn from the seed, and print every one that is wrong as it happens.
-
-    Args:
-        named: only cases whose names contain it.
-    """
-    cases = [case for case in all_cases() if named in case.name]
-    if count < len(cases):
-        cases = random.Random(seed).sample(cases, count)
-    seconds: dict[str, list[float]] = {DRIVER: [], RANK: []}
-    wrong = Counter[bool]()
-    silences = [0.0]
-    with tempfile.TemporaryDirectory(prefix="rim-") as name:
-        template = Path(name) / "template"
-        template.mkdir()
-        make_template(template)
-        for number, case in enumerate(cases):
-            folder = Path(name) / f"case{number}"
-            problems, running = try_case(case, template, folder)
-            wrong[bool(problems)] += 1
-            if problems:
-                _print_wrong(case, problems, running)
-            elif case.is_refused and case.by in seconds:
-                seconds[case.by] += [one.refused_seconds for one in running if one.refused_seconds is not None]
-            silences += [one.silent_seconds for one in running]
-            subprocess.run(["chmod", "-R", "u+w", folder], check=False)
-            shutil.rmtree(folder)
-    figures: dict[str, float] = {
-        "rim_tried": len(cases),
-        "rim_wrong": wrong[True],
-        "rim_silent_seconds_most": max(silences),
-    }
-    for who, of_who in seconds.items():
-        if of_who:
-            figures[f"refusal_{who}_seconds_most"] = max(of_who)
-            figures[f"refusal_{who}_seconds_median"] = statistics.median(of_who)
-    return figures
+def all_cases() -> list[Case]:
+    """Every case, in an order that does not change; names are unique."""
+    cases = [*mistake_cases(), *file_cases(), *corpus_cases(), *run_cases()]
+    names = [case.name for case in cases]
+    assert len({*names}) == len(names), sorted(name for name in names if names.count(name) > 1)
+    return cases
 
 
-def _print_wrong(case: Case, problems: list[str], running: list[Running]) -> None:
-    print(f"wrong: {case.name}: {'; '.join(problems)}")
-    for one in running:
-        args = one.process.args
-        print(f"  {shlex.join(map(str, args)) if isinstance(args, tuple) else args}")
-        seconds = one.reported_at[-1] - one.start
-        print(f"  ended with {one.process.returncode} after {seconds:.1f} s; the end of its output:")
-        print("".join(f"    {line}\n" for line in one.output[-END_CHARACTERS:].splitlines()), flush=True)
+class Tally:
+    """What became of the cases so far."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, list[float]] = {DRIVER: [], RANK: []}
+        self._tried, self._wrong, self._silence = 0, 0, 0.0
+
+    def add(self, case: Case, problems: list[str], running: list[Running]) -> None:
+        self._tried += 1
+        self._wrong += bool(problems)
+        self._silence = max(self._silence, *(command.silent_seconds for command in running))
+        if not problems and case.is_refused and case.by in self._seconds:
+            times = [command.refused_seconds for command in running]
+            self._seconds[case.by] += [seconds for seconds in times if seconds is not None]
+
+    def figures(self) -> dict[str, float]:
+        figures: dict[str, float] = {
+            "rim_tried": self._tried, "rim_wrong": self._wrong, "rim_silent_seconds_most": self._silence,
+        }  # fmt: skip
+        for who, seconds in self._seconds.items():
+            if seconds:
+                figures[f"refusal_{who}_seconds_most"] = max(seconds)
+                figures[f"refusal_{who}_seconds_median"] = statistics.median(seconds)
+        return figures
+
+
+def in_words(problems: list[str], running: list[Running]) -> str:
+    """What is wrong with a case, with its commands and the ends of their outputs."""
+    lines = ["; ".join(problems)]
+    for command in running:
+        args, seconds = command.process.args, command.reported_at[-1] - command.start
+        lines.append(f"  {shlex.join(map(str, args)) if isinstance(args, tuple) else args}")
+        lines.append(f"  ended with {command.process.returncode} after {seconds:.1f} s; the end of its output:")
+        lines += [f"    {line}" for line in command.output[-END_CHARACTERS:].splitlines()]
+    return "\n".join(lines)
 
 
 def _free_port() -> int:

@@ -13,7 +13,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -30,21 +29,20 @@ import adloco_dist.checkpoint.writer as writer
 import adloco_dist.launch.rank as launch
 import adloco_dist.round.coordinate as coordinate
 import adloco_dist.train as train
-from adloco_dist.checkpoint.parts import CHECKPOINTS_DIRECTORY
-from adloco_dist.checkpoint.retention import number_in
+from adloco_dist.checkpoint.files import CHECKPOINTS_DIRECTORY, number_in
 from adloco_dist.cluster.heartbeat import Heartbeat
 from adloco_dist.run.directory import is_finished
 from adloco_dist.run.manifest import MANIFEST_FILE
-from common import processes_with
+from helpers.commands import ROOT, processes_with, train_command
 
 ROUNDS, KILLS_PER_RUN = 36, 4
-COMMAND = (
-    sys.executable, str(Path(__file__).parents[1] / "launch" / "train.py"), "--nproc-per-node", "2",
-    "model=nano", "data.sequence_length=32", "algorithm=diloco", "pool.trainers=3", "pool.workers_per_trainer=2",
+COMMAND = train_command(
+    "--nproc-per-node", "2", "model=nano", "data.sequence_length=32", "algorithm=diloco",
+    "batching.request=norm_test", "pool.trainers=3", "pool.workers_per_trainer=2",
     "pool.placement=spread", "algorithm.updates_per_round=6", "batching.local_batch=2", "batching.max_batch=16",
-    "batching.capacity=64", "merge.every_rounds=12", "budget=rounds", f"budget.rounds={ROUNDS}",
-    "evaluation.every_rounds=3", "evaluation.every_fraction=null", "evaluation.sequences=8",
-    "evaluation.final_sequences=8", "checkpoint.every_rounds=1", "tracking=none", "run.report=false",
+    "batching.capacity=64", "merge.every_rounds=12", f"budget={ROUNDS}rounds",
+    "evaluation.every=3rounds", "evaluation.sequences=8",
+    "evaluation.final_sequences=8", "checkpoint.every=1rounds", "tracking=none", "run.report=false",
     "run.unfinished=resume",
     "run.directory=run",
 )  # fmt: skip
@@ -68,9 +66,9 @@ CALLS = (
 BACKGROUND = ("writing", "manifest", "prune")
 OF_RANK_0 = ("manifest", "prune", END + "model")
 PLACES = ("inner phase", "outer step", "report", *(place for _, _, place in CALLS if place))
-FOLDER, SHOT = "SURVIVE_KILLS_FOLDER", "SURVIVE_KILLS_SHOT"
+FOLDER, SHOT = "CHAOS_KILLS_FOLDER", "CHAOS_KILLS_SHOT"
 """In the environment of all processes of a start: its run's folder, and whom a rank shoots."""
-HOOK = 'import os\nif "RANK" in os.environ:\n    import survive_kills\n    survive_kills.Watch()\n'
+HOOK = 'import os\nif "RANK" in os.environ:\n    from chaos.kills import Watch\n    Watch()\n'
 
 
 @dataclass(frozen=True)
@@ -191,7 +189,7 @@ class Run:
         environment = {**os.environ, FOLDER: str(self.folder), "TMPDIR": str(self.folder)}
         if shot:
             (self.folder / "sitecustomize.py").write_text(HOOK)
-            paths = [str(self.folder), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+            paths = [str(self.folder), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
             environment |= {"PYTHONPATH": os.pathsep.join(filter(None, paths)), SHOT: json.dumps(vars(shot))}
         with (self.folder / "output").open("wb") as output:
             return subprocess.Popen(COMMAND, cwd=self.folder, env=environment, stdout=output, stderr=output,

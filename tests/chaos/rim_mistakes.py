@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from survive_rim_case import (
+from chaos.rim_case import (
     CORPUS,
     ENDED,
     FAILED,
@@ -21,7 +21,7 @@ from survive_rim_case import (
     train,
     write,
 )  # fmt: skip
-from survive_rim_files import unended
+from chaos.rim_files import unended
 
 ARGPARSE = (("--nope",), ("--nproc-per-node",), ("--nproc-per-node", "two"), ("--jobs", "x"), ("--join-timeout", "1.5"),
             ("--nnodes",), ("--max-restarts", "many"))  # fmt: skip
@@ -40,7 +40,7 @@ BY_DRIVER: tuple[tuple[tuple[str, ...], str], ...] = (
     (("inner.lrr=1",), "inner.lr"), (("inner.lr=",), "inner.lr"), (("inner.lr=much",), "inner.lr"), (("=1",), "=1"),
     (("inner",), "inner"), (("inner.lr=nan",), "inner.lr"), (("inner.lr=-1",), "inner.lr"), (("model=giant",), "giant"),
     (("batching.capacity=1e99",), "batching.capacity"), (("evaluation.sequences=0",), "evaluation.sequences"),
-    (("seed=99999999999999999999999",), "seed"), (("budget.rounds=0",), "budget.rounds"),
+    (("seed=99999999999999999999999",), "seed"), (("budget=0rounds",), "budget"),
     (("data.train=[",), "data.train"), (("pool.trainers=0",), "pool.trainers"),
     (("inner.lr=1\x1b[31m",), "inner.lr"), (("inner.lr=[bold]",), "inner.lr"),
     (("run.directory=file",), "run.directory=file"), (("run.directory=file/run",), "run.directory=file/run"),
@@ -101,8 +101,7 @@ def tools() -> Iterator[Case]:
         ("generate.py", ("run", "x", "--temperature", "-1"), "--temperature"),
         ("generate.py", ("run", "x", "--temperature", "nan"), "--temperature"),
         ("generate.py", ("run", "x", "--seed", "-1"), ""), ("generate.py", ("run", ""), ""),
-        ("batches.py", ("run", "--trainer", "9"), "--trainer=9"), ("batches.py", ("corpus.txt",), "corpus.txt"),
-        ("merges.py", ("corpus.txt",), "corpus.txt"), ("merges.py", ("/dev/null",), "/dev/null"),
+        ("report.py", ("corpus.txt",), "corpus.txt"), ("report.py", ("/dev/null",), "/dev/null"),
         ("analyze_gradients.py", ("run", "--batches", "1,x"), "--batches=1,x"),
         ("analyze_gradients.py", ("run", "--sequences", "0"), "--sequences"),
         ("analyze_gradients.py", ("run", "--batches", "99999999"), "--batches"),
@@ -141,14 +140,14 @@ def sweeps() -> Iterator[Case]:
         files = [Path(name).name for name in (first, second)]
         prepare = tuple(write(file, "".join(f"{number} is not {file}\n" for number in range(2000))) for file in files)
         for value in (f"[{first}],[{second}]", *(["a.txt,b.txt"] if first == "a.txt" else [])):
-            words = train("-m", f"data.train={value}", "budget.rounds=1", "hydra.sweep.dir=grid")
+            words = train("-m", f"data.train={value}", "budget=1rounds", "hydra.sweep.dir=grid")
             yield done(f"sweep over data.train={value}", words, "finished", *files, prepare=prepare, **grid)
-    words = train("-m", "seed=1,2", "--jobs", "2", "budget.rounds=1", "hydra.sweep.dir=grün [1] =x'")
+    words = train("-m", "seed=1,2", "--jobs", "2", "budget=1rounds", "hydra.sweep.dir=grün [1] =x'")
     yield done("a sweep in a folder with an odd name", words, "finished", leaves=("gr*/sweep.csv",))
     for what, arguments, detail in (
         ("comes to nothing", ("inner.lr=1e-3,1e30",), ("failed", "finished")),
-        ("is refused", ("pool.trainers=1,2", "merge=none", "budget.rounds=1"), ("failed", "finished")),
-        ("has no corpus", ("data.train=[corpus.txt],[nowhere.txt]", "budget.rounds=1"), ("failed", "nowhere.txt")),
+        ("is refused", ("pool.trainers=1,2", "merge=none", "budget=1rounds"), ("failed", "finished")),
+        ("has no corpus", ("data.train=[corpus.txt],[nowhere.txt]", "budget=1rounds"), ("failed", "nowhere.txt")),
     ):
         words = train("-m", *arguments, "hydra.sweep.dir=grid")
         yield Case(f"a sweep of which one run {what}", words, detail, codes=(FAILED,), **grid)
@@ -162,8 +161,8 @@ def numbers() -> Iterator[Case]:
     yield Case("inner.lr=1e30 with clipping", words, ("left out",), codes=(FAILED,))
     words = train("outer.lr=1e30", "run.directory=new")
     yield Case("outer.lr=1e30", words, codes=(ENDED, FAILED))  # norms keep what it makes of the weights finite
-    final = train("evaluation=final_only", "run.directory=new")
-    yield done("evaluation=final_only", final, "round 1 (", unreported=("round 0",), leaves=(MODEL,))
+    final = train("evaluation.every=null", "run.directory=new")
+    yield done("evaluation.every=null", final, "round 1 (", unreported=("round 0",), leaves=(MODEL,))
     moved = (unended, rename(CORPUS, "moved/other.txt"))
     resume = train("run.directory=run", "run.unfinished=resume", "data.train=[moved/other.txt]")
     yield done("the corpus was moved, then resume", resume, "resumes from", has_run=True, prepare=moved)

@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Iterator
 
-from survive_rim_case import HERE, MODEL, RANK, TOOL, Case, bare, done, make, refused, train, write
+from chaos.rim_case import HERE, MODEL, RANK, TOOL, Case, bare, done, make, refused, train, write
 
 ROWS = [json.dumps({"id": number, "text": f"{number * number} is the square of {number}"}) for number in range(600)]
 BROKEN = "\n".join([*ROWS[:150], '{"id": 150, "te', *ROWS[150:]]) + "\n"
@@ -29,7 +29,6 @@ DAMAGED: dict[str, tuple[str, bytes | str, str]] = {
     "UTF-16 in csv": ("rows.csv", "\n".join(CSV).encode("utf-16"), "rows.csv"),
 }  # fmt: skip
 """A file, and what of its place is reported."""
-LEFT_OUT = {"a null text": "data.nulls=skip", "a missing text": "data.nulls=skip"}
 KEPT = ("a broken JSON row", "an unclosed quote", "a truncated gzip", "a null text", "a missing text")
 """Of which something is left that can be trained on."""
 
@@ -47,14 +46,13 @@ def damaged_corpora() -> Iterator[Case]:
         settings = (f"data={of_format(file)}", f"data.train=[{file}]")
         prepare = (write(file, content),)
         yield refused(f"corpus: {what}", train(*settings), file, place, by=RANK, prepare=prepare)
-        left_out = LEFT_OUT.get(what, "data.damaged=skip")
-        words = (*settings, left_out)
+        words = (*settings, "data.damaged=skip")
         if what in KEPT:
             detail = (file, "left out" if what != "a truncated gzip" else "row")
             if number % 2:
                 yield done(f"check_data: {what}, left out", bare("check_data.py", *words), *detail, prepare=prepare)
             else:
-                ending = ("run.directory=new", "budget.rounds=1")
+                ending = ("run.directory=new", "budget=1rounds")
                 yield done(
                     f"corpus: {what}, left out", train(*words, *ending), *detail, prepare=prepare, leaves=(MODEL,)
                 )
@@ -89,7 +87,7 @@ def odd_files() -> Iterator[Case]:
         yield refused(f"check_data of a corpus that is {what}", check, place, by=TOOL, prepare=(prepare,))
     for what, content in (("binary garbage", GARBAGE * 3), ("UTF-16", LINES.encode("utf-16")),
                           ("a byte order mark", b"\xef\xbb\xbf" + LINES.encode())):  # fmt: skip
-        words = train("data.train=[odd.txt]", "run.directory=new", "budget.rounds=1")
+        words = train("data.train=[odd.txt]", "run.directory=new", "budget=1rounds")
         yield done(f"a corpus of bytes: {what}", words, prepare=(write("odd.txt", content),), leaves=(MODEL,))
 
 
@@ -102,14 +100,14 @@ def odd_names() -> Iterator[Case]:
         if number % 5:
             yield done(f"a corpus called {name!r}", bare("check_data.py", *settings), prepare=prepare)
         else:
-            words = train(*settings, "run.directory=new", "budget.rounds=1")
+            words = train(*settings, "run.directory=new", "budget=1rounds")
             yield done(f"a corpus called {name!r}, trained on", words, prepare=prepare, leaves=(MODEL,))
     for name in ("no [such.txt", "no'such.txt", "no=such,{.txt"):
         yield Case(f"no corpus called {name!r}", train(f"data.train=[{name}]"), ("such",))
     for name in ("a b", "grün", "k=v", "[1]", "it's"):
         model = f"{name}/model/model.safetensors".replace("[1]", "[[]1]")
         yield done(
-            f"a run directory called {name!r}", train(f"run.directory={name}", "budget.rounds=1"), name, leaves=(model,)
+            f"a run directory called {name!r}", train(f"run.directory={name}", "budget=1rounds"), name, leaves=(model,)
         )
 
     words, detail = train("run.directory=a,b"), 'run.directory="a,b"'

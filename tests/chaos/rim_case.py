@@ -1,6 +1,5 @@
 """What a clumsy or unlucky user does, as data: a command, what befalls it, and how it must end."""
 
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -8,7 +7,8 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
-LAUNCH = Path(__file__).parents[1] / "launch"
+from helpers.commands import tool
+
 HERE, PORT = "{here}", "{port}"
 """In the words of a command: the case's folder, and a port that is free when the case begins."""
 DRIVER, RANK, TOOL, NOBODY = "driver", "rank", "tool", "nobody"
@@ -20,13 +20,14 @@ CORPUS = "corpus.txt"
 """Is there in every case."""
 SMALL = (
     "--nproc-per-node", "2", "model=nano", "data=text", f"data.train=[{CORPUS}]", "data.sequence_length=32",
-    "algorithm=diloco", "pool.trainers=2", "pool.workers_per_trainer=1", "merge.every_rounds=2",
+    "algorithm=diloco", "batching.request=norm_test",
+    "pool.trainers=2", "pool.workers_per_trainer=1", "merge.every_rounds=2",
     "algorithm.updates_per_round=2", "batching.local_batch=2", "batching.max_batch=8", "batching.capacity=64",
-    "budget=rounds", "budget.rounds=8", "evaluation.sequences=8", "evaluation.final_sequences=8",
-    "checkpoint.every_rounds=1", "tracking=none", "run.report=false", "cluster.device=cpu",
+    "budget=8rounds", "evaluation.sequences=8", "evaluation.final_sequences=8",
+    "checkpoint.every=1rounds", "tracking=none", "run.report=false", "cluster.device=cpu",
 )  # fmt: skip
 """Ten seconds of training, most of them the start; what comes later on a command line counts."""
-ENDLESS = ("budget.rounds=1000000", "evaluation.every_rounds=1", "run.directory=new")
+ENDLESS = ("budget=1000000rounds", "evaluation.every=1rounds", "run.directory=new")
 """Rounds that are evaluated are reported, each of them."""
 MODEL = "new/model/model.safetensors"
 ENDED, REFUSED, FAILED, STOPPED = 0, 2, 1, 75
@@ -91,7 +92,7 @@ def train(*arguments: str) -> tuple[str, ...]:
 
 def bare(script: str, *arguments: str) -> tuple[str, ...]:
     """A command of launch/ with nothing but `arguments`."""
-    return (sys.executable, str(LAUNCH / script), *arguments)
+    return tuple(tool(script, *arguments))
 
 
 def refused(name: str, words: tuple[str, ...], *detail: str, by: str = DRIVER, **more: Any) -> Case:

@@ -16,24 +16,24 @@ from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config.compose import compose
 from adloco_dist.data.corpora import load_corpus
 from adloco_dist.objective.language import LanguageObjective
-from adloco_dist.policy.checkpoints import CheckpointId
 from adloco_dist.policy.layout import experiment_layout
-from adloco_dist.policy.plan import PoolReport
+from adloco_dist.policy.plan import CheckpointId, PoolReport
 from adloco_dist.policy.planning import plan_round
 from adloco_dist.policy.replay import Trajectory
-from adloco_dist.policy.report import MergeReport, RankReport
+from adloco_dist.policy.report import RankReport
+from adloco_dist.round.steps import begin_round
 from adloco_dist.run.journal import Journal, MetricsFile, RunFile
 from adloco_dist.run.manifest import digest_of
 from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
-from adloco_dist.testing.processes import run_ranks
 from adloco_dist.train import run_round
+from helpers.processes import run_ranks
 
 ROUNDS_PER_CHECKPOINT = 5
 PAIRS_PER_START = 6
 SETTINGS = (
     "model=tiny", "algorithm=diloco", "algorithm.updates_per_round=20", "pool.trainers=2",
     "pool.workers_per_trainer=1", "merge=none", "batching.local_batch=4", "batching.request=none",
-    "batching.capacity=1024", "data.sequence_length=128", "budget=rounds", "budget.rounds=1000",
+    "batching.capacity=1024", "data.sequence_length=128", "budget=1000rounds",
     "inner.schedule=constant", "cluster.device=cpu",
 )  # fmt: skip
 
@@ -59,10 +59,12 @@ def measure_on_rank(runtime: Runtime, folder: str, pairs: int) -> dict[str, list
             runtime.control.exchange({})
             start = time.perf_counter()
             if mark:
-                checkpoints.save(pool, mark, plan, PoolReport(), 0.0, MergeReport())
+                checkpoints.save(pool, mark, plan, PoolReport(), 0.0)
                 taken["blocked"].append(time.perf_counter() - start)
             for _ in range(ROUNDS_PER_CHECKPOINT):
-                run_round(pool, replace(plan, round=next(numbers)), RankReport(runtime.rank), {}, StopRequest())
+                planned, report = replace(plan, round=next(numbers)), RankReport(runtime.rank)
+                begin_round(pool, None, planned, report)
+                run_round(pool, planned, report, StopRequest())
             runtime.control.exchange({})
             seconds = time.perf_counter() - start
             assert not writer.is_busy, "the writing took longer than five rounds"

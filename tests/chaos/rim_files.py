@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from adloco_dist.run.manifest import digest_of, read_manifest, write_manifest
-from survive_rim_case import ENDED, FAILED, RANK, REFUSED, TOOL, Case, Prepare, bare, done, rename, train
+from chaos.rim_case import ENDED, FAILED, RANK, REFUSED, TOOL, Case, Prepare, bare, done, rename, train
+from helpers.records import edited_json
 
 Content = Callable[[bytes], bytes | None]
 """What becomes of a file; None: a folder in its place."""
@@ -19,21 +20,8 @@ def to(content: bytes) -> Content:
 
 
 def edited(**fields: Any) -> Content:
-    """Of JSON: other values, by their paths with two underscores between; `KeyError`: no value."""
-
-    def change(content: bytes) -> bytes:
-        value = json.loads(content)
-        for path, new in fields.items():
-            holder, (*above, key) = value, path.split("__")
-            for name in above:
-                holder = holder[name]
-            if new is KeyError:
-                del holder[key]
-            else:
-                holder[key] = new
-        return json.dumps(value).encode()
-
-    return change
+    """Of JSON: other values, as `edited_json` takes them."""
+    return lambda content: edited_json(content, fields)
 
 
 def folder_of(_: bytes) -> None:
@@ -102,17 +90,15 @@ EVALUATE = "evaluate"
 TOOLS: dict[str, tuple[tuple[str, ...], str]] = {
     EVALUATE: (bare("evaluate.py", "run", "--sequences", "8"), TOOL),
     "generate": (bare("generate.py", "run", "12 is", "--tokens", "3"), TOOL),
-    "batches": (bare("batches.py", "run"), TOOL),
-    "merges": (bare("merges.py", "run"), TOOL),
     "analyze_gradients": (bare("analyze_gradients.py", "run", "--sequences", "8", "--batches", "1,2"), RANK),
     "replay": (train("batching.request=replay", "batching.replay=run", "run.directory=new"), RANK),
     "warm start of the run": (train("model=pretrained", "model.warm_start=run", "run.directory=new"), RANK),
     "warm start of its model": (train("model=pretrained", "model.warm_start=run/model", "run.directory=new"), RANK),
     "resume": (train("run.directory=run", "run.unfinished=resume"), RANK),
-    "sweep": (train("-m", "run.stop_file=run,other", "hydra.sweep.dir=."), TOOL),
+    "sweep": (train("-m", "seed=0,1", "hydra.sweep.dir=."), TOOL),
 }
 """The command, and who refuses. A sweep finds the run under the name that the run has as its point."""
-POINT = "run.stop_file=run"
+POINT = "seed=0"
 
 RUN_FILE = {
     "empty": to(b""), "a list": to(b"[]"), "null": to(b"null"), "an empty object": to(b"{}"), "a number": to(b"7"),
@@ -145,16 +131,14 @@ TOKENIZER = {"garbage": to(b"\x00garbage"), "an empty object": to(b"{}"), "empty
 WHOLE_RUN = ("evaluate", "generate", "analyze_gradients")
 OF_MODEL = ("evaluate", "generate", "warm start of the run", "analyze_gradients", "warm start of its model")
 READERS: dict[str, tuple[dict[str, Content], tuple[str, ...], int]] = {
-    "run.json": (RUN_FILE, (*WHOLE_RUN, "merges", "resume", "sweep"), 2),
-    "metrics.jsonl": (METRICS, ("batches", "merges", "replay", "resume"), 2),
+    "run.json": (RUN_FILE, (*WHOLE_RUN, "resume", "sweep"), 2),
+    "metrics.jsonl": (METRICS, ("replay", "resume"), 2),
     "model/config.json": (CONFIG, OF_MODEL, 2),
     "model/model.safetensors": (WEIGHTS, OF_MODEL, 2),
     "model/tokenizer.json": (TOKENIZER, ("generate",), 1),
     "model/tokenizer_config.json": (TOKENIZER, ("generate",), 1),
 }
 """Of each file: its damages, who reads it, and how many of them meet each damage, in turn."""
-WITHOUT_RESULT = ("empty", "a list", "null", "a number", "cut", "invalid", "zeros", "nested", "a folder")
-"""No JSON object, so no result: the one thing that merges.py takes from there."""
 UNSIGNED = ", without the digests"
 """Of the model, as another program would have written it."""
 GOES_ON = {
@@ -182,8 +166,6 @@ def of_file(file: str, what: str, content: Content, tool: str) -> Case:
         return Case(name, words, (), codes=codes, has_run=True, prepare=steps, leaves=("run/model/model.safetensors",))
     if what in GOES_ON.get(file, ()):
         return done(name, words, "passed over", has_run=True, prepare=(prepare,))
-    if file == "run.json" and tool == "merges" and not what.startswith(WITHOUT_RESULT):
-        return Case(name, words, (), codes=(ENDED, REFUSED), has_run=True, prepare=(prepare,))
     return Case(name, words, detail, by=by, has_run=True, prepare=(prepare,))
 
 
@@ -238,7 +220,7 @@ def file_cases() -> Iterator[Case]:
             yield Case(
                 f"{tool} of a run whose {file} is missing", words, ("model",), by=by, has_run=True, prepare=prepare
             )
-    for tool in ("evaluate", "batches", "merges", "analyze_gradients", "replay", "warm start of the run", "generate"):
+    for tool in ("evaluate", "analyze_gradients", "replay", "warm start of the run", "generate"):
         words, by = TOOLS[tool]
         yield Case(f"{tool} of a folder that does not exist", words, ("run",), by=by)
     yield from of_checkpoints()

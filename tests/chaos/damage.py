@@ -18,9 +18,8 @@ from pathlib import Path
 
 import torch
 
-from adloco_dist.checkpoint.parts import CHECKPOINTS_DIRECTORY
+from adloco_dist.checkpoint.files import CHECKPOINTS_DIRECTORY, number_in
 from adloco_dist.checkpoint.resume import fresh_domains, resumed
-from adloco_dist.checkpoint.retention import number_in
 from adloco_dist.checkpoint.saving import Checkpoints
 from adloco_dist.checkpoint.writer import CheckpointWriter
 from adloco_dist.cluster.runtime import Place, Runtime, join_store, started
@@ -37,10 +36,11 @@ from adloco_dist.train import train
 UPDATES = 4
 OVERRIDES = (
     "model=nano", "model.overrides.hidden_size=16", "model.overrides.intermediate_size=16",
-    "model.overrides.num_hidden_layers=1", "data.sequence_length=32", "algorithm=diloco", "pool.trainers=2",
+    "model.overrides.num_hidden_layers=1", "data.sequence_length=32", "algorithm=diloco", "batching.request=norm_test",
+    "pool.trainers=2",
     "pool.workers_per_trainer=2", f"algorithm.updates_per_round={UPDATES}", "batching.local_batch=2",
-    "batching.capacity=16", "budget=rounds", "budget.rounds=100", "merge=none", "evaluation=final_only",
-    "checkpoint.every_rounds=1", "checkpoint.keep_last=2", "run.unfinished=resume", "tracking=none", "run.report=false",
+    "batching.capacity=16", "budget=100rounds", "merge=none", "evaluation.every=null",
+    "checkpoint.every=1rounds", "checkpoint.keep_last=2", "run.unfinished=resume", "tracking=none", "run.report=false",
 )  # fmt: skip
 WHOLE_ROUNDS = 3
 BLOCK_BYTES = 64

@@ -5,26 +5,25 @@ import re
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from adloco_dist.testing.hosts import Host, hosts, why_unavailable
+from helpers.commands import train_command
+from helpers.hosts import Host, hosts
 
-ROOT = Path(__file__).resolve().parent.parent
 PORT = 29517
 EVERY_ROUNDS = 1
-REPORTED = ("evaluation.every_rounds=1", "evaluation.every_fraction=null", "evaluation.sequences=8")
+REPORTED = ("evaluation.every=1rounds", "evaluation.sequences=8")
 """What is evaluated is printed, and what is printed says how far a job is."""
 SETTINGS = (
     "model=nano", "algorithm=diloco", "pool.trainers=2", "pool.workers_per_trainer=3", "data.sequence_length=64",
-    "batching.request=none", "merge=none", "algorithm.updates_per_round=20", "budget=rounds", "budget.rounds=100000",
+    "batching.request=none", "merge=none", "algorithm.updates_per_round=20", "budget=100000rounds",
     "inner.schedule=constant", *REPORTED, "evaluation.final_sequences=16", "tracking=none", "run.report=false",
     "cluster.threads_per_rank=1", "run.directory=run", "run.unfinished=resume",
-    f"checkpoint.every_rounds={EVERY_ROUNDS}",
+    f"checkpoint.every={EVERY_ROUNDS}rounds",
 )  # fmt: skip
 PATIENCE_SECONDS = 180.0
 CUT_SECONDS = (5, 10, 15, 20, 30, 40)
@@ -49,7 +48,7 @@ class Job:
         (self.folder / host.name).mkdir(exist_ok=True)
         options = ("--nnodes", f"1:{len(self.nodes)}", "--nproc-per-node", "1", "--max-restarts", "200")
         place = ("--rdzv-endpoint", f"{self.nodes[0].name}:{PORT}", "--local-addr", host.address)
-        command = [sys.executable, str(ROOT / "launch" / "train.py"), *options, *place, *self.settings]
+        command = train_command(*options, *place, *self.settings)
         with self.output(host).open("a") as output:
             self.processes[host.name] = host.start(command, output, cwd=self.folder / host.name)
 
@@ -196,19 +195,3 @@ def cut_links(count: int) -> dict[str, float]:
         "links_cut_return_seconds": statistics.median(taken),
         "links_cut_return_seconds_most": max(taken),
     }
-
-
-def measure_nodes() -> dict[str, float]:
-    """Hosts lost; nothing where hosts cannot be made."""
-    if reason := why_unavailable():
-        print(f"node loss: not measured, {reason}")
-        return {}
-    return lose_hosts()
-
-
-def measure_links(count: int) -> dict[str, float]:
-    """Links cut; nothing where hosts cannot be made."""
-    if reason := why_unavailable():
-        print(f"links: not measured, {reason}")
-        return {}
-    return cut_links(count)

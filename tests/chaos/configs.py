@@ -31,11 +31,11 @@ from adloco_dist.run.journal import Journal, MetricsFile
 from adloco_dist.setup.agreement import compare_settings, prepare
 from adloco_dist.setup.parts import NamedParts
 from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
-from adloco_dist.testing.processes import run_ranks
-from adloco_dist.testing.records import KeptRecords
 from adloco_dist.train import train
-from survive_commands import Start, starts
-from survive_values import RECORDED, SHAPES
+from chaos.random_commands import Start, starts
+from chaos.values import RECORDED, SHAPES
+from helpers.processes import run_ranks
+from helpers.records import KeptRecords
 
 # --- on ranks
 
@@ -124,7 +124,9 @@ def attempt(start: Start, directory: Path, run: str = "run") -> tuple[str, str]:
         return FAILED, f"not finite: {', '.join(first.not_finite)}"
     if first.rounds:
         return TRAINED, f"{first.rounds} round(s)"
-    return OVER if "budget=seconds" in start.overrides else FAILED, "ended without a round"
+    return OVER if any(
+        override.endswith("seconds") for override in start.overrides if override.startswith("budget=")
+    ) else FAILED, "ended without a round"
 
 
 def write_files(directory: Path) -> None:
@@ -145,9 +147,10 @@ def write_files(directory: Path) -> None:
     for trainers, (run, rounds) in RECORDED.items():
         (directory / run).mkdir()
         overrides = ["model=causal", "model.architecture=llama", *shape, "data=text", "data.train=[words.txt]",
-                     "data.sequence_length=16", "algorithm=diloco", "algorithm.updates_per_round=1",
+                     "data.sequence_length=16", "algorithm=diloco", "batching.request=norm_test",
+                     "algorithm.updates_per_round=1",
                      f"pool.trainers={trainers}", "pool.workers_per_trainer=1", "merge.every_rounds=1",
-                     "budget=rounds", f"budget.rounds={rounds}"]  # fmt: skip
+                     f"budget={rounds}rounds"]  # fmt: skip
         ending, detail = attempt(Start((0,), tuple(overrides)), directory, run)
         assert ending == TRAINED, detail
 

@@ -1,14 +1,11 @@
 """What befalls a command while it runs: signals, waits in vain, strangers, screens that are full, closed or gone."""
 
-import socket
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from itertools import product
 from signal import SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGSTOP, SIGTERM, SIGUSR1, SIGUSR2
 from typing import Any
 
-from survive_rim_case import (
+from chaos.rim_case import (
     CORPUS,
     ENDED,
     ENDLESS,
@@ -31,6 +28,7 @@ from survive_rim_case import (
     train,
     write,
 )  # fmt: skip
+from helpers.commands import foreign_program
 
 CHECKPOINT = "new/checkpoints/*/manifest.json"
 NODES = ("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-endpoint", f"localhost:{PORT}", "--local-addr", "localhost")
@@ -52,13 +50,13 @@ def stop_cases() -> Iterator[Case]:
     yield stopped("a second Ctrl-C", train(*ENDLESS), "stop", acts=again)
     yield stopped("Ctrl-C thrice", train(*ENDLESS), "stop", acts=(*again, Act(SIGINT, 0.05, GROUP)))
     yield stopped("Ctrl-\\", train(*ENDLESS), "stopped at once", acts=(Act(SIGQUIT, "round 2 ", GROUP),))
-    nohup = ("nohup", *train("run.directory=new", "budget.rounds=40"))
+    nohup = ("nohup", *train("run.directory=new", "budget=40rounds"))
     yield done("nohup and SIGHUP to the group", nohup, leaves=(MODEL,), acts=(Act(SIGHUP, "round 2 ", GROUP),))
     yield stopped("the terminal is closed", train(*ENDLESS), is_terminal=True, leaves=(CHECKPOINT,),
                   acts=(Act(HANG_UP, 12.0),))  # fmt: skip
     yield stopped("Ctrl-C on a terminal", train(*ENDLESS), "run.unfinished=resume", is_terminal=True,
                   leaves=(CHECKPOINT,), acts=(Act(SIGINT, 12.0, GROUP),))  # fmt: skip
-    for tool, seconds in product(("evaluate.py", "batches.py", "merges.py", "analyze_gradients.py"), (0.5, 2.0)):
+    for tool, seconds in product(("evaluate.py", "report.py", "analyze_gradients.py"), (0.5, 2.0)):
         act = Act(SIGINT, seconds, GROUP)
         words = bare(tool, "run")
         yield Case(f"Ctrl-C of {tool} after {seconds} s", words, codes=(ENDED, STOPPED), has_run=True, acts=(act,))
@@ -66,7 +64,7 @@ def stop_cases() -> Iterator[Case]:
     yield Case("Ctrl-C of check_data.py", words, codes=(ENDED, STOPPED), acts=(Act(SIGINT, 2.5, GROUP),))
     words = bare("tokenize_corpus.py", "out", "data=python_stdlib", "--processes", "2")
     yield Case("Ctrl-C of tokenize_corpus.py", words, codes=(ENDED, STOPPED), acts=(Act(SIGINT, 4.0, GROUP),))
-    sweep = train("-m", "seed=1,2", "hydra.sweep.dir=grid", "budget.rounds=1000000")
+    sweep = train("-m", "seed=1,2", "hydra.sweep.dir=grid", "budget=1000000rounds")
     for number, seconds in product((SIGINT, SIGTERM, SIGHUP), (0.0, 1.5, 8.0)):
         act = Act(number, "sweep of", GROUP, seconds)
         detail = ("stopped", "stopping") if seconds else ()
@@ -75,36 +73,13 @@ def stop_cases() -> Iterator[Case]:
     twice = (Act(SIGINT, "sweep of", GROUP, 4.0), Act(SIGINT, 0.3, GROUP))
     yield stopped("Ctrl-C of a sweep, twice", sweep, "stopped", unreported=("failed",), acts=twice)
     freeze = (Act(SIGSTOP, "round 2 ", TREE), Act(SIGCONT, 8.0, TREE))
-    words = train("run.directory=new", "budget.rounds=60", "cluster.silence_seconds=3")
+    words = train("run.directory=new", "budget=60rounds", "cluster.silence_seconds=3")
     yield done("everything stands still for 8 s", words, leaves=(MODEL,), acts=freeze)
     twice = (*freeze, Act(SIGSTOP, 1.0, TREE), Act(SIGCONT, 8.0, TREE))
     yield done("everything stands still twice", words, leaves=(MODEL,), acts=twice)
 
 
 # --- nodes
-
-
-@contextmanager
-def stranger(port: int, answer: bytes | None) -> Iterator[None]:
-    """A program that listens on `port`, and answers or closes at once; None: says nothing, and never closes."""
-    with socket.create_server(("localhost", port)) as server:
-        held: list[socket.socket] = []
-
-        def serve() -> None:
-            with suppress(OSError):  # closed: the case is over
-                while True:
-                    connection, _ = server.accept()
-                    if answer is None:
-                        held.append(connection)
-                        continue
-                    with connection, suppress(OSError):
-                        connection.sendall(answer)
-
-        threading.Thread(target=serve, daemon=True).start()
-        yield
-        server.shutdown(socket.SHUT_RDWR)
-        for connection in held:
-            connection.close()
 
 
 def node_cases() -> Iterator[Case]:
@@ -134,7 +109,7 @@ def node_cases() -> Iterator[Case]:
     for what, answer in answers.items():
 
         def beside(port: int, answer: bytes | None = answer) -> Any:
-            return stranger(port, answer)
+            return foreign_program(port, answer)
 
         detail = ("--rdzv-endpoint", "another program listens there")
         yield Case(f"{STRANGER}: {what}", train(*NODES), detail, by=NOBODY, beside=beside, limit_seconds=60)
@@ -151,7 +126,7 @@ def node_cases() -> Iterator[Case]:
     yield refused("two nodes with other corpora", small, "corpus", by=RANK, second=small,
                   prepare=(write(f"second/{CORPUS}", "other text\n" * 3000),))  # fmt: skip
     yield refused("one of two nodes without the corpus", small, CORPUS, by=RANK, second=small)
-    words = train(*NODES, "run.directory=new", "budget.rounds=1")
+    words = train(*NODES, "run.directory=new", "budget=1rounds")
     yield done("two nodes that agree", words, "ended", second=words, prepare=(same_corpus,), leaves=(MODEL,))
     yield refused("a mistake on one of two nodes", train(*NODES, "batching.request=replay", "batching.replay=nowhere"),
                   "nowhere", by=RANK, second=train(*NODES, "batching.request=replay", "batching.replay=nowhere"),
@@ -177,8 +152,8 @@ def screen_cases() -> Iterator[Case]:
             f"train {screen}", train("run.directory=new"), redirection=screen, leaves=(MODEL, "new/run.json"), **quiet
         )
     tools = {
-        "evaluate": bare("evaluate.py", "run", "--sequences", "8"), "batches": bare("batches.py", "run"),
-        "merges": bare("merges.py", "run"), "check_data": bare("check_data.py", "data=text", f"data.train=[{CORPUS}]"),
+        "evaluate": bare("evaluate.py", "run", "--sequences", "8"), "report": bare("report.py", "run"),
+        "check_data": bare("check_data.py", "data=text", f"data.train=[{CORPUS}]"),
         "--print-config": train("--print-config"), "--dry-run": train("--dry-run"),
         "generate": bare("generate.py", "run", "1", "--tokens", "3"), "--help": bare("train.py", "--help"),
         "analyze_gradients": bare("analyze_gradients.py", "run", "--sequences", "8", "--batches", "1,2"),
@@ -190,7 +165,7 @@ def screen_cases() -> Iterator[Case]:
         yield Case(f"{tool} > /dev/full", words, detail, codes=codes, redirection="> /dev/full", **more)
         yield Case(f"{tool} | head -1", words, codes=(ENDED,), redirection="| head -1", **more)
         yield Case(f"{tool} >&-", words, codes=(ENDED, FAILED), redirection=">&-", **more)
-    sweep = train("-m", "seed=1,2", "hydra.sweep.dir=grid", "budget.rounds=1")
+    sweep = train("-m", "seed=1,2", "hydra.sweep.dir=grid", "budget=1rounds")
     for screen in ("> /dev/full", ">&- 2>&-"):
         yield Case(f"a sweep {screen}", sweep, codes=(ENDED, FAILED), redirection=screen, **quiet,
                    leaves=("grid/sweep.csv", "grid/seed=2/model/model.safetensors"))  # fmt: skip
@@ -203,7 +178,7 @@ def screen_cases() -> Iterator[Case]:
     }  # fmt: skip
     for number, (look, environment) in enumerate(looks.items()):
         for is_terminal in (False, True):
-            yield done(f"train with {look}{', terminal' * is_terminal}", train("run.directory=grün", "budget.rounds=1"),
+            yield done(f"train with {look}{', terminal' * is_terminal}", train("run.directory=grün", "budget=1rounds"),
                        environment=environment, is_terminal=is_terminal, leaves=("gr*n/model",))  # fmt: skip
         names = list(tools)[:4]
         for tool in (names[number % 4], names[(number + 1) % 4]):
