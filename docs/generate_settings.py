@@ -1,7 +1,7 @@
 """Write docs/settings.md from the dataclasses of adloco_dist.config: `make docs`.
 
-Types, and when a setting is read, come from the annotations, texts from the string below each field, and defaults from
-what launch/train.py composes when it is started without settings.
+Types, defaults and when a setting is read come from the fields, texts from the string below each. A run that is started
+without settings has these defaults; conf/ holds what its choices change.
 """
 
 import ast
@@ -18,15 +18,14 @@ import yaml
 
 from adloco_dist.config import Settings
 from adloco_dist.config.compose import CONFIG_MODULE, compose, flatten, to_plain
-from adloco_dist.config.read_when import ReadWhen, alternatives_of
+from adloco_dist.config.marks import ReadWhen, marks_of, ranges_of
 
 PAGE = Path(__file__).with_name("settings.md")
 HEADER = """\
 # Settings
 
-This page lists every setting of the launcher with its type and its default. `make docs` generates it: types, meanings
-and when a setting is read come from the dataclasses in `src/adloco_dist/config`, defaults from what `conf/` makes of
-them in a run that is started as `python launch/train.py`.
+This page lists every setting of the launcher with its type and its default. `make docs` generates it from the
+dataclasses in `src/adloco_dist/config`; edit those instead.
 
 A setting is given on the command line as `section.name=value`; a group choice such as `algorithm=adloco` or
 `experiment=paper` sets several settings at once ([choices](guide/start.md#choose-settings)).
@@ -38,14 +37,16 @@ run says so in its first lines and in its log, `--dry-run` does as well, and a s
 ALGORITHMS = """\
 ## What `algorithm` changes
 
-A choice of `algorithm` sets more than the averaging. These are all settings in which the choices differ, in runs that
-are started with nothing else. What the command line gives comes before them.
+A choice of `algorithm` sets more than the averaging. `adloco` is the default itself. `diloco` is DiLoCo as published
+(arXiv 2311.08105), `localsgd` the same with plain averages of the weights, `ddp` the same with averages of the
+gradients at every update. These are all settings in which the choices differ, in runs that are started with nothing
+else. What the command line gives comes before them.
 """
 
 
 def reference() -> str:
     """The whole page as Markdown."""
-    settings = compose([])
+    settings = Settings()
     sections = [_section("Top level", Settings, to_plain(settings))]
     for field in fields(settings):
         value = getattr(settings, field.name)
@@ -71,15 +72,21 @@ def _algorithms() -> str:
 
 def _section(title: str, section: type, defaults: dict[str, Any], intro: str = "") -> str:
     prefix = "" if section is Settings else f"{title}."
-    texts, read = dict(_field_texts(section)), alternatives_of(section)
+    texts, read = dict(_field_texts(section)), marks_of(section, ReadWhen)
     rows = [
         f"| `{prefix}{name}` | {_type_text(kind)} | `{_value_text(defaults[name])}` "
-        f"| {_cell(texts.get(name, ''))}{_read_text(read.get(name, ()))} |"
+        f"| {_cell(texts.get(name, ''))}{_range_text(section, name)}{_read_text(read.get(name, ()))} |"
         for name, kind in get_type_hints(section).items()
         if not is_dataclass(kind)
     ]
     lines = [f"## {title}", "", *([intro, ""] if intro else []), "| setting | type | default | meaning |"]
     return "\n".join([*lines, "|---|---|---|---|", *rows, ""])
+
+
+def _range_text(section: type, name: str) -> str:
+    """Which numbers a setting may be; nothing where it may be any of its type."""
+    _, rule = ranges_of(section).get(name, (None, ""))
+    return f" {rule.capitalize()}." if rule else ""
 
 
 def _read_text(alternatives: tuple[ReadWhen, ...]) -> str:
