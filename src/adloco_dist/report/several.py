@@ -3,12 +3,11 @@
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import altair as alt
 import numpy as np
 
-from adloco_dist.report.figures import ROWS, Chart, Curve, Figure, Point, curve_figure, curve_points, size
+from adloco_dist.report.figures import Chart, Curve, Figure, Point, curve_figure, new_chart
 from adloco_dist.report.history import Values
 from adloco_dist.report.one import shown
 from adloco_dist.report.page import Page, Section, Table
@@ -29,14 +28,6 @@ MAX_SETTINGS = 6
 
 Runs = Mapping[str, Source]
 """Several runs by names that tell them apart, in the order in which they were named."""
-
-
-class Reached(NamedTuple):
-    """What had passed when a run had come to a loss."""
-
-    tokens: float
-    bytes: float
-    seconds: float
 
 
 def page_of_several(sources: Sequence[Source], wanted_loss: float | None = None) -> Page:
@@ -78,12 +69,12 @@ def _curves(runs: Runs) -> Iterator[Figure | None]:
     ):
         name = "validation" if column == "validation_loss" else column
         chart = Chart(name, title, caption, y, is_stepped=y != "loss")
-        drawn: list[Point] = []
+        curves: list[Curve] = []
         for run, source in runs.items():
             history = source.history
             of_rounds = (history.highest if chart.is_stepped else history.lowest)(history.values(column))
-            drawn += curve_points(history.axes, [Curve(run, of_rounds, np.arange(len(of_rounds)))], y)
-        yield curve_figure(chart, drawn, "run", list(runs))
+            curves.append(Curve(run, history.axes, of_rounds))
+        yield curve_figure(chart, curves, "run")
 
 
 def _validation(source: Source) -> tuple[np.ndarray, Values]:
@@ -101,14 +92,15 @@ def _final(source: Source) -> float | None:
     return float(losses[-1]) if len(losses) else None
 
 
-def reached(source: Source, loss: float) -> Reached | None:
-    """What had passed when a run's best trainer was first evaluated at this loss or below; None: it never was."""
+def reached(source: Source, loss: float) -> dict[str, float] | None:
+    """What had passed when a run's best trainer was first evaluated at this loss or below, by the names of AXES;
+    None: it never was.
+    """
     places, losses = _validation(source)
     places_below = np.flatnonzero(losses <= loss)
     if not len(places_below):
         return None
-    axes, place = source.history.axes, places[places_below[0]]
-    return Reached(*(float(axes[name][place]) for name in ("tokens", "bytes", "seconds")))
+    return {name: float(values[places[places_below[0]]]) for name, values in source.history.axes.items()}
 
 
 def _results(runs: Runs, keys: Sequence[str]) -> Table:
@@ -144,8 +136,9 @@ def _costs(runs: Runs, loss: float) -> Table:
         if cost is None:
             rows.append((name, "not reached", "", "", ""))
         else:
-            ratio = f"{cost.seconds / first.seconds:.3f}" if first and first.seconds else ""
-            rows.append((name, f"{cost.tokens:,.0f}", in_bytes(cost.bytes), duration(cost.seconds), ratio))
+            seconds = cost["seconds"]
+            ratio = f"{seconds / first['seconds']:.3f}" if first and first["seconds"] else ""
+            rows.append((name, f"{cost['tokens']:,.0f}", in_bytes(cost["bytes"]), duration(seconds), ratio))
     head = ("run", "tokens", "bytes", "time", "time, over the first's")
     return Table(f"What it took to a validation loss of {loss:.4f}", head, rows)
 
@@ -166,16 +159,15 @@ def _heat_map(runs: Runs, keys: Sequence[str]) -> Figure | None:
         for (first, second), losses in cells.items()
     ]
     firsts, seconds = (sorted(set(values), key=_ascending) for values in zip(*cells, strict=True))
-    base = alt.Chart(alt.NamedData(ROWS)).encode(
+    base = new_chart(max(90, CELL * len(seconds))).encode(
         x=alt.X("first:N", title=keys[0], axis=alt.Axis(labelAngle=0), sort=firsts),
         y=alt.Y("second:N", title=keys[1], sort=seconds),
         tooltip=["first:N", "second:N", "loss:Q", "runs:Q"],
     )
     map_ = base.mark_rect().encode(color=alt.Color("loss:Q", title="loss", scale=alt.Scale(scheme="viridis")))
     text = base.mark_text(color="white", fontWeight="bold").encode(text=alt.Text("loss:Q", format=".3f"))
-    layers = alt.layer(map_, text).properties(**size(max(90, CELL * len(seconds))))
     caption = "Final validation loss; where runs differ in seeds, too, a mean over them."
-    return Figure("heat_map", f"{keys[0]} and {keys[1]}", caption, layers, drawn)
+    return Figure("heat_map", f"{keys[0]} and {keys[1]}", caption, alt.layer(map_, text), drawn)
 
 
 def _ascending(value: str) -> tuple[bool, float, str]:

@@ -76,10 +76,7 @@ class RoundProfiler:
 
 
 def _write_trace(done: profile, path: Path) -> None:
-    """
-    Raises:
-        OSError: there is no room for it, or no such folder; nothing is left of it then.
-    """
+    """Write a trace; raises an OSError, and leaves nothing, if there is no room for it or no such folder."""
     plain = path.with_suffix("")
     try:
         done.export_chrome_trace(str(plain))

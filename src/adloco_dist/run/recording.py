@@ -7,7 +7,6 @@ from operator import add
 from typing import Any
 
 from adloco_dist.config import Settings
-from adloco_dist.policy.batch import BatchPlan
 from adloco_dist.policy.evaluation import Evaluation
 from adloco_dist.policy.layout import ranks_of_seat
 from adloco_dist.policy.plan import RoundPlan
@@ -57,7 +56,7 @@ def _row(settings: Settings, plan: RoundPlan | None, trainer: int, shares: Share
     bytes_sent = _by_key([share.bytes_sent for share in reports], sum)
     bytes_sent["control"] = sum(_control_bytes(rank, trainer) for rank, _ in shares)
     evaluation = evaluated(shares)
-    trained = _trained(settings, plan, plan.batches[trainer], trainer, shares) if plan else {}
+    trained = _trained(settings, plan, trainer, shares) if plan else {}
     return TrainerRow(
         round=plan.round + 1 if plan else 0,
         trainer=trainer,
@@ -71,13 +70,14 @@ def _row(settings: Settings, plan: RoundPlan | None, trainer: int, shares: Share
     )
 
 
-def _trained(settings: Settings, plan: RoundPlan, batch: BatchPlan, trainer: int, shares: Shares) -> dict[str, Any]:
+def _trained(settings: Settings, plan: RoundPlan, trainer: int, shares: Shares) -> dict[str, Any]:
     """The fields of a round: what was trained, and why the batch was what it was."""
-    reports, size, sequences = [share for _, share in shares], settings.pool.ranks_per_worker, plan.sequences(trainer)
+    reports, size = [share for _, share in shares], settings.pool.ranks_per_worker
+    batch, sequences = plan.batches[trainer], plan.sequences(trainer)
     worker_updates = [plan.updates_of(trainer, worker) for worker in range(plan.layout.num_workers(trainer))]
     capacity = smallest_capacity(rank.capacity for rank, _ in shares)
     passes = -(-batch.local_batch // (capacity or batch.local_batch))
-    notes = [f"rank {rank.rank}: {note}" for rank, share in shares for note in share.inner.notes]
+    notes = [f"rank {size * seat.rank}: {note}" for seat, share in shares for note in share.inner.notes]
     return {
         "plan": shares[0][0].plan_digest,
         "updates": plan.updates,

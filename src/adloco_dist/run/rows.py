@@ -119,7 +119,8 @@ def parse_rows(content: bytes) -> tuple[list[TrainerRow], list[str]]:
     """
     rows: list[TrainerRow] = []
     problems: list[str] = []
-    for number, line in enumerate(content.split(b"\n")[: -1 if content.endswith(b"\n") else None], start=1):
+    lines = content.removesuffix(b"\n").split(b"\n") if content else []
+    for number, line in enumerate(lines, start=1):
         try:
             rows.append(_decode_row(line))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -131,10 +132,8 @@ def parse_rows(content: bytes) -> tuple[list[TrainerRow], list[str]]:
 
 
 def _unusual_row(line: bytes) -> TrainerRow:
-    """A row with null for an infinite request in a merge, or with numbers that JSON does not know.
-
-    Raises:
-        ValueError: it is no row.
+    """A row with null for an infinite request in a merge, or with numbers that JSON does not know; raises a ValueError
+    if it is no row.
     """
     value = decode_json(line)
     with suppress(AttributeError, LookupError, TypeError):  # without a merge, or with something else in its place

@@ -57,10 +57,7 @@ class Tracker(Protocol):
 
 
 def check_trackers(tracking: TrackingSettings) -> None:
-    """
-    Raises:
-        SettingsError: W&B is to be online and nobody is logged in there, or a package is missing.
-    """
+    """Raise a SettingsError if W&B is to be online and nobody is logged in there, or a package is missing."""
     rule = "the package tensorboard is not installed; pip install tensorboard, or leave it out"
     is_there = not tracking.tensorboard or find_spec("tensorboard") is not None
     require(is_there, "tracking.tensorboard", tracking.tensorboard, rule)

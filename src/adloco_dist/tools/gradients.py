@@ -24,7 +24,6 @@ from adloco_dist.data.tokens import TextTable
 from adloco_dist.messages import Json
 from adloco_dist.noise.statistics import ratio
 from adloco_dist.objective.protocol import Objective
-from adloco_dist.pool.arithmetic import set_up_arithmetic
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.gradient import accumulate_gradient, mean_gradient
 from adloco_dist.round.evaluate import BATCH
@@ -116,12 +115,10 @@ def analyze_run(runtime: Runtime, options: AnalysisOptions) -> None:
             numbers that do not fit it, no place for the files, or a gradient with which nothing can be compared.
     """
     output = options.output or options.run / "gradients"
-    subject: Subject | None = None
     with runtime.control.agreed():
         subject = _load(options, runtime.device, runtime.nodes.count(runtime.nodes[runtime.rank]))
         if runtime.rank == 0:
             check_place("--output", output)
-    assert subject is not None
     subject.flat_model.module.eval()
     # Integers, whose sum does not depend on its order; alignment makes the weights whole 64-bit words.
     bits = int(subject.flat_model.initial_weights().view(torch.int64).sum())
@@ -157,7 +154,7 @@ def _load(options: AnalysisOptions, device: torch.device, sharers: int) -> Subje
     """Load what is analysed on one of `sharers` ranks of this node, and refuse whatever it alone can refuse."""
     for name, value in (("--sequences", options.sequences), ("--pass", options.micro_batch_size)):
         require(value is None or value >= 1, name, value, "must be >= 1")
-    run = open_finished(options.run, NUM_VECTORS, sharers)
+    run = open_finished(options.run, device, NUM_VECTORS, sharers)
     settings, splits = run.settings, run.splits
     rule = f"{splits.source} cannot be read in any order; leave it out for the validation split"
     require(options.split != "train" or splits.table is not None, "--split", options.split, rule)
@@ -168,10 +165,8 @@ def _load(options: AnalysisOptions, device: torch.device, sharers: int) -> Subje
     require(count <= table.num_sequences, "--sequences", count, f"the {split} split has {table.num_sequences}")
     largest = max(options.batches or (1,))
     require(largest <= count, "--batches", largest, f"{count} sequences are looked at; take more (--sequences)")
-    set_up_arithmetic(settings, device)
-    flat_model = FlatModel(run.module, device, settings.precision)
     ids = np.arange(count) * table.num_sequences // count  # spread evenly
-    return Subject(settings, flat_model, run.objective, split, table, ids, options.micro_batch_size or BATCH)
+    return Subject(settings, run.flat_model, run.objective, split, table, ids, options.micro_batch_size or BATCH)
 
 
 def full_gradient(subject: Subject, control: ControlPlane, group: Group | None) -> FullGradient:

@@ -13,7 +13,7 @@ import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -32,6 +32,8 @@ from adloco_dist.data.encoding import Tokens, load_encoder, train_tokenizer
 from adloco_dist.data.hub import prefer_cache_without_hub
 from adloco_dist.data.text_files import TextFiles
 from adloco_dist.data.token_files import Manifest, TokenFile, max_id
+from adloco_dist.messages import decode, decode_json, encode
+from adloco_dist.run.manifest import write_content
 from adloco_dist.terminal import new_console, reported_wait, show
 from adloco_dist.text import one_line
 
@@ -197,9 +199,7 @@ def tokenize_unit(
             pending = [whole[len(whole) // shard_tokens * shard_tokens :]]
     if sum(map(len, pending)):
         files.append(_write(folder, unit, len(files), np.concatenate(pending)))
-    draft = folder / f".{unit.name}.draft"
-    draft.write_text(json.dumps([asdict(file) for file in files]), encoding="utf-8")
-    draft.rename(folder / f".{unit.name}.json")
+    write_content(folder / f".{unit.name}.json", json.dumps(encode(files)).encode())
     return files, source.take_notes(), encoder.counts
 
 
@@ -215,9 +215,8 @@ def _write(folder: Path, unit: Unit, number: int, tokens: Tokens) -> TokenFile:
 def _finished(folder: Path, unit: Unit) -> list[TokenFile] | None:
     """The files of a unit that an earlier command has finished."""
     try:
-        note = (folder / f".{unit.name}.json").read_text(encoding="utf-8")
-        files = [TokenFile(**file) for file in json.loads(note)]
-    except (OSError, ValueError, TypeError):
+        files = decode(list[TokenFile], decode_json((folder / f".{unit.name}.json").read_bytes()))
+    except (OSError, ValueError):
         return None
     return files if all((folder / file.name).exists() for file in files) else None
 
