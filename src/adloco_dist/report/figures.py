@@ -96,13 +96,9 @@ class Curve:
             for axis, ends in self.axes.items()
         }
         fixed = {"series": self.series, "kind": self.kind} if self.kind else {"series": self.series}
-        return points(fixed, {**columns, y: self.values[chosen]})
-
-
-def points(fixed: Mapping[str, str], columns: Mapping[str, Values]) -> list[Point]:
-    """A point for each row of some columns."""
-    rows = zip(*map(rounded, columns.values()), strict=True)
-    return [{**fixed, **dict(zip(columns, row, strict=True))} for row in rows]
+        columns[y] = self.values[chosen]
+        rows = zip(*map(rounded, columns.values()), strict=True)
+        return [{**fixed, **dict(zip(columns, row, strict=True))} for row in rows]
 
 
 def kept(values: Values) -> Numbers:

@@ -24,7 +24,7 @@ AXES = {
 }
 """What curves are drawn against, by the name in the data, with what the axis is called."""
 REQUEST = "the request itself"
-"""What made a batch that no bound changed."""
+"""Stands for the bound of a batch that no bound changed."""
 SHARED_STEPS = frozenset({"control", "merge", "checkpoint"})
 """Steps of a rank that concern all its trainers: each trainer's row has their whole time."""
 
@@ -162,10 +162,12 @@ class History:
 def read_history(path: Path, earlier: History | None = None) -> History:
     """The rows of metrics.jsonl, as far as its lines are whole: those that were read `earlier`, and what follows them.
 
+    All of it is read again if it has become shorter, as in a run that has begun again.
+
     Raises:
         OSError: it cannot be read.
     """
-    known = earlier or History()
+    known = earlier if earlier and earlier.num_bytes <= path.stat().st_size else History()
     with path.open("rb") as file:
         file.seek(known.num_bytes)
         content = file.read()

@@ -135,9 +135,10 @@ def _notes(source: Source) -> Table:
 
 
 def _configuration(source: Source) -> Iterator[Table]:
-    yield Table("Settings that differ from the default", (), [(key, shown(one)) for key, one in source.changed.items()])
-    whole = [(name, shown(value)) for name, value in source.settings.items()]
-    yield Table("All settings", (), whole, is_folded=True)
+    changed = [(name, shown(value)) for name, value in source.changed.items()]
+    yield Table("Settings that differ from the default", (), changed)
+    settings = [(name, shown(value)) for name, value in source.settings.items()]
+    yield Table("All settings", (), settings, is_folded=True)
     facts = {name: source.facts.get(name) for name in ("arithmetic", "script")}
     versions = source.facts.get("versions", {}) | {name: value for name, value in facts.items() if value}
     yield Table("Versions", (), [(name, str(value)) for name, value in versions.items()], is_folded=True)

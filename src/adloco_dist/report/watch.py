@@ -100,7 +100,7 @@ class Watched:
 
     def _renew(self) -> None:
         start = time.thread_time()
-        self._source = source = self._source.read_on()
+        self._source = source = read_source(self._source.directory, self._source.history)
         version = f"{source.history.num_bytes} {source.state}"
         if version != self._version:
             page = page_of(source)

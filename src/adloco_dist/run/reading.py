@@ -129,9 +129,9 @@ def read_rows(setting: str, source: str) -> list[TrainerRow]:
         remedy = f"name a run directory, or its {METRICS_FILE}"
         raise SettingsError(f"{setting}={source}: {path} cannot be read; {remedy}") from error
     if not rows:
-        detail = problems[0] if problems else "it is empty"
-        raise SettingsError(f"{setting}={source}: holds no record of a round ({detail}); name a run's {METRICS_FILE}")
+        problem = problems[0] if problems else "it is empty"
+        raise SettingsError(f"{setting}={source}: holds no record of a round ({problem}); name a run's {METRICS_FILE}")
     if problems:
-        detail = f"{len(problems)} of {len(rows) + len(problems)} lines are no records and are left out"
-        report_error(f"note: {setting}={source}: {detail}, the first of them {problems[0]}")
+        count = f"{len(problems)} of {len(rows) + len(problems)} lines are no records and are left out"
+        report_error(f"note: {setting}={source}: {count}, the first of them {problems[0]}")
     return rows

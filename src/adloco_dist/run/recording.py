@@ -25,8 +25,8 @@ def round_rows(
 
     Args:
         plan: that of the round that the reports are about; None for the state before training.
-        reports: of all seats; of a seat of several ranks, figures that are a rank's are under its lowest.
         next_plan: what was decided from the reports: it holds the statistics smoothed over this round.
+        reports: those of all seats; figures of a seat of several ranks are under its lowest rank.
     """
     by_trainer, size = shares_by_trainer(reports), settings.pool.ranks_per_worker
     rows = [_row(settings, plan, trainer, by_trainer[trainer]) for trainer in sorted(by_trainer)]
@@ -43,7 +43,7 @@ def round_rows(
             row.statistics = asdict(statistics) if statistics else None
             if (batch := next_plan.batches.get(row.trainer)) and (smoothed := batch.smoothed.statistics):
                 row.smoothed, row.noise_scale = asdict(smoothed), smoothed.noise_scale
-    if plan:  # what a rank notes is of no trainer more than of another
+    if plan:  # a rank's own notes belong to no trainer in particular
         rows[0].notes += [f"rank {size * seat.rank}: {note}" for seat in reports for note in seat.notes]
     return rows
 
@@ -140,6 +140,6 @@ def _by_key(parts: Sequence[Mapping[str, Any]], combine: Any) -> dict[str, Any]:
 
 def _control_bytes(report: RankReport, trainer: int) -> int:
     """A rank's control bytes, dealt evenly to the trainers on it; the parts add up exactly."""
-    placed, whole = sorted(report.trainers), report.control_bytes_sent
-    place, num_parts = placed.index(trainer), len(placed)
-    return whole * (place + 1) // num_parts - whole * place // num_parts
+    trainers, num_bytes = sorted(report.trainers), report.control_bytes_sent
+    place = trainers.index(trainer)
+    return num_bytes * (place + 1) // len(trainers) - num_bytes * place // len(trainers)

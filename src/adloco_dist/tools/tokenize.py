@@ -46,7 +46,7 @@ TOKENIZER = "tokenizer"
 
 @dataclass(frozen=True)
 class Unit:
-    """What one process makes token files of at one time."""
+    """A unit of work, which one process turns into token files."""
 
     name: str
     files: tuple[str, ...]
@@ -151,15 +151,17 @@ def _tokenize_split(
     left = [unit for unit in units if done[unit.name] is None]
     num_processes, context = min(options.processes, max(1, len(left))), multiprocessing.get_context("spawn")
     processes = ProcessPoolExecutor(num_processes, context, begin_in_pool, (os.getpid(),))
-    with _progress() as progress, processes as pool:
+    bar, tokens_column = (BarColumn(), MofNCompleteColumn()), "{task.fields[tokens]} tokens"
+    columns = ("{task.description}", *bar, tokens_column, TimeElapsedColumn(), "left", TimeRemainingColumn())
+    with Progress(*columns, console=new_console(stderr=True)) as progress, processes as pool:
         task = progress.add_task(split, total=len(units), completed=len(units) - len(left), tokens="0")
         with signals_held([signal.SIGINT]):  # processes that still import would show where they were
             jobs = {pool.submit(tokenize_unit, folder, unit, source, data, options.shard_tokens): unit for unit in left}
         tokens, printed = 0, set()
         try:
             for job in as_completed(jobs):
-                files, skipped, found = job.result()
-                encoder.counts.update(found)
+                files, skipped, counts = job.result()
+                encoder.counts.update(counts)
                 done[jobs[job].name] = files
                 tokens += sum(file.num_tokens for file in files)
                 progress.update(task, advance=1, tokens=f"{tokens:,}")
@@ -178,15 +180,21 @@ def _tokenize_split(
         vocabulary.tokenizer.save_pretrained(options.out / TOKENIZER)
     Manifest(files, f"../{TOKENIZER}", vocabulary.size, made_of).write(folder)
     total = sum(file.num_tokens for file in files)
-    whole = f"{folder}: {total:,} tokens in {len(files)} file(s), vocabulary of {vocabulary.size:,}"
-    return "\n".join([whole, *(f"note: {note}" for note in encoder.take_notes())])
+    line = f"{folder}: {total:,} tokens in {len(files)} file(s), vocabulary of {vocabulary.size:,}"
+    return "\n".join([line, *(f"note: {note}" for note in encoder.take_notes())])
 
 
 def tokenize_unit(
     folder: Path, unit: Unit, source: Source, data: DataSettings, shard_tokens: int
 ) -> tuple[list[TokenFile], list[str], Counter[int]]:
-    """Write a unit's token files, and last a note of them; what was skipped of damaged files, and found in texts, too;
-    raises a SettingsError where a file cannot be read to its end."""
+    """Write a unit's token files, and last a note of them, which says that the unit is done.
+
+    Returns:
+        The files, what was skipped of damaged ones, and what the encoder counted in texts.
+
+    Raises:
+        SettingsError: a file cannot be read to its end.
+    """
     encoder, files = load_encoder(data), []
     pending: list[Tokens] = []
     documents = _documents(source, unit)
@@ -248,9 +256,3 @@ def _made_of(data: DataSettings, units: Sequence[Unit], encoder: str, shard_toke
         "shard_tokens": shard_tokens,
         "units": [[*(sizes[file] for file in unit.files), unit.index, unit.stride] for unit in units],
     }
-
-
-def _progress() -> Progress:
-    shown, times = ("{task.description}", BarColumn(), MofNCompleteColumn()), (TimeElapsedColumn(), "left")
-    tokens, console = "{task.fields[tokens]} tokens", new_console(stderr=True)
-    return Progress(*shown, tokens, *times, TimeRemainingColumn(), console=console)

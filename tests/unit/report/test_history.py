@@ -88,11 +88,11 @@ def test_reading_on_sees_what_was_written_since_and_a_run_that_began_again(tmp_p
     source = read_source(directory)
     with (directory / "metrics.jsonl").open("a") as file:
         file.write(line(row(2, validation_loss=1.5)))
-    source = source.read_on()
+    source = read_source(directory, source.history)
     assert source.history.rounds.tolist() == [0, 1, 2]
     assert source.history.values("validation_loss")[-1] == 1.5
     written(directory, line(row(5)))
-    assert source.read_on().history.rounds.tolist() == [5]
+    assert read_source(directory, source.history).history.rounds.tolist() == [5]
 
 
 def test_what_is_no_run_is_one_line(tmp_path: Path) -> None:
