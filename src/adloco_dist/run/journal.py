@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """Something that takes a run's records: a file, a terminal, the process of a tracker."""
+    """Something that takes a run's records: a file, a terminal, a tracker."""
 
     def write(self, rows: Sequence[TrainerRow]) -> None:
         """Take one round's records, one for each trainer."""
