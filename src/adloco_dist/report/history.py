@@ -143,6 +143,13 @@ class History:
         return -self.highest(-values)
 
     @cached_property
+    def best_validation(self) -> tuple[Numbers, Values]:
+        """The validation loss of the best trainer, where any was evaluated: the rounds' places, and the losses."""
+        lowest = self.lowest(self.values("validation_loss"))
+        places = np.flatnonzero(np.isfinite(lowest))
+        return places, lowest[places]
+
+    @cached_property
     def merges(self) -> list[tuple[TrainerRow, Merge]]:
         """The rows of trainers that have just taken in others, with these merges."""
         return [(row, row.merge) for row in self.rows if row.merge]

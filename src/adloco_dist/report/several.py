@@ -8,7 +8,6 @@ import altair as alt
 import numpy as np
 
 from adloco_dist.report.figures import Chart, Curve, Figure, Point, curve_figure, new_chart
-from adloco_dist.report.history import Values
 from adloco_dist.report.one import shown
 from adloco_dist.report.page import Page, Section, Table
 from adloco_dist.report.pool import UNKNOWN, loss_in_words
@@ -41,7 +40,7 @@ def page_of_several(sources: Sequence[Source], wanted_loss: float | None = None)
         if not name.startswith(OF_PLACE) and len({shown(source.settings.get(name)) for source in sources}) > 1
     ]
     tables = [_results(runs, differing[:MAX_SETTINGS])]
-    lowest = [losses.min() for _, losses in map(_validation, sources) if len(losses)]
+    lowest = [losses.min() for source in sources if len(losses := source.history.best_validation[1])]
     if wanted_loss is not None or len(lowest) == len(sources):
         tables.append(_costs(runs, float(max(lowest)) if wanted_loss is None else wanted_loss))
     rows = [(name, *(shown(source.settings.get(name)) for source in sources)) for name in differing]
@@ -77,18 +76,11 @@ def _curves(runs: Runs) -> Iterator[Figure | None]:
         yield curve_figure(chart, curves, "run")
 
 
-def _validation(source: Source) -> tuple[np.ndarray, Values]:
-    """The validation loss of the best trainer, where any was evaluated: the rounds' places, and the losses."""
-    lowest = source.history.lowest(source.history.values("validation_loss"))
-    places = np.flatnonzero(np.isfinite(lowest))
-    return places, lowest[places]
-
-
 def _final(source: Source) -> float | None:
     """The validation loss of the model that was saved, or else the last of the best trainer."""
     if saved := saved_candidate(source.result):
         return saved["validation_loss"]
-    losses = _validation(source)[1]
+    losses = source.history.best_validation[1]
     return float(losses[-1]) if len(losses) else None
 
 
@@ -96,7 +88,7 @@ def reached(source: Source, loss: float) -> dict[str, float] | None:
     """What had passed when a run's best trainer was first evaluated at this loss or below, by the names of AXES;
     None: it never was.
     """
-    places, losses = _validation(source)
+    places, losses = source.history.best_validation
     places_below = np.flatnonzero(losses <= loss)
     if not len(places_below):
         return None
@@ -108,7 +100,7 @@ def _results(runs: Runs, keys: Sequence[str]) -> Table:
     first = _final(next(iter(runs.values())))
     rows = []
     for name, source in runs.items():
-        final, losses = _final(source), _validation(source)[1]
+        final, losses = _final(source), source.history.best_validation[1]
         tokens, sent, seconds = (source.history.axes[axis][-1:].sum() for axis in ("tokens", "bytes", "seconds"))
         rows.append(
             (
