@@ -22,8 +22,8 @@ from adloco_dist.round.estimator import GradientEstimator
 from adloco_dist.round.evaluate import evaluate
 from adloco_dist.round.inner import InnerPhase
 from adloco_dist.run.journal import MetricsFile
+from adloco_dist.run.reading import read_trajectory
 from adloco_dist.run.rows import TrainerRow
-from adloco_dist.run.trajectory import read_trajectory
 from adloco_dist.setup.placement import set_up_pool
 from helpers.gradients import per_sequence_gradients
 from helpers.lone import lone_trainer

@@ -25,7 +25,6 @@ from adloco_dist.tools.gradients import (
     AnalysisOptions,
     Subject,
     analyze_run,
-    batch_figures,
     full_gradient,
     summary,
 )
@@ -57,7 +56,7 @@ def analyze(runtime: Runtime, table: TextTable, sizes: list[int], micro_batch_si
     subject = Subject(settings, flat_model, objective, "train", table, np.arange(COUNT), micro_batch_size)
     group = Groups(runtime.backend, 60.0).of(tuple(range(runtime.world_size)))
     full = full_gradient(subject, runtime.control, group)
-    summaries = [summary(batch_figures(subject, full, size, runtime.control), full, COUNT, ETA) for size in sizes]
+    summaries = [summary(subject, full, size, runtime.control) for size in sizes]
     loss = mean_gradient(flat_model, objective, table.batch(subject.ids), None).mean
     return {
         "full": full.vector.numpy().copy(),

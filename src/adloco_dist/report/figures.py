@@ -3,7 +3,7 @@
 Long curves are cut down to what a picture can show, without losing an extreme.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +30,6 @@ DIGITS = 6
 LABEL = "abs(datum.value) >= 10000 ? format(datum.value, '~s') : format(datum.value, '~g')"
 """How numbers of an axis are written."""
 Point = dict[str, float | int | str | None]
-Layers = alt.Chart | alt.LayerChart | alt.FacetChart
 
 
 @dataclass(frozen=True)
@@ -41,20 +40,19 @@ class Figure:
     """Name of its file."""
     title: str
     caption: str
-    layers: Layers
+    layers: alt.Chart | alt.LayerChart | alt.FacetChart
     points: Sequence[Point]
-    under_pointer: alt.Chart | None = None
-    """A layer that is not seen, but says what is under the pointer."""
     is_wide: bool = False
     """Whether it takes the whole width of a page."""
 
     def specification(self) -> dict[str, Any]:
-        """The figure of a page in Vega-Lite, without its points."""
-        return _plain(alt.layer(self.layers, self.under_pointer) if self.under_pointer else self.layers)
+        """The figure in Vega-Lite, without its points."""
+        layers = self.layers.configure_view(strokeWidth=0).configure_axis(gridColor="#e6e6e6", domainColor="#999")
+        return layers.to_dict(validate=False)
 
     def png(self) -> bytes:
         """The figure as a picture."""
-        specification = {**_plain(self.layers), "datasets": {ROWS: self.points}, "title": self.title}
+        specification = {**self.specification(), "datasets": {ROWS: self.points}, "title": self.title}
         return vl_convert.vegalite_to_png(specification, scale=PNG_SCALE)
 
 
@@ -78,37 +76,29 @@ class Chart:
 
 @dataclass(frozen=True)
 class Curve:
-    """A number over the rounds."""
+    """A number over the rounds of a run."""
 
     series: str
+    axes: Mapping[str, Values]
+    """For every round, what has passed at its end, by the names of AXES."""
     values: Values
-    places: Values | Numbers
-    """For every value, the place of its round in the history, or a place between two rounds."""
+    places: Values | Numbers | None = None
+    """For every value, the place of its round in the history, or a place between two; None: a value for each round."""
     kind: str = ""
     """Which of several curves of the series it is."""
 
-
-def curve_points(axes: Mapping[str, Values], curves: Iterable[Curve], y: str) -> list[Point]:
-    """The points of curves, whose values are called `y`, against `axes`, which have what has passed at the end of every
-    round; within a round it is taken to pass evenly.
-    """
-    drawn: list[Point] = []
-    for curve in curves:
-        chosen = kept(curve.values)
-        where = curve.places[chosen]
+    def points(self, y: str) -> list[Point]:
+        """The points to draw, with the values under the name `y`; time within a round is taken to pass evenly."""
+        chosen = kept(self.values)
+        where = chosen if self.places is None else self.places[chosen]
         columns = {
             axis: np.interp(where, np.arange(-1, len(ends)), np.concatenate([[0.0], ends]))
-            for axis, ends in axes.items()
+            for axis, ends in self.axes.items()
         }
-        fixed = {"series": curve.series, "kind": curve.kind} if curve.kind else {"series": curve.series}
-        drawn += points(fixed, {**columns, y: curve.values[chosen]})
-    return drawn
-
-
-def points(fixed: Mapping[str, str], columns: Mapping[str, Values]) -> list[Point]:
-    """A point for each row of some columns."""
-    rows = zip(*map(rounded, columns.values()), strict=True)
-    return [{**fixed, **dict(zip(columns, row, strict=True))} for row in rows]
+        fixed = {"series": self.series, "kind": self.kind} if self.kind else {"series": self.series}
+        columns[y] = self.values[chosen]
+        rows = zip(*map(rounded, columns.values()), strict=True)
+        return [{**fixed, **dict(zip(columns, row, strict=True))} for row in rows]
 
 
 def kept(values: Values) -> Numbers:
@@ -128,23 +118,27 @@ def rounded(values: Values) -> list[float | int]:
     return [int(value) if value.is_integer() else float(f"{value:.{DIGITS}g}") for value in values.tolist()]
 
 
-def curve_figure(
-    chart: Chart, drawn: Sequence[Point], series: str = "trainer", names: Sequence[str] = ()
-) -> Figure | None:
+def new_chart(height: int = HEIGHT, width: int = WIDTH) -> alt.Chart:
+    """A chart of a figure's points, which are added later; its size is in pixels."""
+    return alt.Chart(alt.NamedData(ROWS), width=width, height=height)
+
+
+def curve_figure(chart: Chart, curves: Sequence[Curve], series: str = "trainer") -> Figure | None:
     """Curves over the rounds, with what they are under the pointer; None: there is nothing to draw.
 
     Args:
+        curves: all of them, also those without points: figures with the same series have the same colours.
         series: what tells curves apart, as the legend calls it.
-        names: all series that there are in other figures, so that colours are the same; empty: those that are drawn.
     """
+    drawn = [point for curve in curves for point in curve.points(chart.y)]
     if chart.is_log:
         drawn = [point for point in drawn if isinstance(value := point[chart.y], int | float) and value > 0]
     if not drawn:
         return None
-    names = names or list(dict.fromkeys(str(point["series"]) for point in drawn))
+    names = list(dict.fromkeys(curve.series for curve in curves))
     kinds = list(chart.columns) if len(chart.columns) > 1 else []
     scale = alt.Scale(type="log", nice=False, padding=LOG_PADDING) if chart.is_log else alt.Scale(zero=False)
-    base = alt.Chart(alt.NamedData(ROWS)).encode(
+    base = new_chart().encode(
         x=over_rounds(),
         y=alt.Y(chart.y, type="quantitative", title=chart.y, scale=scale, axis=alt.Axis(labelExpr=LABEL)),
         color=color(names, series),
@@ -157,7 +151,7 @@ def curve_figure(
         legend = alt.Legend(orient="bottom", symbolType="stroke", symbolStrokeWidth=3)
         line = line.encode(opacity=alt.Opacity("kind:O", title=None, scale=opacities, legend=legend))
     under_pointer = base.mark_point(opacity=0, size=50)
-    return Figure(chart.name, chart.title, chart.caption, line.properties(**size()), drawn, under_pointer)
+    return Figure(chart.name, chart.title, chart.caption, alt.layer(line, under_pointer), drawn)
 
 
 def over_rounds() -> alt.X:
@@ -180,13 +174,3 @@ def color(names: Sequence[str], title: str) -> alt.Color:
     )
     legend = legend if len(names) > 1 else None
     return alt.Color("series:N", title=title, scale=alt.Scale(domain=list(names), scheme=scheme), legend=legend)
-
-
-def _plain(layers: Layers) -> dict[str, Any]:
-    chart = layers.configure_view(strokeWidth=0).configure_axis(gridColor="#e6e6e6", domainColor="#999")
-    return chart.to_dict(validate=False)
-
-
-def size(height: int = HEIGHT) -> dict[str, int]:
-    """Width and height of a figure, in pixels."""
-    return {"width": WIDTH, "height": height}

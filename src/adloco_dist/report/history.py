@@ -1,7 +1,7 @@
 """The rows of a run as columns, which is what figures and sentences are made of."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -24,7 +24,7 @@ AXES = {
 }
 """What curves are drawn against, by the name in the data, with what the axis is called."""
 REQUEST = "the request itself"
-"""What made a batch that no bound changed."""
+"""Stands for the bound of a batch that no bound changed."""
 SHARED_STEPS = frozenset({"control", "merge", "checkpoint"})
 """Steps of a rank that concern all its trainers: each trainer's row has their whole time."""
 
@@ -43,9 +43,11 @@ class Note:
 class History:
     """Rows of metrics.jsonl, in the order in which they were written."""
 
-    rows: Sequence[TrainerRow]
+    rows: Sequence[TrainerRow] = ()
     problems: Sequence[str] = ()
     """Lines that are left out, because they are no rows."""
+    num_bytes: int = 0
+    """Bytes of metrics.jsonl that these lines take."""
 
     @cached_property
     def row_rounds(self) -> Numbers:
@@ -75,11 +77,6 @@ class History:
         """All that ever were, ascending."""
         return np.unique(self.row_trainers).tolist()
 
-    @property
-    def trainer_names(self) -> list[str]:
-        """What the curves of trainers are called."""
-        return [f"trainer {trainer}" for trainer in self.trainers]
-
     def rows_of(self, trainer: int) -> Numbers:
         """Where a trainer's rows are."""
         return np.flatnonzero(self.row_trainers == trainer)
@@ -99,23 +96,24 @@ class History:
         """For every round, what has passed at its end, by the names of AXES."""
         seconds = self.highest(self.values("elapsed_seconds"))
         if np.isnan(seconds).all():  # rows of a version that had no clock
-            seconds = np.cumsum(np.nan_to_num(self.highest(self._sums(row.seconds for row in self.rows))))
+            of_rows = np.array([sum(row.seconds.values()) for row in self.rows], np.float64)
+            seconds = np.cumsum(np.nan_to_num(self.highest(of_rows)))
         return {
             "round": self.rounds.astype(np.float64),
             "updates": np.cumsum(np.nan_to_num(self.highest(self.values("updates")))),
             "tokens": np.nan_to_num(self.highest(self.values("pool_tokens"))),
-            "bytes": np.cumsum(self.totals(self._sums(row.bytes_sent for row in self.rows))),
+            "bytes": np.cumsum(sum(self.bytes_sent.values(), np.zeros(len(self.rounds)))),
             "seconds": seconds,
         }
 
     @cached_property
     def bytes_sent(self) -> Mapping[str, Values]:
         """Bytes that all ranks sent in every round, by kind of collective."""
-        kinds = dict.fromkeys(kind for row in self.rows for kind in row.bytes_sent)
-        return {
-            kind: self.totals(np.array([row.bytes_sent.get(kind, 0) for row in self.rows], np.float64))
-            for kind in kinds
-        }
+        sent: dict[str, Values] = defaultdict(lambda: np.zeros(len(self.rounds)))
+        for place, row in zip(self.places.tolist(), self.rows, strict=True):
+            for kind, num_bytes in row.bytes_sent.items():
+                sent[kind][place] += num_bytes
+        return dict(sent)
 
     @cached_property
     def rank_seconds(self) -> Mapping[int, Mapping[str, float]]:
@@ -134,10 +132,6 @@ class History:
                 spent[rank][step] += seconds
         return dict(sorted(spent.items()))
 
-    def totals(self, values: Values) -> Values:
-        """The sum over the rows of each round; what is not known counts as nothing."""
-        return np.bincount(self.places, np.nan_to_num(values), len(self.rounds)).astype(np.float64)
-
     def highest(self, values: Values) -> Values:
         """The maximum over the rows of each round; NaN where nothing is known."""
         highest = np.full(len(self.rounds), np.nan)
@@ -147,6 +141,13 @@ class History:
     def lowest(self, values: Values) -> Values:
         """The minimum over the rows of each round; NaN where nothing is known."""
         return -self.highest(-values)
+
+    @cached_property
+    def best_validation(self) -> tuple[Numbers, Values]:
+        """The validation loss of the best trainer, where any was evaluated: the rounds' places, and the losses."""
+        lowest = self.lowest(self.values("validation_loss"))
+        places = np.flatnonzero(np.isfinite(lowest))
+        return places, lowest[places]
 
     @cached_property
     def merges(self) -> list[tuple[TrainerRow, Merge]]:
@@ -164,21 +165,19 @@ class History:
         notes = [Note(first, last, trainer, text) for (trainer, text), (first, last) in said_in.items()]
         return sorted(notes, key=lambda note: (note.first, note.trainer, note.text))
 
-    def _sums(self, parts: Iterable[Mapping[str, float]]) -> Values:
-        return np.array([sum(part.values()) for part in parts], np.float64)
 
+def read_history(path: Path, earlier: History | None = None) -> History:
+    """The rows of metrics.jsonl, as far as its lines are whole: those that were read `earlier`, and what follows them.
 
-def read_history(path: Path, start: int = 0) -> tuple[History, int]:
-    """Read metrics.jsonl from a byte on, as far as its lines are whole.
-
-    Returns:
-        The rows, and the byte after them.
+    All of it is read again if it has become shorter, as in a run that has begun again.
 
     Raises:
         OSError: it cannot be read.
     """
+    known = earlier if earlier and earlier.num_bytes <= path.stat().st_size else History()
     with path.open("rb") as file:
-        file.seek(start)
+        file.seek(known.num_bytes)
         content = file.read()
-    end = content.rfind(b"\n") + 1
-    return History(*parse_rows(content[:end])), start + end
+    num_whole = content.rfind(b"\n") + 1
+    rows, problems = parse_rows(content[:num_whole])
+    return History([*known.rows, *rows], [*known.problems, *problems], known.num_bytes + num_whole)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from adloco_dist.report import costs, training
+from adloco_dist.report import charts
 from adloco_dist.report.page import Page, Section, Table
 from adloco_dist.report.pool import loss_in_words, merge_tree, place_in_words
 from adloco_dist.report.source import Source
@@ -19,13 +19,13 @@ MAX_NOTES = 200
 def page_of(source: Source) -> Page:
     """What there is to see of a run."""
     history = source.history
-    resources = [costs.rank_figure(history, chart) for chart in costs.RESOURCES]
+    resources = [charts.rank_figure(history, chart) for chart in charts.RESOURCES]
     sections = [
-        Section.of("Learning", training.learning(history)),
+        Section.of("Learning", charts.learning(history)),
         Section.of("Trainers", [merge_tree(history, source.cluster["nodes"])], [_merges(source)]),
-        Section.of("Batches and rounds", training.batches(history)),
-        Section.of("Time", [costs.phases(history), costs.rank_figure(history, costs.UTILISATION)]),
-        Section.of("Link", [costs.bytes_sent(history)], [_bytes(source), _links(source)]),
+        Section.of("Batches and rounds", charts.batches(history)),
+        Section.of("Time", [charts.phases(history), charts.rank_figure(history, charts.UTILISATION)]),
+        Section.of("Link", [charts.bytes_sent(history)], [_bytes(source), _links(source)]),
         Section.of("Processes and devices", resources, [_ranks(source)]),
         Section.of("Warnings and restarts", (), [_restarts(source), _notes(source)]),
         Section.of("Configuration", (), _configuration(source)),
@@ -135,9 +135,10 @@ def _notes(source: Source) -> Table:
 
 
 def _configuration(source: Source) -> Iterator[Table]:
-    yield Table("Settings that differ from the default", (), [(key, shown(one)) for key, one in source.changed.items()])
-    whole = [(name, shown(value)) for name, value in source.settings.items()]
-    yield Table("All settings", (), whole, is_folded=True)
+    changed = [(name, shown(value)) for name, value in source.changed.items()]
+    yield Table("Settings that differ from the default", (), changed)
+    settings = [(name, shown(value)) for name, value in source.settings.items()]
+    yield Table("All settings", (), settings, is_folded=True)
     facts = {name: source.facts.get(name) for name in ("arithmetic", "script")}
     versions = source.facts.get("versions", {}) | {name: value for name, value in facts.items() if value}
     yield Table("Versions", (), [(name, str(value)) for name, value in versions.items()], is_folded=True)

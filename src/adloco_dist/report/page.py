@@ -13,6 +13,14 @@ import vl_convert
 from adloco_dist.report.figures import Figure
 from adloco_dist.report.history import AXES
 
+TEMPLATES = jinja2.Environment(
+    loader=jinja2.PackageLoader("adloco_dist.report", ""),
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    undefined=jinja2.StrictUndefined,
+)
+
 
 @dataclass(frozen=True)
 class Table:
@@ -57,15 +65,15 @@ class Page:
 
     def content(self) -> str:
         """The page without its figures' points, as HTML."""
-        return _templates().get_template("content.html").render(axes=AXES, **vars(self))
+        return TEMPLATES.get_template("content.html").render(axes=AXES, **vars(self))
 
     def html(self, is_live: bool = False) -> str:
         """The whole page; a live one fetches `state` and `vega.js` from where it came, instead of holding all."""
         script = (resources.files("adloco_dist.report") / "page.js").read_text(encoding="utf-8")
         data = json.dumps(self.data(), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
         vega = "" if is_live else vega_script()
-        page = _templates().get_template("page.html")
-        return page.render(axes=AXES, is_live=is_live, vega=vega, script=script, data=data, **vars(self))
+        template = TEMPLATES.get_template("page.html")
+        return template.render(axes=AXES, is_live=is_live, vega=vega, script=script, data=data, **vars(self))
 
     def data(self) -> dict[str, Any]:
         """What the page's script draws."""
@@ -80,14 +88,3 @@ class Page:
 def vega_script() -> str:
     """The library that draws, which takes a second to put together; it cannot end the element that it stands in."""
     return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").replace("</script", "<\\/script")
-
-
-@cache
-def _templates() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.PackageLoader("adloco_dist.report", ""),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import altair as alt
 import numpy as np
 
-from adloco_dist.report.figures import ROWS, WIDTH, Figure, Point, size
+from adloco_dist.report.figures import WIDTH, Figure, Point, new_chart
 from adloco_dist.report.history import History
 from adloco_dist.run.rows import is_known
 from adloco_dist.text import ranks_in_words
@@ -49,7 +49,9 @@ def merge_tree(history: History, nodes: Sequence[int]) -> Figure | None:
     steps = [0, *sorted({row.round for row, _ in history.merges}), history.num_rounds + 1]
     when = [_when(history, round_, is_end=round_ == steps[-1]) for round_ in steps]
     lanes = history.trainers
-    base = alt.Chart(alt.NamedData(ROWS))
+    is_labelled = len(when) - 2 <= MAX_LABELLED
+    width = max(WIDTH, STEP * (len(when) - 1)) if is_labelled else WIDTH
+    base = new_chart(max(90, LANE * len(lanes)), width)
     axis = alt.Axis(
         values=list(range(len(when))), labelExpr=f"{when}[datum.value]", grid=False, ticks=False, domain=False
     )
@@ -72,20 +74,17 @@ def merge_tree(history: History, nodes: Sequence[int]) -> Figure | None:
     if history.merges:
         tooltip = ["trainer:N", "survivor:N", "share:Q", "loss:N", "merged_loss:N", "place:N"]
         layers.append(joints.mark_rule(strokeWidth=2).encode(x=x, y=y, y2="survivor", color=colors, tooltip=tooltip))
-    shape = size(max(90, LANE * len(lanes)))
-    if len(when) - 2 <= MAX_LABELLED:
+    if is_labelled:
         layers += [
             lives.mark_text(dx=4, dy=16, align="left", color="#5d6778").encode(x=x, y=y, text="place:N"),
             lives.mark_text(dx=4, dy=-12, align="left", fontWeight="bold").encode(x=x, y=y, text="after:N"),
             joints.mark_text(dx=-6, dy=-12, align="right").encode(x=x, y=y, text="before:N"),
         ]
-        shape["width"] = max(WIDTH, STEP * (len(when) - 1))
     drawn = [
         *(life for trainer in lanes for life in _lives(history, trainer, steps, nodes)),
         *_joints(history, steps, nodes),
     ]
-    layered = alt.layer(*layers).properties(**shape)
-    return Figure("merges", "Trainers and merges", CAPTION, layered, drawn, is_wide=True)
+    return Figure("merges", "Trainers and merges", CAPTION, alt.layer(*layers), drawn, is_wide=True)
 
 
 def _when(history: History, round_: int, is_end: bool) -> list[str]:

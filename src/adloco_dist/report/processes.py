@@ -13,7 +13,6 @@ from pathlib import Path
 from adloco_dist.config import SettingsError
 from adloco_dist.text import one_line, reason
 
-WRITE, WATCH = "adloco_dist.report.write", "adloco_dist.report.watch"
 TOKEN_VARIABLE = "ADLOCO_WATCH_TOKEN"
 """Names the token to the process that a run starts: arguments are seen by everybody on a machine."""
 PATIENCE_SECONDS = 120.0
@@ -23,7 +22,7 @@ ANY_ADDRESS = ("0.0.0.0", "::")
 
 def write_report(directory: Path) -> str:
     """Write the page of a run that has ended, or of a sweep; return where it is, or why there is none, in a line."""
-    command = [sys.executable, "-m", WRITE, str(directory)]
+    command = [sys.executable, "-m", "adloco_dist.report.write", str(directory)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -34,10 +33,8 @@ def write_report(directory: Path) -> str:
 
 
 def listen(given: str, address: str, port: int) -> socket.socket:
-    """A socket that listens; `given` is what names it, as "run.watch=8000".
-
-    Raises:
-        SettingsError: the port is in use, or the address is not of this machine.
+    """A socket that listens; raises a SettingsError if the port is in use, or the address not of this machine, which
+    begins with what was `given` ("run.watch=8000").
     """
     listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     try:
@@ -68,10 +65,9 @@ def shown_live(directory: Path, listener: socket.socket | None) -> Iterator[str 
         yield None
         return
     token, descriptor = secrets.token_urlsafe(), listener.fileno()
-    command = [sys.executable, "-m", WATCH, str(directory), "--descriptor", str(descriptor)]
     with (directory / "logs" / "watch.log").open("ab") as log:
         process = subprocess.Popen(
-            command,
+            [sys.executable, "-m", "adloco_dist.report.watch", str(directory), "--descriptor", str(descriptor)],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,

@@ -3,13 +3,11 @@
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import altair as alt
 import numpy as np
 
-from adloco_dist.report.figures import ROWS, Chart, Curve, Figure, Point, curve_figure, curve_points, size
-from adloco_dist.report.history import Values
+from adloco_dist.report.figures import Chart, Curve, Figure, Point, curve_figure, new_chart
 from adloco_dist.report.one import shown
 from adloco_dist.report.page import Page, Section, Table
 from adloco_dist.report.pool import UNKNOWN, loss_in_words
@@ -31,14 +29,6 @@ Runs = Mapping[str, Source]
 """Several runs by names that tell them apart, in the order in which they were named."""
 
 
-class Reached(NamedTuple):
-    """What had passed when a run had come to a loss."""
-
-    tokens: float
-    bytes: float
-    seconds: float
-
-
 def page_of_several(sources: Sequence[Source], wanted_loss: float | None = None) -> Page:
     """What there is to see of several runs; tokens, bytes and time are counted to the wanted validation loss, else to
     the lowest that all came to.
@@ -50,7 +40,7 @@ def page_of_several(sources: Sequence[Source], wanted_loss: float | None = None)
         if not name.startswith(OF_PLACE) and len({shown(source.settings.get(name)) for source in sources}) > 1
     ]
     tables = [_results(runs, differing[:MAX_SETTINGS])]
-    lowest = [losses.min() for _, losses in map(_validation, sources) if len(losses)]
+    lowest = [losses.min() for source in sources if len(losses := source.history.best_validation[1])]
     if wanted_loss is not None or len(lowest) == len(sources):
         tables.append(_costs(runs, float(max(lowest)) if wanted_loss is None else wanted_loss))
     rows = [(name, *(shown(source.settings.get(name)) for source in sources)) for name in differing]
@@ -78,37 +68,31 @@ def _curves(runs: Runs) -> Iterator[Figure | None]:
     ):
         name = "validation" if column == "validation_loss" else column
         chart = Chart(name, title, caption, y, is_stepped=y != "loss")
-        drawn: list[Point] = []
+        curves: list[Curve] = []
         for run, source in runs.items():
             history = source.history
             of_rounds = (history.highest if chart.is_stepped else history.lowest)(history.values(column))
-            drawn += curve_points(history.axes, [Curve(run, of_rounds, np.arange(len(of_rounds)))], y)
-        yield curve_figure(chart, drawn, "run", list(runs))
-
-
-def _validation(source: Source) -> tuple[np.ndarray, Values]:
-    """The validation loss of the best trainer, where any was evaluated: the rounds' places, and the losses."""
-    lowest = source.history.lowest(source.history.values("validation_loss"))
-    places = np.flatnonzero(np.isfinite(lowest))
-    return places, lowest[places]
+            curves.append(Curve(run, history.axes, of_rounds))
+        yield curve_figure(chart, curves, "run")
 
 
 def _final(source: Source) -> float | None:
     """The validation loss of the model that was saved, or else the last of the best trainer."""
     if saved := saved_candidate(source.result):
         return saved["validation_loss"]
-    losses = _validation(source)[1]
+    losses = source.history.best_validation[1]
     return float(losses[-1]) if len(losses) else None
 
 
-def reached(source: Source, loss: float) -> Reached | None:
-    """What had passed when a run's best trainer was first evaluated at this loss or below; None: it never was."""
-    places, losses = _validation(source)
+def reached(source: Source, loss: float) -> dict[str, float] | None:
+    """What had passed when a run's best trainer was first evaluated at this loss or below, by the names of AXES;
+    None: it never was.
+    """
+    places, losses = source.history.best_validation
     places_below = np.flatnonzero(losses <= loss)
     if not len(places_below):
         return None
-    axes, place = source.history.axes, places[places_below[0]]
-    return Reached(*(float(axes[name][place]) for name in ("tokens", "bytes", "seconds")))
+    return {name: float(values[places[places_below[0]]]) for name, values in source.history.axes.items()}
 
 
 def _results(runs: Runs, keys: Sequence[str]) -> Table:
@@ -116,7 +100,7 @@ def _results(runs: Runs, keys: Sequence[str]) -> Table:
     first = _final(next(iter(runs.values())))
     rows = []
     for name, source in runs.items():
-        final, losses = _final(source), _validation(source)[1]
+        final, losses = _final(source), source.history.best_validation[1]
         tokens, sent, seconds = (source.history.axes[axis][-1:].sum() for axis in ("tokens", "bytes", "seconds"))
         rows.append(
             (
@@ -144,8 +128,9 @@ def _costs(runs: Runs, loss: float) -> Table:
         if cost is None:
             rows.append((name, "not reached", "", "", ""))
         else:
-            ratio = f"{cost.seconds / first.seconds:.3f}" if first and first.seconds else ""
-            rows.append((name, f"{cost.tokens:,.0f}", in_bytes(cost.bytes), duration(cost.seconds), ratio))
+            seconds = cost["seconds"]
+            ratio = f"{seconds / first['seconds']:.3f}" if first and first["seconds"] else ""
+            rows.append((name, f"{cost['tokens']:,.0f}", in_bytes(cost["bytes"]), duration(seconds), ratio))
     head = ("run", "tokens", "bytes", "time", "time, over the first's")
     return Table(f"What it took to a validation loss of {loss:.4f}", head, rows)
 
@@ -166,16 +151,15 @@ def _heat_map(runs: Runs, keys: Sequence[str]) -> Figure | None:
         for (first, second), losses in cells.items()
     ]
     firsts, seconds = (sorted(set(values), key=_ascending) for values in zip(*cells, strict=True))
-    base = alt.Chart(alt.NamedData(ROWS)).encode(
+    base = new_chart(max(90, CELL * len(seconds))).encode(
         x=alt.X("first:N", title=keys[0], axis=alt.Axis(labelAngle=0), sort=firsts),
         y=alt.Y("second:N", title=keys[1], sort=seconds),
         tooltip=["first:N", "second:N", "loss:Q", "runs:Q"],
     )
     map_ = base.mark_rect().encode(color=alt.Color("loss:Q", title="loss", scale=alt.Scale(scheme="viridis")))
     text = base.mark_text(color="white", fontWeight="bold").encode(text=alt.Text("loss:Q", format=".3f"))
-    layers = alt.layer(map_, text).properties(**size(max(90, CELL * len(seconds))))
     caption = "Final validation loss; where runs differ in seeds, too, a mean over them."
-    return Figure("heat_map", f"{keys[0]} and {keys[1]}", caption, layers, drawn)
+    return Figure("heat_map", f"{keys[0]} and {keys[1]}", caption, alt.layer(map_, text), drawn)
 
 
 def _ascending(value: str) -> tuple[bool, float, str]:

@@ -28,8 +28,6 @@ class Source:
     unreadable: str | None
     """Why it cannot be read."""
     history: History
-    read_bytes: int
-    """Bytes of metrics.jsonl that `history` holds."""
 
     @property
     def problems(self) -> list[str]:
@@ -78,33 +76,18 @@ class Source:
             pass
         return "no end was recorded: killed, failed, or written by another machine"
 
-    def read_on(self) -> "Source":
-        """The same with what was written since; as new where the run has begun again."""
-        path = self.directory / METRICS_FILE
-        if not path.exists() or path.stat().st_size < self.read_bytes:
-            return read_source(self.directory)
-        more, end = read_history(path, self.read_bytes)
-        history = self.history
-        if more.rows or more.problems:
-            history = History([*history.rows, *more.rows], [*history.problems, *more.problems])
-        return Source(self.directory, *_facts(self.directory), history, end)
 
-
-def read_source(directory: Path) -> Source:
-    """Read what there is of a run.
-
-    Raises:
-        SettingsError: there is none in the directory.
-    """
+def read_source(directory: Path, earlier: History | None = None) -> Source:
+    """What there is of a run, whose `earlier` rows are not read again; raises a SettingsError if there is no run."""
     path = directory / METRICS_FILE
     if not (directory / RUN_FILE).is_file() and not path.is_file():
         what = f"has neither {RUN_FILE} nor {METRICS_FILE}" if directory.is_dir() else "is no directory"
         raise SettingsError(f"RUN={directory}: {what}; name a run directory")
     try:
-        history, end = read_history(path)
+        history = read_history(path, earlier)
     except OSError as error:
         raise SettingsError(f"RUN={directory}: {METRICS_FILE} cannot be read ({error.strerror})") from error
-    source = Source(directory, *_facts(directory), history, end)
+    source = Source(directory, *_facts(directory), history)
     if not history.rows and not source.facts:
         raise SettingsError(f"RUN={directory}: {source.problems[0]}")
     return source

@@ -34,6 +34,12 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",  # the address holds the token
     "X-Content-Type-Options": "nosniff",
 }
+CONTENT_TYPES = {
+    "": "text/html; charset=utf-8",
+    "state": "application/json",
+    "vega.js": "text/javascript; charset=utf-8",
+}
+"""Of what is answered, by name."""
 NICENESS = 10
 """A tenth of the weight of a rank; with a higher one nothing gets to its end beside ranks that compute on all cores."""
 AUTOGROUP = Path("/proc/self/autogroup")
@@ -79,37 +85,34 @@ class Watched:
 
     def __init__(self, source: Source) -> None:
         self._source, self._lock = source, threading.Lock()
-        self._version, self._page, self._state, self._renew_at = "", b"", b"", 0.0
+        self._version, self._renew_at = "", 0.0
+        self._answers: dict[str, bytes] = {}
 
-    def page(self) -> bytes:
-        """The page, which asks for `state` and `vega.js`."""
-        with self._lock:
-            self._renew()
-            return self._page
+    def answer(self, name: str) -> bytes:
+        """The page, whose name is empty, or the `state` that it asks for: what it shows now, as JSON.
 
-    def state(self) -> bytes:
-        """What the page shows now, as JSON."""
+        Both are made anew where the run has gone on and they are old enough.
+        """
         with self._lock:
-            self._renew()
-            return self._state
+            if time.monotonic() >= self._renew_at:
+                self._renew()
+            return self._answers[name]
 
     def _renew(self) -> None:
-        """Make the page anew where the run has gone on and the last one is old enough."""
-        if time.monotonic() < self._renew_at:
-            return
         start = time.thread_time()
-        self._source = source = self._source.read_on()
-        version = f"{source.read_bytes} {source.state}"
+        self._source = source = read_source(self._source.directory, self._source.history)
+        version = f"{source.history.num_bytes} {source.state}"
         if version != self._version:
             page = page_of(source)
             state = {"version": version, "content": page.content(), **page.data()}
-            self._version, self._state = version, json.dumps(state, allow_nan=False).encode()
-            self._page = page.html(is_live=True).encode()
+            state_bytes = json.dumps(state, allow_nan=False).encode()
+            self._answers = {"": page.html(is_live=True).encode(), "state": state_bytes}
+            self._version = version
         self._renew_at = time.monotonic() + (time.thread_time() - start) / MAX_SHARE
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers three addresses, all below the token; whatever else is asked for, it knows nothing."""
+    """Answers three addresses, all below the token, and nothing else."""
 
     server_version, sys_version = "adloco_dist", ""
 
@@ -120,22 +123,16 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer a request."""
         token, slash, name = self.path.removeprefix("/").partition("/")
-        answers = {
-            "": ("text/html; charset=utf-8", self._watched.page),
-            "state": ("application/json", self._watched.state),
-            "vega.js": ("text/javascript; charset=utf-8", lambda: vega_script().encode()),
-        }
-        if not secrets.compare_digest(token.encode(), self._token.encode()) or not slash or name not in answers:
+        if not secrets.compare_digest(token.encode(), self._token.encode()) or not slash or name not in CONTENT_TYPES:
             self.send_error(HTTPStatus.NOT_FOUND)
             return
-        kind, content = answers[name]
         try:
-            body = content()
+            body = vega_script().encode() if name == "vega.js" else self._watched.answer(name)
         except SettingsError as error:  # the run directory is gone
             self.send_error(HTTPStatus.NOT_FOUND, explain=str(error))
             return
         self.send_response(HTTPStatus.OK)
-        for key, value in {"Content-Type": kind, "Content-Length": str(len(body)), **HEADERS}.items():
+        for key, value in {"Content-Type": CONTENT_TYPES[name], "Content-Length": str(len(body)), **HEADERS}.items():
             self.send_header(key, value)
         self.end_headers()
         self.wfile.write(body)

@@ -44,12 +44,9 @@ def _learned(source: Source) -> Iterator[str]:
         f"{counted(history.num_rounds, 'round')} in {duration(seconds)}: {tokens:,.0f} tokens, "
         f"{history.axes['updates'][-1]:,.0f} updates of each worker; {pool}."
     )
-    losses = history.values("validation_loss")
-    known = np.flatnonzero(np.isfinite(losses))
-    if len(known):
-        first = float(losses[known[0]])
-        last = float(losses[known][history.row_rounds[known] == history.row_rounds[known[-1]]].min())
-        best = float(losses[known].min())
+    _, losses = history.best_validation
+    if len(losses):
+        first, last, best = losses[0], losses[-1], losses.min()
         later = "" if best == last else f", at its lowest {best:.4f}"
         yield f"The validation loss of the best trainer went from {first:.4f} to {last:.4f} while training{later}."
     if source.result and (saved := saved_candidate(source.result)):
@@ -156,11 +153,11 @@ def tiles(source: Source) -> list[tuple[str, str]]:
     history, shown = source.history, []
     if not history.num_rounds:
         return shown
-    known = _known(history.values("validation_loss"))
+    _, losses = history.best_validation
     if saved := saved_candidate(source.result):
         shown.append(("validation", in_words(saved).removeprefix("validation ")))
-    elif len(known):
-        shown.append(("best validation loss", f"{known.min():.4f}"))
+    elif len(losses):
+        shown.append(("best validation loss", f"{losses.min():.4f}"))
     shown += [("rounds", f"{history.num_rounds:,}"), ("tokens", f"{history.axes['tokens'][-1]:,.0f}")]
     shown += [("time", duration(history.axes["seconds"][-1])), ("sent", in_bytes(history.axes["bytes"][-1]))]
     if total := _communication(history)[2]:

@@ -49,11 +49,7 @@ def page(sources: Sequence[Source], wanted_loss: float | None = None) -> Page:
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """A run directory itself, or else the run directories in a folder, by name.
-
-    Raises:
-        SettingsError: there are none.
-    """
+    """A run directory itself, or else the run directories in a folder, by name; raises a SettingsError without any."""
 
     def is_run(path: Path) -> bool:
         return (path / RUN_FILE).is_file() or (path / METRICS_FILE).is_file()
@@ -67,10 +63,10 @@ def run_folders(folder: Path) -> list[Path]:
 
 
 def write_page(page: Page, folder: Path) -> Path:
-    """Write a page, and every figure as a picture beside it; return the page's path.
+    """Write a page, and every figure as a picture beside it; raises a SettingsError if they cannot be written.
 
-    Raises:
-        SettingsError: there is no room, or no permission.
+    Returns:
+        The page's path.
     """
     path, pictures = folder / HTML_FILE, folder / FIGURES_FOLDER
     try:

@@ -37,11 +37,7 @@ class RunDirectory:
     """
 
     def __init__(self, setting: str, path: Path) -> None:
-        """Take `path`, which exists.
-
-        Raises:
-            SettingsError: another process has it.
-        """
+        """Take `path`, which exists; raises a SettingsError if another process has it."""
         self.path = path
         self._lock = (path / LOCK_FILE).open("a+", encoding="utf-8", errors="replace")
         self._lock.seek(0)
@@ -60,11 +56,7 @@ class RunDirectory:
         self._lock.flush()
 
     def write(self, rows: Sequence[TrainerRow]) -> None:
-        """Write nothing.
-
-        Raises:
-            DirectoryTakenError: somebody else has taken the directory, or it is no longer there.
-        """
+        """Raise a DirectoryTakenError if another process has taken the directory, or it is gone; write nothing."""
         try:
             holder = (self.path / LOCK_FILE).read_text(encoding="utf-8", errors="replace")
         except OSError as error:
@@ -108,11 +100,7 @@ def open_directory(run: RunSettings, needed_bytes: int, is_resumed: bool = False
 
 
 def check_directory(run: RunSettings) -> None:
-    """What `open_directory` would refuse, as far as it can be known before anything is started; nothing is changed.
-
-    Raises:
-        SettingsError: as in `open_directory`.
-    """
+    """Raise the SettingsError of `open_directory`, as far as it is known before anything starts; nothing is changed."""
     setting, path = _asked(run)
     check_place(setting, path)
     try:
@@ -129,11 +117,7 @@ def _asked(run: RunSettings) -> tuple[str, Path]:
 
 
 def _holds_run(setting: str, path: Path, unfinished: Unfinished) -> bool:
-    """Whether there is a run, which has not ended and need not be kept there.
-
-    Raises:
-        SettingsError: there is another run, or something else.
-    """
+    """Whether there is a run that may be moved or resumed; raises a SettingsError for other runs and other files."""
     if not ((path / LOCK_FILE).exists() or (path / RUN_FILE).exists()):
         if path.is_dir() and any(path.iterdir()):
             raise SettingsError(f"{setting}={path}: holds other files; name a new or an empty directory")
@@ -161,11 +145,7 @@ def is_finished(path: Path) -> bool:
 
 
 def archive(setting: str, path: Path) -> None:
-    """Rename a run directory to the first free name beside it.
-
-    Raises:
-        SettingsError: a process writes into it.
-    """
+    """Rename a run directory to the first free name beside it; raises a SettingsError if a process writes into it."""
     taken = RunDirectory(setting, path)
     path.rename(free_name(path))
     taken.close()
@@ -188,10 +168,7 @@ def _make_new(path: Path) -> Path:
 
 
 def check_place(setting: str, path: Path, needed_bytes: int = 0) -> None:
-    """
-    Raises:
-        SettingsError: a directory cannot be made or written there, or has no room.
-    """
+    """Raise a SettingsError if a directory cannot be made or written there, or has no room."""
     existing = existing_part(path)
     is_place = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
     require(is_place, setting, path, f"{existing} is not a directory that can be written; name another")

@@ -22,11 +22,11 @@ from adloco_dist.text import duration, in_bytes, in_short, one_line, set_of_rank
 log = logging.getLogger(__name__)
 
 TITLES = ("trainer", "ranks", "workers", "batch", "passes", "noise scale", "tokens/s", "train loss")
-"""Of the table's columns; that of the last is what people compare of an evaluation."""
+"""Titles of the table's columns; behind them comes the figure of an evaluation that people compare."""
 WIDE = 100
 """Characters of a terminal on which every title has room on one line."""
 OTHER_LINES = 7
-"""Lines of a terminal that are no row of a trainer: titles, what is below the table, and the next prompt."""
+"""Lines of a terminal that show no trainer: titles, what is below the table, and the next prompt."""
 RECENT_ROUNDS = 20
 """Rounds from which it is estimated how long the rest takes: batches, and so rounds, change."""
 
@@ -35,9 +35,9 @@ DOES_NOT_PAY = (
     "; algorithm.round=link, wire=slow_link or larger batches may change that"
 )
 UNPAID_ROUNDS = 5
-"""Rounds in a row after which that is said."""
+"""Rounds in a row after which this is reported."""
 LINES = 200
-"""Lines that tell of a whole run's rounds where there is no terminal, about: rounds may be short and many."""
+"""About how many lines report the rounds of a whole run where there is no terminal: rounds may be short and many."""
 
 
 class Display:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from adloco_dist.messages import Json, encode, strict_json
+from adloco_dist.run.manifest import write_content
 from adloco_dist.run.reading import RUN_FILE
 from adloco_dist.run.rows import METRICS_FILE, TrainerRow, encode_rows
 
@@ -16,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """Something that takes a run's records: a file, a terminal, the process of a tracker."""
+    """Something that takes a run's records: a file, a terminal, a tracker."""
 
     def write(self, rows: Sequence[TrainerRow]) -> None:
         """Take one round's records, one for each trainer."""
@@ -33,8 +34,8 @@ class MetricsFile:
     """metrics.jsonl: one JSON object per round and trainer, written out at once."""
 
     def __init__(self, directory: Path, keep_bytes: int = 0) -> None:
-        """Keep the first `keep_bytes`, which a run that resumes had written by then, and of them the whole lines: a
-        power cut or a full disk may have left half a one.
+        """Keep the whole lines of the first `keep_bytes`, which a run that resumes had written; a power cut or a full
+        disk may have left half a line.
         """
         path = directory / METRICS_FILE
         self._file = path.open("r+b" if keep_bytes and path.exists() else "wb", buffering=0)
@@ -44,10 +45,7 @@ class MetricsFile:
         self._pending = b""
 
     def write(self, rows: Sequence[TrainerRow]) -> None:
-        """
-        Raises:
-            OSError: there is no room for all; the rest is kept, and written before the next ones.
-        """
+        """Append rows; without room for all it raises an OSError, and writes the rest before the next ones."""
         self._pending += encode_rows(rows)
         while self._pending:
             num_written = self._file.write(self._pending)
@@ -106,16 +104,13 @@ class RunFile:
         return {**kept, "hosts": hosts, "totals": dict(self._totals), "seconds": time.monotonic() - self._start}
 
     def _save(self, content: Json) -> None:
-        temporary = self._path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(strict_json(content), indent=2) + "\n", encoding="utf-8")
-        temporary.replace(self._path)
+        write_content(self._path, (json.dumps(strict_json(content), indent=2) + "\n").encode())
 
 
 class Journal:
-    """Hands records to all sinks, in order, and closes them from the last to the first.
+    """Hands records to all sinks, in order, and closes them from the last to the first; ranks other than 0 have none.
 
-    One without sinks, on ranks other than 0, hands them to nobody. A full disk does not end a run: sinks keep what they
-    could not write.
+    A full disk does not end a run: sinks keep what they could not write.
     """
 
     def __init__(self, sinks: Sequence[Sink] = (), report_line: Callable[[str], None] = log.warning) -> None:

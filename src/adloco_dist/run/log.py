@@ -1,4 +1,4 @@
-"""Every rank's own log file, beside which only rank 0 has the terminal."""
+"""The log file of every rank; only rank 0 has the terminal, too."""
 
 import faulthandler
 import logging
@@ -13,9 +13,9 @@ from adloco_dist.terminal import lasting_stream, report_line
 
 
 def open_log(directory: Path, rank: int) -> TextIO:
-    """Log to the rank's file from here on: events, warnings, tracebacks, and of ranks other than 0 all they print.
+    """Write events, warnings and tracebacks to the rank's log from here on, and all that ranks other than 0 print.
 
-    Where that file cannot be made, the rank says so and continues without.
+    If the file cannot be made, the rank says so and goes on without it.
 
     Returns:
         The terminal, for what a node other than rank 0's has to report.

@@ -33,10 +33,7 @@ class Part:
     """xxh3_128, which finds damage at the speed of memory; it is no protection against forgery."""
 
     def check(self, name: str, read: "Part") -> None:
-        """
-        Raises:
-            DamagedError: what was found is another.
-        """
+        """Raise a DamagedError unless the file that was read is this one."""
         if read.num_bytes != self.num_bytes:
             raise DamagedError(f"{name}: has {read.num_bytes} bytes instead of {self.num_bytes}")
         if read != self:
@@ -69,35 +66,25 @@ def write_whole(path: Path, fill: Callable[[Path], Any]) -> None:
 
 
 def write_content(path: Path, content: bytes) -> Part:
-    """Write a file that is not tensors, whole or not at all.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write a file that is not tensors, whole or not at all, which raises an OSError."""
     write_whole(path, lambda temporary: temporary.write_bytes(content))
     return Part(len(content), xxh3_128(content).hexdigest())
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Make a whole checkpoint of the parts in `folder`.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Make a whole checkpoint of the parts in `folder`; raises an OSError if that cannot be written."""
     write_content(folder / MANIFEST_FILE, encode_manifest(manifest))
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Return a manifest as it is written, with a digest of its own."""
+    """A manifest as it is written, with a digest of its own."""
     content = {"parts": encode(dict(sorted(manifest.items())))}
-    return json.dumps({**content, "digest": _digest(content)}, indent=1).encode()
+    digest = xxh3_128(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return json.dumps({**content, "digest": digest}, indent=1).encode()
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """
-    Raises:
-        DamagedError: there is none, or not a byte of it may be believed.
-    """
+    """The manifest of `folder`; raises a DamagedError if there is none, or not a byte of it may be believed."""
     try:
         raw = (folder / MANIFEST_FILE).read_bytes()
     except FileNotFoundError:
@@ -116,10 +103,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_part(folder: Path, name: str, part: Part) -> None:
-    """
-    Raises:
-        DamagedError: the file is not what the manifest says, or cannot be read.
-    """
+    """Raise a DamagedError unless the file can be read and is what the manifest says."""
     try:
         part.check(name, digest_of(folder / name))
     except OSError as error:
@@ -127,11 +111,7 @@ def check_part(folder: Path, name: str, part: Part) -> None:
 
 
 def digest_of(path: Path) -> Part:
-    """Return the size and digest of a file as it can be read again."""
+    """The size and digest of a file as it can be read again."""
     with path.open("rb", buffering=0) as file:
         digest = hashlib.file_digest(file, xxh3_128)
         return Part(file.tell(), digest.hexdigest())
-
-
-def _digest(content: Any) -> str:
-    return xxh3_128(json.dumps(content, sort_keys=True).encode()).hexdigest()

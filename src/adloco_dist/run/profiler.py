@@ -16,14 +16,10 @@ from adloco_dist.text import reason
 log = logging.getLogger(__name__)
 GZIP_LEVEL = 1
 """A trace takes a tenth of its bytes then; the highest level takes a quarter less, and ten times as long."""
-COPY_BYTES = 1 << 20
 
 
 class RoundProfiler:
-    """Profiles rounds that follow one another on this rank, into one file.
-
-    The phases in a trace are what `record_function` names where they are called.
-    """
+    """Profiles consecutive rounds on this rank into one file, with the phases that `record_function` names."""
 
     def __init__(
         self, rounds: range, folder: Path, runtime: Runtime, report_line: Callable[[str], None] = log.info
@@ -35,7 +31,7 @@ class RoundProfiler:
         self._profiled: list[int] = []
 
     def enter(self, number: int) -> None:
-        """Begin round `number`; what is not profiled any more is written."""
+        """Begin round `number`; after the last chosen round, write the profile."""
         self._trained = [*self._trained[:1], number]
         if number not in self._rounds:
             self._write()
@@ -76,17 +72,14 @@ class RoundProfiler:
 
 
 def _write_trace(done: profile, path: Path) -> None:
-    """
-    Raises:
-        OSError: there is no room for it, or no such folder; nothing is left of it then.
-    """
+    """Write a trace; raises an OSError, and leaves nothing, if there is no room for it or no such folder."""
     plain = path.with_suffix("")
     try:
         done.export_chrome_trace(str(plain))
         if not _is_whole(plain):
             raise OSError("torch could not write the trace; there may be no room for it")
         with plain.open("rb") as source, gzip.open(path, "wb", compresslevel=GZIP_LEVEL) as compressed:
-            shutil.copyfileobj(source, compressed, COPY_BYTES)
+            shutil.copyfileobj(source, compressed)
     except OSError:
         path.unlink(missing_ok=True)
         raise
@@ -96,7 +89,7 @@ def _write_trace(done: profile, path: Path) -> None:
 
 
 def _is_whole(trace: Path) -> bool:
-    """Whether all of a trace has been written, about which torch says nothing."""
+    """Whether all of a trace has been written; torch does not report it where there is no room."""
     try:
         with trace.open("rb") as file:
             file.seek(-1, os.SEEK_END)

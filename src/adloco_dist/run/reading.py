@@ -7,6 +7,9 @@ from typing import Any, NotRequired, TypedDict
 from adloco_dist.config import Settings, SettingsError
 from adloco_dist.config.compose import from_plain
 from adloco_dist.messages import decode, decode_json
+from adloco_dist.policy.replay import Trajectory
+from adloco_dist.run.rows import METRICS_FILE, TrainerRow, parse_rows
+from adloco_dist.terminal import report_error
 from adloco_dist.text import reason
 
 RUN_FILE = "run.json"
@@ -53,11 +56,7 @@ class RunFacts(TypedDict):
 
 
 def read_run(directory: Path) -> RunFacts:
-    """The contents of run.json.
-
-    Raises:
-        SettingsError: `directory` is no run directory, or its run.json is damaged.
-    """
+    """The contents of run.json; raises a SettingsError if there is none, or it is damaged."""
     try:
         facts = decode_json((directory / RUN_FILE).read_bytes())
         decode(RunFacts, facts)
@@ -83,13 +82,56 @@ def saved_candidate(result: Mapping[str, Any] | None) -> Candidate | None:
 
 
 def settings_of(directory: Path, facts: RunFacts) -> Settings:
-    """The settings that a run was trained with.
-
-    Raises:
-        SettingsError: they are not those of this version.
-    """
+    """The settings that a run was trained with; raises a SettingsError if they are not those of this version."""
     try:
         return from_plain(facts["settings"])
     except Exception as error:  # settings of any shape can raise anything
         rule = f"the settings in its {RUN_FILE} cannot be read ({reason(error)}); use the version that trained it"
         raise SettingsError.of("RUN", directory, rule) from error
+
+
+def read_trajectory(setting: str, source: str) -> Trajectory:
+    """The total batches of a run and its merges, by round, to be repeated; raises a SettingsError as `read_rows` does,
+    and if rounds are missing.
+    """
+    rows = [row for row in read_rows(setting, source) if row.round]
+    batches: dict[int, dict[int, int]] = {}
+    for row in rows:
+        batches.setdefault(row.round - 1, {})[row.trainer] = row.total_batch or 0
+    merges = {row.round - 1: row.merge for row in rows if row.merge}
+    if 0 not in batches:
+        raise SettingsError(f"{setting}={source}: has no round 1; name the records of a whole run")
+    trainers = set(batches[0])
+    for round_ in range(max(batches) + 1):
+        if round_ in merges:
+            trainers -= set(merges[round_].ended)
+        for trainer in sorted(trainers):
+            if not batches.get(round_, {}).get(trainer):
+                rule = f"trainer {trainer} has no total_batch in round {round_ + 1}; name the records of a whole run"
+                raise SettingsError(f"{setting}={source}: {rule}")
+        trainers = set(batches[round_])
+    return Trajectory(batches, merges)
+
+
+def read_rows(setting: str, source: str) -> list[TrainerRow]:
+    """The rows of a run directory, or of its metrics.jsonl, which a setting names.
+
+    Damaged lines, as a power cut or a full disk leaves them, are skipped and reported on standard error.
+
+    Raises:
+        SettingsError: it is missing, or holds something else.
+    """
+    path = Path(source)
+    try:
+        path = path / METRICS_FILE if path.is_dir() else path
+        rows, problems = parse_rows(path.read_bytes())
+    except (OSError, ValueError) as error:
+        remedy = f"name a run directory, or its {METRICS_FILE}"
+        raise SettingsError(f"{setting}={source}: {path} cannot be read; {remedy}") from error
+    if not rows:
+        problem = problems[0] if problems else "it is empty"
+        raise SettingsError(f"{setting}={source}: holds no record of a round ({problem}); name a run's {METRICS_FILE}")
+    if problems:
+        count = f"{len(problems)} of {len(rows) + len(problems)} lines are no records and are left out"
+        report_error(f"note: {setting}={source}: {count}, the first of them {problems[0]}")
+    return rows

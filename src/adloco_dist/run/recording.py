@@ -7,7 +7,6 @@ from operator import add
 from typing import Any
 
 from adloco_dist.config import Settings
-from adloco_dist.policy.batch import BatchPlan
 from adloco_dist.policy.evaluation import Evaluation
 from adloco_dist.policy.layout import ranks_of_seat
 from adloco_dist.policy.plan import RoundPlan
@@ -26,8 +25,8 @@ def round_rows(
 
     Args:
         plan: that of the round that the reports are about; None for the state before training.
-        reports: of all seats; of a seat of several ranks, figures that are a rank's are under its lowest.
         next_plan: what was decided from the reports: it holds the statistics smoothed over this round.
+        reports: those of all seats; figures of a seat of several ranks are under its lowest rank.
     """
     by_trainer, size = shares_by_trainer(reports), settings.pool.ranks_per_worker
     rows = [_row(settings, plan, trainer, by_trainer[trainer]) for trainer in sorted(by_trainer)]
@@ -44,7 +43,7 @@ def round_rows(
             row.statistics = asdict(statistics) if statistics else None
             if (batch := next_plan.batches.get(row.trainer)) and (smoothed := batch.smoothed.statistics):
                 row.smoothed, row.noise_scale = asdict(smoothed), smoothed.noise_scale
-    if plan:  # what a rank notes is of no trainer more than of another
+    if plan:  # a rank's own notes belong to no trainer in particular
         rows[0].notes += [f"rank {size * seat.rank}: {note}" for seat in reports for note in seat.notes]
     return rows
 
@@ -57,7 +56,7 @@ def _row(settings: Settings, plan: RoundPlan | None, trainer: int, shares: Share
     bytes_sent = _by_key([share.bytes_sent for share in reports], sum)
     bytes_sent["control"] = sum(_control_bytes(rank, trainer) for rank, _ in shares)
     evaluation = evaluated(shares)
-    trained = _trained(settings, plan, plan.batches[trainer], trainer, shares) if plan else {}
+    trained = _trained(settings, plan, trainer, shares) if plan else {}
     return TrainerRow(
         round=plan.round + 1 if plan else 0,
         trainer=trainer,
@@ -71,13 +70,14 @@ def _row(settings: Settings, plan: RoundPlan | None, trainer: int, shares: Share
     )
 
 
-def _trained(settings: Settings, plan: RoundPlan, batch: BatchPlan, trainer: int, shares: Shares) -> dict[str, Any]:
+def _trained(settings: Settings, plan: RoundPlan, trainer: int, shares: Shares) -> dict[str, Any]:
     """The fields of a round: what was trained, and why the batch was what it was."""
-    reports, size, sequences = [share for _, share in shares], settings.pool.ranks_per_worker, plan.sequences(trainer)
+    reports, size = [share for _, share in shares], settings.pool.ranks_per_worker
+    batch, sequences = plan.batches[trainer], plan.sequences(trainer)
     worker_updates = [plan.updates_of(trainer, worker) for worker in range(plan.layout.num_workers(trainer))]
     capacity = smallest_capacity(rank.capacity for rank, _ in shares)
     passes = -(-batch.local_batch // (capacity or batch.local_batch))
-    notes = [f"rank {rank.rank}: {note}" for rank, share in shares for note in share.inner.notes]
+    notes = [f"rank {size * seat.rank}: {note}" for seat, share in shares for note in share.inner.notes]
     return {
         "plan": shares[0][0].plan_digest,
         "updates": plan.updates,
@@ -140,6 +140,6 @@ def _by_key(parts: Sequence[Mapping[str, Any]], combine: Any) -> dict[str, Any]:
 
 def _control_bytes(report: RankReport, trainer: int) -> int:
     """A rank's control bytes, dealt evenly to the trainers on it; the parts add up exactly."""
-    placed, whole = sorted(report.trainers), report.control_bytes_sent
-    place, num_parts = placed.index(trainer), len(placed)
-    return whole * (place + 1) // num_parts - whole * place // num_parts
+    trainers, num_bytes = sorted(report.trainers), report.control_bytes_sent
+    place = trainers.index(trainer)
+    return num_bytes * (place + 1) // len(trainers) - num_bytes * place // len(trainers)

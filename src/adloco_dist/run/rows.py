@@ -22,7 +22,7 @@ Number = float | None
 class TrainerRow(Struct, omit_defaults=True, gc=False):
     """What a trainer did in a round, or where it stood before the first (round 0).
 
-    A field that has nothing to say is left out of the file. Keys of a dictionary by rank are ranks.
+    Fields at their defaults are left out of the file. Integer keys of dictionaries are ranks.
     """
 
     round: Count
@@ -51,7 +51,7 @@ class TrainerRow(Struct, omit_defaults=True, gc=False):
     total_batch: Count | None = None
     local_batch: Count | None = None
     request: Number = None
-    """Total batch that was asked for; nothing: any."""
+    """Total batch that was asked for; None: any."""
     bounded_request: Number = None
     bound: str | None = None
     """What bounded the request."""
@@ -85,7 +85,7 @@ class TrainerRow(Struct, omit_defaults=True, gc=False):
     statistics: dict[str, Number | bool] | None = None
     """What was measured of its gradients in the round."""
     smoothed: dict[str, Number | bool] | None = None
-    """The running averages on which the next request stands."""
+    """The running averages from which the next request was computed."""
     noise_scale: Number = None
 
     def __post_init__(self) -> None:
@@ -115,11 +115,12 @@ def parse_rows(content: bytes) -> tuple[list[TrainerRow], list[str]]:
     """The rows of whole lines, of this version or an earlier one.
 
     Returns:
-        The rows, and what is to be said of each line that is none.
+        The rows, and what is wrong with each line that is no row.
     """
     rows: list[TrainerRow] = []
     problems: list[str] = []
-    for number, line in enumerate(content.split(b"\n")[: -1 if content.endswith(b"\n") else None], start=1):
+    lines = content.removesuffix(b"\n").split(b"\n") if content else []
+    for number, line in enumerate(lines, start=1):
         try:
             rows.append(_decode_row(line))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -131,10 +132,8 @@ def parse_rows(content: bytes) -> tuple[list[TrainerRow], list[str]]:
 
 
 def _unusual_row(line: bytes) -> TrainerRow:
-    """A row with null for an infinite request in a merge, or with numbers that JSON does not know.
-
-    Raises:
-        ValueError: it is no row.
+    """A row with null for an infinite request in a merge, or with numbers that JSON does not know; raises a ValueError
+    if it is no row.
     """
     value = decode_json(line)
     with suppress(AttributeError, LookupError, TypeError):  # without a merge, or with something else in its place

@@ -57,10 +57,7 @@ class Tracker(Protocol):
 
 
 def check_trackers(tracking: TrackingSettings) -> None:
-    """
-    Raises:
-        SettingsError: W&B is to be online and nobody is logged in there, or a package is missing.
-    """
+    """Raise a SettingsError if W&B is to be online and nobody is logged in there, or a package is missing."""
     rule = "the package tensorboard is not installed; pip install tensorboard, or leave it out"
     is_there = not tracking.tensorboard or find_spec("tensorboard") is not None
     require(is_there, "tracking.tensorboard", tracking.tensorboard, rule)
@@ -112,7 +109,8 @@ class BackgroundTracker:
         report_line: Callable[[str], None],
         state: Json | None = None,
     ) -> None:
-        """Open the tracker in its thread, for which it is given the last round of earlier starts, -1 if there is none;
+        """Call `open_tracker` in a thread with the last round of earlier starts (-1: none).
+
         `state` is what a later start of the run needs to continue.
         """
         self._directory, self._report_line = directory, report_line
@@ -188,14 +186,16 @@ def with_totals(rounds: Iterator[Sequence[TrainerRow]]) -> Iterator[Values]:
 class WandbTracker:
     """Logs every round as a step, and the result as the run's summary.
 
-    Steps cannot be taken back, and a run that resumes repeats some: of these the first values stay.
+    Steps cannot be taken back: of rounds that a resumed run repeats, the first values stay.
     """
 
     def __init__(
         self, tracking: TrackingSettings, settings: Json, directory: Path, run_id: str, last_round: int
     ) -> None:
-        """Begin the run of this id in Weights & Biases, or continue it; where nothing says which rounds are logged, for
-        the directory was on another machine, those up to `last_round` are taken to be.
+        """Begin the run of this id in Weights & Biases, or continue it.
+
+        If the record of what was logged is missing, since the directory was on another machine, rounds up to
+        `last_round` count as logged.
         """
         import wandb  # half a second
 

@@ -17,8 +17,8 @@ from adloco_dist.policy.layout import Layout, experiment_layout
 from adloco_dist.policy.replay import Trajectory, check_trajectory
 from adloco_dist.pool.capacity import available_bytes, state_bytes
 from adloco_dist.run.directory import RunDirectory, existing_part, open_directory
+from adloco_dist.run.reading import read_trajectory
 from adloco_dist.run.tracking import check_trackers
-from adloco_dist.run.trajectory import read_trajectory
 from adloco_dist.setup.parts import Parts
 from adloco_dist.text import first_difference, values_by_rank
 

@@ -8,8 +8,6 @@ import torch
 from adloco_dist.command import as_tool
 from adloco_dist.config.errors import require
 from adloco_dist.policy.evaluation import in_order, in_words
-from adloco_dist.pool.arithmetic import set_up_arithmetic
-from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.round.evaluate import BATCH, evaluate
 from adloco_dist.terminal import report_line, reported_wait
 from adloco_dist.tools.finished import open_finished
@@ -34,12 +32,10 @@ def evaluate_run(directory: Path, max_sequences: int | None) -> str:
         SettingsError: no such run, no model, or another corpus than the run's on this machine.
     """
     require(max_sequences is None or max_sequences >= 1, "--sequences", max_sequences, "must be >= 1")
-    run = open_finished(directory)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    set_up_arithmetic(run.settings, device)
-    flat_model, table = FlatModel(run.module, device, run.settings.precision), run.splits.validation
-    weights, chosen = flat_model.initial_weights(), in_order(table.num_sequences)[:max_sequences]
-    evaluation = evaluate(flat_model, run.objective, weights, table, chosen, BATCH)
+    run = open_finished(directory, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    weights, table = run.flat_model.initial_weights(), run.splits.validation
+    chosen = in_order(table.num_sequences)[:max_sequences]
+    evaluation = evaluate(run.flat_model, run.objective, weights, table, chosen, BATCH)
     kind = "labels" if run.settings.data.is_labelled else "tokens"
     loss, figure = evaluation.loss, in_words(evaluation.figures())
     return f"validation loss {loss:.4f}, {figure}, on {evaluation.targets:,} {kind}"

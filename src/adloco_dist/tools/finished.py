@@ -17,17 +17,23 @@ from adloco_dist.objective.models import trial_losses
 from adloco_dist.objective.own import WEIGHTS_FILE
 from adloco_dist.objective.protocol import ParameterCount
 from adloco_dist.objective.weights import auto_class, load_weights, num_stored, on_meta
+from adloco_dist.pool.arithmetic import set_up_arithmetic
 from adloco_dist.pool.capacity import available_bytes
-from adloco_dist.pool.flat_model import vector_dtype
+from adloco_dist.pool.flat_model import FlatModel, vector_dtype
 from adloco_dist.run.directory import MODEL_DIRECTORY
 from adloco_dist.run.reading import read_run, settings_of
 from adloco_dist.text import reason
 
+CPU = torch.device("cpu")
 
-def load_model(directory: Path, settings: Settings, num_vectors: int = 1, sharers: int = 1) -> PreTrainedModel:
-    """The model that the run saved.
+
+def load_model(
+    directory: Path, settings: Settings, device: torch.device = CPU, num_vectors: int = 1, sharers: int = 1
+) -> PreTrainedModel:
+    """The model that the run saved, on the CPU.
 
     Args:
+        device: where it will be used.
         num_vectors: vectors as large as the model that will be held at one time.
         sharers: processes that do the same on this machine.
 
@@ -48,7 +54,6 @@ def load_model(directory: Path, settings: Settings, num_vectors: int = 1, sharer
     detail = f"has {stored:,} numbers, its config.json asks for {num_parameters:,} parameters"
     rule = f"the model.safetensors in its {MODEL_DIRECTORY}/ {detail}; restore both"
     require(not 0 < stored < num_parameters, "RUN", directory, rule)  # before as many are built
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     needed = num_vectors * num_parameters * vector_dtype(settings.precision).itemsize
     memory = available_bytes(device, sharers)
     rule = f"its model takes {needed / 1e6:,.0f} MB here, and {memory / 1e6:,.0f} MB are available"
@@ -69,34 +74,32 @@ class FinishedRun:
 
     settings: Settings
     objective: LanguageObjective
-    module: PreTrainedModel
+    flat_model: FlatModel
     splits: TextSplits
 
 
-def open_finished(directory: Path, num_vectors: int = 2, sharers: int = 1) -> FinishedRun:
-    """Read a run's settings, the model that it saved (see `load_model`), and its corpus.
+def open_finished(directory: Path, device: torch.device, num_vectors: int = 2, sharers: int = 1) -> FinishedRun:
+    """Read a run's settings, its corpus and the model that it saved (see `load_model`), which moves to `device`.
 
     Raises:
         SettingsError: no such run, no model, or another corpus than the run's on this machine.
     """
     facts = read_run(directory)
     settings = settings_of(directory, facts)
-    module = load_model(directory, settings, num_vectors, sharers)
+    module = load_model(directory, settings, device, num_vectors, sharers)
     splits = load_corpus(settings.data, settings.seed)
     if splits.digest != facts["corpus"]["digest"]:
         detail = f"was trained on {facts['corpus']['source']}; {splits.source} on this machine differ"
         raise SettingsError(f"RUN={directory}: {detail}")
     _check_limits(directory, settings, module.config, splits)
-    return FinishedRun(settings, LanguageObjective(settings, module.config, splits.vocabulary), module, splits)
+    objective = LanguageObjective(settings, module.config, splits.vocabulary)
+    set_up_arithmetic(settings, device)
+    return FinishedRun(settings, objective, FlatModel(module, device, settings.precision), splits)
 
 
 @contextmanager
 def readable(directory: Path, what: str) -> Iterator[None]:
-    """Report what goes wrong while transformers read a file of a run, or use it: they have exceptions of many kinds.
-
-    Raises:
-        SettingsError: it cannot be read.
-    """
+    """Turn the many kinds of exceptions that transformers raises for a damaged file of a run into a SettingsError."""
     try:
         yield
     except Exception as error:

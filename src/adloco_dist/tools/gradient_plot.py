@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.table import Table
 
@@ -57,7 +56,6 @@ def _table(result: Json) -> Table:
 def draw(result: Json, path: Path) -> None:
     """Write the picture, a PNG: distribution of the deviations; deviation, cosine and norm by batch size."""
     figure = Figure(figsize=INCHES, dpi=DOTS_PER_INCH, layout="constrained")
-    FigureCanvasAgg(figure)
     bins, deviation, cosine, norm = figure.subplots(2, 2).flat
     figure.suptitle(_title(result), parse_math=False)
     rows = result["batches"]

@@ -24,7 +24,6 @@ from adloco_dist.data.tokens import TextTable
 from adloco_dist.messages import Json
 from adloco_dist.noise.statistics import ratio
 from adloco_dist.objective.protocol import Objective
-from adloco_dist.pool.arithmetic import set_up_arithmetic
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.gradient import accumulate_gradient, mean_gradient
 from adloco_dist.round.evaluate import BATCH
@@ -39,7 +38,7 @@ NUM_VECTORS = 3
 """Flat vectors that a rank holds: weights, gradient and G."""
 BATCH_SIZES = (1, 4, 16, 64)
 MIN_BATCHES = 8
-"""Minimum number of batches for a standard error: few that hold all sequences deviate nearly alike (two, exactly)."""
+"""Minimum number of batches for a standard error: a few that hold all sequences deviate almost equally, two exactly."""
 PIECE_ELEMENTS = 1 << 20
 """Inner products are summed over pieces of so many elements: a long sum in fp32 would lose what is small in it."""
 
@@ -66,7 +65,6 @@ class Subject:
     """What is analysed."""
 
     settings: Settings
-    """Settings of the run."""
     flat_model: FlatModel
     """The model at the weights, and in the mode (eval or train), that are analysed; its gradient is overwritten."""
     objective: Objective
@@ -90,22 +88,6 @@ class FullGradient:
     targets: int
 
 
-@dataclass(frozen=True)
-class BatchFigures:
-    """Figures of J batches of equally many sequences, each (J,), in the order of the batches; equal on all ranks."""
-
-    size: int
-    """B."""
-    relative_sizes: Vector
-    """s_j."""
-    norms: Vector
-    """|g_j|."""
-    squared_deviations: Vector
-    """|g_j - G|^2."""
-    cosines: Vector
-    """Cosines of g_j with G; 0 where g_j is 0."""
-
-
 def analyze_run(runtime: Runtime, options: AnalysisOptions) -> None:
     """Analyse a run's model; rank 0 prints a table, and writes gradients.json and gradients.png. Collective.
 
@@ -116,38 +98,36 @@ def analyze_run(runtime: Runtime, options: AnalysisOptions) -> None:
             numbers that do not fit it, no place for the files, or a gradient with which nothing can be compared.
     """
     output = options.output or options.run / "gradients"
-    subject: Subject | None = None
     with runtime.control.agreed():
         subject = _load(options, runtime.device, runtime.nodes.count(runtime.nodes[runtime.rank]))
         if runtime.rank == 0:
             check_place("--output", output)
-    assert subject is not None
     subject.flat_model.module.eval()
     # Integers, whose sum does not depend on its order; alignment makes the weights whole 64-bit words.
     bits = int(subject.flat_model.initial_weights().view(torch.int64).sum())
     asked = {"--sequences": options.sequences, "--batches": options.batches, "--split": options.split}
     if difference := first_difference(runtime.control.exchange({**asked, "the model": bits})):
         raise SettingsError(f"{difference}; start every node with the same command and run")
-    settings, eta, num_sequences = subject.settings, subject.settings.batching.eta, len(subject.ids)
+    settings = subject.settings
     group = Groups(runtime.backend, settings.cluster.timeout_seconds).of(tuple(range(runtime.world_size)))
     full = full_gradient(subject, runtime.control, group)
     if not (math.isfinite(full.squared_norm) and full.squared_norm > 0):
         what = f"the squared norm of its model's gradient over the {subject.split} split is {full.squared_norm}"
         raise SettingsError.of("RUN", options.run, f"{what}, with which nothing can be compared")
-    sizes = options.batches or [size for size in BATCH_SIZES if size <= num_sequences]
-    batches = [batch_figures(subject, full, size, runtime.control) for size in sizes]
+    sizes = options.batches or [size for size in BATCH_SIZES if size <= len(subject.ids)]
+    batches = [summary(subject, full, size, runtime.control) for size in sizes]
     result = {
         "run": str(options.run),
         "split": subject.split,
         "split_sequences": subject.table.num_sequences,
-        "sequences": num_sequences,
+        "sequences": len(subject.ids),
         "targets": full.targets,
         "num_parameters": subject.flat_model.num_parameters,
         "precision": settings.precision.name,
-        "eta": eta,
+        "eta": settings.batching.eta,
         "loss": full.loss,
         "norm": math.sqrt(full.squared_norm),
-        "batches": [summary(figures, full, num_sequences, eta) for figures in batches],
+        "batches": batches,
     }
     if runtime.rank == 0:
         show(result, output)
@@ -157,7 +137,7 @@ def _load(options: AnalysisOptions, device: torch.device, sharers: int) -> Subje
     """Load what is analysed on one of `sharers` ranks of this node, and refuse whatever it alone can refuse."""
     for name, value in (("--sequences", options.sequences), ("--pass", options.micro_batch_size)):
         require(value is None or value >= 1, name, value, "must be >= 1")
-    run = open_finished(options.run, NUM_VECTORS, sharers)
+    run = open_finished(options.run, device, NUM_VECTORS, sharers)
     settings, splits = run.settings, run.splits
     rule = f"{splits.source} cannot be read in any order; leave it out for the validation split"
     require(options.split != "train" or splits.table is not None, "--split", options.split, rule)
@@ -168,10 +148,8 @@ def _load(options: AnalysisOptions, device: torch.device, sharers: int) -> Subje
     require(count <= table.num_sequences, "--sequences", count, f"the {split} split has {table.num_sequences}")
     largest = max(options.batches or (1,))
     require(largest <= count, "--batches", largest, f"{count} sequences are looked at; take more (--sequences)")
-    set_up_arithmetic(settings, device)
-    flat_model = FlatModel(run.module, device, settings.precision)
     ids = np.arange(count) * table.num_sequences // count  # spread evenly
-    return Subject(settings, flat_model, run.objective, split, table, ids, options.micro_batch_size or BATCH)
+    return Subject(settings, run.flat_model, run.objective, split, table, ids, options.micro_batch_size or BATCH)
 
 
 def full_gradient(subject: Subject, control: ControlPlane, group: Group | None) -> FullGradient:
@@ -194,8 +172,10 @@ def full_gradient(subject: Subject, control: ControlPlane, group: Group | None) 
     return FullGradient(vector, float(inner_product(vector, vector)), loss / targets, targets)
 
 
-def batch_figures(subject: Subject, full: FullGradient, size: int, control: ControlPlane) -> BatchFigures:
-    """The gradients of batches of `size` sequences against the full one. Collective.
+def compare(subject: Subject, full: FullGradient, size: int, control: ControlPlane) -> Vector:
+    """The gradients of J batches of `size` sequences against the full one: (4, J) numbers, equal on all ranks.
+
+    A column has the batch's number of targets, |g_j|^2, <g_j, G> and |g_j - G|^2. Collective.
 
     The sequences are cut into consecutive batches of a random order, which the run's seed fixes; a rest that is smaller
     than a batch is left out. Every rank takes each world_size-th batch.
@@ -208,17 +188,14 @@ def batch_figures(subject: Subject, full: FullGradient, size: int, control: Cont
     for number in range(control.rank, num_batches, control.world_size):
         batch = subject.table.batch(order[number * size : (number + 1) * size]).to(flat_model.device)
         done = mean_gradient(flat_model, subject.objective, batch, subject.micro_batch_size)
-        compared = [inner_product(gradient, gradient), inner_product(gradient, full.vector)]
+        products = [inner_product(gradient, gradient), inner_product(gradient, full.vector)]
         gradient.sub_(full.vector)  # without a further vector
-        compared.append(inner_product(gradient, gradient))
-        rows.append([done.num_targets, *torch.stack(compared).tolist()])
+        products.append(inner_product(gradient, gradient))
+        rows.append([done.num_targets, *torch.stack(products).tolist()])
     everything = np.empty((num_batches, 4))
     for rank, reply in enumerate(control.exchange({"rows": rows})):
         everything[rank :: control.world_size] = np.reshape(reply["rows"], (-1, 4))
-    targets, squared_norms, products, squared_deviations = everything.T
-    norms = np.sqrt(squared_norms)
-    cosines = np.divide(products, norms * math.sqrt(full.squared_norm), out=np.zeros(num_batches), where=norms > 0)
-    return BatchFigures(size, targets * num_sequences / full.targets, norms, squared_deviations, cosines)
+    return everything.T
 
 
 def inner_product(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
@@ -227,8 +204,14 @@ def inner_product(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     return torch.stack([piece @ its for piece, its in pairs]).double().sum()
 
 
-def traces_of(figures: BatchFigures, num_sequences: int) -> Vector:
+def traces_of(size: int, relative_sizes: Vector, squared_deviations: Vector, num_sequences: int) -> Vector:
     """tr(Sigma) per sequence as every batch estimates it, (J,); their mean is the estimate.
+
+    Args:
+        size: B.
+        relative_sizes: (J,) s_j.
+        squared_deviations: (J,) |g_j - G|^2.
+        num_sequences: N.
 
     Sigma is the covariance of the N sequences' own gradients (divisor N). Batches are drawn from them without
     replacement, so their means spread less than those of independent draws:
@@ -241,30 +224,35 @@ def traces_of(figures: BatchFigures, num_sequences: int) -> Vector:
     With padding s_j (g_j - G) is the sum over the batch of s_i (g_i - G), whose own sum over all sequences is 0: what
     is measured is tr(Sigma) = 1/N sum s_i^2 |g_i - G|^2, by s_j^2 |g_j - G|^2 / B, and the formula holds as it stands.
     """
-    if figures.size == num_sequences:
-        return np.full(len(figures.norms), math.nan)
-    correction = (num_sequences - 1) / (num_sequences - figures.size)
-    return figures.relative_sizes**2 * figures.squared_deviations / figures.size * correction
+    if size == num_sequences:
+        return np.full(len(squared_deviations), math.nan)
+    return relative_sizes**2 * squared_deviations / size * ((num_sequences - 1) / (num_sequences - size))
 
 
-def summary(figures: BatchFigures, full: FullGradient, num_sequences: int, eta: float) -> Json:
-    """What the batches of one size come to.
+def summary(subject: Subject, full: FullGradient, size: int, control: ControlPlane) -> Json:
+    """What batches of `size` sequences come to, by the names of gradients.json; the same on all ranks. Collective.
 
     trace: tr(Sigma); trace_error: its standard error (0 at B = 1, NaN of few batches). noise_scale: tr(Sigma) / |G|^2,
-    in sequences. request: the batch that the norm test asks for, tr(Sigma) / (eta^2 |G|^2) (docs/theory.md).
+    in sequences. request: the batch that the norm test asks for, tr(Sigma) / (eta^2 |G|^2) (docs/theory.md). A cosine
+    with a gradient of 0 is 0.
     """
-    traces = traces_of(figures, num_sequences)
-    trace, num_batches = float(traces.mean()), len(traces)
+    targets, squared_norms, products, squared_deviations = compare(subject, full, size, control)
+    norms, num_batches, num_sequences = np.sqrt(squared_norms), len(targets), len(subject.ids)
+    traces = traces_of(size, targets * num_sequences / full.targets, squared_deviations, num_sequences)
+    trace = float(traces.mean())
     error = float(traces.std(ddof=1)) / math.sqrt(num_batches) if num_batches >= MIN_BATCHES else math.nan
-    deviations = np.sqrt(figures.squared_deviations / full.squared_norm)
-    values = {"norm": figures.norms, "relative_deviation": deviations, "cosine": figures.cosines}
+    values = {
+        "norm": norms,
+        "relative_deviation": np.sqrt(squared_deviations / full.squared_norm),
+        "cosine": np.divide(products, norms * math.sqrt(full.squared_norm), out=np.zeros(num_batches), where=norms > 0),
+    }
     return {
-        "batch": figures.size,
+        "batch": size,
         "num_batches": num_batches,
         "trace": trace,
-        "trace_error": 0.0 if figures.size == 1 < num_sequences else error,
+        "trace_error": 0.0 if size == 1 < num_sequences else error,
         "noise_scale": ratio(trace, full.squared_norm),
-        "request": ratio(trace, eta**2 * full.squared_norm),
+        "request": ratio(trace, subject.settings.batching.eta**2 * full.squared_norm),
         **{name: quartiles(of_batches) for name, of_batches in values.items()},
         "values": {name: of_batches.tolist() for name, of_batches in values.items()},
     }

@@ -13,7 +13,7 @@ import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -32,6 +32,8 @@ from adloco_dist.data.encoding import Tokens, load_encoder, train_tokenizer
 from adloco_dist.data.hub import prefer_cache_without_hub
 from adloco_dist.data.text_files import TextFiles
 from adloco_dist.data.token_files import Manifest, TokenFile, max_id
+from adloco_dist.messages import decode, decode_json, encode
+from adloco_dist.run.manifest import write_content
 from adloco_dist.terminal import new_console, reported_wait, show
 from adloco_dist.text import one_line
 
@@ -44,7 +46,7 @@ TOKENIZER = "tokenizer"
 
 @dataclass(frozen=True)
 class Unit:
-    """What one process makes token files of at one time."""
+    """A unit of work, which one process turns into token files."""
 
     name: str
     files: tuple[str, ...]
@@ -149,15 +151,17 @@ def _tokenize_split(
     left = [unit for unit in units if done[unit.name] is None]
     num_processes, context = min(options.processes, max(1, len(left))), multiprocessing.get_context("spawn")
     processes = ProcessPoolExecutor(num_processes, context, begin_in_pool, (os.getpid(),))
-    with _progress() as progress, processes as pool:
+    bar, tokens_column = (BarColumn(), MofNCompleteColumn()), "{task.fields[tokens]} tokens"
+    columns = ("{task.description}", *bar, tokens_column, TimeElapsedColumn(), "left", TimeRemainingColumn())
+    with Progress(*columns, console=new_console(stderr=True)) as progress, processes as pool:
         task = progress.add_task(split, total=len(units), completed=len(units) - len(left), tokens="0")
         with signals_held([signal.SIGINT]):  # processes that still import would show where they were
             jobs = {pool.submit(tokenize_unit, folder, unit, source, data, options.shard_tokens): unit for unit in left}
         tokens, printed = 0, set()
         try:
             for job in as_completed(jobs):
-                files, skipped, found = job.result()
-                encoder.counts.update(found)
+                files, skipped, counts = job.result()
+                encoder.counts.update(counts)
                 done[jobs[job].name] = files
                 tokens += sum(file.num_tokens for file in files)
                 progress.update(task, advance=1, tokens=f"{tokens:,}")
@@ -176,15 +180,21 @@ def _tokenize_split(
         vocabulary.tokenizer.save_pretrained(options.out / TOKENIZER)
     Manifest(files, f"../{TOKENIZER}", vocabulary.size, made_of).write(folder)
     total = sum(file.num_tokens for file in files)
-    whole = f"{folder}: {total:,} tokens in {len(files)} file(s), vocabulary of {vocabulary.size:,}"
-    return "\n".join([whole, *(f"note: {note}" for note in encoder.take_notes())])
+    line = f"{folder}: {total:,} tokens in {len(files)} file(s), vocabulary of {vocabulary.size:,}"
+    return "\n".join([line, *(f"note: {note}" for note in encoder.take_notes())])
 
 
 def tokenize_unit(
     folder: Path, unit: Unit, source: Source, data: DataSettings, shard_tokens: int
 ) -> tuple[list[TokenFile], list[str], Counter[int]]:
-    """Write a unit's token files, and last a note of them; what was skipped of damaged files, and found in texts, too;
-    raises a SettingsError where a file cannot be read to its end."""
+    """Write a unit's token files, and last a note of them, which says that the unit is done.
+
+    Returns:
+        The files, what was skipped of damaged ones, and what the encoder counted in texts.
+
+    Raises:
+        SettingsError: a file cannot be read to its end.
+    """
     encoder, files = load_encoder(data), []
     pending: list[Tokens] = []
     documents = _documents(source, unit)
@@ -197,9 +207,7 @@ def tokenize_unit(
             pending = [whole[len(whole) // shard_tokens * shard_tokens :]]
     if sum(map(len, pending)):
         files.append(_write(folder, unit, len(files), np.concatenate(pending)))
-    draft = folder / f".{unit.name}.draft"
-    draft.write_text(json.dumps([asdict(file) for file in files]), encoding="utf-8")
-    draft.rename(folder / f".{unit.name}.json")
+    write_content(folder / f".{unit.name}.json", json.dumps(encode(files)).encode())
     return files, source.take_notes(), encoder.counts
 
 
@@ -215,9 +223,8 @@ def _write(folder: Path, unit: Unit, number: int, tokens: Tokens) -> TokenFile:
 def _finished(folder: Path, unit: Unit) -> list[TokenFile] | None:
     """The files of a unit that an earlier command has finished."""
     try:
-        note = (folder / f".{unit.name}.json").read_text(encoding="utf-8")
-        files = [TokenFile(**file) for file in json.loads(note)]
-    except (OSError, ValueError, TypeError):
+        files = decode(list[TokenFile], decode_json((folder / f".{unit.name}.json").read_bytes()))
+    except (OSError, ValueError):
         return None
     return files if all((folder / file.name).exists() for file in files) else None
 
@@ -249,9 +256,3 @@ def _made_of(data: DataSettings, units: Sequence[Unit], encoder: str, shard_toke
         "shard_tokens": shard_tokens,
         "units": [[*(sizes[file] for file in unit.files), unit.index, unit.stride] for unit in units],
     }
-
-
-def _progress() -> Progress:
-    shown, times = ("{task.description}", BarColumn(), MofNCompleteColumn()), (TimeElapsedColumn(), "left")
-    tokens, console = "{task.fields[tokens]} tokens", new_console(stderr=True)
-    return Progress(*shown, tokens, *times, TimeRemainingColumn(), console=console)

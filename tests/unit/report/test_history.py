@@ -23,7 +23,7 @@ def line(*records: dict[str, object]) -> str:
 
 def test_axes_add_up_what_has_passed(tmp_path: Path) -> None:
     rows = [*before_training(0, 1), *(row(number, trainer) for number in (1, 2) for trainer in (0, 1))]
-    history, _ = read_history(written(tmp_path, line(*rows)))
+    history = read_history(written(tmp_path, line(*rows)))
     assert history.trainers == [0, 1]
     assert history.num_rounds == 2
     assert {name: values.tolist() for name, values in history.axes.items()} == {
@@ -38,17 +38,25 @@ def test_axes_add_up_what_has_passed(tmp_path: Path) -> None:
 def test_half_a_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
     text = line(row(1), row(2))
     path = written(tmp_path, text[:-20])
-    history, end = read_history(path)
+    history = read_history(path)
     assert history.rounds.tolist() == [1]
     assert not history.problems
+    assert read_history(path, history) == history, "nothing was written since"
     written(tmp_path, text)
-    more, end = read_history(path, end)
-    assert more.rounds.tolist() == [2]
-    assert end == len(text)
+    history = read_history(path, history)
+    assert history.rounds.tolist() == [1, 2]
+    assert not history.problems
+    assert history.num_bytes == len(text)
+
+
+def test_records_without_a_line_have_no_problem(tmp_path: Path) -> None:
+    history = read_history(written(tmp_path))
+    assert not history.rows
+    assert not history.problems
 
 
 def test_lines_that_are_no_records_are_left_out_and_reported(tmp_path: Path) -> None:
-    history, _ = read_history(written(tmp_path, line(row(1)), '{"round": 2, "tra\n', "[]\n", "\n", line(row(3))))
+    history = read_history(written(tmp_path, line(row(1)), '{"round": 2, "tra\n', "[]\n", "\n", line(row(3))))
     assert history.rounds.tolist() == [1, 3]
     assert [problem.partition(":")[0] for problem in history.problems] == ["line 2", "line 3", "line 4"]
 
@@ -64,13 +72,13 @@ def test_records_of_a_version_without_clock_and_rank_seconds(tmp_path: Path) -> 
 
 def test_numbers_that_are_unknown_are_nan(tmp_path: Path) -> None:
     path = written(tmp_path, line(row(1, train_loss=None)) + line({**row(2), "train_loss": None}) + line(row(3)))
-    history, _ = read_history(path)
+    history = read_history(path)
     np.testing.assert_array_equal(history.values("train_loss"), [np.nan, np.nan, 3.97])
 
 
 def test_a_note_is_told_once_with_the_rounds_that_say_it(tmp_path: Path) -> None:
     rows = [row(number, notes=["slow"] if number in (2, 3, 7) else []) for number in range(1, 9)]
-    history, _ = read_history(written(tmp_path, line(*rows)))
+    history = read_history(written(tmp_path, line(*rows)))
     (note,) = history.notes
     assert (note.first, note.last, note.trainer, note.text) == (2, 7, 0, "slow")
 
@@ -80,11 +88,11 @@ def test_reading_on_sees_what_was_written_since_and_a_run_that_began_again(tmp_p
     source = read_source(directory)
     with (directory / "metrics.jsonl").open("a") as file:
         file.write(line(row(2, validation_loss=1.5)))
-    source = source.read_on()
+    source = read_source(directory, source.history)
     assert source.history.rounds.tolist() == [0, 1, 2]
     assert source.history.values("validation_loss")[-1] == 1.5
     written(directory, line(row(5)))
-    assert source.read_on().history.rounds.tolist() == [5]
+    assert read_source(directory, source.history).history.rounds.tolist() == [5]
 
 
 def test_what_is_no_run_is_one_line(tmp_path: Path) -> None:

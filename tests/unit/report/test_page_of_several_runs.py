@@ -25,7 +25,7 @@ def test_costs_to_a_loss_and_differences_to_the_first(tmp_path: Path) -> None:
     second = run(tmp_path / "b", [3.4, 3.2], "inner.lr=2e-3", final=3.1, seconds=5)
     found = reached(first, 3.2)
     assert found
-    assert (found.tokens, found.bytes, found.seconds) == (3000, 3 * 2_000_500, 30)
+    assert (found["tokens"], found["bytes"], found["seconds"]) == (3000, 3 * 2_000_500, 30)
     assert reached(second, 3.0) is None
     page = page_of_several([first, second])
     tables = {table.title: table for section in page.sections for table in section.tables}

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from adloco_dist.report.figures import STRETCHES, Curve, curve_points, kept
-from adloco_dist.report.training import stretches
+from adloco_dist.report.charts import stretches
+from adloco_dist.report.figures import STRETCHES, Curve, kept
 
 
 def test_short_curves_are_drawn_whole() -> None:
@@ -24,7 +24,7 @@ def test_a_spike_of_one_round_is_drawn() -> None:
 
 def test_points_hold_every_axis() -> None:
     axes = {"round": np.array([0.0, 1.0]), "seconds": np.array([0.0, 0.123456789])}
-    drawn = curve_points(axes, [Curve("trainer 0", np.array([2.5, 3.0]), np.array([1, 0]))], "loss")
+    drawn = Curve("trainer 0", axes, np.array([2.5, 3.0]), np.array([1, 0])).points("loss")
     assert drawn == [
         {"series": "trainer 0", "round": 1, "seconds": 0.123457, "loss": 2.5},
         {"series": "trainer 0", "round": 0, "seconds": 0, "loss": 3},

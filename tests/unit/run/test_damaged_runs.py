@@ -21,9 +21,8 @@ from adloco_dist.report.source import read_source
 from adloco_dist.report.words import sentences
 from adloco_dist.run.directory import is_finished
 from adloco_dist.run.journal import MetricsFile
-from adloco_dist.run.reading import read_run, settings_of
+from adloco_dist.run.reading import read_rows, read_run, read_trajectory, settings_of
 from adloco_dist.run.rows import TrainerRow
-from adloco_dist.run.trajectory import read_rows, read_trajectory
 from adloco_dist.sweep.points import Point
 from adloco_dist.sweep.table import Row, show_table, write_csv
 from adloco_dist.tools.evaluate import evaluate_run

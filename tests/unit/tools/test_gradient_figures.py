@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from adloco_dist.launch.analyze import main
-from adloco_dist.tools.gradients import BatchFigures, Vector, quartiles, traces_of
+from adloco_dist.tools.gradients import Vector, quartiles, traces_of
 
 NUM_SEQUENCES, NUM_ELEMENTS = 6, 5
 
 
-def every_batch(gradients: Vector, targets: Vector, size: int) -> BatchFigures:
-    """Of all batches of that size that can be drawn from the sequences.
+def traces_of_all(gradients: Vector, targets: Vector, size: int) -> Vector:
+    """The estimates of all batches of that size that can be drawn from the sequences.
 
     Args:
         gradients: (N, elements), the mean over each sequence's targets.
@@ -21,13 +21,9 @@ def every_batch(gradients: Vector, targets: Vector, size: int) -> BatchFigures:
     full = targets @ gradients / targets.sum()
     chosen = [list(ids) for ids in combinations(range(len(targets)), size)]
     of_batches = [targets[ids] @ gradients[ids] / targets[ids].sum() for ids in chosen]
-    return BatchFigures(
-        size,
-        relative_sizes=np.array([targets[ids].sum() for ids in chosen]) / targets.mean(),
-        norms=np.zeros(len(chosen)),
-        squared_deviations=np.array([np.sum((gradient - full) ** 2) for gradient in of_batches]),
-        cosines=np.zeros(len(chosen)),
-    )
+    relative_sizes = np.array([targets[ids].sum() for ids in chosen]) / targets.mean()
+    squared_deviations = np.array([np.sum((gradient - full) ** 2) for gradient in of_batches])
+    return traces_of(size, relative_sizes, squared_deviations, len(targets))
 
 
 @pytest.mark.parametrize("targets", [np.full(NUM_SEQUENCES, 7.0), np.array([1.0, 9.0, 3.0, 3.0, 2.0, 6.0])])
@@ -38,9 +34,9 @@ def test_over_all_batches_the_trace_is_exactly_that_of_the_sequences(targets: Ve
     if targets.std() == 0:
         assert exact == pytest.approx(np.trace(np.cov(gradients.T, bias=True)), rel=1e-12)
     for size in range(1, NUM_SEQUENCES):
-        traces = traces_of(every_batch(gradients, targets, size), NUM_SEQUENCES)
+        traces = traces_of_all(gradients, targets, size)
         assert traces.mean() == pytest.approx(exact, rel=1e-12), size
-    assert np.isnan(traces_of(every_batch(gradients, targets, NUM_SEQUENCES), NUM_SEQUENCES)).all()
+    assert np.isnan(traces_of_all(gradients, targets, NUM_SEQUENCES)).all()
 
 
 def test_quartiles_of_known_values() -> None:

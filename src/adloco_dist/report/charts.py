@@ -1,0 +1,209 @@
+"""The figures of one run: what it learned, its batches and rounds, and what it cost in time, bytes and memory."""
+
+from collections.abc import Iterator
+
+import altair as alt
+import numpy as np
+
+from adloco_dist.report.figures import Chart, Curve, Figure, Point, color, curve_figure, kept, new_chart, over_rounds
+from adloco_dist.report.history import History, Numbers, Values
+
+PHASES = {
+    "inner": ("updates", "#4c78a8"),
+    "measure": ("measuring gradients", "#72b7b2"),
+    "outer": ("exposed averages", "#e45756"),
+    "control": ("waiting for ranks", "#f58518"),
+    "merge": ("merges", "#b279a2"),
+    "evaluation": ("evaluation", "#54a24b"),
+    "checkpoint": ("checkpoints", "#9d755d"),
+    "transfer": ("hidden averages", "#bab0ac"),
+}
+"""Steps of a rank's round, with what they are called and their colours; the last went on beside the others."""
+UTILISATION = Chart(
+    "utilisation", "Share of the time in updates", "The rest of a rank's round: averages, waiting, evaluation.", "share"
+)
+RESOURCES = tuple(
+    Chart(name, label.partition(",")[0].capitalize(), caption, label)
+    for name, label, caption in (
+        ("memory_bytes", "memory of the process, bytes", "Highest resident memory of each rank's process."),
+        ("cpu_percent", "load of the processor, %", "100 % is one core."),
+        ("gpu_memory_bytes", "memory of the GPU, bytes", "All processes on the GPU."),
+        ("gpu_percent", "load of the GPU, %", "Share of the time in which the GPU was busy."),
+        ("gpu_watts", "power of the GPU, W", "Mean of the samples in a round."),
+        ("gpu_celsius", "temperature of the GPU, °C", "Highest sample in a round."),
+    )
+)
+MAX_LINES = 12
+"""Curves of ranks in one figure; of more, the highest, the median and the lowest are drawn."""
+MAX_RANKS = 48
+"""Bars of ranks; of more, those that computed least are shown."""
+
+
+def learning(history: History) -> Iterator[Figure | None]:
+    """Losses, and what people compare beside them."""
+    caption = "Faint: training, a mean over the round. Strong: validation, of the anchors."
+    columns = {"training": "train_loss", "validation": "validation_loss"}
+    yield _of_trainers(history, Chart("loss", "Loss", caption, "loss", columns, faint="training"))
+    for name in ("perplexity", "accuracy"):
+        column, is_log = {"": f"validation_{name}"}, name == "perplexity"
+        chart = Chart(name, f"Validation {name}", "Of every trainer's anchor.", name, column, is_log=is_log)
+        yield _of_trainers(history, chart)
+    chart = Chart("update_losses", "Loss of every update", "A mean over the trainer's workers.", "loss")
+    yield curve_figure(chart, list(_update_losses(history)))
+
+
+def batches(history: History) -> Iterator[Figure | None]:
+    """How large batches were and why, how they were computed, and how long rounds were."""
+    title = "Total batch of a trainer"
+    caption = "Strong: sequences of an update, over all workers. Faint: what the statistics asked for, before bounds."
+    columns = {"asked for": "request", "taken": "total_batch"}
+    chart = Chart("batch", title, caption, "sequences", columns, faint="asked for", is_log=True, is_stepped=True)
+    yield _of_trainers(history, chart)
+    yield _bounds(history)
+    title, caption = "Micro-batches of an update", "Above 1, gradients are accumulated: the batch outgrew the device."
+    yield _of_trainers(history, Chart("passes", title, caption, "micro-batches", is_stepped=True))
+    yield _round_length(history)
+    caption = "Batches far below it average too little noise away, far above it waste sequences."
+    yield _of_trainers(history, Chart("noise_scale", "Gradient noise scale", caption, "sequences", is_log=True))
+    caption = "Progress per second over that of one worker alone, at most. Below 1 the link costs more than the other "
+    yield _of_trainers(history, Chart("worth", "What averaging is worth", f"{caption}workers bring.", "worth"))
+
+
+def _of_trainers(history: History, chart: Chart) -> Figure | None:
+    """A chart with curves for each trainer."""
+    curves: list[Curve] = []
+    for kind, column in (chart.columns or {"": chart.name}).items():
+        values = history.values(column)
+        for trainer in history.trainers:
+            rows = history.rows_of(trainer)
+            curves.append(Curve(f"trainer {trainer}", history.axes, values[rows], history.places[rows], kind))
+    return curve_figure(chart, curves)
+
+
+def _round_length(history: History) -> Figure | None:
+    """Updates and delay, which all trainers share."""
+    caption = "Strong: H, updates between two outer steps. Faint: updates of delay."
+    columns = {"H": "updates", "delay": "delay_updates"}
+    chart = Chart("round_length", "Length of rounds", caption, "updates of a worker", columns, "delay", is_stepped=True)
+    curves = [
+        Curve("all trainers", history.axes, history.highest(history.values(column)), kind=kind)
+        for kind, column in columns.items()
+    ]
+    return curve_figure(chart, curves)
+
+
+def _bounds(history: History) -> Figure | None:
+    """A strip of every trainer that says what made its batch what it was."""
+    begins = {name: np.concatenate([[0.0], ends[:-1]]) for name, ends in history.axes.items()}
+    drawn: list[Point] = []
+    for trainer in history.trainers:
+        rows = history.rows_of(trainer)
+        for first, last, word in stretches([history.bounds[row] for row in rows], history.places[rows]):
+            span = {name: float(values[first]) for name, values in begins.items()}
+            span |= {f"{name}_end": float(values[last]) for name, values in history.axes.items()}
+            drawn.append({"series": word, "trainer": f"trainer {trainer}", **span})
+    if not drawn:
+        return None
+    names = list(dict.fromkeys(str(point["series"]) for point in drawn))
+    strip = new_chart(max(60, 26 * len(history.trainers))).mark_bar()
+    strip = strip.encode(
+        x=over_rounds(),
+        x2="round_end",
+        y=alt.Y("trainer:N", title=None, sort=None),
+        color=color(names, "bound").legend(alt.Legend(orient="bottom", columns=3)),
+        tooltip=["trainer:N", "series:N", "round:Q", "round_end:Q"],
+    )
+    caption = "The setting that bounded the batch, `shard` or `measurable`, or the request, which no bound changed."
+    return Figure("bounds", "What bounded the batch", caption, strip, drawn)
+
+
+def stretches(values: list[str | None], places: Numbers) -> list[tuple[int, int, str]]:
+    """Rounds in a row that have the same word: the places of the first and the last, and the word."""
+    joined: list[tuple[int, int, str]] = []
+    for value, place in zip(values, places.tolist(), strict=True):
+        if value is not None and joined and joined[-1][2] == value and joined[-1][1] in (place, place - 1):
+            joined[-1] = (joined[-1][0], place, value)
+        elif value is not None:
+            joined.append((place, place, value))
+    return joined
+
+
+def _update_losses(history: History) -> Iterator[Curve]:
+    """The losses of single updates, where they were recorded."""
+    for trainer in history.trainers:
+        losses: list[float | None] = []
+        places: list[float] = []
+        for row in history.rows_of(trainer).tolist():
+            of_round = history.rows[row].step_losses
+            losses += of_round
+            places += (history.places[row] + np.arange(1 - len(of_round), 1) / max(1, len(of_round))).tolist()
+        values = np.array(losses, np.float64)  # NaN for None
+        yield Curve(f"trainer {trainer}", history.axes, values, np.array(places))
+
+
+def bytes_sent(history: History) -> Figure | None:
+    """What was sent, as areas on top of each other."""
+    if not history.bytes_sent:
+        return None
+    places = kept(history.axes["bytes"])  # the same for all: a stack
+    curves = [Curve(kind, history.axes, np.cumsum(sent)[places], places) for kind, sent in history.bytes_sent.items()]
+    drawn = [point for curve in curves for point in curve.points("sent")]
+    area = new_chart().mark_area(opacity=0.8)
+    area = area.encode(
+        x=over_rounds(),
+        y=alt.Y("sent:Q", title="bytes sent", stack=True, axis=alt.Axis(format="~s")),
+        color=color(list(history.bytes_sent), "kind"),
+        tooltip=["series:N", "round:Q", alt.Tooltip("sent:Q", format=".3s")],
+    )
+    return Figure("bytes", "Bytes sent by all ranks", "By kind of collective, added up.", area, drawn)
+
+
+def rank_figure(history: History, chart: Chart) -> Figure | None:
+    """UTILISATION, or one of RESOURCES: a number of every rank; of many, the highest, the median and the lowest."""
+    by_rank: dict[int, Values] = {}
+    for place, row in zip(history.places.tolist(), history.rows, strict=True):
+        used = {rank: of_rank.get(chart.name) for rank, of_rank in row.resources.items()}
+        for rank, number in (row.utilisation if chart is UTILISATION else used).items():
+            if number is not None:
+                by_rank.setdefault(rank, np.full(len(history.rounds), np.nan))[place] = number
+    columns = {f"rank {rank}": by_rank[rank] for rank in sorted(by_rank)}
+    if len(columns) > MAX_LINES:
+        of_ranks = np.ma.masked_invalid(np.vstack([*columns.values()]))
+        over_ranks = {"highest": np.ma.max, "median": np.ma.median, "lowest": np.ma.min}
+        columns = {name: np.ma.filled(reduce(of_ranks, axis=0), np.nan) for name, reduce in over_ranks.items()}
+    return curve_figure(chart, [Curve(name, history.axes, values) for name, values in columns.items()], "rank")
+
+
+def phases(history: History) -> Figure | None:
+    """A bar of every rank, and below it what went on beside its steps."""
+    spent = history.rank_seconds
+    shown = sorted(sorted(spent, key=lambda rank: spent[rank].get("inner", 0.0))[:MAX_RANKS])
+    drawn: list[Point] = [
+        {
+            "rank": f"rank {rank}",
+            "series": phase,
+            "lane": "beside" if step == "transfer" else "spent",
+            "order": order,
+            "seconds": float(f"{seconds:.6g}"),
+        }
+        for rank in shown
+        for order, (step, (phase, _)) in enumerate(PHASES.items())
+        if (seconds := spent[rank].get(step))
+    ]
+    if not drawn:
+        return None
+    colors = {phase: shade for phase, shade in PHASES.values() if any(point["series"] == phase for point in drawn)}
+    scale = alt.Scale(domain=list(colors), range=list(colors.values()))
+    bars = new_chart(max(70, 36 * len(shown))).mark_bar()
+    bars = bars.encode(
+        x=alt.X("seconds:Q", title="seconds"),
+        y=alt.Y("rank:N", title=None, sort=None),
+        yOffset=alt.YOffset("lane:N", sort=["spent", "beside"]),
+        order="order:Q",
+        color=alt.Color("series:N", title=None, scale=scale, legend=alt.Legend(orient="bottom", columns=4)),
+        tooltip=["rank:N", "series:N", alt.Tooltip("seconds:Q", format=",.3~f")],
+    )
+    caption = "Upper bar: what each rank did. Lower bar: averages that travelled beside updates, and cost nothing."
+    if len(spent) > len(shown):
+        caption += f" Of {len(spent)} ranks, the {len(shown)} that computed least."
+    return Figure("phases", "Time of each rank", caption, bars, drawn)
