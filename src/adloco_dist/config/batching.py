@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from adloco_dist.config.choices import BatchRequest, GradientNorm, Unmeasured
 from adloco_dist.config.errors import require
-from adloco_dist.config.marks import ON_A_GPU, Range, ReadWhen, check_ranges
+from adloco_dist.config.marks import ON_A_GPU, Range, ReadWhen
 
 MEASURED_REQUESTS = (
     BatchRequest.norm_test,
@@ -89,7 +89,6 @@ class BatchingSettings:
         return self.switch_n == "auto" or self.request is BatchRequest.progress
 
     def __post_init__(self) -> None:
-        check_ranges("batching", self)
         n, minimum, largest = self.switch_n, self.min_batch or 1, self.max_batch
         is_possible = n in (None, "auto") or (not isinstance(n, str) and 1 <= n < inf)
         rule = "must be a number >= 1 (it multiplies b_max), auto, or null"

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from adloco_dist.config.choices import Corpus, Damaged, Packing, Shards
 from adloco_dist.config.errors import require
-from adloco_dist.config.marks import Range, ReadWhen, check_ranges
+from adloco_dist.config.marks import Range, ReadWhen
 
 EMBEDDED = (Corpus.python_stdlib, Corpus.python_packages)
 """Corpora that every machine has."""
@@ -70,7 +70,6 @@ class DataSettings:
         return self.label_column is not None or self.corpus is Corpus.python_packages
 
     def __post_init__(self) -> None:
-        check_ranges("data", self)
         labels = self.num_labels
         self._check_files()
         if self.corpus is Corpus.tokens:

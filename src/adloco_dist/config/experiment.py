@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from adloco_dist.config.choices import MergePolicy, OuterState, Placement
 from adloco_dist.config.errors import require
-from adloco_dist.config.marks import ON_A_GPU, SEVERAL_TRAINERS, Range, ReadWhen, check_ranges
+from adloco_dist.config.marks import ON_A_GPU, SEVERAL_TRAINERS, Range, ReadWhen
 
 MAX_WORKERS = 1 << 20
 """Maximum number of workers in a pool: every rank and every plan lists all of them."""
@@ -41,7 +41,6 @@ class PoolSettings:
     """Where anchors, outer momentum and averages of anchors live: on the device, or in (pinned) CPU memory."""
 
     def __post_init__(self) -> None:
-        check_ranges("pool", self)
         workers = self.workers_per_trainer
         given = "null" if workers is None else workers
         rule = f"times pool.workers_per_trainer={given} must be <= {MAX_WORKERS}; lower one of them"
@@ -65,9 +64,6 @@ class MergeSettings:
     """w: trainers that become one; fewer where `min_trainers` asks for it."""
     min_trainers: Annotated[int, MERGES, Range(">= 1")] = 1
     """Minimum number of trainers that are left."""
-
-    def __post_init__(self) -> None:
-        check_ranges("merge", self)
 
 
 @dataclass

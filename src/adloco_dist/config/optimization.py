@@ -5,7 +5,7 @@ from typing import Annotated
 
 from adloco_dist.config.choices import Averages, InnerOptimizer, RateScaling, RoundLength, Schedule, WireFormat
 from adloco_dist.config.errors import require
-from adloco_dist.config.marks import Range, ReadWhen, check_ranges
+from adloco_dist.config.marks import Range, ReadWhen
 
 OUTER_STEPS = "algorithm.averages=pseudo_gradients"
 ADAMW = "inner.optimizer=adamw,muon"
@@ -32,7 +32,6 @@ class AlgorithmSettings:
     """Minimum and maximum of H with round=link; a delay of one update needs two, and each of wire.fragments its own."""
 
     def __post_init__(self) -> None:
-        check_ranges("algorithm", self)
         bounds, rule = self.updates_range, "must be the minimum and the maximum of H, [2,400] for example, both >= 1"
         require(len(bounds) == 2 and 1 <= bounds[0] <= bounds[1], "algorithm.updates_range", bounds, rule)
 
@@ -75,9 +74,6 @@ class InnerSettings:
     reset_each_round: Annotated[bool, ReadWhen(ADAMW), ReadWhen("inner.momentum>0")] = False
     """Whether inner moments start at zero in every round."""
 
-    def __post_init__(self) -> None:
-        check_ranges("inner", self)
-
 
 @dataclass
 class OuterSettings:
@@ -90,9 +86,6 @@ class OuterSettings:
     average_span: Annotated[float | None, Range("in (0, 1]")] = 0.05
     """Share of the tokens so far over which a trainer's anchors are averaged; the average is evaluated and saved. It
     takes a vector of the model's size, which merges alone send. null: the last anchor."""
-
-    def __post_init__(self) -> None:
-        check_ranges("outer", self)
 
 
 @dataclass
@@ -130,6 +123,3 @@ class WireSettings:
     def is_plain(self) -> bool:
         """Whether whole pseudo-gradients travel as they are, and workers wait for them."""
         return self.format is WireFormat.fp32 and not self.is_streaming
-
-    def __post_init__(self) -> None:
-        check_ranges("wire", self)

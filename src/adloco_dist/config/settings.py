@@ -74,7 +74,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         self.budget = str(self.budget_amount)
-        check_ranges("", self)
+        for name, section in sections(self).items():
+            check_ranges(name, section)
         is_data_parallel, is_sharded = self.algorithm.is_data_parallel, self.pool.ranks_per_worker > 1
         if is_data_parallel:
             self._check_data_parallel()
