@@ -8,6 +8,7 @@ is imported or any process group exists.
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Annotated, Any
 
+from adloco_dist.config import running
 from adloco_dist.config.amounts import Amount
 from adloco_dist.config.batching import BatchingSettings
 from adloco_dist.config.choices import BatchRequest, Final, InnerOptimizer, Precision, RoundLength, WireFormat
@@ -16,16 +17,6 @@ from adloco_dist.config.errors import SettingsError, require
 from adloco_dist.config.experiment import MergeSettings, ModelSettings, PoolSettings
 from adloco_dist.config.marks import ON_A_GPU, SEVERAL_TRAINERS, Range, ReadWhen, check_ranges
 from adloco_dist.config.optimization import AlgorithmSettings, InnerSettings, OuterSettings, WireSettings
-from adloco_dist.config.running import (
-    CheckpointSettings,
-    ClusterSettings,
-    EvaluationSettings,
-    InstanceSettings,
-    ProfileSettings,
-    RunSettings,
-    SimulationSettings,
-    TrackingSettings,
-)
 
 
 @dataclass
@@ -58,14 +49,14 @@ class Settings:
     wire: WireSettings = field(default_factory=WireSettings)
     batching: BatchingSettings = field(default_factory=BatchingSettings)
     merge: MergeSettings = field(default_factory=MergeSettings)
-    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
-    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
-    instances: InstanceSettings = field(default_factory=InstanceSettings)
-    cluster: ClusterSettings = field(default_factory=ClusterSettings)
-    simulation: SimulationSettings = field(default_factory=SimulationSettings)
-    tracking: TrackingSettings = field(default_factory=TrackingSettings)
-    profile: ProfileSettings = field(default_factory=ProfileSettings)
-    run: RunSettings = field(default_factory=RunSettings)
+    evaluation: running.EvaluationSettings = field(default_factory=running.EvaluationSettings)
+    checkpoint: running.CheckpointSettings = field(default_factory=running.CheckpointSettings)
+    instances: running.InstanceSettings = field(default_factory=running.InstanceSettings)
+    cluster: running.ClusterSettings = field(default_factory=running.ClusterSettings)
+    simulation: running.SimulationSettings = field(default_factory=running.SimulationSettings)
+    tracking: running.TrackingSettings = field(default_factory=running.TrackingSettings)
+    profile: running.ProfileSettings = field(default_factory=running.ProfileSettings)
+    run: running.RunSettings = field(default_factory=running.RunSettings)
 
     @property
     def budget_amount(self) -> Amount:

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -75,6 +75,12 @@ class Evaluation:
         elif self.figure == PERPLEXITY:
             figures["validation_perplexity"] = perplexity(self.loss)
         return figures
+
+
+def total(parts: Iterable[Evaluation | None]) -> Evaluation | None:
+    """The sum of the parts that ranks evaluated; None: none of them evaluated any."""
+    evaluated = [part for part in parts if part]
+    return sum(evaluated, Evaluation()) if evaluated else None
 
 
 def perplexity(loss: float) -> float:

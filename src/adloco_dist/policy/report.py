@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from adloco_dist.averaging.report import OuterStepReport
 from adloco_dist.noise.statistics import GradientStatistics
-from adloco_dist.policy.evaluation import Evaluation
+from adloco_dist.policy.evaluation import Evaluation, total
 
 
 class InnerReport(Struct, omit_defaults=True):
@@ -113,13 +113,8 @@ class MergeReport(Struct, frozen=True, omit_defaults=True):
             member: self.members.get(member, none) + other.members.get(member, none)
             for member in self.members | other.members
         }
-        merged = [part for part in (self.merged, other.merged) if part]
-        return MergeReport(
-            max(self.seconds, other.seconds),
-            self.bytes_sent + other.bytes_sent,
-            members,
-            sum(merged, none) if merged else None,
-        )
+        merged = total([self.merged, other.merged])
+        return MergeReport(max(self.seconds, other.seconds), self.bytes_sent + other.bytes_sent, members, merged)
 
 
 class RankReport(Struct, omit_defaults=True):
