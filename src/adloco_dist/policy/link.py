@@ -1,11 +1,15 @@
-"""H and the delay from the link: what averages cost is weighed against what workers lose by drifting apart."""
+"""How many updates a round has: H and the delay from the link, and each worker's share where ranks differ in speed.
+
+What averages cost is weighed against what workers lose by drifting apart.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from adloco_dist.config import AlgorithmSettings, WireSettings
+from adloco_dist.config import AlgorithmSettings, RoundLength, WireSettings
+from adloco_dist.policy.layout import Layout
 
 EXPOSED_SHARE = 0.2
 """Exponent with which updates that workers are apart count against the time that averages expose: the share of a round
@@ -16,6 +20,8 @@ GAIN = 0.005
 """Share of the time that a change must promise to save: H stays as it is within a factor of 1.3."""
 STEP = 2.0
 """Maximum factor by which H changes from one round to the next."""
+SAME = 0.95
+"""Ranks that are faster than this, relative to the fastest, take as many updates: measured speeds vary by so much."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,39 @@ def best_rhythm(algorithm: AlgorithmSettings, wire: WireSettings, costs: Sequenc
 def remembered(costs: Sequence[RoundCost], latest: RoundCost | None) -> tuple[RoundCost, ...]:
     """The costs of the last rounds, with that of the latest, if it was measured."""
     return tuple([*costs, *([latest] if latest else [])][-REMEMBERED:])
+
+
+def worker_updates(
+    by: RoundLength, layout: Layout, updates: int, update_seconds: Sequence[float], growth: Mapping[int, float]
+) -> dict[int, tuple[int, ...]]:
+    """Updates of each worker, by trainer: in proportion to its rank's speed (dynamic local updates, DyLU: 2401.09135);
+    none where all take `updates`.
+
+    Args:
+        update_seconds: time of one worker's update on every rank in the last round; 0, or none at all: not measured.
+        growth: factors by which updates have become longer since, by trainer; 1 for one that is missing.
+    """
+    if by is not RoundLength.speed or not update_seconds:
+        return {}
+    lengths = [0.0] * len(update_seconds)
+    for trainer, workers in layout.workers.items():
+        for rank, *_ in workers:
+            lengths[rank] += growth.get(trainer, 1.0)
+    # One update of all of a rank's workers, which have their turns one after the other.
+    turns = [seconds * length for seconds, length in zip(update_seconds, lengths, strict=True)]
+    fastest = min((turn for turn in turns if turn > 0), default=0.0)
+    speeds = [fastest / turn if turn > 0 else 1.0 for turn in turns]
+    counts = [updates if speed >= SAME else max(1, int(updates * speed)) for speed in speeds]
+    by_worker = {trainer: tuple(counts[ranks[0]] for ranks in layout.workers[trainer]) for trainer in layout.trainers}
+    return by_worker if any(count != updates for counts in by_worker.values() for count in counts) else {}
+
+
+def effective_workers(updates: Sequence[int]) -> float:
+    """How many equal workers average as much noise away as these, who count for what they take: 1 / sum of p^2.
+
+    The mean of gradients with weights p that add up to 1 has the variance of one times the sum of p^2.
+    """
+    return sum(updates) ** 2 / sum(count**2 for count in updates)
 
 
 @dataclass(frozen=True)

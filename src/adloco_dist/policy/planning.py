@@ -16,9 +16,16 @@ from adloco_dist.policy.budget import (
     spent_fraction,
     stop_reason,
 )
-from adloco_dist.policy.link import Rhythm, RoundCost, first_rhythm, remembered, rhythm_for_link
+from adloco_dist.policy.link import (
+    Rhythm,
+    RoundCost,
+    effective_workers,
+    first_rhythm,
+    remembered,
+    rhythm_for_link,
+    worker_updates,
+)
 from adloco_dist.policy.merging import Merge, TrainerView, choose_merge
-from adloco_dist.policy.pace import effective_workers, worker_updates
 from adloco_dist.policy.plan import INTERRUPTED, NONFINITE, CheckpointId, PlanInputs, PoolReport, RoundPlan
 from adloco_dist.policy.report import smallest_capacity
 from adloco_dist.policy.schedule import Progress
