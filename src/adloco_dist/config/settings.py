@@ -8,7 +8,7 @@ is imported or any process group exists.
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Annotated, Any
 
-from adloco_dist.config import running
+import adloco_dist.config.running as running
 from adloco_dist.config.amounts import Amount
 from adloco_dist.config.batching import BatchingSettings
 from adloco_dist.config.choices import BatchRequest, Final, InnerOptimizer, Precision, RoundLength, WireFormat
