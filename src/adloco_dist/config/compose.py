@@ -4,8 +4,6 @@ import difflib
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
-from enum import Enum
 from typing import Any
 
 from hydra import compose as hydra_compose
@@ -21,6 +19,7 @@ from adloco_dist.config import ModelSettings, Settings, SettingsError, require
 from adloco_dist.config.gone import refuse_gone
 from adloco_dist.config.paths import check_lengths, exists_here, to_type, with_quoted_paths
 from adloco_dist.config.settings import setting_names
+from adloco_dist.messages import encode
 
 CONFIG_MODULE = "adloco_dist.conf"
 GROUPS = ("model", "data", "algorithm", "inner", "outer", "wire", "merge", "tracking", "experiment")
@@ -92,10 +91,7 @@ def parse(overrides: Sequence[str]) -> list[Override]:
 
 def to_plain(settings: Settings) -> dict[str, Any]:
     """Nested plain values, enums by name, for JSON."""
-
-    return asdict(
-        settings, dict_factory=lambda pairs: {key: one.name if isinstance(one, Enum) else one for key, one in pairs}
-    )
+    return encode(settings)
 
 
 def from_plain(plain: dict[str, Any]) -> Settings:

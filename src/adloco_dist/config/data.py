@@ -7,8 +7,6 @@ from adloco_dist.config.choices import Corpus, Damaged, Packing, Shards
 from adloco_dist.config.errors import require
 from adloco_dist.config.marks import Range, ReadWhen
 
-EMBEDDED = (Corpus.python_stdlib, Corpus.python_packages)
-"""Corpora that every machine has."""
 OF_ROWS = (Corpus.json, Corpus.parquet, Corpus.csv, Corpus.hub)
 """Corpora whose files hold many documents each, in columns."""
 FROM_FILES = "data.corpus!=python_stdlib,python_packages"
@@ -95,7 +93,7 @@ class DataSettings:
 
     def _check_files(self) -> None:
         is_hub = self.corpus is Corpus.hub
-        if self.corpus in EMBEDDED:
+        if self.corpus in (Corpus.python_stdlib, Corpus.python_packages):  # which every machine has
             rule = f"has no effect with data.corpus={self.corpus.name}; use data=text"
             require(not self.train, "data.train", self.train, rule)
             require(not self.validation, "data.validation", self.validation, rule)

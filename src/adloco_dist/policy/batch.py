@@ -178,11 +178,7 @@ def take(
 
 
 def max_local_batch(batching: BatchingSettings, num_workers: int, shard_sequences: int | None) -> int:
-    """The largest b that a trainer can come to: no update takes a sequence of its shard twice.
-
-    Args:
-        shard_sequences: None: unknown, of a stream.
-    """
+    """The largest b that a trainer can come to: no update takes a sequence of its shard twice. None: a stream's."""
     largest = MAX_SEQUENCES if shard_sequences is None else shard_sequences // num_workers
     if batching.max_batch is not None:
         largest = min(largest, -(-batching.max_batch // num_workers))

@@ -10,12 +10,8 @@ MAX_NONFINITE_ROUNDS = 10
 
 
 def point_after(last: RoundPlan | None, seconds: float) -> CheckpointId:
-    """The point that a run has reached after the round of `last`, with the number of the next checkpoint.
-
-    Args:
-        last: None: it begins.
-        seconds: rank 0's clock since the first round began.
-    """
+    """The point that a run has reached after the round of `last` (None: before the first), with the number of the next
+    checkpoint. `seconds` are of rank 0's clock since the first round began."""
     if last is None:
         return CheckpointId(seconds=seconds)
     number, tokens = last.last_checkpoint.number + 1, last.pool_tokens + last.round_tokens
@@ -43,36 +39,24 @@ def stop_reason(
 
 
 def fraction_per_update(budget: Amount, tokens_per_update: int, updates: int, update_seconds: float) -> float:
-    """The share of the budget that one update spends.
-
-    Args:
-        updates: of the round.
-        update_seconds: what an update of the last round took, averages and all; 0: not known.
-    """
+    """The share of the budget that one update of a round of `updates` spends. `update_seconds` is what an update of the
+    last round took, averages and all; 0: not known."""
     if budget.unit == "rounds":
         return 1 / (budget.number * updates)
     return (tokens_per_update if budget.unit == "tokens" else update_seconds) / budget.number
 
 
 def num_updates(budget: Amount, now: CheckpointId, tokens_per_update: int, updates: int) -> int:
-    """H of the round: fewer in the last round of a budget in tokens, which a grown batch would overshoot otherwise.
-
-    Args:
-        updates: of other rounds.
-    """
+    """H of the round: `updates`, or fewer in the last round of a budget in tokens, which a grown batch would overshoot
+    otherwise."""
     if budget.unit != "tokens" or now.tokens >= budget.number:
         return updates
     return min(updates, -(-(int(budget.number) - now.tokens) // tokens_per_update))
 
 
 def is_evaluation_due(settings: EvaluationSettings, round_: int, fraction: float, last_fraction: float) -> bool:
-    """Whether anchors are evaluated at the end of a round.
-
-    Args:
-        round_: its number, from 1.
-        fraction: share of the budget that is spent before it.
-        last_fraction: the same before the last round.
-    """
+    """Whether anchors are evaluated at the end of round `round_`, counted from 1. The fractions are the shares of the
+    budget that are spent before this round and before the last."""
     interval = settings.interval
     if interval is None:
         return False

@@ -54,13 +54,8 @@ class RoundCost:
 
 
 def worth_of_averaging(exposed_share: float, num_workers: int, local_batch: int, noise_scale: float) -> float:
-    """Progress per second over that of one worker alone with the same batch, at most (docs/theory.md).
-
-    Workers are taken to lose nothing by averaging only now and then.
-
-    Args:
-        noise_scale: in sequences; infinite where it is not known, for the most that averaging can be worth.
-    """
+    """Progress per second over that of one worker alone with the same batch, at most (docs/theory.md). Workers are
+    taken to lose nothing by averaging only now and then; `noise_scale` is in sequences, infinite if unknown."""
     gain = num_workers
     if noise_scale < math.inf:
         gain = (1 + noise_scale / local_batch) / (1 + noise_scale / (num_workers * local_batch))
@@ -68,19 +63,17 @@ def worth_of_averaging(exposed_share: float, num_workers: int, local_batch: int,
 
 
 def first_rhythm(algorithm: AlgorithmSettings, wire: WireSettings) -> Rhythm:
-    """The first round's, before anything was measured."""
+    """The rhythm of the first round, before anything was measured; of every round that does not follow the link."""
+    if algorithm.round is not RoundLength.link:
+        return Rhythm(algorithm.updates_per_round, wire.delay_updates or 0)
     return _bounded(algorithm, wire, algorithm.updates_per_round, wire.delay_updates or 0)
 
 
 def rhythm_for_link(
     algorithm: AlgorithmSettings, wire: WireSettings, costs: Sequence[RoundCost], last: Rhythm
 ) -> Rhythm:
-    """The next round's, with which the time to a loss is the shortest (docs/theory.md).
-
-    Args:
-        costs: of the last rounds, one after the other.
-        last: the last round's.
-    """
+    """The next round's rhythm, with which the time to a loss is the shortest (docs/theory.md), from the last rounds'
+    costs and the last round's rhythm."""
     if not costs:
         return last
     cost, best = _Typical.of(costs, wire.fragments), best_rhythm(algorithm, wire, costs)

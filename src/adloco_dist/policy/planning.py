@@ -17,7 +17,6 @@ from adloco_dist.policy.budget import (
     stop_reason,
 )
 from adloco_dist.policy.link import (
-    Rhythm,
     RoundCost,
     effective_workers,
     first_rhythm,
@@ -53,7 +52,7 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, r
             _batch_inputs(pool, trainer, {}),
             batches_before.get(trainer),
             measured[trainer],
-            inputs.trajectory.total_batch(trainer, now.rounds),
+            inputs.trajectory.batches.get(now.rounds, {}).get(trainer),
             fraction,
             now.tokens,
         )
@@ -87,15 +86,12 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, r
     growth = {
         trainer: batch.local_batch / last.batches[trainer].local_batch for trainer, batch in batches.items() if last
     }
+    rhythm = first_rhythm(algorithm, wire)
     costs: tuple[RoundCost, ...] = ()  # since trainers merged last
-    if algorithm.round is RoundLength.link:
-        rhythm = first_rhythm(algorithm, wire)
-        if last:
-            costs = remembered(() if last.merge else last.costs, report.cost)
-            if any(pool.layout.num_workers(trainer) > 1 for trainer in pool.layout.trainers):
-                rhythm = rhythm_for_link(algorithm, wire, costs, last.rhythm)
-    else:
-        rhythm = Rhythm(algorithm.updates_per_round, wire.delay_updates or 0)
+    if last and algorithm.round is RoundLength.link:
+        costs = remembered(() if last.merge else last.costs, report.cost)
+        if any(pool.layout.num_workers(trainer) > 1 for trainer in pool.layout.trainers):
+            rhythm = rhythm_for_link(algorithm, wire, costs, last.rhythm)
     updates = num_updates(budget, now, tokens_per_update, rhythm.updates)
     update_seconds = max(0.0, now.seconds - last.seconds) / last.updates if last else 0.0
     checkpoint = _checkpoint(settings, last, now, stop, report)
@@ -146,12 +142,7 @@ def _pool_before_merge(inputs: PlanInputs, last: RoundPlan | None, report: PoolR
 
 
 def _pool_after(merge: Merge, pool: PlanInputs, unites_shards: bool, capacities: Sequence[int | None]) -> PlanInputs:
-    """The pool after a merge.
-
-    Args:
-        unites_shards: a survivor reads its members' shards; else every trainer reads everything.
-        capacities: of the ranks.
-    """
+    """The pool after a merge; the survivor reads its members' shards, unless every trainer reads everything."""
     sizes = {trainer: size for trainer, size in pool.shard_sequences.items() if trainer not in merge.ended}
     if unites_shards and merge.survivor in sizes:
         sizes[merge.survivor] = sum(pool.shard_sequences.get(member, 0) for member in merge.shares)

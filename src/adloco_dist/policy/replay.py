@@ -17,10 +17,6 @@ class Trajectory:
     merges: Mapping[int, Merge] = field(default_factory=dict)
     """Merges, by the round before which they happen."""
 
-    def total_batch(self, trainer: int, round_: int) -> int | None:
-        """Return the total batch of a trainer in a round; None where nothing was recorded."""
-        return self.batches.get(round_, {}).get(trainer)
-
 
 def check_trajectory(settings: Settings, layout: Layout, trajectory: Trajectory) -> None:
     """Refuse a replay that does not say the batch of every trainer in every round of the run, by a SettingsError."""

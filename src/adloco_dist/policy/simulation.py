@@ -17,13 +17,8 @@ HIDDEN_GRADIENTS = 2 / 3
 def simulated(
     simulation: SimulationSettings, fragments: int, plan: RoundPlan, reports: Sequence[RankReport]
 ) -> list[RankReport]:
-    """The reports of a round as if every rank were a host of its own; evaluations and checkpoints take no time.
-
-    Ranks wait for the slowest in report and plan.
-
-    Args:
-        fragments: averages of a round.
-    """
+    """The reports of a round of so many fragments as if every rank were a host of its own; evaluations and checkpoints
+    take no time. Ranks wait for the slowest in report and plan."""
     timed = [_without_waiting(simulation, fragments, plan, report) for report in reports]
     spent = [_seconds(report) for report in timed]
     latency = 2 * simulation.latency_seconds  # of the report, and of the plan
@@ -69,10 +64,8 @@ def _trainer_report(
     inner_seconds: float,
     turn: float,
 ) -> TrainerReport:
-    """
-    Args:
-        turn: one update of all of the rank's workers, which are computed while an average travels.
-    """
+    """A trainer's share of a rank's round. `turn` is the time of one update of all of the rank's workers, which compute
+    while an average travels."""
     sent = part.outer.bytes_sent
     transfer = (fragments * simulation.latency_seconds if sent else 0.0) + simulation.transfer_seconds(sent)
     delay = plan.rhythm.delay_updates

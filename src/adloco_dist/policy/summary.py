@@ -29,10 +29,7 @@ def seat_reports(reports: Sequence[RankReport], ranks_per_worker: int) -> list[R
     """One report for each seat, which is all that policies and records see of ranks that hold a worker together.
 
     Every rank reports its part of losses, targets, norms and evaluations, which add up; a step takes as long as on the
-    slowest rank.
-
-    Args:
-        reports: of all ranks, in their order.
+    slowest rank. The reports are those of all ranks, in their order.
     """
     if ranks_per_worker == 1:
         return list(reports)
@@ -123,9 +120,9 @@ def pool_report(
 
     Args:
         reports: of all seats.
-        errors: why ranks must not continue.
         last: the plan of the round that the reports are about; None for the state before training.
         seconds: rank 0's clock since the first round began.
+        errors: why ranks must not continue.
     """
     shares = shares_by_trainer(reports)
     cost = _round_cost(reports, last) if last else None
@@ -198,11 +195,8 @@ def train_loss(shares: list[tuple[RankReport, TrainerReport]]) -> float:
 
 
 def step_losses(shares: list[tuple[RankReport, TrainerReport]], worker_updates: Sequence[int]) -> list[float]:
-    """Mean loss of each update, over the workers that took so many, as `train_loss` is one over all; NaN if unknown.
-
-    Args:
-        worker_updates: updates of the round, by worker.
-    """
+    """Mean loss of each update over the workers that took so many, whose updates of the round are `worker_updates`; NaN
+    if unknown."""
     sums = sums_by_update(share.inner.step_losses for _, share in shares)
     return [total / sum(taken > update for taken in worker_updates) for update, total in enumerate(sums)]
 
