@@ -26,8 +26,7 @@ GROUPS = ("model", "data", "algorithm", "inner", "outer", "wire", "merge", "trac
 
 
 def compose(overrides: Sequence[str]) -> Settings:
-    """The settings of conf/train.yaml with `overrides` as a user types them; raises a SettingsError for a wrong key,
-    type, choice or value."""
+    """The settings with `overrides` as a user types them; raises a SettingsError for what is wrong with one of them."""
     store_schema()
     try:
         parsed = parse(overrides)

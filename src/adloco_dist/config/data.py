@@ -47,8 +47,7 @@ class DataSettings:
     tokenizer: Annotated[str | None, ReadWhen("data.corpus!=tokens")] = None
     """A tokenizer: a folder, a tokenizer.json, or a model of the hub. null: bytes."""
     sequence_length: Annotated[int, Range(">= 1 token")] = 128
-    """Tokens per sequence that are predicted (a stored sequence is one longer); for a classifier, tokens that
-    are read."""
+    """Tokens per sequence that are predicted (a stored sequence is one longer), or that a classifier reads."""
     packing: Annotated[Packing, ReadWhen(*UNLABELLED_TEXT)] = Packing.packed
     """packed: documents one after the other, cut into equal sequences. document: one for each sequence, cut off at its
     length and padded; padding never counts."""

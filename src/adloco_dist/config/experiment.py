@@ -73,8 +73,7 @@ class ModelSettings:
     architecture: str | None = "llama"
     """A model type of transformers (llama, gpt2, bert, ...). null: take it from `warm_start`."""
     overrides: dict[str, Any] = field(default_factory=lambda: dict(TINY))
-    """Fields of that architecture's transformers config, for example hidden_size. A choice of the group `model`
-    replaces all of them."""
+    """Fields of its transformers config (hidden_size, ...). A choice of the group `model` replaces all of them."""
     warm_start: str | None = None
     """Weights to start from: a transformers directory, a run directory (its model/ is taken), or a model of the hub,
     `NAME` or `NAME@REVISION` (a branch, tag or commit; else the newest)."""

@@ -69,8 +69,7 @@ class InnerSettings:
     final_lr_fraction: Annotated[float, Range("in [0, 1]"), ReadWhen("inner.schedule=cosine")] = 0.1
     """Share of `lr` that the cosine schedule ends at."""
     batch_scaling: RateScaling = RateScaling.sqrt
-    """How the rate follows the local batch in use: lr times (b / batching.local_batch), its square root, or not at
-    all."""
+    """How the rate follows the local batch b in use: lr times b / batching.local_batch, its square root, or 1."""
     reset_each_round: Annotated[bool, ReadWhen(ADAMW), ReadWhen("inner.momentum>0")] = False
     """Whether inner moments start at zero in every round."""
 

@@ -60,8 +60,7 @@ def exists_here(name: str) -> bool:
 
 
 def check_lengths(flat: Mapping[str, object]) -> None:
-    """Refuse paths, of settings by dotted key, that no file system of Linux takes, by a SettingsError; whoever looks
-    for them would fail, each in its own way."""
+    """Refuse paths, of settings by dotted key, that no file system of Linux takes, by a SettingsError."""
     for key in PATHS:
         value = flat.get(key)
         for path in value if isinstance(value, list) else [value]:

@@ -124,8 +124,7 @@ class ProfileSettings:
 
     @property
     def chosen(self) -> range:
-        """The numbers of the rounds; raises a SettingsError where they cannot be read, or there are none from the first
-        to the last."""
+        """The numbers of the rounds; raises a SettingsError where they cannot be read, or there are none."""
         if self.rounds is None:
             return range(0)
         rule = "must be the first and the last round to profile, counted from 1, as in 3:5, or one number"

@@ -41,8 +41,7 @@ class RoundCost:
     update_seconds: float
     """One update of each of the rank's workers."""
     exposed_seconds: float
-    """Averages, outer steps, report and plan: what comes once a round. Gradients are measured once in so many updates,
-    whatever the rounds."""
+    """Averages, outer steps, report and plan: what comes once a round, as measuring gradients does not."""
     transfer_seconds: float = 0.0
     """Time in which averages travelled while updates were computed, or were waited for after that."""
     wait_seconds: float = 0.0
@@ -72,8 +71,8 @@ def first_rhythm(algorithm: AlgorithmSettings, wire: WireSettings) -> Rhythm:
 def rhythm_for_link(
     algorithm: AlgorithmSettings, wire: WireSettings, costs: Sequence[RoundCost], last: Rhythm
 ) -> Rhythm:
-    """The next round's rhythm, with which the time to a loss is the shortest (docs/theory.md), from the last rounds'
-    costs and the last round's rhythm."""
+    """The next round's rhythm, with which the time to a loss is the shortest (docs/theory.md); `costs` are those of the
+    last rounds, `last` the rhythm of the last."""
     if not costs:
         return last
     cost, best = _Typical.of(costs, wire.fragments), best_rhythm(algorithm, wire, costs)

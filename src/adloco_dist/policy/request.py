@@ -55,8 +55,7 @@ def bound_change(batching: BatchingSettings, request: float, last: float) -> tup
 def bound_size(
     batching: BatchingSettings, request: float, num_workers: int, shard_sequences: int | None
 ) -> tuple[float, str | None]:
-    """Bound a request from below and above, whatever asks for it: an update takes no sequence of the trainer's shard
-    twice, if its size is known."""
+    """Bound a request from below and above: an update takes no sequence of the shard, if its size is known, twice."""
     size, bound, least = request, None, batching.min_batch
     if least is None:
         # An update's fixed costs make smaller batches dear, and rates that follow the batch make their updates small.

@@ -34,8 +34,7 @@ def learning_rate(inner: InnerSettings, progress: Progress, update: int) -> floa
 
 
 def batch_scale(scaling: RateScaling, multiple: float) -> float:
-    """The factor by which the rate follows a local batch, of that multiple of the first (sqrt for Adam: Malladi et al.
-    2022)."""
+    """The rate's factor for that multiple of the first local batch (sqrt for Adam: Malladi et al. 2022)."""
     match scaling:
         case RateScaling.none:
             return 1.0

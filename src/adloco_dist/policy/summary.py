@@ -195,8 +195,7 @@ def train_loss(shares: list[tuple[RankReport, TrainerReport]]) -> float:
 
 
 def step_losses(shares: list[tuple[RankReport, TrainerReport]], worker_updates: Sequence[int]) -> list[float]:
-    """Mean loss of each update over the workers that took so many, whose updates of the round are `worker_updates`; NaN
-    if unknown."""
+    """Mean loss of each update over the workers that took it, by the updates of each worker; NaN if unknown."""
     sums = sums_by_update(share.inner.step_losses for _, share in shares)
     return [total / sum(taken > update for taken in worker_updates) for update, total in enumerate(sums)]
 
