@@ -6,7 +6,7 @@ from dataclasses import replace
 from adloco_dist.averaging.schedule import round_events
 from adloco_dist.config import BatchRequest, RoundLength, Settings, Shards
 from adloco_dist.noise.statistics import Smoothed
-from adloco_dist.policy.batch import BatchInputs, BatchReport, BatchTarget, next_target, take
+from adloco_dist.policy.batch import BatchInputs, BatchPlan, BatchReport, BatchTarget, next_target, take
 from adloco_dist.policy.budget import (
     fraction_per_update,
     is_checkpoint_due,
@@ -46,18 +46,11 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, r
     pool = _pool_before_merge(inputs, last, report)
     measured = {trainer: report.batches.get(trainer, BatchReport()) for trainer in pool.layout.trainers}
     batches_before = last.batches if last else {}
-    targets = {
-        trainer: next_target(
-            batching,
-            _batch_inputs(pool, trainer, {}),
-            batches_before.get(trainer),
-            measured[trainer],
-            inputs.trajectory.batches.get(now.rounds, {}).get(trainer),
-            fraction,
-            now.tokens,
-        )
-        for trainer in pool.layout.trainers
-    }
+    targets: dict[int, BatchTarget] = {}
+    for trainer in pool.layout.trainers:
+        bounds, before = _batch_inputs(pool, trainer, {}), batches_before.get(trainer)
+        replayed = inputs.trajectory.batches.get(now.rounds, {}).get(trainer)
+        targets[trainer] = next_target(batching, bounds, before, measured[trainer], replayed, fraction, now.tokens)
 
     merge = None
     if last and stop in (None, INTERRUPTED):  # a run that is asked to stop has the plan with which it resumes
@@ -66,35 +59,29 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, r
         pool = _pool_after(merge, pool, settings.data.shards is Shards.disjoint, report.capacities)
         targets = _targets_after(merge, targets)
 
-    speeds = report.update_seconds
-    paces = worker_updates(algorithm.round, pool.layout, algorithm.updates_per_round, speeds, {})
-    batches = {
-        trainer: take(
-            batching,
-            _batch_inputs(pool, trainer, paces),
-            targets[trainer],
-            batches_before.get(trainer),
-            measured[trainer],
-        )
-        for trainer in pool.layout.trainers
-    }
-    sequences_per_update = sum(
-        pool.layout.num_workers(trainer) * batch.local_batch for trainer, batch in batches.items()
-    )
+    layout, speeds = pool.layout, report.update_seconds
+    paces = worker_updates(algorithm.round, layout, algorithm.updates_per_round, speeds, {})
+    batches: dict[int, BatchPlan] = {}
+    growth: dict[int, float] = {}
+    for trainer in layout.trainers:
+        bounds, before = _batch_inputs(pool, trainer, paces), batches_before.get(trainer)
+        batches[trainer] = take(batching, bounds, targets[trainer], before, measured[trainer])
+        if before:
+            growth[trainer] = batches[trainer].local_batch / before.local_batch
+    sequences_per_update = sum(layout.num_workers(trainer) * batch.local_batch for trainer, batch in batches.items())
     tokens_per_update = sequences_per_update * settings.data.sequence_length
 
-    growth = {
-        trainer: batch.local_batch / last.batches[trainer].local_batch for trainer, batch in batches.items() if last
-    }
     rhythm = first_rhythm(algorithm, wire)
     costs: tuple[RoundCost, ...] = ()  # since trainers merged last
     if last and algorithm.round is RoundLength.link:
         costs = remembered(() if last.merge else last.costs, report.cost)
-        if any(pool.layout.num_workers(trainer) > 1 for trainer in pool.layout.trainers):
+        if any(layout.num_workers(trainer) > 1 for trainer in layout.trainers):
             rhythm = rhythm_for_link(algorithm, wire, costs, last.rhythm)
     updates = num_updates(budget, now, tokens_per_update, rhythm.updates)
     update_seconds = max(0.0, now.seconds - last.seconds) / last.updates if last else 0.0
-    checkpoint = _checkpoint(settings, last, now, stop, report)
+    spent_per_update = fraction_per_update(budget, tokens_per_update, rhythm.updates, update_seconds)
+    fraction_before = last.progress.fraction if last else 0.0
+    keeps_state = _keeps_state(settings, last, now, stop, report)
     return RoundPlan(
         round=now.rounds,
         stop=stop,
@@ -102,8 +89,8 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, r
         pool_tokens=now.tokens,
         seconds=now.seconds,
         merge=merge,
-        probed=pool.layout.ranks(merge.survivor) if merge else (),
-        layout=pool.layout,
+        probed=layout.ranks(merge.survivor) if merge else (),
+        layout=layout,
         shard_sequences=pool.shard_sequences,
         batches=batches,
         measures=batching.measures_gradients and (last is None or unmeasured >= batching.every_updates),
@@ -112,21 +99,13 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, r
         updates=updates,
         events=round_events(rhythm.updates, wire.fragments, rhythm.delay_updates, updates),
         costs=costs,
-        worker_updates=worker_updates(algorithm.round, pool.layout, updates, speeds, growth),
-        progress=Progress(
-            tokens_per_update,
-            fraction,
-            fraction_per_update(budget, tokens_per_update, rhythm.updates, update_seconds),
-        ),
-        evaluate=is_evaluation_due(
-            settings.evaluation, now.rounds + 1, fraction, last.progress.fraction if last else 0.0
-        ),
+        worker_updates=worker_updates(algorithm.round, layout, updates, speeds, growth),
+        progress=Progress(tokens_per_update, fraction, spent_per_update),
+        evaluate=is_evaluation_due(settings.evaluation, now.rounds + 1, fraction, fraction_before),
         is_concurrent=inputs.is_concurrent,
-        checkpoint=checkpoint is not None,
-        last_checkpoint=checkpoint or (last.last_checkpoint if last else CheckpointId()),
-        nonfinite_rounds={
-            trainer: count for trainer, count in nonfinite_rounds.items() if trainer in pool.layout.workers
-        },
+        checkpoint=keeps_state,
+        last_checkpoint=now if keeps_state else last.last_checkpoint if last else CheckpointId(),
+        nonfinite_rounds={trainer: count for trainer, count in nonfinite_rounds.items() if trainer in layout.workers},
         outer_steps=outer_steps,
     )
 
@@ -207,12 +186,11 @@ def _merge(
     return choose_merge(settings.merge, candidates)
 
 
-def _checkpoint(
+def _keeps_state(
     settings: Settings, last: RoundPlan | None, now: CheckpointId, stop: str | None, report: PoolReport
-) -> CheckpointId | None:
-    """The checkpoint that is written before the round, if any; there is none of a state that nobody should resume."""
+) -> bool:
+    """Whether a checkpoint is written before the round; there is none of a state that nobody should resume."""
     if last is None or report.errors or report.not_finite or (report.is_writing and stop is None):
-        return None
+        return False
     resumes_later = stop in (INTERRUPTED, NONFINITE)
-    continues = stop is None and is_checkpoint_due(settings.checkpoint, last.last_checkpoint, now)
-    return now if resumes_later or continues else None
+    return resumes_later or (stop is None and is_checkpoint_due(settings.checkpoint, last.last_checkpoint, now))
