@@ -39,10 +39,9 @@ def compose(overrides: Sequence[str]) -> Settings:
         with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
             config = hydra_compose("train", [override.input_line or "" for override in parsed])
         _check_sizes(config)
-        settings = OmegaConf.to_object(config)
+        settings: Any = OmegaConf.to_object(config)
     except (HydraException, OmegaConfBaseException) as error:
         raise SettingsError(explain(error)) from error
-    assert isinstance(settings, Settings)
     flat = flatten(to_plain(settings))
     check_lengths(flat)
     for key, value in flat.items():  # run.json could not hold it
@@ -98,8 +97,7 @@ def from_plain(plain: dict[str, Any]) -> Settings:
     raises a SettingsError where they hold a setting that is gone since."""
     for key, value in flatten(plain).items():
         refuse_gone(key, value)
-    settings = OmegaConf.to_object(OmegaConf.merge(_schema(), _without_interpolation(plain)))
-    assert isinstance(settings, Settings)
+    settings: Any = OmegaConf.to_object(OmegaConf.merge(_schema(), _without_interpolation(plain)))
     return settings
 
 
@@ -145,9 +143,8 @@ def _check_key(key: str, line: str) -> None:
 
 def _check_sizes(config: DictConfig) -> None:
     """Refuse whole numbers that fit neither a float nor a tensor."""
-    plain = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(plain, dict)
-    for key, value in flatten({str(section): values for section, values in plain.items()}).items():
+    plain: Any = OmegaConf.to_container(config, resolve=True)
+    for key, value in flatten(plain).items():
         for number in value if isinstance(value, list) else [value]:
             is_possible = not isinstance(number, int) or abs(number) < 2**64
             require(is_possible, key, number, "must be below 2**64")

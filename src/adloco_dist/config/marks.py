@@ -15,10 +15,7 @@ COMPARISONS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": oper
 
 
 class Range:
-    """The finite numbers that a setting may be, as in Range(">= 1"), Range("> 0 seconds") or Range("in [0, 1)").
-
-    lr: Annotated[float, Range("> 0")] = 1e-3
-    """
+    """The finite numbers that a setting may be, as in Range(">= 1"), Range("> 0 seconds") or Range("in [0, 1)")."""
 
     def __init__(self, text: str) -> None:
         """The text completes "must be"; words after the numbers are for people."""

@@ -24,10 +24,7 @@ def with_quoted_paths(override: str, exists: Exists) -> str:
     """`override` with Hydra's quotes around the paths that it names and Hydra would not read as they stand.
 
     Values that Hydra reads as text keep their meaning: quotes, lists, interpolations, null, and values of a sweep,
-    unless all of the value, commas included, is one path that exists.
-
-    Args:
-        exists: whether a path, or a glob, names something.
+    unless all of the value, commas included, is one path that exists. `exists` says whether a path, or a glob, does.
     """
     key, _, value = override.partition("=")
     name = key.lstrip("+")

@@ -10,7 +10,7 @@ from adloco_dist.config.errors import require
 from adloco_dist.config.marks import ON_A_GPU, Range, ReadWhen
 
 IN_WANDB = ReadWhen("tracking.mode!=disabled")
-
+SIMULATED = ReadWhen("simulation.update_seconds!=null")
 MAX_SECONDS = 1_000_000
 """Maximum of a timeout, eleven days: libraries count timeouts in milliseconds of 32 bits."""
 TIMEOUT = Range(f"in (0, {MAX_SECONDS}] seconds")
@@ -195,9 +195,6 @@ class CheckpointSettings:
 
     def __post_init__(self) -> None:
         self.every = None if self.every is None else str(self.interval)
-
-
-SIMULATED = ReadWhen("simulation.update_seconds!=null")
 
 
 @dataclass

@@ -94,8 +94,7 @@ def next_target(
         last: None: the round is the first, and nothing was measured.
         replayed: the total batch that batching.request=replay repeats; None: none was recorded, as of the plan that
             stops the run, one round after the last.
-        spent_fraction: share of the budget that is spent.
-        tokens: that the whole pool has trained on.
+        spent_fraction, tokens: share of the budget, and tokens of the whole pool, that are spent.
     """
     measures = batching.measures_gradients and last is not None
     if last and measures and not report.is_measured:

@@ -36,12 +36,8 @@ class RoundForecast:
 def shortest_round(
     utilisation: float, update_seconds: float, transfer_seconds: float, fragments: int, delay_updates: int | None
 ) -> int:
-    """The smallest H with which updates have that share of a round, in (0, 1); the inverse of `RoundForecast`, whose
-    fields the arguments are.
-
-    Args:
-        update_seconds: of one update of each of the rank's workers, one after the other.
-        delay_updates: None: as many as there is room for, which is one less than H over the fragments.
+    """The smallest H with which updates have that share of a round, in (0, 1); the inverse of `RoundForecast`, with
+    seconds of one update of all the rank's workers. A delay of None is the longest: one less than H over the fragments.
     """
     transfer = transfer_seconds / update_seconds
     if delay_updates is None:  # of m updates for each fragment, m - 1 hide it

@@ -150,11 +150,7 @@ def place_again(layout: Layout, nodes: Sequence[int], placement: Placement) -> L
 
 
 def check_ranks(settings: Settings, num_ranks: int, is_all: bool = True) -> None:
-    """Refuse ranks and workers that do not fit together, by a SettingsError.
-
-    Args:
-        is_all: whether these are all ranks; there may be more.
-    """
+    """Refuse ranks and workers that do not fit together, by a SettingsError; unless `is_all`, there are more ranks."""
     pool, num_seats = settings.pool, num_ranks // settings.pool.ranks_per_worker
     workers = _workers_per_trainer(settings, num_seats)
     if pool.trainers * workers < num_seats:

@@ -1,7 +1,4 @@
-"""How many updates a round has: H and the delay from the link, and each worker's share where ranks differ in speed.
-
-What averages cost is weighed against what workers lose by drifting apart.
-"""
+"""How many updates a round has: what averages cost is weighed against what workers lose by drifting apart."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -125,10 +122,8 @@ def worker_updates(
 
 
 def effective_workers(updates: Sequence[int]) -> float:
-    """How many equal workers average as much noise away as these, who count for what they take: 1 / sum of p^2.
-
-    The mean of gradients with weights p that add up to 1 has the variance of one times the sum of p^2.
-    """
+    """How many equal workers average as much noise away as these, which count for what they take: 1 / sum of p^2, since
+    the mean of gradients with weights p that add up to 1 has the variance of one times the sum of p^2."""
     return sum(updates) ** 2 / sum(count**2 for count in updates)
 
 

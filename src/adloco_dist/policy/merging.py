@@ -82,10 +82,8 @@ class Merge:
         return self.survivor in self.shares and self.shares.keys() <= layout.workers.keys()
 
     def origins(self, layout: Layout) -> list[tuple[int, int]]:
-        """The survivor's workers, in the order of their new ids: trainer and id of each in the layout before.
-
-        Its own come first. Ranks play no part in it, so the run does not depend on the layout.
-        """
+        """The survivor's workers in the order of their new ids, its own first: trainer and id of each in the layout
+        before. Ranks play no part in it, so the run does not depend on the layout."""
         members = (self.survivor, *self.ended)
         return [(trainer, worker) for trainer in members for worker in range(layout.num_workers(trainer))]
 

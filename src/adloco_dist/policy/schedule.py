@@ -8,13 +8,11 @@ from adloco_dist.config import InnerSettings, RateScaling, Schedule
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a round's updates stand; every update of a round adds the same.
-
-    `fraction` is the share of the budget that is spent, in [0, 1].
-    """
+    """Where a round's updates stand; every update of a round adds the same."""
 
     tokens_per_update: int
     fraction: float
+    """Share of the budget that is spent before the round, in [0, 1]."""
     fraction_per_update: float
 
 

@@ -95,11 +95,8 @@ def _of_seat(parts: Sequence[TrainerReport]) -> TrainerReport:
 
 
 def disagreements(reports: Sequence[RankReport], ranks_per_worker: int = 1) -> list[str]:
-    """Why ranks must not continue: they hold different anchors of a trainer, or acted on different plans.
-
-    Args:
-        ranks_per_worker: ranks that hold a worker together; of these each has another part of the anchor.
-    """
+    """Why ranks must not continue: they hold different anchors of a trainer, or acted on different plans. Each of the
+    ranks that hold a worker together has another part of the anchor."""
     errors = []
     for trainer, parts in sorted(shares_by_trainer(reports).items()):
         for shard in range(ranks_per_worker):
@@ -122,7 +119,6 @@ def pool_report(
         reports: of all seats.
         last: the plan of the round that the reports are about; None for the state before training.
         seconds: rank 0's clock since the first round began.
-        errors: why ranks must not continue.
     """
     shares = shares_by_trainer(reports)
     cost = _round_cost(reports, last) if last else None
