@@ -92,9 +92,6 @@ class BatchingSettings:
         require(is_possible, "batching.switch_n", n, rule)
         rule = f"must be >= batching.min_batch={minimum}"
         require(largest is None or largest >= minimum, "batching.max_batch", largest, rule)
-        self._check_open_loop()
-
-    def _check_open_loop(self) -> None:
         if self.request is BatchRequest.staged:
             are_pairs = all(
                 len(stage) == 2 and type(stage[0]) in (int, float) and type(stage[1]) is int and 1 <= stage[1] < 2**64

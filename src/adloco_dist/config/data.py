@@ -67,8 +67,16 @@ class DataSettings:
         return self.label_column is not None or self.corpus is Corpus.python_packages
 
     def __post_init__(self) -> None:
-        labels = self.num_labels
-        self._check_files()
+        labels, is_hub = self.num_labels, self.corpus is Corpus.hub
+        if self.corpus in (Corpus.python_stdlib, Corpus.python_packages):  # which every machine has
+            rule = f"has no effect with data.corpus={self.corpus.name}; use data=text"
+            require(not self.train, "data.train", self.train, rule)
+            require(not self.validation, "data.validation", self.validation, rule)
+        else:
+            needed = "names of splits" if is_hub else "files or globs"
+            require(bool(self.train), "data.train", self.train, f"data.corpus={self.corpus.name} needs {needed}")
+        rule = "names a data set with data.corpus=hub, and only there"
+        require(bool(self.hub) == is_hub, "data.hub", self.hub, rule)
         if self.corpus is Corpus.tokens:
             rule = "has no effect on token files, which are tokenised already; leave it out"
             require(self.tokenizer is None, "data.tokenizer", self.tokenizer, rule)
@@ -89,15 +97,3 @@ class DataSettings:
             require(bool(self.validation), "data.validation", self.validation, rule)
             rule = "a stream does not know its labels beforehand; say how many there are"
             require(labels is not None or not self.is_labelled, "data.num_labels", labels, rule)
-
-    def _check_files(self) -> None:
-        is_hub = self.corpus is Corpus.hub
-        if self.corpus in (Corpus.python_stdlib, Corpus.python_packages):  # which every machine has
-            rule = f"has no effect with data.corpus={self.corpus.name}; use data=text"
-            require(not self.train, "data.train", self.train, rule)
-            require(not self.validation, "data.validation", self.validation, rule)
-        else:
-            needed = "names of splits" if is_hub else "files or globs"
-            require(bool(self.train), "data.train", self.train, f"data.corpus={self.corpus.name} needs {needed}")
-        rule = "names a data set with data.corpus=hub, and only there"
-        require(bool(self.hub) == is_hub, "data.hub", self.hub, rule)

@@ -9,8 +9,6 @@ from adloco_dist.config.marks import ON_A_GPU, SEVERAL_TRAINERS, Range, ReadWhen
 
 MAX_WORKERS = 1 << 20
 """Maximum number of workers in a pool: every rank and every plan lists all of them."""
-
-
 TINY = {
     "hidden_size": 128,
     "intermediate_size": 344,

@@ -117,8 +117,3 @@ class WireSettings:
     def is_streaming(self) -> bool:
         """Whether workers do not all stand at the anchor when a round begins."""
         return self.fragments > 1 or self.is_delayed
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether whole pseudo-gradients travel as they are, and workers wait for them."""
-        return self.format is WireFormat.fp32 and not self.is_streaming

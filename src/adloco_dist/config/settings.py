@@ -112,7 +112,8 @@ class Settings:
         rule = "algorithm=ddp averages gradients before they can be compared; use none, ramp, staged or replay"
         require(not batching.measures_gradients, "batching.request", batching.request, rule)
         rule = "algorithm=ddp averages gradients, at every update; use wire=fp32"
-        require(self.wire.is_plain, "wire.format", self.wire.format, rule)
+        is_plain = self.wire.format is WireFormat.fp32 and not self.wire.is_streaming
+        require(is_plain, "wire.format", self.wire.format, rule)
 
 
 def sections(settings: Settings) -> dict[str, Any]:

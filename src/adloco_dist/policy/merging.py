@@ -118,14 +118,13 @@ def worst_with_worst(candidates: Candidates, width: int) -> list[int]:
 
     Requests are those of whole trainers, before bounds; of equal ones, the lower id is the weaker, and survives.
     """
-    chosen = _weakest_first(candidates)[:width]
-    survivor = _strongest(candidates, chosen)
-    return [survivor, *(trainer for trainer in chosen if trainer != survivor)]
+    weakest = _weakest_first(candidates)[:width]
+    return best_with_worst({trainer: candidates[trainer] for trainer in weakest}, width)
 
 
 def best_with_worst(candidates: Candidates, width: int) -> list[int]:
     """The trainers with the smallest requests merge into the one with the largest of all."""
-    survivor = _strongest(candidates, candidates)
+    survivor = max(candidates, key=lambda trainer: (candidates[trainer].request, -trainer))
     weakest = [trainer for trainer in _weakest_first(candidates) if trainer != survivor]
     return [survivor, *weakest[: width - 1]]
 
@@ -148,10 +147,6 @@ def worst_loss_with_best(candidates: Candidates, width: int) -> list[int]:
 
 def _weakest_first(candidates: Candidates) -> list[int]:
     return sorted(candidates, key=lambda trainer: (candidates[trainer].request, trainer))
-
-
-def _strongest(candidates: Candidates, among: Iterable[int]) -> int:
-    return max(among, key=lambda trainer: (candidates[trainer].request, -trainer))
 
 
 Choose = Callable[[Candidates, int], list[int]]

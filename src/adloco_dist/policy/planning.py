@@ -54,7 +54,7 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, r
 
     merge = None
     if last and stop in (None, INTERRUPTED):  # a run that is asked to stop has the plan with which it resumes
-        merge = _merge(settings, inputs, now, targets, last, report)
+        merge = _merge(settings, inputs, targets, last, report)
     if merge:
         pool = _pool_after(merge, pool, settings.data.shards is Shards.disjoint, report.capacities)
         targets = _targets_after(merge, targets)
@@ -156,18 +156,14 @@ def _targets_after(merge: Merge, targets: Mapping[int, BatchTarget]) -> dict[int
 
 
 def _merge(
-    settings: Settings,
-    inputs: PlanInputs,
-    now: CheckpointId,
-    targets: Mapping[int, BatchTarget],
-    last: RoundPlan,
-    report: PoolReport,
+    settings: Settings, inputs: PlanInputs, targets: Mapping[int, BatchTarget], last: RoundPlan, report: PoolReport
 ) -> Merge | None:
-    """The merge before this round, if any; that of the recorded run where its batches are replayed."""
+    """The merge before the round after `last`, if any; that of the recorded run where its batches are replayed."""
+    num_rounds = last.round + 1
     if settings.batching.request is BatchRequest.replay:
-        merge = inputs.trajectory.merges.get(now.rounds)
+        merge = inputs.trajectory.merges.get(num_rounds)
         return merge and replace(merge, policy=BatchRequest.replay.name)
-    if now.rounds % settings.merge.every_rounds:
+    if num_rounds % settings.merge.every_rounds:
         return None
     candidates = {
         trainer: TrainerView(

@@ -21,18 +21,14 @@ def variance_test_request(batching: BatchingSettings, measured: GradientStatisti
     if batching.gradient_norm is GradientNorm.plugin:
         measured = measured.as_measured()
     by_norm = norm_test(measured, batching.eta)
-    match batching.request:
-        case BatchRequest.norm_test:
-            return by_norm
-        case BatchRequest.inner_product_test:
-            request = inner_product_test(measured, batching.theta)
-        case BatchRequest.augmented_inner_product_test:
-            request = augmented_inner_product_test(measured, batching.theta, batching.nu)
-        case BatchRequest.progress | BatchRequest.none | BatchRequest.ramp | BatchRequest.staged | BatchRequest.replay:
-            raise AssertionError(f"batching.request={batching.request.name} tests no gradients")
-    if measured.resolves_inner_products:
-        return request
-    return replace(by_norm, note="inner products are lost in the sketch's error: the norm test decides")
+    if batching.request is BatchRequest.norm_test:
+        return by_norm
+    if not measured.resolves_inner_products:
+        return replace(by_norm, note="inner products are lost in the sketch's error: the norm test decides")
+    if batching.request is BatchRequest.inner_product_test:
+        return inner_product_test(measured, batching.theta)
+    assert batching.request is BatchRequest.augmented_inner_product_test
+    return augmented_inner_product_test(measured, batching.theta, batching.nu)
 
 
 def bound_change(batching: BatchingSettings, request: float, last: float) -> tuple[float, str | None]:

@@ -33,10 +33,5 @@ def learning_rate(inner: InnerSettings, progress: Progress, update: int) -> floa
 
 def batch_scale(scaling: RateScaling, multiple: float) -> float:
     """The rate's factor for that multiple of the first local batch (sqrt for Adam: Malladi et al. 2022)."""
-    match scaling:
-        case RateScaling.none:
-            return 1.0
-        case RateScaling.sqrt:
-            return math.sqrt(multiple)
-        case RateScaling.linear:
-            return multiple
+    factors = {RateScaling.none: 1.0, RateScaling.sqrt: math.sqrt(multiple), RateScaling.linear: multiple}
+    return factors[scaling]
