@@ -7,6 +7,7 @@ what is called a rank here is a seat. `nodes` is the node of each rank, one entr
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 
 from adloco_dist.config import Placement, Settings, SettingsError, require
 
@@ -141,12 +142,10 @@ def place_again(layout: Layout, nodes: Sequence[int], placement: Placement) -> L
     order = list(range(len(nodes)))
     if placement is Placement.spread:  # the first rank of every node, then the second
         order.sort(key=lambda rank: (nodes[:rank].count(nodes[rank]), rank))
-    ranks: dict[int, Sequence[int]] = {}
-    dealt = 0
-    for trainer in layout.trainers:
-        workers = range(dealt, dealt := dealt + layout.num_workers(trainer))
-        ranks[trainer] = [order[worker % len(order)] for worker in workers]
-    return Layout.one_rank_per_worker(ranks)
+    turns = cycle(order)
+    return Layout.one_rank_per_worker(
+        {trainer: [next(turns) for _ in layout.workers[trainer]] for trainer in layout.trainers}
+    )
 
 
 def check_ranks(settings: Settings, num_ranks: int, is_all: bool = True) -> None:

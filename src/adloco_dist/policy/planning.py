@@ -16,14 +16,7 @@ from adloco_dist.policy.budget import (
     spent_fraction,
     stop_reason,
 )
-from adloco_dist.policy.link import (
-    RoundCost,
-    effective_workers,
-    first_rhythm,
-    remembered,
-    rhythm_for_link,
-    worker_updates,
-)
+from adloco_dist.policy.link import effective_workers, first_rhythm, remembered, rhythm_for_link, worker_updates
 from adloco_dist.policy.merging import Merge, TrainerView, choose_merge
 from adloco_dist.policy.plan import INTERRUPTED, NONFINITE, CheckpointId, PlanInputs, PoolReport, RoundPlan
 from adloco_dist.policy.report import smallest_capacity
@@ -72,7 +65,7 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, r
     tokens_per_update = sequences_per_update * settings.data.sequence_length
 
     rhythm = first_rhythm(algorithm, wire)
-    costs: tuple[RoundCost, ...] = ()  # since trainers merged last
+    costs = ()  # since trainers merged last
     if last and algorithm.round is RoundLength.link:
         costs = remembered(() if last.merge else last.costs, report.cost)
         if any(layout.num_workers(trainer) > 1 for trainer in layout.trainers):

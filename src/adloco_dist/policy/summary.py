@@ -10,15 +10,7 @@ from adloco_dist.policy.batch import BatchReport
 from adloco_dist.policy.evaluation import Evaluation, total
 from adloco_dist.policy.link import RoundCost
 from adloco_dist.policy.plan import PoolReport, RoundPlan
-from adloco_dist.policy.report import (
-    AnchorReport,
-    EvaluationReport,
-    MeasureReport,
-    RankReport,
-    TrainerReport,
-    smallest_capacity,
-    sums_by_update,
-)
+from adloco_dist.policy.report import RankReport, TrainerReport, smallest_capacity, sums_by_update
 from adloco_dist.text import ranks_by_value
 
 Shares = dict[int, list[tuple[RankReport, TrainerReport]]]
@@ -59,9 +51,9 @@ def _seat(number: int, ranks: Sequence[RankReport]) -> RankReport:
 def _of_seat(parts: Sequence[TrainerReport]) -> TrainerReport:
     """A trainer's share of a seat's round, from those of its ranks."""
     first, inner, outer = parts[0], [part.inner for part in parts], [part.outer for part in parts]
-    return TrainerReport(
-        first.num_workers,
-        replace(
+    return replace(
+        first,
+        inner=replace(
             first.inner,
             loss_sum=sum(part.loss_sum for part in inner),
             num_targets=sum(part.num_targets for part in inner),
@@ -71,12 +63,12 @@ def _of_seat(parts: Sequence[TrainerReport]) -> TrainerReport:
             step_losses=sums_by_update(part.step_losses for part in inner),
             notes=[note for part in inner for note in part.notes],
         ),
-        MeasureReport(
-            first.measure.statistics,
-            max(part.measure.seconds for part in parts),
-            sum(part.measure.bytes_sent for part in parts),
+        measure=replace(
+            first.measure,
+            seconds=max(part.measure.seconds for part in parts),
+            bytes_sent=sum(part.measure.bytes_sent for part in parts),
         ),
-        dataclasses.replace(
+        outer=dataclasses.replace(
             first.outer,
             pseudo_gradient_norm=sum(part.pseudo_gradient_norm**2 for part in outer) ** 0.5,
             seconds=max(part.seconds for part in outer),
@@ -85,12 +77,16 @@ def _of_seat(parts: Sequence[TrainerReport]) -> TrainerReport:
             bytes_sent=sum(part.bytes_sent for part in outer),
             gradient_bytes_sent=sum(part.gradient_bytes_sent for part in outer),
         ),
-        AnchorReport(
-            [word for part in parts for word in part.anchor.checksum],
-            all(part.anchor.is_finite for part in parts),
-            first.anchor.position,
+        anchor=replace(
+            first.anchor,
+            checksum=[word for part in parts for word in part.anchor.checksum],
+            is_finite=all(part.anchor.is_finite for part in parts),
         ),
-        EvaluationReport(total(part.evaluation.sums for part in parts), max(part.evaluation.seconds for part in parts)),
+        evaluation=replace(
+            first.evaluation,
+            sums=total(part.evaluation.sums for part in parts),
+            seconds=max(part.evaluation.seconds for part in parts),
+        ),
     )
 
 
