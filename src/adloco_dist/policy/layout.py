@@ -114,9 +114,8 @@ def _choose_ranks(
     open_ranks: dict[int, list[tuple[int, int, int]]] = {}
     for node, ranks in _by_node(nodes).items():
         on_node = sum(vacancies[rank] for rank in ranks)
-        candidates = [(-on_node, -vacancies[rank], rank) for rank in ranks if 0 < vacancies[rank] < trainers_left]
-        if candidates:
-            open_ranks[node] = sorted(candidates)
+        vacant = [rank for rank in ranks if 0 < vacancies[rank] < trainers_left]
+        open_ranks[node] = sorted((-on_node, -vacancies[rank], rank) for rank in vacant)
 
     def preference(node: int) -> tuple[object, ...]:
         first, covered = open_ranks[node][0], min(width - len(chosen), len(open_ranks[node]))
@@ -125,11 +124,9 @@ def _choose_ranks(
         return num_chosen[node], first
 
     while len(chosen) < width:
-        node = min(open_ranks, key=preference)
+        node = min((node for node in open_ranks if open_ranks[node]), key=preference)
         chosen.append(open_ranks[node].pop(0)[-1])
         num_chosen[node] += 1
-        if not open_ranks[node]:
-            del open_ranks[node]
     return chosen
 
 

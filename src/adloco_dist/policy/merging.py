@@ -1,7 +1,4 @@
-"""Which trainers merge, and what becomes of them (AdLoCo 2508.18182, Algorithms CHECK_MERGE and DO_MERGE).
-
-A further policy is a function here, of what `TrainerView` knows; it has its name in config/choices.py.
-"""
+"""Which trainers merge, and what becomes of them (AdLoCo 2508.18182, Algorithms CHECK_MERGE and DO_MERGE)."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from adloco_dist.noise.statistics import GradientStatistics
 from adloco_dist.policy.batch import BatchReport
-from adloco_dist.policy.evaluation import Evaluation, total
+from adloco_dist.policy.evaluation import total
 from adloco_dist.policy.link import RoundCost
 from adloco_dist.policy.plan import PoolReport, RoundPlan
 from adloco_dist.policy.report import RankReport, TrainerReport, smallest_capacity, sums_by_update
@@ -125,7 +125,9 @@ def pool_report(
         batches=_batch_reports(reports, shares, last, cost) if last else {},
         train_loss={trainer: train_loss(parts) for trainer, parts in shares.items()} if last else {},
         validation_loss={
-            trainer: evaluation.loss for trainer, parts in shares.items() if (evaluation := evaluated(parts))
+            trainer: evaluation.loss
+            for trainer, parts in shares.items()
+            if (evaluation := total(part.evaluation.sums for _, part in parts))
         },
         not_finite=_trainers_with(shares, lambda part: not part.anchor.is_finite),
         nonfinite=_trainers_with(shares, lambda part: bool(part.outer.nonfinite)),
@@ -190,11 +192,6 @@ def step_losses(shares: list[tuple[RankReport, TrainerReport]], worker_updates: 
     """Mean loss of each update over the workers that took it, by the updates of each worker; NaN if unknown."""
     sums = sums_by_update(share.inner.step_losses for _, share in shares)
     return [total / sum(taken > update for taken in worker_updates) for update, total in enumerate(sums)]
-
-
-def evaluated(shares: list[tuple[RankReport, TrainerReport]]) -> Evaluation | None:
-    """The sum of the parts that ranks evaluated; None: the trainer was not evaluated in the round."""
-    return total(share.evaluation.sums for _, share in shares)
 
 
 def measured(shares: list[tuple[RankReport, TrainerReport]]) -> GradientStatistics | None:
