@@ -28,11 +28,8 @@ def subsets(num_sequences: int, settings: EvaluationSettings) -> Subsets:
     """Divide a split: `choice` takes as many as a curve, at most half, and nothing of what is reported."""
     order = in_order(num_sequences)
     reported = order[: num_sequences - min(settings.sequences, num_sequences // 2)]
-    return Subsets(
-        reported[: settings.sequences],
-        reported[: settings.final_sequences],
-        order[len(reported) :] or reported,
-    )
+    choice = order[len(reported) :] or reported
+    return Subsets(reported[: settings.sequences], reported[: settings.final_sequences], choice)
 
 
 @cache

@@ -74,10 +74,6 @@ class Merge:
         """The members that end, ascending."""
         return sorted(member for member in self.shares if member != self.survivor)
 
-    def fits(self, layout: Layout) -> bool:
-        """Whether a pool of this layout has the trainers that it names."""
-        return self.survivor in self.shares and self.shares.keys() <= layout.workers.keys()
-
     def origins(self, layout: Layout) -> list[tuple[int, int]]:
         """The survivor's workers in the order of their new ids, its own first: trainer and id of each in the layout
         before. Ranks play no part in it, so the run does not depend on the layout."""

@@ -27,7 +27,7 @@ def check_trajectory(settings: Settings, layout: Layout, trajectory: Trajectory)
     for round_, batches in sorted(trajectory.batches.items()):
         if merge := trajectory.merges.get(round_):
             rule = "is not of this pool; set pool.workers_per_trainer as it was, or name another run"
-            is_possible = round_ > 0 and merge.fits(layout)
+            is_possible = round_ > 0 and {merge.survivor} <= merge.shares.keys() <= layout.workers.keys()
             require(is_possible, setting, run, f"its merge before round {round_ + 1} {rule}")
             layout = merge.layout_after(layout)
         rule = f"has other trainers in round {round_ + 1} than its merges leave; name another"
