@@ -20,13 +20,11 @@ def encode(value: Any) -> Any:
 
 
 def decode(kind: type[T], message: object) -> T:
-    """The value of type `kind` that `message` was encoded from.
+    """The value of type `kind` that `message` was encoded from; raises a ValueError, which names the field, where the
+    message is of another type.
 
     An integer is taken for a float unless it is too large for one; nothing else is converted. Fields that the type does
     not have are ignored.
-
-    Raises:
-        ValueError: the message is of another type; the error names the field.
     """
     return msgspec.convert(message, kind, str_keys=True)
 
@@ -41,11 +39,8 @@ def strict_json(value: Any) -> Any:
 
 
 def decode_json(content: bytes) -> Any:
-    """JSON that anybody may have written; numbers that it does not know, which Python writes all the same, are null.
-
-    Raises:
-        ValueError: it is none, in one line.
-    """
+    """JSON that anybody may have written; raises a ValueError of one line where it is none. Numbers that JSON does not
+    know, which Python writes all the same, are null."""
     try:
         value = json.loads(content.decode(), parse_constant=lambda _: None)
         if rb"\ud" in content.lower():  # half a character, which could not be shown

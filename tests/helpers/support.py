@@ -23,7 +23,7 @@ from adloco_dist.data.tokens import TextTable, TokenBatch, TokenTable
 from adloco_dist.objective.language import LanguageObjective
 from adloco_dist.objective.losses import losses
 from adloco_dist.objective.protocol import Objective
-from adloco_dist.policy.batch import BatchInputs, BatchPlan, BatchReport, Spent, next_target, take
+from adloco_dist.policy.batch import BatchInputs, BatchPlan, BatchReport, next_target, take
 from adloco_dist.policy.layout import experiment_layout
 from adloco_dist.policy.replay import Trajectory
 from adloco_dist.pool.trainer import Trainer
@@ -69,15 +69,20 @@ FOUR_TRAINERS = (
 
 
 def first_batch(settings: Settings, inputs: BatchInputs, replayed: int | None = None) -> BatchPlan:
-    target = next_target(settings.batching, inputs, None, BatchReport(), replayed, Spent(0.0))
+    target = next_target(settings.batching, inputs, None, BatchReport(), replayed, 0.0, 0)
     return take(settings.batching, inputs, target, None, BatchReport())
 
 
 def next_batch(
-    settings: Settings, inputs: BatchInputs, last: BatchPlan, report: BatchReport, spent: Spent,
+    settings: Settings,
+    inputs: BatchInputs,
+    last: BatchPlan,
+    report: BatchReport,
+    spent_fraction: float,
+    tokens: int,
     replayed: int | None = None,
-) -> BatchPlan:  # fmt: skip
-    target = next_target(settings.batching, inputs, last, report, replayed, spent)
+) -> BatchPlan:
+    target = next_target(settings.batching, inputs, last, report, replayed, spent_fraction, tokens)
     return take(settings.batching, inputs, target, last, report)
 
 

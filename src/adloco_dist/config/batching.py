@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from adloco_dist.config.choices import BatchRequest, GradientNorm, Unmeasured
 from adloco_dist.config.errors import require
-from adloco_dist.config.marks import ON_A_GPU, Range, ReadWhen, check_ranges
+from adloco_dist.config.marks import ON_A_GPU, Range, ReadWhen
 
 MEASURED_REQUESTS = (
     BatchRequest.norm_test,
@@ -35,19 +35,16 @@ class BatchingSettings:
     eta: Annotated[float, Range("> 0"), ReadWhen(ANY_TEST)] = 0.8
     """Noise, relative to the gradient's norm, that norm_test accepts; a smaller eta asks for a larger batch."""
     theta: Annotated[float, Range("> 0"), ReadWhen(INNER_PRODUCT_TESTS)] = 0.9
-    """Noise along the gradient, relative to its norm, that inner_product_test and augmented_inner_product_test
-    accept."""
+    """Noise along the gradient, relative to its norm, that both inner-product tests accept."""
     nu: Annotated[float, Range("> 0"), ReadWhen("batching.request=augmented_inner_product_test")] = 5.84
     """Noise across the gradient, relative to its norm, that augmented_inner_product_test accepts."""
     gradient_norm: Annotated[GradientNorm, ReadWhen(ANY_TEST)] = GradientNorm.unbiased
     """The squared gradient norm in the tests. unbiased: without the noise. plugin: that of the measured mean, noise
     included, as the AdLoCo paper's formula has it."""
     every_updates: Annotated[int, Range(">= 1"), ReadWhen(ANY_MEASURED)] = 40
-    """Updates after which gradients are measured again, in the first update of a round; what it costs is the same
-    whether rounds are short or long."""
+    """Updates after which gradients are measured again, in the first update of a round, however long rounds are."""
     span: Annotated[float, Range("in [0, 1]"), ReadWhen(ANY_MEASURED)] = 0.15
-    """Share of the tokens so far that running averages of the statistics span, at least three rounds; 0: the last round
-    alone."""
+    """Share of the tokens so far that running averages of the statistics span, at least three rounds; 0: the last."""
     min_batch: Annotated[int | None, Range(">= 1")] = None
     """Minimum total batch of a trainer; null: of what a test asks for, `local_batch` for each worker, else 1."""
     max_batch: int | None = None
@@ -89,16 +86,12 @@ class BatchingSettings:
         return self.switch_n == "auto" or self.request is BatchRequest.progress
 
     def __post_init__(self) -> None:
-        check_ranges("batching", self)
         n, minimum, largest = self.switch_n, self.min_batch or 1, self.max_batch
         is_possible = n in (None, "auto") or (not isinstance(n, str) and 1 <= n < inf)
         rule = "must be a number >= 1 (it multiplies b_max), auto, or null"
         require(is_possible, "batching.switch_n", n, rule)
         rule = f"must be >= batching.min_batch={minimum}"
         require(largest is None or largest >= minimum, "batching.max_batch", largest, rule)
-        self._check_open_loop()
-
-    def _check_open_loop(self) -> None:
         if self.request is BatchRequest.staged:
             are_pairs = all(
                 len(stage) == 2 and type(stage[0]) in (int, float) and type(stage[1]) is int and 1 <= stage[1] < 2**64

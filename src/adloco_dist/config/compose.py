@@ -4,8 +4,6 @@ import difflib
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
-from enum import Enum
 from typing import Any
 
 from hydra import compose as hydra_compose
@@ -21,14 +19,14 @@ from adloco_dist.config import ModelSettings, Settings, SettingsError, require
 from adloco_dist.config.gone import refuse_gone
 from adloco_dist.config.paths import check_lengths, exists_here, to_type, with_quoted_paths
 from adloco_dist.config.settings import setting_names
+from adloco_dist.messages import encode
 
 CONFIG_MODULE = "adloco_dist.conf"
 GROUPS = ("model", "data", "algorithm", "inner", "outer", "wire", "merge", "tracking", "experiment")
 
 
 def compose(overrides: Sequence[str]) -> Settings:
-    """The settings of conf/train.yaml with `overrides` as a user types them; raises a SettingsError for a wrong key,
-    type, choice or value."""
+    """The settings with `overrides` as a user types them; raises a SettingsError for what is wrong with one of them."""
     store_schema()
     try:
         parsed = parse(overrides)
@@ -41,10 +39,9 @@ def compose(overrides: Sequence[str]) -> Settings:
         with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
             config = hydra_compose("train", [override.input_line or "" for override in parsed])
         _check_sizes(config)
-        settings = OmegaConf.to_object(config)
+        settings: Any = OmegaConf.to_object(config)
     except (HydraException, OmegaConfBaseException) as error:
         raise SettingsError(explain(error)) from error
-    assert isinstance(settings, Settings)
     flat = flatten(to_plain(settings))
     check_lengths(flat)
     for key, value in flat.items():  # run.json could not hold it
@@ -92,10 +89,7 @@ def parse(overrides: Sequence[str]) -> list[Override]:
 
 def to_plain(settings: Settings) -> dict[str, Any]:
     """Nested plain values, enums by name, for JSON."""
-
-    return asdict(
-        settings, dict_factory=lambda pairs: {key: one.name if isinstance(one, Enum) else one for key, one in pairs}
-    )
+    return encode(settings)
 
 
 def from_plain(plain: dict[str, Any]) -> Settings:
@@ -103,8 +97,7 @@ def from_plain(plain: dict[str, Any]) -> Settings:
     raises a SettingsError where they hold a setting that is gone since."""
     for key, value in flatten(plain).items():
         refuse_gone(key, value)
-    settings = OmegaConf.to_object(OmegaConf.merge(_schema(), _without_interpolation(plain)))
-    assert isinstance(settings, Settings)
+    settings: Any = OmegaConf.to_object(OmegaConf.merge(_schema(), _without_interpolation(plain)))
     return settings
 
 
@@ -150,9 +143,8 @@ def _check_key(key: str, line: str) -> None:
 
 def _check_sizes(config: DictConfig) -> None:
     """Refuse whole numbers that fit neither a float nor a tensor."""
-    plain = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(plain, dict)
-    for key, value in flatten({str(section): values for section, values in plain.items()}).items():
+    plain: Any = OmegaConf.to_container(config, resolve=True)
+    for key, value in flatten(plain).items():
         for number in value if isinstance(value, list) else [value]:
             is_possible = not isinstance(number, int) or abs(number) < 2**64
             require(is_possible, key, number, "must be below 2**64")

@@ -5,10 +5,8 @@ from typing import Annotated
 
 from adloco_dist.config.choices import Corpus, Damaged, Packing, Shards
 from adloco_dist.config.errors import require
-from adloco_dist.config.marks import Range, ReadWhen, check_ranges
+from adloco_dist.config.marks import Range, ReadWhen
 
-EMBEDDED = (Corpus.python_stdlib, Corpus.python_packages)
-"""Corpora that every machine has."""
 OF_ROWS = (Corpus.json, Corpus.parquet, Corpus.csv, Corpus.hub)
 """Corpora whose files hold many documents each, in columns."""
 FROM_FILES = "data.corpus!=python_stdlib,python_packages"
@@ -49,8 +47,7 @@ class DataSettings:
     tokenizer: Annotated[str | None, ReadWhen("data.corpus!=tokens")] = None
     """A tokenizer: a folder, a tokenizer.json, or a model of the hub. null: bytes."""
     sequence_length: Annotated[int, Range(">= 1 token")] = 128
-    """Tokens per sequence that are predicted (a stored sequence is one longer); for a classifier, tokens that
-    are read."""
+    """Tokens per sequence that are predicted (a stored sequence is one longer), or that a classifier reads."""
     packing: Annotated[Packing, ReadWhen(*UNLABELLED_TEXT)] = Packing.packed
     """packed: documents one after the other, cut into equal sequences. document: one for each sequence, cut off at its
     length and padded; padding never counts."""
@@ -70,9 +67,16 @@ class DataSettings:
         return self.label_column is not None or self.corpus is Corpus.python_packages
 
     def __post_init__(self) -> None:
-        check_ranges("data", self)
-        labels = self.num_labels
-        self._check_files()
+        labels, is_hub = self.num_labels, self.corpus is Corpus.hub
+        if self.corpus in (Corpus.python_stdlib, Corpus.python_packages):  # which every machine has
+            rule = f"has no effect with data.corpus={self.corpus.name}; use data=text"
+            require(not self.train, "data.train", self.train, rule)
+            require(not self.validation, "data.validation", self.validation, rule)
+        else:
+            needed = "names of splits" if is_hub else "files or globs"
+            require(bool(self.train), "data.train", self.train, f"data.corpus={self.corpus.name} needs {needed}")
+        rule = "names a data set with data.corpus=hub, and only there"
+        require(bool(self.hub) == is_hub, "data.hub", self.hub, rule)
         if self.corpus is Corpus.tokens:
             rule = "has no effect on token files, which are tokenised already; leave it out"
             require(self.tokenizer is None, "data.tokenizer", self.tokenizer, rule)
@@ -93,15 +97,3 @@ class DataSettings:
             require(bool(self.validation), "data.validation", self.validation, rule)
             rule = "a stream does not know its labels beforehand; say how many there are"
             require(labels is not None or not self.is_labelled, "data.num_labels", labels, rule)
-
-    def _check_files(self) -> None:
-        is_hub = self.corpus is Corpus.hub
-        if self.corpus in EMBEDDED:
-            rule = f"has no effect with data.corpus={self.corpus.name}; use data=text"
-            require(not self.train, "data.train", self.train, rule)
-            require(not self.validation, "data.validation", self.validation, rule)
-        else:
-            needed = "names of splits" if is_hub else "files or globs"
-            require(bool(self.train), "data.train", self.train, f"data.corpus={self.corpus.name} needs {needed}")
-        rule = "names a data set with data.corpus=hub, and only there"
-        require(bool(self.hub) == is_hub, "data.hub", self.hub, rule)

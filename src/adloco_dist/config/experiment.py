@@ -5,12 +5,10 @@ from typing import Annotated, Any
 
 from adloco_dist.config.choices import MergePolicy, OuterState, Placement
 from adloco_dist.config.errors import require
-from adloco_dist.config.marks import ON_A_GPU, SEVERAL_TRAINERS, Range, ReadWhen, check_ranges
+from adloco_dist.config.marks import ON_A_GPU, SEVERAL_TRAINERS, Range, ReadWhen
 
 MAX_WORKERS = 1 << 20
 """Maximum number of workers in a pool: every rank and every plan lists all of them."""
-
-
 TINY = {
     "hidden_size": 128,
     "intermediate_size": 344,
@@ -41,7 +39,6 @@ class PoolSettings:
     """Where anchors, outer momentum and averages of anchors live: on the device, or in (pinned) CPU memory."""
 
     def __post_init__(self) -> None:
-        check_ranges("pool", self)
         workers = self.workers_per_trainer
         given = "null" if workers is None else workers
         rule = f"times pool.workers_per_trainer={given} must be <= {MAX_WORKERS}; lower one of them"
@@ -66,9 +63,6 @@ class MergeSettings:
     min_trainers: Annotated[int, MERGES, Range(">= 1")] = 1
     """Minimum number of trainers that are left."""
 
-    def __post_init__(self) -> None:
-        check_ranges("merge", self)
-
 
 @dataclass
 class ModelSettings:
@@ -77,8 +71,7 @@ class ModelSettings:
     architecture: str | None = "llama"
     """A model type of transformers (llama, gpt2, bert, ...). null: take it from `warm_start`."""
     overrides: dict[str, Any] = field(default_factory=lambda: dict(TINY))
-    """Fields of that architecture's transformers config, for example hidden_size. A choice of the group `model`
-    replaces all of them."""
+    """Fields of its transformers config (hidden_size, ...). A choice of the group `model` replaces all of them."""
     warm_start: str | None = None
     """Weights to start from: a transformers directory, a run directory (its model/ is taken), or a model of the hub,
     `NAME` or `NAME@REVISION` (a branch, tag or commit; else the newest)."""

@@ -15,10 +15,7 @@ COMPARISONS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": oper
 
 
 class Range:
-    """The finite numbers that a setting may be, as in Range(">= 1"), Range("> 0 seconds") or Range("in [0, 1)").
-
-    lr: Annotated[float, Range("> 0")] = 1e-3
-    """
+    """The finite numbers that a setting may be, as in Range(">= 1"), Range("> 0 seconds") or Range("in [0, 1)")."""
 
     def __init__(self, text: str) -> None:
         """The text completes "must be"; words after the numbers are for people."""
@@ -63,9 +60,8 @@ class Condition:
 
 
 class ReadWhen:
-    """A setting is read when other settings have certain values; of several that stand at a field, one suffices.
-
-    eta: Annotated[float, ReadWhen("batching.request=norm_test,inner_product_test")] = 0.8
+    """A setting is read when other settings have certain values, as in ReadWhen("wire.format=sparse"); of several that
+    stand at a field, one suffices.
 
     The conditions are about settings alone. What follows from ranks and data is not looked at: a single worker, for
     example, sends nothing to anybody, whatever `wire` says.

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from adloco_dist.config.choices import Averages, InnerOptimizer, RateScaling, RoundLength, Schedule, WireFormat
 from adloco_dist.config.errors import require
-from adloco_dist.config.marks import Range, ReadWhen, check_ranges
+from adloco_dist.config.marks import Range, ReadWhen
 
 OUTER_STEPS = "algorithm.averages=pseudo_gradients"
 ADAMW = "inner.optimizer=adamw,muon"
@@ -32,7 +32,6 @@ class AlgorithmSettings:
     """Minimum and maximum of H with round=link; a delay of one update needs two, and each of wire.fragments its own."""
 
     def __post_init__(self) -> None:
-        check_ranges("algorithm", self)
         bounds, rule = self.updates_range, "must be the minimum and the maximum of H, [2,400] for example, both >= 1"
         require(len(bounds) == 2 and 1 <= bounds[0] <= bounds[1], "algorithm.updates_range", bounds, rule)
 
@@ -70,13 +69,9 @@ class InnerSettings:
     final_lr_fraction: Annotated[float, Range("in [0, 1]"), ReadWhen("inner.schedule=cosine")] = 0.1
     """Share of `lr` that the cosine schedule ends at."""
     batch_scaling: RateScaling = RateScaling.sqrt
-    """How the rate follows the local batch in use: lr times (b / batching.local_batch), its square root, or not at
-    all."""
+    """How the rate follows the local batch b in use: lr times b / batching.local_batch, its square root, or 1."""
     reset_each_round: Annotated[bool, ReadWhen(ADAMW), ReadWhen("inner.momentum>0")] = False
     """Whether inner moments start at zero in every round."""
-
-    def __post_init__(self) -> None:
-        check_ranges("inner", self)
 
 
 @dataclass
@@ -90,9 +85,6 @@ class OuterSettings:
     average_span: Annotated[float | None, Range("in (0, 1]")] = 0.05
     """Share of the tokens so far over which a trainer's anchors are averaged; the average is evaluated and saved. It
     takes a vector of the model's size, which merges alone send. null: the last anchor."""
-
-    def __post_init__(self) -> None:
-        check_ranges("outer", self)
 
 
 @dataclass
@@ -125,11 +117,3 @@ class WireSettings:
     def is_streaming(self) -> bool:
         """Whether workers do not all stand at the anchor when a round begins."""
         return self.fragments > 1 or self.is_delayed
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether whole pseudo-gradients travel as they are, and workers wait for them."""
-        return self.format is WireFormat.fp32 and not self.is_streaming
-
-    def __post_init__(self) -> None:
-        check_ranges("wire", self)

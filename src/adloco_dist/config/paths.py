@@ -24,10 +24,7 @@ def with_quoted_paths(override: str, exists: Exists) -> str:
     """`override` with Hydra's quotes around the paths that it names and Hydra would not read as they stand.
 
     Values that Hydra reads as text keep their meaning: quotes, lists, interpolations, null, and values of a sweep,
-    unless all of the value, commas included, is one path that exists.
-
-    Args:
-        exists: whether a path, or a glob, names something.
+    unless all of the value, commas included, is one path that exists. `exists` says whether a path, or a glob, does.
     """
     key, _, value = override.partition("=")
     name = key.lstrip("+")
@@ -60,8 +57,7 @@ def exists_here(name: str) -> bool:
 
 
 def check_lengths(flat: Mapping[str, object]) -> None:
-    """Refuse paths, of settings by dotted key, that no file system of Linux takes, by a SettingsError; whoever looks
-    for them would fail, each in its own way."""
+    """Refuse paths, of settings by dotted key, that no file system of Linux takes, by a SettingsError."""
     for key in PATHS:
         value = flat.get(key)
         for path in value if isinstance(value, list) else [value]:

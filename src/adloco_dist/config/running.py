@@ -7,10 +7,10 @@ from typing import Annotated
 from adloco_dist.config.amounts import Amount
 from adloco_dist.config.choices import Backend, Concurrency, Device, TrackingMode, Unfinished
 from adloco_dist.config.errors import require
-from adloco_dist.config.marks import ON_A_GPU, Range, ReadWhen, check_ranges
+from adloco_dist.config.marks import ON_A_GPU, Range, ReadWhen
 
 IN_WANDB = ReadWhen("tracking.mode!=disabled")
-
+SIMULATED = ReadWhen("simulation.update_seconds!=null")
 MAX_SECONDS = 1_000_000
 """Maximum of a timeout, eleven days: libraries count timeouts in milliseconds of 32 bits."""
 TIMEOUT = Range(f"in (0, {MAX_SECONDS}] seconds")
@@ -43,7 +43,6 @@ class EvaluationSettings:
         self.every = None if interval is None else str(interval)
         is_possible = interval is None or interval.unit != "%" or interval.number <= 100
         require(is_possible, "evaluation.every", self.every, "must be at most 100%, of the budget")
-        check_ranges("evaluation", self)
 
 
 @dataclass
@@ -74,7 +73,6 @@ class ClusterSettings:
     says that it lives. Raise it where links are interrupted for longer and the run should sit that out."""
 
     def __post_init__(self) -> None:
-        check_ranges("cluster", self)
         is_possible = self.device is not Device.cpu or self.backend is not Backend.nccl
         require(is_possible, "cluster.backend", self.backend, "needs GPUs, but cluster.device=cpu; use gloo")
 
@@ -91,7 +89,6 @@ class InstanceSettings:
     are copied ahead of their turn. null: as many as fit (all, where they compute at once)."""
 
     def __post_init__(self) -> None:
-        check_ranges("instances", self)
         take_turns = self.concurrency not in (Concurrency.streams, Concurrency.threads)
         rule = f"instances that swap take turns; leave it out with instances.concurrency={self.concurrency.name}"
         require(self.resident is None or take_turns, "instances.resident", self.resident, rule)
@@ -127,8 +124,7 @@ class ProfileSettings:
 
     @property
     def chosen(self) -> range:
-        """The numbers of the rounds; raises a SettingsError where they cannot be read, or there are none from the first
-        to the last."""
+        """The numbers of the rounds; raises a SettingsError where they cannot be read, or there are none."""
         if self.rounds is None:
             return range(0)
         rule = "must be the first and the last round to profile, counted from 1, as in 3:5, or one number"
@@ -199,10 +195,6 @@ class CheckpointSettings:
 
     def __post_init__(self) -> None:
         self.every = None if self.every is None else str(self.interval)
-        check_ranges("checkpoint", self)
-
-
-SIMULATED = ReadWhen("simulation.update_seconds!=null")
 
 
 @dataclass
@@ -221,9 +213,6 @@ class SimulationSettings:
     @property
     def is_on(self) -> bool:
         return self.update_seconds is not None
-
-    def __post_init__(self) -> None:
-        check_ranges("simulation", self)
 
     def transfer_seconds(self, num_bytes: int) -> float:
         """What these bytes take on a host's link, without latency."""

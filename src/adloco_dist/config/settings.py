@@ -1,13 +1,13 @@
 """All settings of a run: types, units, defaults and the checks that need nothing but the settings.
 
-Hydra composes the groups under conf/ onto `Settings`; `OmegaConf.to_object` then builds these dataclasses, and
-each `__post_init__` refuses what cannot work. No torch here: a wrong setting is reported before anything heavy
-is imported or any process group exists.
+Hydra composes the groups under conf/ onto `Settings`; `OmegaConf.to_object` then builds these dataclasses, whose
+`__post_init__` refuses what cannot work, before torch is imported or any process group exists.
 """
 
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Annotated, Any
 
+import adloco_dist.config.running as running
 from adloco_dist.config.amounts import Amount
 from adloco_dist.config.batching import BatchingSettings
 from adloco_dist.config.choices import BatchRequest, Final, InnerOptimizer, Precision, RoundLength, WireFormat
@@ -16,16 +16,6 @@ from adloco_dist.config.errors import SettingsError, require
 from adloco_dist.config.experiment import MergeSettings, ModelSettings, PoolSettings
 from adloco_dist.config.marks import ON_A_GPU, SEVERAL_TRAINERS, Range, ReadWhen, check_ranges
 from adloco_dist.config.optimization import AlgorithmSettings, InnerSettings, OuterSettings, WireSettings
-from adloco_dist.config.running import (
-    CheckpointSettings,
-    ClusterSettings,
-    EvaluationSettings,
-    InstanceSettings,
-    ProfileSettings,
-    RunSettings,
-    SimulationSettings,
-    TrackingSettings,
-)
 
 
 @dataclass
@@ -43,8 +33,7 @@ class Settings:
     """Take only those of torch's algorithms that give the same bits every time, which on a GPU are slower; operations
     that have none fail. (On a CPU, runs are the same bit by bit in any case.)"""
     final: Annotated[Final, ReadWhen(SEVERAL_TRAINERS)] = Final.best
-    """What is saved at the end. best: the trainer with the smallest validation loss. average: the average of
-    all trainers left."""
+    """What is saved at the end. best: the trainer with the smallest validation loss. average: the mean of all."""
     budget: str = "1_200_000tokens"
     """When training ends: after a number of rounds, of tokens of the whole pool (the last round ends with the update
     that reaches them), of seconds of rank 0's clock, counted from the first round on, or of epochs, passes of the whole
@@ -58,14 +47,14 @@ class Settings:
     wire: WireSettings = field(default_factory=WireSettings)
     batching: BatchingSettings = field(default_factory=BatchingSettings)
     merge: MergeSettings = field(default_factory=MergeSettings)
-    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
-    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
-    instances: InstanceSettings = field(default_factory=InstanceSettings)
-    cluster: ClusterSettings = field(default_factory=ClusterSettings)
-    simulation: SimulationSettings = field(default_factory=SimulationSettings)
-    tracking: TrackingSettings = field(default_factory=TrackingSettings)
-    profile: ProfileSettings = field(default_factory=ProfileSettings)
-    run: RunSettings = field(default_factory=RunSettings)
+    evaluation: running.EvaluationSettings = field(default_factory=running.EvaluationSettings)
+    checkpoint: running.CheckpointSettings = field(default_factory=running.CheckpointSettings)
+    instances: running.InstanceSettings = field(default_factory=running.InstanceSettings)
+    cluster: running.ClusterSettings = field(default_factory=running.ClusterSettings)
+    simulation: running.SimulationSettings = field(default_factory=running.SimulationSettings)
+    tracking: running.TrackingSettings = field(default_factory=running.TrackingSettings)
+    profile: running.ProfileSettings = field(default_factory=running.ProfileSettings)
+    run: running.RunSettings = field(default_factory=running.RunSettings)
 
     @property
     def budget_amount(self) -> Amount:
@@ -74,22 +63,21 @@ class Settings:
 
     def __post_init__(self) -> None:
         self.budget = str(self.budget_amount)
-        check_ranges("", self)
-        is_data_parallel, is_sharded = self.algorithm.is_data_parallel, self.pool.ranks_per_worker > 1
-        if is_data_parallel:
+        for name, section in sections(self).items():
+            check_ranges(name, section)
+        if self.algorithm.is_data_parallel:
             self._check_data_parallel()
         if self.algorithm.round is not RoundLength.link:  # which leaves fragments and delays their times
             self._check_times()
-        self._check_combinations(is_data_parallel or is_sharded)
-        if is_sharded:
-            optimizer = self.inner.optimizer
-            rule = "needs whole matrices, and so pool.ranks_per_worker=1; use adamw or sgd"
-            require(optimizer is not InnerOptimizer.muon, "inner.optimizer", optimizer, rule)
+        self._check_combinations()
 
-    def _check_combinations(self, is_wrapped: bool) -> None:
-        """What contradicts itself, perhaps as DistributedDataParallel or fully_shard wraps the model."""
-        batching, wire = self.batching, self.wire
+    def _check_combinations(self) -> None:
+        batching, wire, optimizer = self.batching, self.wire, self.inner.optimizer
+        is_sharded = self.pool.ranks_per_worker > 1
+        rule = "needs whole matrices, and so pool.ranks_per_worker=1; use adamw or sgd"
+        require(optimizer is not InnerOptimizer.muon or not is_sharded, "inner.optimizer", optimizer, rule)
         rule = "algorithm=ddp and pool.ranks_per_worker > 1 wrap the model themselves; leave it out"
+        is_wrapped = self.algorithm.is_data_parallel or is_sharded
         require(not (self.model.compile and is_wrapped), "model.compile", self.model.compile, rule)
         rule = "keeps what it has not sent, and an outer momentum would count that twice; set outer=average"
         is_counted_once = wire.format is not WireFormat.sparse or not self.outer.momentum
@@ -124,7 +112,8 @@ class Settings:
         rule = "algorithm=ddp averages gradients before they can be compared; use none, ramp, staged or replay"
         require(not batching.measures_gradients, "batching.request", batching.request, rule)
         rule = "algorithm=ddp averages gradients, at every update; use wire=fp32"
-        require(self.wire.is_plain, "wire.format", self.wire.format, rule)
+        is_plain = self.wire.format is WireFormat.fp32 and not self.wire.is_streaming
+        require(is_plain, "wire.format", self.wire.format, rule)
 
 
 def sections(settings: Settings) -> dict[str, Any]:

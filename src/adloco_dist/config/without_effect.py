@@ -19,11 +19,8 @@ ALWAYS_READ = ("algorithm", "experiment", "model")
 def without_effect(settings: Settings, overrides: Sequence[str]) -> dict[str, str]:
     """Why overrides are read by nobody, by the override as it was typed; those that are read are missing.
 
-    A group counts where nothing is read of what its choices set; what an experiment sets was not given.
-
-    Args:
-        settings: what the overrides came to.
-        overrides: valid ones, which name one value each.
+    A group counts where nothing is read of what its choices set; what an experiment sets was not given. The overrides
+    are valid, name one value each, and came to `settings`.
     """
     shown = {key: _shown(value) for key, value in flatten(to_plain(settings)).items()}
     found = {}

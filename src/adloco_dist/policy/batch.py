@@ -25,10 +25,8 @@ class BatchReport:
     """Time of the slowest of its ranks, for all its workers there; 0: not measured."""
     seconds_per_update: float = 0.0
     """The round's wall time without evaluations, divided by its updates."""
-
     exposed_share: float | None = None
     """Share of the round that averages took, and all else but updates and evaluations; None: not measured."""
-
     is_measured: bool = True
     """Whether the round was to measure them: not every round is."""
 
@@ -81,23 +79,14 @@ class BatchInputs:
     """Equal workers that would average as much noise away as these; None: they are equal."""
 
 
-@dataclass(frozen=True)
-class Spent:
-    """How far the run has come when batches are planned."""
-
-    fraction: float
-    """Share of the budget that is spent."""
-    tokens: int = 0
-    """Tokens that the whole pool has trained on."""
-
-
 def next_target(
     batching: BatchingSettings,
     inputs: BatchInputs,
     last: BatchPlan | None,
     report: BatchReport,
     replayed: int | None,
-    spent: Spent,
+    spent_fraction: float,
+    tokens: int,
 ) -> BatchTarget:
     """What the next round is to take, from the last batch and what was measured in it.
 
@@ -105,6 +94,7 @@ def next_target(
         last: None: the round is the first, and nothing was measured.
         replayed: the total batch that batching.request=replay repeats; None: none was recorded, as of the plan that
             stops the run, one round after the last.
+        spent_fraction, tokens: share of the budget, and tokens of the whole pool, that are spent.
     """
     measures = batching.measures_gradients and last is not None
     if last and measures and not report.is_measured:
@@ -113,13 +103,13 @@ def next_target(
     held = last.bounded if last else float(inputs.num_workers * batching.local_batch)
     request, smoothed, change_bound = Request(held), last.smoothed if last else Smoothed(), None
     if batching.request is BatchRequest.staged:
-        request = Request(float([batch for begin, batch in batching.stages if begin <= spent.fraction][-1]))
+        request = Request(float([batch for begin, batch in batching.stages if begin <= spent_fraction][-1]))
     elif batching.request is BatchRequest.replay and replayed is not None:
         request = Request(float(replayed))
     elif batching.request is BatchRequest.ramp and last:
         request = Request(batching.ramp_factor * held)
     elif last and measures:
-        request, smoothed = _tested(batching, inputs, last, report, spent)
+        request, smoothed = _tested(batching, inputs, last, report, tokens)
     wanted = request.sequences
     if measures:
         wanted, change_bound = bound_change(batching, wanted, held)
@@ -128,7 +118,7 @@ def next_target(
 
 
 def _tested(
-    batching: BatchingSettings, inputs: BatchInputs, last: BatchPlan, report: BatchReport, spent: Spent
+    batching: BatchingSettings, inputs: BatchInputs, last: BatchPlan, report: BatchReport, tokens: int
 ) -> tuple[Request, Smoothed]:
     """What the statistics ask for, on averages that include this round; the last batch where nothing is known."""
     measured, smoothed = report.statistics, last.smoothed
@@ -138,7 +128,7 @@ def _tested(
         return Request(last.bounded, "nothing to measure with one gradient: the batch stays"), smoothed
     if not measured.is_finite:
         return Request(last.bounded, "statistics are not finite: the batch stays"), smoothed
-    smoothed = smoothed.after(measured, spent.tokens, batching.span)
+    smoothed = smoothed.after(measured, tokens, batching.span)
     assert smoothed.statistics is not None
     if batching.request is not BatchRequest.progress:
         return variance_test_request(batching, smoothed.statistics), smoothed
@@ -187,11 +177,7 @@ def take(
 
 
 def max_local_batch(batching: BatchingSettings, num_workers: int, shard_sequences: int | None) -> int:
-    """The largest b that a trainer can come to: no update takes a sequence of its shard twice.
-
-    Args:
-        shard_sequences: None: unknown, of a stream.
-    """
+    """The largest b that a trainer can come to: no update takes a sequence of its shard twice. None: a stream's."""
     largest = MAX_SEQUENCES if shard_sequences is None else shard_sequences // num_workers
     if batching.max_batch is not None:
         largest = min(largest, -(-batching.max_batch // num_workers))

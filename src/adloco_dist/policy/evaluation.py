@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -28,11 +28,8 @@ def subsets(num_sequences: int, settings: EvaluationSettings) -> Subsets:
     """Divide a split: `choice` takes as many as a curve, at most half, and nothing of what is reported."""
     order = in_order(num_sequences)
     reported = order[: num_sequences - min(settings.sequences, num_sequences // 2)]
-    return Subsets(
-        reported[: settings.sequences],
-        reported[: settings.final_sequences],
-        order[len(reported) :] or reported,
-    )
+    choice = order[len(reported) :] or reported
+    return Subsets(reported[: settings.sequences], reported[: settings.final_sequences], choice)
 
 
 @cache
@@ -75,6 +72,12 @@ class Evaluation:
         elif self.figure == PERPLEXITY:
             figures["validation_perplexity"] = perplexity(self.loss)
         return figures
+
+
+def total(parts: Iterable[Evaluation | None]) -> Evaluation | None:
+    """The sum of the parts that ranks evaluated; None: none of them evaluated any."""
+    evaluated = [part for part in parts if part]
+    return sum(evaluated, Evaluation()) if evaluated else None
 
 
 def perplexity(loss: float) -> float:

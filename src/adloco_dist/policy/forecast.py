@@ -1,4 +1,4 @@
-"""What to expect of a run before anything is trained: how much of a round is left for updates, how many averages."""
+"""What to expect of a run before it trains: the share of a round that is left for updates, and how many averages."""
 
 import math
 from dataclasses import dataclass
@@ -36,14 +36,8 @@ class RoundForecast:
 def shortest_round(
     utilisation: float, update_seconds: float, transfer_seconds: float, fragments: int, delay_updates: int | None
 ) -> int:
-    """The smallest H with which updates have that share of a round, in (0, 1); the inverse of `RoundForecast`.
-
-    Args:
-        update_seconds: of one update of each of the rank's workers, one after the other.
-        transfer_seconds: time that the bytes of the round's averages need on the rank's slowest link.
-        fragments: averages among which they are divided.
-        delay_updates: updates that are computed while one of them travels; None: as many as there is room for, which is
-            one less than H over the fragments.
+    """The smallest H with which updates have that share of a round, in (0, 1); the inverse of `RoundForecast`, with
+    seconds of one update of all the rank's workers. A delay of None is the longest: one less than H over the fragments.
     """
     transfer = transfer_seconds / update_seconds
     if delay_updates is None:  # of m updates for each fragment, m - 1 hide it
@@ -67,11 +61,9 @@ GROWS_FROM = 0.1
 
 
 def rounds_until(sequences: float, updates: int, first_batch: int, exponent: float) -> float:
-    """Rounds, each with one average, until a trainer has taken so many sequences (docs/theory.md).
+    """Rounds of H `updates`, each with one average, until a trainer has taken so many sequences (docs/theory.md).
 
     Args:
-        sequences: of the whole budget.
-        updates: H.
         first_batch: total batch until `GROWS_FROM` of the sequences are seen.
         exponent: >= 0; from there on the batch grows as the sequences seen to this power. 0: not at all; 1: the
             squared gradient falls as one over the sequences, and the noise stays.

@@ -1,15 +1,15 @@
 """Which workers run on which ranks: plain integers (docs/architecture.md, "A round").
 
 Where several ranks hold a worker's model together (pool.ranks_per_worker), such neighbouring ranks are one seat, and
-what is called a rank here is a seat.
+what is called a rank here is a seat. `nodes` is the node of each rank, one entry per rank, in all functions.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 
-from adloco_dist.config import Placement, Settings, SettingsError
-from adloco_dist.config.errors import require
+from adloco_dist.config import Placement, Settings, SettingsError, require
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,6 @@ def place(num_trainers: int, workers_per_trainer: int, nodes: Sequence[int], pla
 
     Loads differ by at most one; a trainer's workers stand on distinct ranks as long as there are enough, and
     evenly over all ranks otherwise. Within that, `pack` uses few nodes for a trainer and `spread` many.
-
-    Args:
-        nodes: the node of each rank, one entry per rank.
     """
     everywhere, remainder = divmod(workers_per_trainer, len(nodes))
     vacancies = _vacancies(num_trainers, remainder, nodes, placement)
@@ -117,9 +114,8 @@ def _choose_ranks(
     open_ranks: dict[int, list[tuple[int, int, int]]] = {}
     for node, ranks in _by_node(nodes).items():
         on_node = sum(vacancies[rank] for rank in ranks)
-        candidates = [(-on_node, -vacancies[rank], rank) for rank in ranks if 0 < vacancies[rank] < trainers_left]
-        if candidates:
-            open_ranks[node] = sorted(candidates)
+        vacant = [rank for rank in ranks if 0 < vacancies[rank] < trainers_left]
+        open_ranks[node] = sorted((-on_node, -vacancies[rank], rank) for rank in vacant)
 
     def preference(node: int) -> tuple[object, ...]:
         first, covered = open_ranks[node][0], min(width - len(chosen), len(open_ranks[node]))
@@ -128,11 +124,9 @@ def _choose_ranks(
         return num_chosen[node], first
 
     while len(chosen) < width:
-        node = min(open_ranks, key=preference)
+        node = min((node for node in open_ranks if open_ranks[node]), key=preference)
         chosen.append(open_ranks[node].pop(0)[-1])
         num_chosen[node] += 1
-        if not open_ranks[node]:
-            del open_ranks[node]
     return chosen
 
 
@@ -141,30 +135,18 @@ def place_again(layout: Layout, nodes: Sequence[int], placement: Placement) -> L
 
     All workers in one line, trainer by trainer, are dealt to the ranks in turn: loads differ by at most one, and a
     trainer's workers stand on distinct ranks as long as there are enough, neighbours in the order of the deal.
-
-    Args:
-        nodes: the node of each rank, one entry per rank.
     """
     order = list(range(len(nodes)))
     if placement is Placement.spread:  # the first rank of every node, then the second
         order.sort(key=lambda rank: (nodes[:rank].count(nodes[rank]), rank))
-    ranks: dict[int, Sequence[int]] = {}
-    dealt = 0
-    for trainer in layout.trainers:
-        workers = range(dealt, dealt := dealt + layout.num_workers(trainer))
-        ranks[trainer] = [order[worker % len(order)] for worker in workers]
-    return Layout.one_rank_per_worker(ranks)
+    turns = cycle(order)
+    return Layout.one_rank_per_worker(
+        {trainer: [next(turns) for _ in layout.workers[trainer]] for trainer in layout.trainers}
+    )
 
 
 def check_ranks(settings: Settings, num_ranks: int, is_all: bool = True) -> None:
-    """Whether ranks and workers fit together.
-
-    Args:
-        is_all: whether these are all ranks; there may be more.
-
-    Raises:
-        SettingsError: they do not.
-    """
+    """Refuse ranks and workers that do not fit together, by a SettingsError; unless `is_all`, there are more ranks."""
     pool, num_seats = settings.pool, num_ranks // settings.pool.ranks_per_worker
     workers = _workers_per_trainer(settings, num_seats)
     if pool.trainers * workers < num_seats:
@@ -179,14 +161,7 @@ def check_ranks(settings: Settings, num_ranks: int, is_all: bool = True) -> None
 
 
 def experiment_layout(settings: Settings, nodes: Sequence[int]) -> Layout:
-    """The layout that a run starts with.
-
-    Args:
-        nodes: the node of each rank, one entry per rank.
-
-    Raises:
-        SettingsError: when the ranks and workers do not fit together.
-    """
+    """The layout that a run starts with; raises a SettingsError where ranks and workers do not fit together."""
     pool = settings.pool
     seats = seat_nodes(nodes, pool.ranks_per_worker)
     check_ranks(settings, len(nodes))
@@ -199,25 +174,15 @@ def ranks_of_seat(seat: int, ranks_per_seat: int) -> range:
 
 
 def seat_nodes(nodes: Sequence[int], ranks_per_worker: int) -> Sequence[int]:
-    """The node of every seat.
-
-    Args:
-        nodes: the node of each rank, one entry per rank.
-
-    Raises:
-        SettingsError: ranks cannot be divided into such seats.
-    """
-    size = ranks_per_worker
-    if len(nodes) % size:
-        rule = f"{len(nodes)} ranks are no multiple of it; start {-(-len(nodes) // size) * size}, or set another"
-        raise SettingsError.of("pool.ranks_per_worker", size, rule)
+    """The node of every seat; raises a SettingsError where ranks cannot be divided into such seats."""
+    setting, size = "pool.ranks_per_worker", ranks_per_worker
+    rule = f"{len(nodes)} ranks are no multiple of it; start {-(-len(nodes) // size) * size}, or set another"
+    require(len(nodes) % size == 0, setting, size, rule)
     for first in range(0, len(nodes), size):
         on = Counter(nodes[first : first + size])
-        if len(on) > 1:
-            rule = f"ranks {first} to {first + size - 1} stand on nodes {', '.join(map(str, sorted(on)))}"
-            remedy = f"a worker's ranks must stand on one node; start a multiple of {size} ranks on each"
-            most = min(on.values())
-            raise SettingsError.of("pool.ranks_per_worker", size, f"{rule}; {remedy}, or set at most {most}")
+        rule = f"ranks {first} to {first + size - 1} stand on nodes {', '.join(map(str, sorted(on)))}"
+        remedy = f"a worker's ranks must stand on one node; start a multiple of {size} ranks on each"
+        require(len(on) == 1, setting, size, f"{rule}; {remedy}, or set at most {min(on.values())}")
     return nodes[::size]
 
 

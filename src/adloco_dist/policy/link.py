@@ -1,11 +1,12 @@
-"""H and the delay from the link: what averages cost is weighed against what workers lose by drifting apart."""
+"""How many updates a round has: what averages cost is weighed against what workers lose by drifting apart."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from adloco_dist.config import AlgorithmSettings, WireSettings
+from adloco_dist.config import AlgorithmSettings, RoundLength, WireSettings
+from adloco_dist.policy.layout import Layout
 
 EXPOSED_SHARE = 0.2
 """Exponent with which updates that workers are apart count against the time that averages expose: the share of a round
@@ -16,6 +17,8 @@ GAIN = 0.005
 """Share of the time that a change must promise to save: H stays as it is within a factor of 1.3."""
 STEP = 2.0
 """Maximum factor by which H changes from one round to the next."""
+SAME = 0.95
+"""Ranks that are faster than this, relative to the fastest, take as many updates: measured speeds vary by so much."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +38,7 @@ class RoundCost:
     update_seconds: float
     """One update of each of the rank's workers."""
     exposed_seconds: float
-    """Averages, outer steps, report and plan: what comes once a round. Gradients are measured once in so many updates,
-    whatever the rounds."""
+    """Averages, outer steps, report and plan: what comes once a round, as measuring gradients does not."""
     transfer_seconds: float = 0.0
     """Time in which averages travelled while updates were computed, or were waited for after that."""
     wait_seconds: float = 0.0
@@ -48,13 +50,8 @@ class RoundCost:
 
 
 def worth_of_averaging(exposed_share: float, num_workers: int, local_batch: int, noise_scale: float) -> float:
-    """Progress per second over that of one worker alone with the same batch, at most (docs/theory.md).
-
-    Workers are taken to lose nothing by averaging only now and then.
-
-    Args:
-        noise_scale: in sequences; infinite where it is not known, for the most that averaging can be worth.
-    """
+    """Progress per second over that of one worker alone with the same batch, at most (docs/theory.md). Workers are
+    taken to lose nothing by averaging only now and then; `noise_scale` is in sequences, infinite if unknown."""
     gain = num_workers
     if noise_scale < math.inf:
         gain = (1 + noise_scale / local_batch) / (1 + noise_scale / (num_workers * local_batch))
@@ -62,19 +59,17 @@ def worth_of_averaging(exposed_share: float, num_workers: int, local_batch: int,
 
 
 def first_rhythm(algorithm: AlgorithmSettings, wire: WireSettings) -> Rhythm:
-    """The first round's, before anything was measured."""
+    """The rhythm of the first round, before anything was measured; of every round that does not follow the link."""
+    if algorithm.round is not RoundLength.link:
+        return Rhythm(algorithm.updates_per_round, wire.delay_updates or 0)
     return _bounded(algorithm, wire, algorithm.updates_per_round, wire.delay_updates or 0)
 
 
 def rhythm_for_link(
     algorithm: AlgorithmSettings, wire: WireSettings, costs: Sequence[RoundCost], last: Rhythm
 ) -> Rhythm:
-    """The next round's, with which the time to a loss is the shortest (docs/theory.md).
-
-    Args:
-        costs: of the last rounds, one after the other.
-        last: the last round's.
-    """
+    """The next round's rhythm, with which the time to a loss is the shortest (docs/theory.md); `costs` are those of the
+    last rounds, `last` the rhythm of the last."""
     if not costs:
         return last
     cost, best = _Typical.of(costs, wire.fragments), best_rhythm(algorithm, wire, costs)
@@ -99,6 +94,37 @@ def best_rhythm(algorithm: AlgorithmSettings, wire: WireSettings, costs: Sequenc
 def remembered(costs: Sequence[RoundCost], latest: RoundCost | None) -> tuple[RoundCost, ...]:
     """The costs of the last rounds, with that of the latest, if it was measured."""
     return tuple([*costs, *([latest] if latest else [])][-REMEMBERED:])
+
+
+def worker_updates(
+    by: RoundLength, layout: Layout, updates: int, update_seconds: Sequence[float], growth: Mapping[int, float]
+) -> dict[int, tuple[int, ...]]:
+    """Updates of each worker, by trainer: in proportion to its rank's speed (dynamic local updates, DyLU: 2401.09135);
+    none where all take `updates`.
+
+    Args:
+        update_seconds: time of one worker's update on every rank in the last round; 0, or none at all: not measured.
+        growth: factors by which updates have become longer since, by trainer; 1 for one that is missing.
+    """
+    if by is not RoundLength.speed or not update_seconds:
+        return {}
+    lengths = [0.0] * len(update_seconds)
+    for trainer, workers in layout.workers.items():
+        for rank, *_ in workers:
+            lengths[rank] += growth.get(trainer, 1.0)
+    # One update of all of a rank's workers, which have their turns one after the other.
+    turns = [seconds * length for seconds, length in zip(update_seconds, lengths, strict=True)]
+    fastest = min((turn for turn in turns if turn > 0), default=0.0)
+    speeds = [fastest / turn if turn > 0 else 1.0 for turn in turns]
+    counts = [updates if speed >= SAME else max(1, int(updates * speed)) for speed in speeds]
+    by_worker = {trainer: tuple(counts[ranks[0]] for ranks in layout.workers[trainer]) for trainer in layout.trainers}
+    return by_worker if any(count != updates for counts in by_worker.values() for count in counts) else {}
+
+
+def effective_workers(updates: Sequence[int]) -> float:
+    """How many equal workers average as much noise away as these, which count for what they take: 1 / sum of p^2, since
+    the mean of gradients with weights p that add up to 1 has the variance of one times the sum of p^2."""
+    return sum(updates) ** 2 / sum(count**2 for count in updates)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,4 @@
-"""Which trainers merge, and what becomes of them (AdLoCo 2508.18182, Algorithms CHECK_MERGE and DO_MERGE).
-
-A further policy is a function here, of what `TrainerView` knows; it has its name in config/choices.py.
-"""
+"""Which trainers merge, and what becomes of them (AdLoCo 2508.18182, Algorithms CHECK_MERGE and DO_MERGE)."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -77,15 +74,9 @@ class Merge:
         """The members that end, ascending."""
         return sorted(member for member in self.shares if member != self.survivor)
 
-    def fits(self, layout: Layout) -> bool:
-        """Whether a pool of this layout has the trainers that it names."""
-        return self.survivor in self.shares and self.shares.keys() <= layout.workers.keys()
-
     def origins(self, layout: Layout) -> list[tuple[int, int]]:
-        """The survivor's workers, in the order of their new ids: trainer and id of each in the layout before.
-
-        Its own come first. Ranks play no part in it, so the run does not depend on the layout.
-        """
+        """The survivor's workers in the order of their new ids, its own first: trainer and id of each in the layout
+        before. Ranks play no part in it, so the run does not depend on the layout."""
         members = (self.survivor, *self.ended)
         return [(trainer, worker) for trainer in members for worker in range(layout.num_workers(trainer))]
 
@@ -120,14 +111,13 @@ def worst_with_worst(candidates: Candidates, width: int) -> list[int]:
 
     Requests are those of whole trainers, before bounds; of equal ones, the lower id is the weaker, and survives.
     """
-    chosen = _weakest_first(candidates)[:width]
-    survivor = _strongest(candidates, chosen)
-    return [survivor, *(trainer for trainer in chosen if trainer != survivor)]
+    weakest = _weakest_first(candidates)[:width]
+    return best_with_worst({trainer: candidates[trainer] for trainer in weakest}, width)
 
 
 def best_with_worst(candidates: Candidates, width: int) -> list[int]:
     """The trainers with the smallest requests merge into the one with the largest of all."""
-    survivor = _strongest(candidates, candidates)
+    survivor = max(candidates, key=lambda trainer: (candidates[trainer].request, -trainer))
     weakest = [trainer for trainer in _weakest_first(candidates) if trainer != survivor]
     return [survivor, *weakest[: width - 1]]
 
@@ -150,10 +140,6 @@ def worst_loss_with_best(candidates: Candidates, width: int) -> list[int]:
 
 def _weakest_first(candidates: Candidates) -> list[int]:
     return sorted(candidates, key=lambda trainer: (candidates[trainer].request, trainer))
-
-
-def _strongest(candidates: Candidates, among: Iterable[int]) -> int:
-    return max(among, key=lambda trainer: (candidates[trainer].request, -trainer))
 
 
 Choose = Callable[[Candidates, int], list[int]]

@@ -146,12 +146,12 @@ class PlanInputs:
     """The run that batching.request=replay repeats."""
     network: Network = field(default_factory=Network)
     is_concurrent: bool = False
-    """Whether the instances of a rank compute concurrently."""
 
 
 @dataclass(frozen=True)
 class PoolReport:
-    """What rank 0 knows when it decides: every rank's report, reduced to what the decisions need."""
+    """What rank 0 knows when it decides: every rank's report, reduced to what the decisions need. Sequences
+    have a value of each rank (`RankReport`), in their order."""
 
     stop_requested: bool = False
     seconds: float = 0.0
@@ -169,9 +169,7 @@ class PoolReport:
     unmoved: frozenset[int] = frozenset()
     """Trainers that took no outer step, because none of their workers was finite."""
     capacities: Sequence[int | None] = ()
-    """Sequences that every rank's device takes in one micro-batch; None: any number."""
     update_seconds: Sequence[float] = ()
-    """Time of one worker's update on every rank; 0: not measured."""
     cost: RoundCost | None = None
     """What the round cost beside its updates; None: it was not measured as a whole."""
     is_writing: bool = False

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from adloco_dist.config import Settings, SettingsError
+from adloco_dist.config import Settings, require
 from adloco_dist.policy.layout import Layout
 from adloco_dist.policy.merging import Merge
 
@@ -17,40 +17,25 @@ class Trajectory:
     merges: Mapping[int, Merge] = field(default_factory=dict)
     """Merges, by the round before which they happen."""
 
-    def total_batch(self, trainer: int, round_: int) -> int | None:
-        """Return the total batch of a trainer in a round; None where nothing was recorded."""
-        return self.batches.get(round_, {}).get(trainer)
-
 
 def check_trajectory(settings: Settings, layout: Layout, trajectory: Trajectory) -> None:
-    """A replay must say the batch of every trainer in every round of the run.
-
-    Raises:
-        SettingsError: other trainers, fewer rounds than the run takes, or merges of another pool.
-    """
-    detail = f"batching.replay={settings.batching.replay}"
+    """Refuse a replay that does not say the batch of every trainer in every round of the run, by a SettingsError."""
+    setting, run, budget = "batching.replay", settings.batching.replay, settings.budget_amount
     trainers = sorted(trajectory.batches.get(0, {}))
-    if trainers != layout.trainers:
-        held = ", ".join(map(str, trainers))
-        raise SettingsError(
-            f"{detail}: holds trainers {held}, the run has {len(layout.trainers)}; set pool.trainers to the same number"
-        )
+    rule = f"the run has {len(layout.trainers)}; set pool.trainers to the same number"
+    require(trainers == layout.trainers, setting, run, f"holds trainers {', '.join(map(str, trainers))}, {rule}")
     for round_, batches in sorted(trajectory.batches.items()):
         if merge := trajectory.merges.get(round_):
             rule = "is not of this pool; set pool.workers_per_trainer as it was, or name another run"
-            if round_ == 0 or not merge.fits(layout):
-                raise SettingsError(f"{detail}: its merge before round {round_ + 1} {rule}")
+            is_possible = round_ > 0 and {merge.survivor} <= merge.shares.keys() <= layout.workers.keys()
+            require(is_possible, setting, run, f"its merge before round {round_ + 1} {rule}")
             layout = merge.layout_after(layout)
-        if layout.trainers != sorted(batches):
-            raise SettingsError(
-                f"{detail}: has other trainers in round {round_ + 1} than its merges leave; name another"
-            )
+        rule = f"has other trainers in round {round_ + 1} than its merges leave; name another"
+        require(layout.trainers == sorted(batches), setting, run, rule)
     num_rounds = len(trajectory.batches)
-    budget = settings.budget_amount
-    if budget.unit == "rounds" and num_rounds < budget.number:
-        raise SettingsError(f"{detail}: holds {num_rounds} rounds, budget={budget} asks for more; lower it")
     sequences_per_update = sum(sum(batches.values()) for batches in trajectory.batches.values())
     held_tokens = sequences_per_update * settings.algorithm.updates_per_round * settings.data.sequence_length
+    is_long_enough = budget.unit != "rounds" or num_rounds >= budget.number
+    require(is_long_enough, setting, run, f"holds {num_rounds} rounds, budget={budget} asks for more; lower it")
     rule = f"its {num_rounds} rounds give {held_tokens} tokens, budget={budget} asks for more; lower it"
-    if budget.unit == "tokens" and held_tokens < budget.number:
-        raise SettingsError(f"{detail}: {rule}")
+    require(budget.unit != "tokens" or held_tokens >= budget.number, setting, run, rule)

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from adloco_dist.averaging.report import OuterStepReport
 from adloco_dist.noise.statistics import GradientStatistics
-from adloco_dist.policy.evaluation import Evaluation
+from adloco_dist.policy.evaluation import Evaluation, total
 
 
 class InnerReport(Struct, omit_defaults=True):
@@ -26,8 +26,7 @@ class InnerReport(Struct, omit_defaults=True):
     """Time of the forward and backward passes of all the workers, from their last updates. 0 unless batches are
     weighed against what computing them takes (`BatchingSettings.measures_times`)."""
     step_losses: list[float] = []
-    """Sums over the workers of the mean loss of each update, in order, where they are recorded; NaN for those that were
-    taken before a restart."""
+    """Sums over the workers of the mean loss of each update, where they are recorded; NaN before a restart."""
     notes: list[str] = []
     """What a user should know."""
 
@@ -44,7 +43,6 @@ class MeasureReport(Struct, frozen=True, omit_defaults=True):
     """Statistics of the round's first gradients, on the trainer's lowest rank; None elsewhere, or if not measured."""
     seconds: float = 0.0
     bytes_sent: int = 0
-    """Bytes that this rank sent."""
 
 
 class AnchorReport(Struct, frozen=True, omit_defaults=True):
@@ -53,7 +51,6 @@ class AnchorReport(Struct, frozen=True, omit_defaults=True):
     checksum: list[int] = []
     """Checksum of the anchor; equal on all ranks of the trainer."""
     is_finite: bool = True
-    """Whether the anchor is finite."""
     position: int = 0
     """Sequences that the trainer has taken from its shard."""
 
@@ -100,7 +97,6 @@ class MergeReport(Struct, frozen=True, omit_defaults=True):
     seconds: float = 0.0
     """Time for averaging, new groups, and probing memory again."""
     bytes_sent: int = 0
-    """Bytes that this rank sent."""
     members: dict[int, Evaluation] = {}
     """This rank's parts of the evaluations of the trainers that merge, before they do; where curves are drawn."""
     merged: Evaluation | None = None
@@ -113,13 +109,8 @@ class MergeReport(Struct, frozen=True, omit_defaults=True):
             member: self.members.get(member, none) + other.members.get(member, none)
             for member in self.members | other.members
         }
-        merged = [part for part in (self.merged, other.merged) if part]
-        return MergeReport(
-            max(self.seconds, other.seconds),
-            self.bytes_sent + other.bytes_sent,
-            members,
-            sum(merged, none) if merged else None,
-        )
+        merged = total([self.merged, other.merged])
+        return MergeReport(max(self.seconds, other.seconds), self.bytes_sent + other.bytes_sent, members, merged)
 
 
 class RankReport(Struct, omit_defaults=True):

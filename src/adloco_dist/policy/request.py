@@ -21,27 +21,19 @@ def variance_test_request(batching: BatchingSettings, measured: GradientStatisti
     if batching.gradient_norm is GradientNorm.plugin:
         measured = measured.as_measured()
     by_norm = norm_test(measured, batching.eta)
-    match batching.request:
-        case BatchRequest.norm_test:
-            return by_norm
-        case BatchRequest.inner_product_test:
-            request = inner_product_test(measured, batching.theta)
-        case BatchRequest.augmented_inner_product_test:
-            request = augmented_inner_product_test(measured, batching.theta, batching.nu)
-        case BatchRequest.progress | BatchRequest.none | BatchRequest.ramp | BatchRequest.staged | BatchRequest.replay:
-            raise AssertionError(f"batching.request={batching.request.name} tests no gradients")
-    if measured.resolves_inner_products:
-        return request
-    return replace(by_norm, note="inner products are lost in the sketch's error: the norm test decides")
+    if batching.request is BatchRequest.norm_test:
+        return by_norm
+    if not measured.resolves_inner_products:
+        return replace(by_norm, note="inner products are lost in the sketch's error: the norm test decides")
+    if batching.request is BatchRequest.inner_product_test:
+        return inner_product_test(measured, batching.theta)
+    assert batching.request is BatchRequest.augmented_inner_product_test
+    return augmented_inner_product_test(measured, batching.theta, batching.nu)
 
 
 def bound_change(batching: BatchingSettings, request: float, last: float) -> tuple[float, str | None]:
-    """What a test may change in one round: `growth_limit` bounds growth, `shrink_limit` shrinking.
-
-    It never shrinks a batch to where nothing can be measured: nothing would let it grow again.
-
-    Args:
-        last: the last round's request, after its bounds.
+    """What a test may make of the last round's bounded request in one round: `growth_limit` bounds growth,
+    `shrink_limit` shrinking. A batch never shrinks to where nothing can be measured: nothing would let it grow again.
 
     Returns:
         The total batch, and the setting that changed it, or `measurable`.
@@ -59,12 +51,7 @@ def bound_change(batching: BatchingSettings, request: float, last: float) -> tup
 def bound_size(
     batching: BatchingSettings, request: float, num_workers: int, shard_sequences: int | None
 ) -> tuple[float, str | None]:
-    """Bound a request from below and above, whatever asks for it.
-
-    Args:
-        shard_sequences: sequences of one epoch of the trainer's shard, of which an update takes none twice; None:
-            not bounded by a shard.
-    """
+    """Bound a request from below and above: an update takes no sequence of the shard, if its size is known, twice."""
     size, bound, least = request, None, batching.min_batch
     if least is None:
         # An update's fixed costs make smaller batches dear, and rates that follow the batch make their updates small.
@@ -81,12 +68,8 @@ def bound_size(
 def switch(batch: int, limit: int | None, n: float | None) -> tuple[int, str]:
     """Switch mode: take a local batch whole up to the limit b_max, clip it up to n b_max, accumulate it above.
 
-    AdLoCo 2508.18182, section 4.2; docs/theory.md.
-
-    Args:
-        batch: sequences that were asked for.
-        limit: b_max; None: any batch is taken whole.
-        n: 1 never clips; None always does.
+    AdLoCo 2508.18182, section 4.2; docs/theory.md. Without a limit any batch is taken whole; n = 1 never clips, None
+    always does.
 
     Returns:
         The local batch that updates really take, and how.

@@ -8,13 +8,11 @@ from adloco_dist.config import InnerSettings, RateScaling, Schedule
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a round's updates stand; every update of a round adds the same.
-
-    `fraction` is the share of the budget that is spent, in [0, 1].
-    """
+    """Where a round's updates stand; every update of a round adds the same."""
 
     tokens_per_update: int
     fraction: float
+    """Share of the budget that is spent before the round, in [0, 1]."""
     fraction_per_update: float
 
 
@@ -34,12 +32,6 @@ def learning_rate(inner: InnerSettings, progress: Progress, update: int) -> floa
 
 
 def batch_scale(scaling: RateScaling, multiple: float) -> float:
-    """The factor by which the rate follows a local batch, of that multiple of the first (sqrt for Adam: Malladi et al.
-    2022)."""
-    match scaling:
-        case RateScaling.none:
-            return 1.0
-        case RateScaling.sqrt:
-            return math.sqrt(multiple)
-        case RateScaling.linear:
-            return multiple
+    """The rate's factor for that multiple of the first local batch (sqrt for Adam: Malladi et al. 2022)."""
+    factors = {RateScaling.none: 1.0, RateScaling.sqrt: math.sqrt(multiple), RateScaling.linear: multiple}
+    return factors[scaling]

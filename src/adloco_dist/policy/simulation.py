@@ -17,13 +17,8 @@ HIDDEN_GRADIENTS = 2 / 3
 def simulated(
     simulation: SimulationSettings, fragments: int, plan: RoundPlan, reports: Sequence[RankReport]
 ) -> list[RankReport]:
-    """The reports of a round as if every rank were a host of its own; evaluations and checkpoints take no time.
-
-    Ranks wait for the slowest in report and plan.
-
-    Args:
-        fragments: averages of a round.
-    """
+    """The reports of a round of so many fragments as if every rank were a host of its own; evaluations and checkpoints
+    take no time. Ranks wait for the slowest in report and plan."""
     timed = [_without_waiting(simulation, fragments, plan, report) for report in reports]
     spent = [_seconds(report) for report in timed]
     latency = 2 * simulation.latency_seconds  # of the report, and of the plan
@@ -44,12 +39,29 @@ def _seconds(report: RankReport) -> float:
 
 def _without_waiting(simulation: SimulationSettings, fragments: int, plan: RoundPlan, report: RankReport) -> RankReport:
     """A round that was not taken as a whole has no speed, as with the real clock."""
-    updates = [_inner_seconds(simulation, plan, report.rank, trainer) for trainer in report.trainers]
-    turn = sum(updates) / plan.updates
-    trainers = {
-        trainer: _trainer_report(simulation, fragments, plan, part, seconds, turn)
-        for (trainer, part), seconds in zip(report.trainers.items(), updates, strict=True)
-    }
+    inner_seconds = {trainer: _inner_seconds(simulation, plan, report.rank, trainer) for trainer in report.trainers}
+    turn = sum(inner_seconds.values()) / plan.updates  # one update of all workers, which compute while averages travel
+    latency, delay = simulation.latency_seconds, plan.rhythm.delay_updates
+    trainers: dict[int, TrainerReport] = {}
+    for trainer, part in report.trainers.items():
+        sent, seconds = part.outer.bytes_sent, inner_seconds[trainer]
+        transfer = (fragments * latency if sent else 0.0) + simulation.transfer_seconds(sent)
+        waited = RoundForecast(plan.updates, delay, transfer, fragments).exposed_seconds(turn)
+        gradients = simulation.transfer_seconds(part.outer.gradient_bytes_sent)
+        measured = simulation.transfer_seconds(part.measure.bytes_sent) + latency if part.measure.seconds else 0.0
+        per_sequence = simulation.sequence_seconds * part.num_workers
+        trainers[trainer] = replace(
+            part,
+            inner=replace(part.inner, seconds=seconds, compute_seconds_per_sequence=per_sequence),
+            measure=replace(part.measure, seconds=measured),
+            outer=dataclasses.replace(
+                part.outer,
+                seconds=waited + max(0.0, gradients - HIDDEN_GRADIENTS * seconds),
+                transfer_seconds=transfer if delay else 0.0,
+                wait_seconds=waited if delay else 0.0,
+            ),
+            evaluation=EvaluationReport(part.evaluation.sums),
+        )
     workers = sum(part.num_workers for part in report.trainers.values()) if report.update_seconds else 0
     merge = replace(report.merge, seconds=simulation.transfer_seconds(report.merge.bytes_sent))
     update_seconds = turn / workers if workers else 0.0
@@ -59,40 +71,3 @@ def _without_waiting(simulation: SimulationSettings, fragments: int, plan: Round
 def _inner_seconds(simulation: SimulationSettings, plan: RoundPlan, rank: int, trainer: int) -> float:
     each = (simulation.update_seconds or 0.0) + plan.batches[trainer].local_batch * simulation.sequence_seconds
     return each * sum(plan.updates_of(trainer, worker) for worker in plan.layout.workers_on(rank, trainer))
-
-
-def _trainer_report(
-    simulation: SimulationSettings,
-    fragments: int,
-    plan: RoundPlan,
-    part: TrainerReport,
-    inner_seconds: float,
-    turn: float,
-) -> TrainerReport:
-    """
-    Args:
-        turn: one update of all of the rank's workers, which are computed while an average travels.
-    """
-    sent = part.outer.bytes_sent
-    transfer = (fragments * simulation.latency_seconds if sent else 0.0) + simulation.transfer_seconds(sent)
-    delay = plan.rhythm.delay_updates
-    waited = RoundForecast(plan.updates, delay, transfer, fragments).exposed_seconds(turn)
-    gradients = simulation.transfer_seconds(part.outer.gradient_bytes_sent)
-    exposed = waited + max(0.0, gradients - HIDDEN_GRADIENTS * inner_seconds)
-    measured = simulation.transfer_seconds(part.measure.bytes_sent)
-    return replace(
-        part,
-        inner=replace(
-            part.inner,
-            seconds=inner_seconds,
-            compute_seconds_per_sequence=simulation.sequence_seconds * part.num_workers,
-        ),
-        measure=replace(part.measure, seconds=measured + simulation.latency_seconds if part.measure.seconds else 0.0),
-        outer=dataclasses.replace(
-            part.outer,
-            seconds=exposed,
-            transfer_seconds=transfer if delay else 0.0,
-            wait_seconds=waited if delay else 0.0,
-        ),
-        evaluation=EvaluationReport(part.evaluation.sums),
-    )

@@ -1,25 +1,98 @@
-"""What the reports of a round come to: trainer by trainer, and what of it the next plan needs to know."""
+"""What the reports of a round come to: seat by seat, trainer by trainer, and what the next plan needs to know."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
 
 from adloco_dist.noise.statistics import GradientStatistics
 from adloco_dist.policy.batch import BatchReport
-from adloco_dist.policy.evaluation import Evaluation
+from adloco_dist.policy.evaluation import total
 from adloco_dist.policy.link import RoundCost
 from adloco_dist.policy.plan import PoolReport, RoundPlan
-from adloco_dist.policy.report import RankReport, TrainerReport, sums_by_update
+from adloco_dist.policy.report import RankReport, TrainerReport, smallest_capacity, sums_by_update
 from adloco_dist.text import ranks_by_value
 
 Shares = dict[int, list[tuple[RankReport, TrainerReport]]]
 """The reports of a trainer's ranks, each with the trainer's share in it, by trainer."""
 
 
-def disagreements(reports: Sequence[RankReport], ranks_per_worker: int = 1) -> list[str]:
-    """Why ranks must not continue: they hold different anchors of a trainer, or acted on different plans.
+def seat_reports(reports: Sequence[RankReport], ranks_per_worker: int) -> list[RankReport]:
+    """One report for each seat, which is all that policies and records see of ranks that hold a worker together.
 
-    Args:
-        ranks_per_worker: ranks that hold a worker together; of these each has another part of the anchor.
+    Every rank reports its part of losses, targets, norms and evaluations, which add up; a step takes as long as on the
+    slowest rank. The reports are those of all ranks, in their order.
     """
+    if ranks_per_worker == 1:
+        return list(reports)
+    starts = range(0, len(reports), ranks_per_worker)
+    return [_seat(number, reports[start : start + ranks_per_worker]) for number, start in enumerate(starts)]
+
+
+def _seat(number: int, ranks: Sequence[RankReport]) -> RankReport:
+    first = ranks[0]
+    return replace(
+        first,
+        rank=number,
+        stop_requested=any(rank.stop_requested for rank in ranks),
+        control_seconds=max(rank.control_seconds for rank in ranks),
+        control_bytes_sent=sum(rank.control_bytes_sent for rank in ranks),
+        checkpoint_seconds=max(rank.checkpoint_seconds for rank in ranks),
+        merge=sum((rank.merge for rank in ranks[1:]), first.merge),
+        capacity=smallest_capacity(rank.capacity for rank in ranks),
+        is_writing=any(rank.is_writing for rank in ranks),
+        resources={name: max(rank.resources.get(name, 0.0) for rank in ranks) for name in first.resources},
+        update_seconds=max(rank.update_seconds for rank in ranks),
+        notes=[note for rank in ranks for note in rank.notes],
+        trainers={trainer: _of_seat([rank.trainers[trainer] for rank in ranks]) for trainer in first.trainers},
+    )
+
+
+def _of_seat(parts: Sequence[TrainerReport]) -> TrainerReport:
+    """A trainer's share of a seat's round, from those of its ranks."""
+    first, inner, outer = parts[0], [part.inner for part in parts], [part.outer for part in parts]
+    return replace(
+        first,
+        inner=replace(
+            first.inner,
+            loss_sum=sum(part.loss_sum for part in inner),
+            num_targets=sum(part.num_targets for part in inner),
+            seconds=max(part.seconds for part in inner),
+            data_seconds=max(part.data_seconds for part in inner),
+            compute_seconds_per_sequence=max(part.compute_seconds_per_sequence for part in inner),
+            step_losses=sums_by_update(part.step_losses for part in inner),
+            notes=[note for part in inner for note in part.notes],
+        ),
+        measure=replace(
+            first.measure,
+            seconds=max(part.measure.seconds for part in parts),
+            bytes_sent=sum(part.measure.bytes_sent for part in parts),
+        ),
+        outer=dataclasses.replace(
+            first.outer,
+            pseudo_gradient_norm=sum(part.pseudo_gradient_norm**2 for part in outer) ** 0.5,
+            seconds=max(part.seconds for part in outer),
+            transfer_seconds=max(part.transfer_seconds for part in outer),
+            wait_seconds=max(part.wait_seconds for part in outer),
+            bytes_sent=sum(part.bytes_sent for part in outer),
+            gradient_bytes_sent=sum(part.gradient_bytes_sent for part in outer),
+        ),
+        anchor=replace(
+            first.anchor,
+            checksum=[word for part in parts for word in part.anchor.checksum],
+            is_finite=all(part.anchor.is_finite for part in parts),
+        ),
+        evaluation=replace(
+            first.evaluation,
+            sums=total(part.evaluation.sums for part in parts),
+            seconds=max(part.evaluation.seconds for part in parts),
+        ),
+    )
+
+
+def disagreements(reports: Sequence[RankReport], ranks_per_worker: int = 1) -> list[str]:
+    """Why ranks must not continue: they hold different anchors of a trainer, or acted on different plans. Each of the
+    ranks that hold a worker together has another part of the anchor."""
     errors = []
     for trainer, parts in sorted(shares_by_trainer(reports).items()):
         for shard in range(ranks_per_worker):
@@ -40,7 +113,6 @@ def pool_report(
 
     Args:
         reports: of all seats.
-        errors: why ranks must not continue.
         last: the plan of the round that the reports are about; None for the state before training.
         seconds: rank 0's clock since the first round began.
     """
@@ -53,7 +125,9 @@ def pool_report(
         batches=_batch_reports(reports, shares, last, cost) if last else {},
         train_loss={trainer: train_loss(parts) for trainer, parts in shares.items()} if last else {},
         validation_loss={
-            trainer: evaluation.loss for trainer, parts in shares.items() if (evaluation := evaluated(parts))
+            trainer: evaluation.loss
+            for trainer, parts in shares.items()
+            if (evaluation := total(part.evaluation.sums for _, part in parts))
         },
         not_finite=_trainers_with(shares, lambda part: not part.anchor.is_finite),
         nonfinite=_trainers_with(shares, lambda part: bool(part.outer.nonfinite)),
@@ -115,19 +189,9 @@ def train_loss(shares: list[tuple[RankReport, TrainerReport]]) -> float:
 
 
 def step_losses(shares: list[tuple[RankReport, TrainerReport]], worker_updates: Sequence[int]) -> list[float]:
-    """Mean loss of each update, over the workers that took so many, as `train_loss` is one over all; NaN if unknown.
-
-    Args:
-        worker_updates: updates of the round, by worker.
-    """
+    """Mean loss of each update over the workers that took it, by the updates of each worker; NaN if unknown."""
     sums = sums_by_update(share.inner.step_losses for _, share in shares)
     return [total / sum(taken > update for taken in worker_updates) for update, total in enumerate(sums)]
-
-
-def evaluated(shares: list[tuple[RankReport, TrainerReport]]) -> Evaluation | None:
-    """The sum of the parts that ranks evaluated; None: the trainer was not evaluated in the round."""
-    parts = [share.evaluation.sums for _, share in shares if share.evaluation.sums]
-    return sum(parts, Evaluation()) if parts else None
 
 
 def measured(shares: list[tuple[RankReport, TrainerReport]]) -> GradientStatistics | None:

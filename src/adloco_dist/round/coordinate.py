@@ -13,9 +13,8 @@ from adloco_dist.messages import decode, encode
 from adloco_dist.policy.plan import PlanInputs, PoolReport, RoundPlan
 from adloco_dist.policy.planning import plan_round
 from adloco_dist.policy.report import MergeReport, RankReport
-from adloco_dist.policy.seats import seat_reports
 from adloco_dist.policy.simulation import round_seconds, simulated
-from adloco_dist.policy.summary import disagreements, pool_report
+from adloco_dist.policy.summary import disagreements, pool_report, seat_reports
 
 
 class Coordinator:

@@ -7,11 +7,11 @@ from operator import add
 from typing import Any
 
 from adloco_dist.config import Settings
-from adloco_dist.policy.evaluation import Evaluation
+from adloco_dist.policy.evaluation import Evaluation, total
 from adloco_dist.policy.layout import ranks_of_seat
 from adloco_dist.policy.plan import RoundPlan
 from adloco_dist.policy.report import RankReport, TrainerReport, smallest_capacity
-from adloco_dist.policy.summary import evaluated, measured, shares_by_trainer, step_losses, train_loss
+from adloco_dist.policy.summary import measured, shares_by_trainer, step_losses, train_loss
 from adloco_dist.run.rows import TrainerRow
 
 Shares = list[tuple[RankReport, TrainerReport]]
@@ -55,7 +55,7 @@ def _row(settings: Settings, plan: RoundPlan | None, trainer: int, shares: Share
     seconds["control"] = max(rank.control_seconds for rank, _ in shares)
     bytes_sent = _by_key([share.bytes_sent for share in reports], sum)
     bytes_sent["control"] = sum(_control_bytes(rank, trainer) for rank, _ in shares)
-    evaluation = evaluated(shares)
+    evaluation = total(share.evaluation.sums for share in reports)
     trained = _trained(settings, plan, trainer, shares) if plan else {}
     return TrainerRow(
         round=plan.round + 1 if plan else 0,

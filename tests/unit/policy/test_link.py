@@ -8,7 +8,7 @@ import pytest
 
 from adloco_dist.config import Settings
 from adloco_dist.messages import decode, encode
-from adloco_dist.policy.batch import BatchInputs, BatchPlan, BatchReport, Spent
+from adloco_dist.policy.batch import BatchInputs, BatchPlan, BatchReport
 from adloco_dist.policy.layout import Layout
 from adloco_dist.policy.link import (
     Rhythm,
@@ -172,7 +172,7 @@ def test_plans_hold_what_averaging_is_worth() -> None:
     def planned(num_workers: int) -> BatchPlan:
         inputs = BatchInputs(num_workers)
         first = first_batch(settings, inputs)
-        return next_batch(settings, inputs, first, BatchReport(exposed_share=0.6), Spent(0.5))
+        return next_batch(settings, inputs, first, BatchReport(exposed_share=0.6), 0.5, 0)
 
     assert planned(2).worth == pytest.approx(0.8), "noise is not measured: two workers are worth two at most"
     assert planned(1).worth is None, "there is nothing to average"

@@ -4,7 +4,7 @@ import pytest
 
 from adloco_dist.config import RoundLength
 from adloco_dist.policy.layout import Layout
-from adloco_dist.policy.pace import effective_workers, worker_updates
+from adloco_dist.policy.link import effective_workers, worker_updates
 from adloco_dist.policy.plan import PlanInputs, PoolReport
 from adloco_dist.policy.planning import plan_round
 from helpers.support import FOUR_TRAINERS, small_settings

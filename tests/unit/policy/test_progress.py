@@ -8,7 +8,7 @@ import pytest
 
 from adloco_dist.config.compose import compose
 from adloco_dist.noise.statistics import GradientStatistics
-from adloco_dist.policy.batch import BatchInputs, BatchPlan, BatchReport, Spent
+from adloco_dist.policy.batch import BatchInputs, BatchPlan, BatchReport
 from adloco_dist.policy.layout import Layout
 from adloco_dist.policy.plan import PlanInputs, PoolReport
 from adloco_dist.policy.planning import plan_round
@@ -26,7 +26,7 @@ def by_progress(statistics: GradientStatistics, sequence_seconds: float, update_
     """Two workers' batch after a first round of one sequence each."""
     first = first_batch(compose(BY_PROGRESS), inputs := BatchInputs(num_workers=2))
     report = BatchReport(statistics, sequence_seconds, update_seconds)
-    return next_batch(compose(BY_PROGRESS), inputs, first, report, Spent(0.1, 100))
+    return next_batch(compose(BY_PROGRESS), inputs, first, report, 0.1, 100)
 
 
 def test_the_batch_with_the_most_progress_per_second() -> None:
@@ -78,10 +78,10 @@ def test_rounds_that_measure_nothing_change_no_batch() -> None:
     )
     inputs = BatchInputs(num_workers=2)
     skipped = BatchReport(is_measured=False)
-    untouched = next_batch(asked, inputs, first_batch(asked, inputs), skipped, Spent(0.1, 100))
+    untouched = next_batch(asked, inputs, first_batch(asked, inputs), skipped, 0.1, 100)
     assert (untouched.bounded, untouched.note) == (8, None)
-    measured = next_batch(asked, inputs, untouched, BatchReport(MEASURED), Spent(0.2, 200))
-    later = next_batch(asked, inputs, measured, skipped, Spent(0.3, 300))
+    measured = next_batch(asked, inputs, untouched, BatchReport(MEASURED), 0.2, 200)
+    later = next_batch(asked, inputs, measured, skipped, 0.3, 300)
     assert (measured.bounded, later.bounded) == (16, 16), "it grows once by what was measured once"
     assert (later.request, later.bound, later.smoothed) == (measured.request, "growth_limit", measured.smoothed)
 

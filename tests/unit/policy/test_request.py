@@ -14,7 +14,7 @@ from adloco_dist.config.compose import compose
 from adloco_dist.noise import requests
 from adloco_dist.noise.estimation import statistics_from_gram
 from adloco_dist.noise.statistics import GradientStatistics
-from adloco_dist.policy.batch import BatchInputs, BatchPlan, BatchReport, Spent
+from adloco_dist.policy.batch import BatchInputs, BatchPlan, BatchReport
 from adloco_dist.policy.request import variance_test_request
 from helpers.support import first_batch, next_batch, sequence_gradients
 
@@ -38,8 +38,9 @@ def rounds(
     recorded = iter(replayed or [None] * (1 + len(reports)))
     plans = [first_batch(settings, inputs, next(recorded))]
     for round_, statistics in enumerate(reports, start=1):
-        spent = Spent(round_ / (len(reports) + 1), tokens=100 * round_)
-        plans.append(next_batch(settings, inputs, plans[-1], BatchReport(statistics), spent, next(recorded)))
+        fraction, tokens = round_ / (len(reports) + 1), 100 * round_
+        report = BatchReport(statistics)
+        plans.append(next_batch(settings, inputs, plans[-1], report, fraction, tokens, next(recorded)))
     return plans
 
 
@@ -178,8 +179,7 @@ def test_the_papers_formula_grows_by_its_noise_alone() -> None:
     batches = [plan.local_batch]
     for round_ in range(1, 16):
         measured = GradientStatistics(1000.0, 1.0, float(max(2, plan.local_batch)), 0.0, 0.0, ip_corrected=False)
-        spent = Spent(round_ / 16, 1000 * round_)
-        plan = next_batch(papers, BatchInputs(num_workers=1), plan, BatchReport(measured), spent)
+        plan = next_batch(papers, BatchInputs(num_workers=1), plan, BatchReport(measured), round_ / 16, 1000 * round_)
         batches.append(plan.local_batch)
     growth = [later / earlier for earlier, later in pairwise(batches[5:10])]
     assert all(1.4 < one < 1.7 for one in growth), "1.56; averaged over rounds it was 1.04"

@@ -13,8 +13,7 @@ from adloco_dist.policy.report import (
     RankReport,
     TrainerReport,
 )
-from adloco_dist.policy.seats import seat_reports
-from adloco_dist.policy.summary import disagreements
+from adloco_dist.policy.summary import disagreements, seat_reports
 
 
 def report(rank: int, checksum: int, loss: float, norm: float, **fields: object) -> RankReport:

@@ -13,7 +13,7 @@ from adloco_dist.data.indexed import permutation
 from adloco_dist.data.tokens import TokenBatch
 from adloco_dist.noise.statistics import GradientStatistics
 from adloco_dist.objective.language import LanguageObjective
-from adloco_dist.policy.batch import BatchInputs, BatchPlan, BatchReport, Spent
+from adloco_dist.policy.batch import BatchInputs, BatchPlan, BatchReport
 from adloco_dist.policy.report import smallest_capacity
 from adloco_dist.policy.request import automatic_n, switch
 from adloco_dist.pool.flat_model import FlatModel
@@ -139,7 +139,7 @@ def test_automatic_n_is_planned_from_what_was_measured() -> None:
         first = first_batch(settings, inputs)
         assert (first.switch_n, first.mode, first.local_batch) == (2.0, "accumulated", 8)
         report = BatchReport(statistics, compute_seconds_per_sequence, seconds_per_update)
-        return next_batch(settings, inputs, first, report, Spent(0.1, 100))
+        return next_batch(settings, inputs, first, report, 0.1, 100)
 
     # A pass of 2 takes 2 s and everything else 0.5 s: x = 4 against phi t_fixed / t_pass = 16 * 0.25 = 4.
     assert planned(1.0, 8.5).mode == "accumulated"
