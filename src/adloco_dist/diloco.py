@@ -150,11 +150,8 @@ class DiLoCo:
     def leave(self, error: BaseException | None = None) -> None:
         """End averaging on this rank, as the end of the block does; the next outer step connects the ranks again.
 
-        Waits for an average that is under way. Where there is an error it does without it: `outer_weights` then has the
-        average before it. Ranks that wait for this one, or will, raise PeerLostError, and say that it has left.
-
-        Args:
-            error: because of which it ends.
+        Waits for an average that is under way. If an error ends it, it does without that: `outer_weights` then has the
+        average before. Ranks that wait for this one, or will, raise PeerLostError, and say that it has left.
         """
         if error is None:
             self._settle()
@@ -188,10 +185,7 @@ class DiLoCo:
     def count_update(self) -> None:
         """Count an update, and do what is due after it; within the block the optimizer's step does so by itself.
 
-        Collective.
-
-        Raises:
-            ValueError, PeerLostError, RanksDisagreeError, RuntimeError: as `outer_step`.
+        Collective. It raises the errors of `outer_step`.
         """
         if self._replica.copies.names is None:
             self._replica.copies.find()

@@ -8,9 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from adloco_dist.noise.estimation import NoiseEstimate, RunningEstimate
 from adloco_dist.noise.gradients import GradientProbe, LocalGradients, ShardedGradients
-from adloco_dist.noise.running import NoiseEstimate, RunningEstimate
 from adloco_dist.noise.sketch import BUCKETS
+from adloco_dist.vectors import is_sharded
 
 __all__ = ["NoiseEstimate", "NoiseScale"]
 
@@ -158,11 +159,8 @@ class NoiseScale:
         return estimate
 
     def _exchange(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sum or gather the ranks' chunks, by one all-reduce of rows that each rank fills in part.
-
-        Returns:
-            (J, BUCKETS) sketches of what each chunk adds to the update's gradient, and (J,) sequences.
-        """
+        """Sum or gather the ranks' chunks, by one all-reduce of rows that each rank fills in part: (J, BUCKETS)
+        sketches of what each chunk adds to the update's gradient, and (J,) sequences."""
         is_summed = self._probe.is_summed_over_ranks
         rows_per_rank = MAX_CHUNKS if is_summed else max(1, MAX_CHUNKS // self._num_ranks)
         options: dict[str, Any] = {"dtype": self._probe.dtype, "device": self._probe.device}
@@ -197,7 +195,7 @@ def _new_probe(model: nn.Module, rank: int) -> GradientProbe:
     devices = {str(parameter.device) for parameter in trained.values()}
     if len(devices) > 1:
         raise ValueError(f"model={kind}: its parameters are on {', '.join(sorted(devices))}; keep them on one device")
-    sharded = [name for name, parameter in trained.items() if hasattr(parameter, "to_local")]  # as DTensors have it
+    sharded = [name for name, parameter in trained.items() if is_sharded(parameter)]
     if not sharded:
         return LocalGradients(list(trained.values()))
     if len(sharded) < len(trained):

@@ -49,8 +49,7 @@ class Background(Generic[T]):
     def wait(self) -> T:
         """Block until the call, which is begun now if it was not, has returned; the present stream may use its result.
 
-        Raises:
-            Exception: what the call has raised.
+        What the call has raised is raised here.
         """
         start = time.perf_counter()
         if self._thread.ident is None:

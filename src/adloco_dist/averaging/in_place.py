@@ -12,7 +12,7 @@ from adloco_dist.averaging.fragments import Fragment, Run
 from adloco_dist.averaging.outer_sgd import add_difference, chunk_elements, rejoin
 from adloco_dist.averaging.parameters import TrainedParameters
 from adloco_dist.averaging.replica import Replica
-from adloco_dist.averaging.shards import local
+from adloco_dist.vectors import local
 
 log = logging.getLogger("adloco_dist.diloco")
 
@@ -30,10 +30,7 @@ class InPlace(Replica):
     """
 
     def __init__(self, parameters: TrainedParameters, buffers: AveragedBuffers, departed: int) -> None:
-        """
-        Args:
-            departed: elements of the largest fragment, if updates are taken while it travels; else 0.
-        """
+        """`departed` are the elements of the largest fragment, if updates are taken while it travels; else 0."""
         rank = dist.get_rank() if dist.is_initialized() else 0
         super().__init__(rank, torch.zeros(departed, dtype=parameters.dtype, device=parameters.device))
         self.parameters, self.buffers = parameters, buffers
@@ -43,12 +40,11 @@ class InPlace(Replica):
         return fragment.tensor_runs(self.parameters.layout, chunk_elements(self.parameters.device))
 
     def add_difference(self, anchor: torch.Tensor, total: torch.Tensor, run: Run, is_first: bool) -> None:
-        layout = self.parameters.layout
+        layout, start = self.parameters.layout, run.where.start
         for gap in layout.gaps(total, run.tensors) if is_first else ():
             gap.zero_()
-        for index, parameter in self.parameters.local(run.tensors):
-            start, part = (layout.view(vector, index, run.where.start) for vector in (anchor, total))
-            add_difference(start, parameter, part, is_first, self.weight)
+        for index, parameter, view in self.parameters.with_views(anchor, run.tensors, start):
+            add_difference(view, parameter, layout.view(total, index, start), is_first, self.weight)
 
     def restart(self, anchor: torch.Tensor, run: Run) -> None:
         self._restart(anchor, run.tensors, run.where.start)
@@ -61,16 +57,16 @@ class InPlace(Replica):
         self.buffers.recover()
 
     def depart(self, fragment: Fragment) -> None:
-        for _, parameter, part in self._packed(fragment):
-            part.copy_(parameter)
+        for index, part in self._departed(fragment):
+            part.copy_(local(self.parameters.tensors[index]))
 
     def rejoin(self, anchor: torch.Tensor, fragment: Fragment) -> None:
         self.parameters.reshard()
-        for index, parameter, part in self._packed(fragment):
-            view = self.parameters.layout.view(anchor, index)
+        parts = dict(self._departed(fragment))
+        for index, parameter, view in self.parameters.with_views(anchor, fragment.tensors):
             if self.copies.names:
-                self.copies.move(index, parameter + (view - part).to(parameter))
-            rejoin(parameter, part, view)
+                self.copies.move(index, parameter + (view - parts[index]).to(parameter))
+            rejoin(parameter, parts[index], view)
 
     @contextmanager
     def outer_weights(self, anchor: torch.Tensor) -> Iterator[None]:
@@ -87,17 +83,17 @@ class InPlace(Replica):
         """Bring the parameters of these indices to the anchor, which lacks `start` elements at its beginning, and the
         optimizers' copies of them along."""
         self.parameters.reshard()
-        for index, parameter in self.parameters.local(which):
-            view = self.parameters.layout.view(anchor, index, start)
+        for index, parameter, view in self.parameters.with_views(anchor, which, start):
             self.copies.move(index, view)
             parameter.copy_(view)
 
-    def _packed(self, fragment: Fragment) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-        """Indices, their parameters, detached, and their places in `departed`, one after the other without gaps."""
+    def _departed(self, fragment: Fragment) -> Iterator[tuple[int, torch.Tensor]]:
+        """Indices of tensors with their places in `departed`, one after the other without gaps."""
         start = 0
-        for index, parameter in self.parameters.local(fragment.tensors):
-            yield index, parameter, self.departed[start : start + parameter.numel()].view(parameter.shape)
-            start += parameter.numel()
+        for index in fragment.tensors:
+            shape = self.parameters.layout.shapes[index]
+            yield index, self.departed[start : start + shape.numel()].view(shape)
+            start += shape.numel()
 
 
 class ParameterCopies:

@@ -150,18 +150,18 @@ class DiLoCoCallback(TrainerCallback):
         group = group_of(self._group, device, self._timeout_seconds)
         ranks = group.ranks if group else (0,)
         each = _exchanged(group, own)
-        newest = _newest_in_common([found["whole"] for found in each])
+        newest = _newest_in_common([facts["whole"] for facts in each])
         remedy = "no update has a whole checkpoint on all ranks: start anew, with resume_from_checkpoint=None"
         if newest is not None:
             what = f"{PREFIX_CHECKPOINT_DIR}-{newest}, the newest that all have whole (newest_checkpoint finds it)"
             remedy = f"resume all ranks from their {what}"
-        if problems := [found["problem"] for found in each if found["problem"]]:
+        if problems := [facts["problem"] for facts in each if facts["problem"]]:
             raise ValueError(f"{problem or problems[0]}; {remedy}")
-        if difference := first_difference([{"global_step": found["global_step"]} for found in each], ranks):
-            raise ValueError(f"{difference}; {remedy}")
-        if difference := first_difference([{"max_steps": found["max_steps"]} for found in each], ranks):
-            raise ValueError(f"{difference}; set max_steps, or give every rank as many batches as the others")
-        folders = ranks_by_value(zip(ranks, (found["folder"] for found in each), strict=True))
+        to_end_alike = "set max_steps, or give every rank as many batches as the others"
+        for name, what_to_do in {"global_step": remedy, "max_steps": to_end_alike}.items():
+            if difference := first_difference([{name: facts[name]} for facts in each], ranks):
+                raise ValueError(f"{difference}; {what_to_do}")
+        folders = ranks_by_value(zip(ranks, (facts["folder"] for facts in each), strict=True))
         shared = [which for which in folders.values() if "{" in which]
         if args.save_strategy != SaveStrategy.NO and shared:
             rule = "give each rank its own, as in output_dir=f'run/rank-{rank}'"
@@ -173,13 +173,8 @@ def newest_checkpoint(args: TrainingArguments, group: dist.ProcessGroup | None =
 
         trainer.train(resume_from_checkpoint=newest_checkpoint(arguments))
 
-    A run that was ended while it saved leaves torn checkpoints, and ranks that have come to different updates.
-
-    Args:
-        group: the ranks, as DiLoCoCallback has them.
-
-    Returns:
-        None where ranks have no such update in common: Trainer then starts anew.
+    A run that was ended while it saved leaves torn checkpoints, and ranks that have come to different updates. It is
+    None where the ranks of the group, that of DiLoCoCallback, have no such update in common: Trainer then starts anew.
     """
     joined = group_of(group, torch.device(args.device), timeout_seconds=1800.0)
     newest = _newest_in_common(_exchanged(joined, _whole_updates(args)))

@@ -1,6 +1,5 @@
 """Sketches of what every backward pass adds to the gradients of a model in training (for `NoiseScale`)."""
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -11,6 +10,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from adloco_dist.noise.sketch import BUCKETS, Sketch
+from adloco_dist.vectors import local, sharded_modules
 
 if TYPE_CHECKING:  # its import takes half a second
     from torch.distributed.tensor import DTensor
@@ -94,19 +94,20 @@ class ShardedGradients(GradientProbe):
 
     def __init__(self, model: nn.Module, trained: Mapping[str, nn.Parameter], rank: int) -> None:
         """Raises a ValueError of one line where these, all sharded, are so in a way that is not supported."""
-        kind, parameters = type(model).__name__, list(trained.values())
-        fsdp = sys.modules.get("torch.distributed.fsdp")  # it is, where fully_shard was applied
-        if fsdp is None or not any(isinstance(module, fsdp.FSDPModule) for module in model.modules()):
+        kind, tensors = type(model).__name__, cast("Mapping[str, DTensor]", trained)
+        if not sharded_modules(model):
             rule = f"{next(iter(trained))} is a DTensor; of these only fully_shard's are supported"
             raise ValueError(f"model={kind}: {rule}")
-        for name, parameter in trained.items():
-            if sum(placement.is_shard() for placement in _dtensor(parameter).placements) > 1:
+        for name, tensor in tensors.items():
+            if sum(placement.is_shard() for placement in tensor.placements) > 1:
                 rule = f"{name} is sharded over several mesh dimensions; only fully_shard by itself is supported"
                 raise ValueError(f"model={kind}: {rule}")
-        super().__init__(parameters, torch.device(_dtensor(parameters[0]).device_mesh.device_type))
+        mesh = next(iter(tensors.values())).device_mesh
+        super().__init__(list(trained.values()), torch.device(mesh.device_type))
         self._rank = rank
-        device = _shard(parameters[0]).device  # the CPU where fully_shard offloads
-        self._sketch = Sketch(sum(_shard(parameter).numel() for parameter in parameters), self.dtype, device)
+        parts = [local(parameter) for parameter in self._parameters]
+        device = parts[0].device  # the CPU where fully_shard offloads
+        self._sketch = Sketch(sum(part.numel() for part in parts), self.dtype, device)
         self._total = torch.zeros(BUCKETS, dtype=self.dtype, device=device)
 
     def start(self, *key: int) -> None:
@@ -125,21 +126,14 @@ class ShardedGradients(GradientProbe):
         total, first_element = torch.zeros_like(self._total), 0
         for parameter in self._parameters:
             if parameter.grad is not None and _is_first_replica(parameter):
-                total += self._sketch(_shard(parameter.grad).to(total).reshape(-1), first_element)
-            first_element += _shard(parameter).numel()
+                total += self._sketch(local(parameter.grad).to(total).reshape(-1), first_element)
+            first_element += local(parameter).numel()
         taken, self._total = total - self._total, total
         return taken.to(self.device)
 
 
-def _dtensor(tensor: torch.Tensor) -> "DTensor":
-    return cast("DTensor", tensor)
-
-
-def _shard(tensor: torch.Tensor) -> torch.Tensor:
-    return _dtensor(tensor).to_local()
-
-
 def _is_first_replica(tensor: torch.Tensor) -> bool:
     """Whether this rank's shard counts where several ranks hold the same one."""
-    placements, coordinate = _dtensor(tensor).placements, _dtensor(tensor).device_mesh.get_coordinate() or []
-    return all(placement.is_shard() or index == 0 for placement, index in zip(placements, coordinate, strict=True))
+    sharded = cast("DTensor", tensor)
+    places = zip(sharded.placements, sharded.device_mesh.get_coordinate() or [], strict=True)
+    return all(placement.is_shard() or index == 0 for placement, index in places)
