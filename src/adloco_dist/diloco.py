@@ -5,26 +5,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import reduce
 from operator import add
-from types import TracebackType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from adloco_dist.averaging.alike import refuse, settings_in_words, start_alike
+from adloco_dist.averaging.agreement import load_state, refuse, settings_in_words, start_alike, state_of
 from adloco_dist.averaging.averager import Averager, FullPrecision
-from adloco_dist.averaging.buffers import AveragedBuffers
 from adloco_dist.averaging.checks import RESTART, PeerLostError
 from adloco_dist.averaging.fragments import largest
 from adloco_dist.averaging.group import group_of
-from adloco_dist.averaging.in_place import InPlace
+from adloco_dist.averaging.in_place import AveragedBuffers, InPlace
 from adloco_dist.averaging.outer_sgd import OuterSGD
 from adloco_dist.averaging.outer_step import Division, OuterStep
 from adloco_dist.averaging.own_group import Connection
 from adloco_dist.averaging.parameters import TrainedParameters, check_data_parallel, unwrapped
 from adloco_dist.averaging.report import OuterStepReport
-from adloco_dist.averaging.saved import load_state, state_of
 from adloco_dist.averaging.schedule import Action, Event, Streaming, round_events
 from adloco_dist.averaging.steps import StepCounter
 
@@ -43,17 +40,16 @@ class DiLoCo:
     An outer step is taken inside of the `optimizer.step()` that ends a round: the mean of anchor minus weights over the
     workers is the gradient of a step of `outer` on the anchor, from which all workers restart. Everything else in the
     loop is the user's: clipping, accumulation, schedulers, GradScaler, torch.compile, DistributedDataParallel within a
-    worker, collectives of its own. An update is a call of the optimizer's `step`; of several optimizers it ends with
-    the last one's, and where optimizers step within the backward pass, with that pass. All ranks have to take the same
-    number of updates: one that leaves the block earlier than the others, or by an exception, ends theirs, and they say
-    which it was.
+    worker, collectives of its own. An update is a call of the optimizer's `step`; it ends with the last of several
+    optimizers, or with the backward pass in which they step. All ranks have to take the same number of updates: one
+    that leaves the block earlier than the others, or by an exception, ends theirs, and they say which it was.
 
     Parameters that the optimizers hold and train are averaged, in the memory that they have. Frozen parameters must be
     equal on all ranks. Persistent buffers that training changes in the first round take the mean of the workers'
     values, all others are constants. Copies of the parameters in an optimizer's state (schedule-free, Lookahead, fp32
     copies of bf16 parameters) move with them; an optimizer that keeps copies elsewhere would undo the outer step.
 
-    A rank takes, beside the model and the optimizer's state, two flat vectors of the model's size (the anchor, and the
+    Beside the model and the optimizer's state, a rank holds two flat vectors of the model's size (the anchor, and the
     outer momentum if there is any), and one more during an outer step; in fp32, or in fp64 if a parameter is.
 
     A worker's model may be sharded over ranks of its own (`fully_shard`, DTensors): what is averaged, kept and saved is
@@ -132,7 +128,7 @@ class DiLoCo:
 
     @property
     def is_round_end(self) -> bool:
-        """Whether no update has been taken in this round; without streaming all workers have the same weights then."""
+        """Whether no update has been taken in this round; without streaming all workers then have the same weights."""
         return self.updates == 0
 
     def __enter__(self) -> "DiLoCo":
@@ -141,9 +137,7 @@ class DiLoCo:
         self._steps.is_open = self._steps.is_used = True
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._steps.is_open = False
         self.leave(error)
 
@@ -226,10 +220,8 @@ class DiLoCo:
         """This rank's outer state. Its tensors are those in use, not copies.
 
         What is the same on all ranks has the same name on all; what is not, and each part of a sharded model, has a
-        name of its own, so that torch.distributed.checkpoint keeps all of it.
-
-        Waits for an average that is under way. After one that has failed, or was left to travel, it is the state before
-        that average was started.
+        name of its own, so that torch.distributed.checkpoint keeps all of it. It waits for an average that is under
+        way. After one that has failed, or was left to travel, it is the state before that average was started.
 
         Raises:
             RuntimeError: this rank has failed within a step, when its average had arrived.
@@ -259,11 +251,9 @@ class DiLoCo:
         self.holds_anchor = self._replica.parameters.equal(self._outer.anchor)
 
     def _step(self, fragments: Iterable[int]) -> OuterStepReport:
-        """Take the outer steps of fragments, and wait for each of them. Collective."""
         return reduce(add, [self._outer.step(fragment, self._connection.group) for fragment in fragments])
 
     def _settle(self) -> None:
-        """Wait for what is under way."""
         if self._outer.under_way:
             with self._attempt():
                 self._complete()

@@ -19,7 +19,8 @@ def printable(text: object) -> str:
     if shown.isprintable():
         return shown
     return "".join(
-        one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode("ascii") for one in shown
+        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode("ascii")
+        for char in shown
     )
 
 

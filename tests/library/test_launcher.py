@@ -10,11 +10,10 @@ from torch import nn
 
 from adloco_dist import DiLoCo, OuterSGD
 from adloco_dist.averaging.averager import Averager, FullPrecision
-from adloco_dist.averaging.buffers import AveragedBuffers
 from adloco_dist.averaging.codecs import BFloat16, WholeNumbers
 from adloco_dist.averaging.fragments import largest
 from adloco_dist.averaging.group import group_of
-from adloco_dist.averaging.in_place import InPlace
+from adloco_dist.averaging.in_place import AveragedBuffers, InPlace
 from adloco_dist.averaging.outer_step import Division, OuterStep
 from adloco_dist.averaging.parameters import TrainedParameters
 from adloco_dist.averaging.quantized import Quantized

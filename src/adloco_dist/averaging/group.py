@@ -41,11 +41,7 @@ class PendingCollective:
         self._work, self._timeout = work, timeout
 
     def wait(self) -> None:
-        """Block until it is done; the result may be used on the current stream right away.
-
-        Raises:
-            RuntimeError: the others did not come within the timeout, or one of them is gone.
-        """
+        """Block until it is done, or raise as `Group` does; the current stream may use the result right away."""
         self._work.wait(self._timeout)
 
 
@@ -91,13 +87,10 @@ class Group:
         return self.ranks.index(dist.get_rank())
 
     def connect(self) -> None:
-        """Let the ranks connect to each other, unless they have.
+        """Let the ranks connect to each other, unless they have; a GroupError says that they cannot.
 
         NCCL does so in the first collective of a group, which has no timeout then: where the network lets nothing
         through, it never returns. So that one is issued by a thread of its own, and given up after `connect_seconds`.
-
-        Raises:
-            GroupError: they cannot.
         """
         if self._is_connected:
             return
@@ -206,10 +199,7 @@ class Group:
                 tensor.copy_(arrived)
 
     def among(self, ranks: RankSet) -> "Group":
-        """Some ranks of the group, who send to and receive from each other alone; collectives stay the whole group's.
-
-        This group has connected them.
-        """
+        """Some ranks of this group, which has connected them: they may send and receive, and take no collectives."""
         timeout_seconds = self._timeout.total_seconds()
         return Group(ranks, self.process_group, self.device, timeout_seconds, self._connect_seconds, is_connected=True)
 
@@ -239,8 +229,7 @@ class Group:
         del self.process_group
 
     def _near(self, tensor: torch.Tensor, is_filled: bool = True) -> torch.Tensor:
-        """What travels for a tensor: itself, or one in CPU memory, with its values or not, where the backend sends no
-        other."""
+        """What travels for a tensor: itself, or one in CPU memory where the backend sends no other."""
         if not is_staged(tensor.device, self.process_group._get_backend(tensor.device).name()):
             return tensor
         return tensor.cpu() if is_filled else torch.empty_like(tensor, device="cpu")
@@ -253,14 +242,9 @@ class Group:
 
 
 def group_of(process_group: dist.ProcessGroup | None, device: torch.device, timeout_seconds: float) -> Group | None:
-    """The group of a user's process group; None where its rank is alone.
+    """The group of a user's process group, or of the default one; None where its rank is alone.
 
-    Args:
-        process_group: None: the default one.
-        device: where the tensors that will travel are.
-
-    Raises:
-        ValueError: there is no such group, or it cannot exchange tensors of this device; one line.
+    A ValueError of one line says that there is no such group, or that it cannot exchange tensors of the device.
     """
     if process_group is None:
         if not dist.is_initialized():

@@ -90,9 +90,9 @@ class InsideFirst:
 
 
 def _sum_inside(group: Group, mine: Sequence[int], parts: Mapping[int, torch.Tensor]) -> torch.Tensor:
-    """Let every rank of a node, of `mine`, add up its part of all their payloads; return memory as large as its part.
+    """Let every rank of this node add up its part of their payloads; return memory as large as this rank's part.
 
-    Of this rank's payload `parts` are by the rank that sums them.
+    `mine` are the node's ranks, `parts` the parts of this rank's payload by the rank that sums them.
     """
     me = dist.get_rank()
     place, own = mine.index(me), parts.get(me)

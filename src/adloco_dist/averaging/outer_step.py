@@ -190,15 +190,13 @@ class OuterStep(Generic[R]):
         return True
 
     def _encode(self, index: int) -> tuple[torch.Tensor, torch.Tensor, list[R]]:
-        """What travels: the payload, the buffers' values, and the replicas in both. Collective over the shards' ranks.
-
-        It has the elements, buffers of their type, the anchor's mark if ranks compare anchors, the count of replicas.
-        """
+        """What travels: the payload (the fragment's elements, buffers of their type, the anchor's mark if ranks compare
+        anchors, the count of replicas), the buffers' values, and the replicas in both. Collective over the shards."""
         num_elements, dtype, device = self.fragments[index].num_elements, self.anchor.dtype, self.division.device
         num_buffers = self._buffers.num_elements if index == 0 else 0
         num_inside = num_buffers if self._buffers.dtype == dtype else 0
         size = num_elements + num_inside + (MARK_ELEMENTS if self.compares_anchors else 0) + 1
-        payload = torch.empty(size, dtype=dtype, device=device) if self._room is None else self._room[:size]
+        payload = torch.zeros(size, dtype=dtype, device=device) if self._room is None else self._room[:size]
         buffers = payload[num_elements : num_elements + num_inside]
         if num_buffers > num_inside:
             buffers = torch.empty(num_buffers, dtype=self._buffers.dtype, device=device)

@@ -15,7 +15,6 @@ from adloco_dist.averaging.shards import Shards
 from adloco_dist.text import ranks_in_words
 from adloco_dist.vectors import VectorLayout, is_sharded, local, shape_in_words, sharded_modules
 
-FSDP1 = "FullyShardedDataParallel has changed its parameters; use fully_shard, DistributedDataParallel or no wrapper"
 FINAL = "construct DiLoCo when model and optimizers are final"
 
 
@@ -38,7 +37,8 @@ class TrainedParameters:
         self._sharded_modules = sharded_modules(module)
         named, held = self._named(), self._held()
         if any(type(inner).__name__ == "FullyShardedDataParallel" for inner in module.modules()):
-            raise ValueError(f"model: {FSDP1}")
+            remedy = "use fully_shard, DistributedDataParallel or no wrapper"
+            raise ValueError(f"model: FullyShardedDataParallel has changed its parameters; {remedy}")
         for name, parameter in named.items():
             if obstacle := _obstacle(parameter):
                 raise ValueError(f"model: its parameter {name} is {obstacle}")
@@ -123,7 +123,7 @@ class TrainedParameters:
             yield index, local(self.tensors[index]), self.layout.view(vector, index, start)
 
     def fragments(self, count: int) -> list[Fragment]:
-        """Divide them into fragments, the same on all ranks that hold parts of one model; see `fragments_of`."""
+        """Divide them into fragments, which are the same on all ranks that hold parts of one model."""
         return fragments_of(self.layout, count, VectorLayout.of(self._trained.items()))
 
     def shards(self, averaged_with: Sequence[int], timeout_seconds: float) -> Shards:
@@ -148,8 +148,8 @@ class TrainedParameters:
         return {name.replace("_orig_mod.", ""): p for name, p in unwrapped(self._module).named_parameters()}
 
     def reshard(self) -> None:
-        """Give up whole parameters that fully_shard has gathered: after a forward pass alone the root keeps its
-        own, and would go on with them when parts are changed."""
+        """Give up whole parameters that fully_shard has gathered: after a forward pass alone the root keeps its own,
+        and would go on with them when parts are changed."""
         for module in self._sharded_modules:
             module.reshard()
 

@@ -33,14 +33,12 @@ class Shards:
     def __init__(
         self, parameters: Mapping[str, torch.Tensor], averaged_with: Sequence[int], timeout_seconds: float
     ) -> None:
-        """
+        """A ValueError of one line says that parameters are on several meshes of ranks, or ranks of one worker would
+        average.
+
         Args:
-            parameters: those that are averaged, by name.
             averaged_with: the ranks that average with each other, this one among them; none: it does so with nobody.
             timeout_seconds: of one collective.
-
-        Raises:
-            ValueError: parameters are on several meshes of ranks, or ranks of one worker would average; one line.
         """
         mesh = _mesh(parameters)
         self.ranks: RankSet = tuple(sorted(mesh.mesh.flatten().tolist())) if mesh else ()
@@ -73,8 +71,6 @@ class Shards:
 
     def joined_norm(self, norm: torch.Tensor) -> torch.Tensor:
         """The norm of a vector of which ranks' parts, none in common, have these norms; a scalar. Collective."""
-        if not self._groups:
-            return norm
         return self.sum(norm.double().square()).sqrt().to(norm.dtype)
 
     def total(self, count: int) -> int | torch.Tensor:
@@ -90,10 +86,10 @@ class Shards:
         return tensor
 
     def unify(self, averages: Sequence[tuple[int, torch.Tensor]]) -> None:
-        """Give the copies of a parameter that several ranks hold whole the same average, that of the lowest.
+        """Give the copies of a parameter that several ranks hold whole the average of the lowest of them: a compressed
+        average rounds each copy with the other parts of its rank. Collective over the worker's ranks.
 
-        Each rank averages its copy beside other parts, with which a compressed average rounds it. Averages come with
-        the indices of their parameters, and may have gaps at the end. Collective over the worker's ranks.
+        Averages come with the indices of their parameters, and may have gaps at the end.
         """
         for group, whole in zip(self._groups, self._whole, strict=True):
             copies = [average for index, average in averages if index in whole]

@@ -41,7 +41,7 @@ class DiLoCoCallback(TrainerCallback):
         Trainer(model=model, args=arguments, train_dataset=dataset, callbacks=[callback]).train()
 
     Every rank has a Trainer that takes itself for the only one, and trains one worker. So every rank needs its own part
-    of the data, and its own output_dir, where its Trainer saves this worker's optimizer and the callback DiLoCo's
+    of the data, and its own output_dir, where its Trainer saves this worker's optimizer, and the callback DiLoCo's
     state. All ranks have to take the same number of updates: give max_steps.
 
     Trainer calls its optimizer inside of its loop, where an outer step would not show: this callback takes it in
@@ -139,12 +139,8 @@ class DiLoCoCallback(TrainerCallback):
         return self.diloco
 
     def _compare(self, args: TrainingArguments, state: TrainerState, device: torch.device, problem: str | None) -> None:
-        """Compare the ranks' Trainers, and why each cannot resume, if it cannot. Collective.
-
-        Raises:
-            ValueError: a rank cannot resume, or the ranks' Trainers would not meet, or would write over each other's
-                files; one line.
-        """
+        """Raise a ValueError of one line, the same on all ranks, where one of them cannot resume, or where the ranks'
+        Trainers would not meet or would write over each other's files. Collective."""
         counts = {"global_step": state.global_step, "max_steps": state.max_steps}
         own = {**counts, "folder": os.path.realpath(_folder(args)), "problem": problem, "whole": _whole_updates(args)}
         group = group_of(self._group, device, self._timeout_seconds)
@@ -243,7 +239,6 @@ def _exchanged(group: Group | None, own: Any) -> list[Any]:
 
 
 def _newest_in_common(each: Sequence[Sequence[int]]) -> int | None:
-    """The newest update that is in all of these."""
     return max(set.intersection(*map(set, each)), default=None)
 
 

@@ -32,7 +32,6 @@ class GradientProbe(ABC):
         is_double = any(parameter.dtype == torch.float64 for parameter in parameters)
         self.device, self.dtype = device, torch.float64 if is_double else torch.float32
         self._parameters = parameters
-        self._has_gradient = False
         self._handles: list[RemovableHandle] = []
 
     @abstractmethod
@@ -63,23 +62,21 @@ class LocalGradients(GradientProbe):
         sizes = [parameter.numel() for parameter in parameters]
         self._first_elements = list(accumulate(sizes, initial=0))[:-1]
         self._sketch = Sketch(sum(sizes), self.dtype, self.device)
-        self._sum = torch.zeros(BUCKETS, dtype=self.dtype, device=self.device)
+        self._sum: torch.Tensor | None = None
 
     def start(self, *key: int) -> None:
         self._sketch.renew(*key)
-        self.take()
+        self._sum = None
         for parameter, first_element in zip(self._parameters, self._first_elements, strict=True):
 
             def add(gradient: torch.Tensor, first_element: int = first_element) -> None:
-                vector = gradient.detach().to(self._sum).reshape(-1)
-                self._sum += self._sketch(vector, first_element)
-                self._has_gradient = True
+                sketch = self._sketch(gradient.detach().to(self.device, self.dtype).reshape(-1), first_element)
+                self._sum = sketch if self._sum is None else self._sum + sketch
 
             self._handles.append(parameter.register_hook(add))
 
     def take(self) -> torch.Tensor | None:
-        taken = self._sum if self._has_gradient else None
-        self._sum, self._has_gradient = torch.zeros_like(self._sum), False
+        taken, self._sum = self._sum, None
         return taken
 
 
@@ -93,7 +90,7 @@ class ShardedGradients(GradientProbe):
     is_summed_over_ranks = True
 
     def __init__(self, model: nn.Module, trained: Mapping[str, nn.Parameter], rank: int) -> None:
-        """Raises a ValueError of one line where these, all sharded, are so in a way that is not supported."""
+        """A ValueError of one line says that the parameters, all sharded, are so in a way that is not supported."""
         kind, tensors = type(model).__name__, cast("Mapping[str, DTensor]", trained)
         if not sharded_modules(model):
             rule = f"{next(iter(trained))} is a DTensor; of these only fully_shard's are supported"
@@ -109,6 +106,7 @@ class ShardedGradients(GradientProbe):
         device = parts[0].device  # the CPU where fully_shard offloads
         self._sketch = Sketch(sum(part.numel() for part in parts), self.dtype, device)
         self._total = torch.zeros(BUCKETS, dtype=self.dtype, device=device)
+        self._has_gradient = False
 
     def start(self, *key: int) -> None:
         self._sketch.renew(*key, self._rank)

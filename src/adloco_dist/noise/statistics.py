@@ -39,12 +39,13 @@ class GradientStatistics:
         cls, several: Sequence["GradientStatistics"], weights: Sequence[float] | None = None
     ) -> "GradientStatistics":
         """The mean of statistics that were taken at different points, each of them unbiased; with positive weights."""
-        weights = weights or [1.0] * len(several)
+        weighted = list(zip(weights or [1.0] * len(several), several, strict=True))
+        total = sum(weight for weight, _ in weighted)
         means = {
-            name: sum(weight * getattr(one, name) for weight, one in zip(weights, several, strict=True)) / sum(weights)
+            name: sum(weight * getattr(statistics, name) for weight, statistics in weighted) / total
             for name in ("trace", "squared_norm", "sequences", "ip_variance", "ip_error")
         }
-        return cls(**means, ip_corrected=all(one.ip_corrected for one in several))
+        return cls(**means, ip_corrected=all(statistics.ip_corrected for statistics in several))
 
     @property
     def mean_squared_norm(self) -> float:
@@ -92,7 +93,7 @@ class Smoothed:
     """Running averages of the statistics, each by itself; ratios are taken of these.
 
     An average spans a share of the tokens that were trained on so far: statistics change by powers of these, so that
-    it lags behind by the same factor early and late, and averages noise away better, the longer the training.
+    it lags behind by the same factor early and late, and averages more noise away in a longer training.
     """
 
     statistics: GradientStatistics | None = None
