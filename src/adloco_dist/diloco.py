@@ -18,7 +18,7 @@ from adloco_dist.averaging.fragments import largest
 from adloco_dist.averaging.group import group_of
 from adloco_dist.averaging.in_place import AveragedBuffers, InPlace
 from adloco_dist.averaging.outer_sgd import OuterSGD
-from adloco_dist.averaging.outer_step import Division, OuterStep
+from adloco_dist.averaging.outer_step import OuterStep
 from adloco_dist.averaging.own_group import Connection
 from adloco_dist.averaging.parameters import TrainedParameters, check_data_parallel, unwrapped
 from adloco_dist.averaging.report import OuterStepReport
@@ -107,10 +107,9 @@ class DiLoCo:
         shared = group_of(group, parameters.device, timeout_seconds)
         ranks = shared.ranks if shared else ()
         check_data_parallel(model, ranks)
-        shards = parameters.shards(ranks, timeout_seconds)
-        self._connection = Connection(shared, shards.met, timeout_seconds, is_delayed)
+        division = parameters.division(streaming.fragments, ranks, timeout_seconds)
+        self._connection = Connection(shared, division.shards.met, timeout_seconds, is_delayed)
         averager = averager or FullPrecision(parameters.dtype)
-        division = Division(parameters.fragments(streaming.fragments), shards, parameters.device)
         self._replica = InPlace(parameters, buffers, largest(division.fragments) if is_delayed else 0)
         self._outer = OuterStep([self._replica], parameters.vector(), division, outer, averager, buffers)
         self._outer.compares_anchors = shared is not None
@@ -120,7 +119,7 @@ class DiLoCo:
         self.holds_anchor = True
         self._started, self._has_failed = OuterStepReport(), False
         if shared is not None:
-            facts = {**self._settings, "averaged part of the model": shards.place}
+            facts = {**self._settings, "averaged part of the model": division.shards.place}
             with self._contact():
                 start_alike(shared, facts, parameters, buffers, self._outer.anchor)
         self._name = f"worker {shared.index} of {len(ranks)}" if shared else "worker 0 of 1"

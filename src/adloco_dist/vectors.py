@@ -115,8 +115,8 @@ def sharded_modules(module: nn.Module) -> "list[FSDPModule]":
     fsdp = sys.modules.get("torch.distributed.fsdp")  # it has been imported if fully_shard was applied
     if fsdp is None:
         return []
-    found: list[Any] = [inner for inner in module.modules() if isinstance(inner, fsdp.FSDPModule)]
-    return found
+    modules: list[Any] = [inner for inner in module.modules() if isinstance(inner, fsdp.FSDPModule)]
+    return modules
 
 
 def embeddings_of(module: nn.Module, parameters: Sequence[nn.Parameter]) -> frozenset[int]:

@@ -1,7 +1,7 @@
 """Ranks that exchange tensors, with a timeout on every wait."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import torch
@@ -117,8 +117,7 @@ class Group:
 
     def start_all_reduce(self, tensor: torch.Tensor) -> PendingCollective:
         """Start to replace the tensor by the sum of all ranks' tensors, in the same bits on each."""
-        self.connect()
-        return self._pending(dist.all_reduce(tensor, group=self.process_group, async_op=True))
+        return self._start(dist.all_reduce, tensor)
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Replace the tensor by the sum of all ranks' tensors, in the same bits on each."""
@@ -126,8 +125,7 @@ class Group:
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Replace the tensor by the lowest rank's."""
-        self.connect()
-        self._pending(dist.broadcast(tensor, self.ranks[0], group=self.process_group, async_op=True)).wait()
+        self._start(dist.broadcast, tensor, self.ranks[0]).wait()
 
     def exchange(self, numbers: Sequence[int]) -> list[list[int]]:
         """Every rank's whole numbers, of 64 bits each, in the order of `ranks`; as many from each rank."""
@@ -150,10 +148,7 @@ class Group:
     ) -> None:
         """Send every rank its part of `sent`, and fill `received` with the parts from every rank: so many elements to
         and from each, in the order of `ranks`."""
-        self.connect()
-        sizes = list(sizes_in), list(sizes_out)
-        work = dist.all_to_all_single(received, sent, *sizes, group=self.process_group, async_op=True)
-        self._pending(work).wait()
+        self._start(dist.all_to_all_single, received, sent, list(sizes_in), list(sizes_out)).wait()
 
     def exchange_parts(self, parts: torch.Tensor) -> torch.Tensor:
         """Send every rank its row of `parts`, (ranks, ...); the rows for this rank, in the order of `ranks`."""
@@ -205,21 +200,16 @@ class Group:
 
     def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Every rank's tensor, all of one shape, in the order of `ranks` on the lowest of them; none on the others."""
-        self.connect()
         root = self.ranks[0]
         received = [torch.empty_like(tensor) for _ in self.ranks] if dist.get_rank() == root else []
-        self._pending(dist.gather(tensor, received or None, root, group=self.process_group, async_op=True)).wait()
+        self._start(dist.gather, tensor, received or None, root).wait()
         return received
 
     def broadcast_each(self, parts: Sequence[torch.Tensor]) -> None:
         """Fill every part with what the rank in the same position of `ranks` has in it; all parts travel at once."""
-        self.connect()
-        works = [
-            self._pending(dist.broadcast(part, source, group=self.process_group, async_op=True))
-            for source, part in zip(self.ranks, parts, strict=True)
-        ]
-        for work in works:
-            work.wait()
+        broadcasts = [self._start(dist.broadcast, part, rank) for rank, part in zip(self.ranks, parts, strict=True)]
+        for broadcast in broadcasts:
+            broadcast.wait()
 
     def close(self) -> None:
         """Close this rank's connections; what travels keeps them until it has arrived."""
@@ -233,6 +223,10 @@ class Group:
         if not is_staged(tensor.device, self.process_group._get_backend(tensor.device).name()):
             return tensor
         return tensor.cpu() if is_filled else torch.empty_like(tensor, device="cpu")
+
+    def _start(self, collective: Callable[..., dist.Work | None], *arguments: object) -> PendingCollective:
+        self.connect()
+        return self._pending(collective(*arguments, group=self.process_group, async_op=True))
 
     def _pending(self, work: dist.Work | None) -> PendingCollective:
         # gloo's threads must not be the last to hold it: they would free its tensors while the interpreter ends, and

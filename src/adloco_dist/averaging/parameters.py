@@ -10,7 +10,8 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from adloco_dist.averaging.checks import checksum
-from adloco_dist.averaging.fragments import Fragment, fragments_of
+from adloco_dist.averaging.fragments import fragments_of
+from adloco_dist.averaging.outer_step import Division
 from adloco_dist.averaging.shards import Shards
 from adloco_dist.text import ranks_in_words
 from adloco_dist.vectors import VectorLayout, is_sharded, local, shape_in_words, sharded_modules
@@ -108,7 +109,7 @@ class TrainedParameters:
                 for name, state in sorted(optimizer.state.get(parameter, {}).items()):
                     said = checksum(local(state)) if isinstance(state, torch.Tensor) else state
                     states.update(repr((name, said)).encode())
-        return torch.tensor([int.from_bytes(each.digest(), signed=True) for each in (weights, states)])
+        return torch.tensor([int.from_bytes(content.digest(), signed=True) for content in (weights, states)])
 
     def equal(self, anchor: torch.Tensor) -> bool:
         """Whether the parameters are what a restart from the anchor would make them."""
@@ -122,13 +123,11 @@ class TrainedParameters:
         for index in range(len(self.tensors)) if which is None else which:
             yield index, local(self.tensors[index]), self.layout.view(vector, index, start)
 
-    def fragments(self, count: int) -> list[Fragment]:
-        """Divide them into fragments, which are the same on all ranks that hold parts of one model."""
-        return fragments_of(self.layout, count, VectorLayout.of(self._trained.items()))
-
-    def shards(self, averaged_with: Sequence[int], timeout_seconds: float) -> Shards:
-        """The ranks that hold these parameters together."""
-        return Shards(self._trained, averaged_with, timeout_seconds)
+    def division(self, num_fragments: int, averaged_with: Sequence[int], timeout_seconds: float) -> Division:
+        """Divide them for outer steps, alike on all ranks that hold parts of one model; arguments as of `Shards`."""
+        shards = Shards(self._trained, averaged_with, timeout_seconds)
+        fragments = fragments_of(self.layout, num_fragments, VectorLayout.of(self._trained.items()))
+        return Division(fragments, shards, self.device)
 
     def put(self, vector: torch.Tensor) -> None:
         """Give the parameters the vector's values, in the memory that they have; copies of them stay as they are."""

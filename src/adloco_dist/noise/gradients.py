@@ -32,6 +32,9 @@ class GradientProbe(ABC):
         is_double = any(parameter.dtype == torch.float64 for parameter in parameters)
         self.device, self.dtype = device, torch.float64 if is_double else torch.float32
         self._parameters = parameters
+        parts = [local(parameter) for parameter in parameters]
+        self._first_elements = list(accumulate((part.numel() for part in parts), initial=0))
+        self._sketch = Sketch(self._first_elements.pop(), self.dtype, parts[0].device)
         self._handles: list[RemovableHandle] = []
 
     @abstractmethod
@@ -59,9 +62,6 @@ class LocalGradients(GradientProbe):
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         super().__init__(parameters, parameters[0].device)
-        sizes = [parameter.numel() for parameter in parameters]
-        self._first_elements = list(accumulate(sizes, initial=0))[:-1]
-        self._sketch = Sketch(sum(sizes), self.dtype, self.device)
         self._sum: torch.Tensor | None = None
 
     def start(self, *key: int) -> None:
@@ -90,7 +90,7 @@ class ShardedGradients(GradientProbe):
     is_summed_over_ranks = True
 
     def __init__(self, model: nn.Module, trained: Mapping[str, nn.Parameter], rank: int) -> None:
-        """A ValueError of one line says that the parameters, all sharded, are so in a way that is not supported."""
+        """A ValueError of one line says that the parameters are sharded in a way that is not supported."""
         kind, tensors = type(model).__name__, cast("Mapping[str, DTensor]", trained)
         if not sharded_modules(model):
             rule = f"{next(iter(trained))} is a DTensor; of these only fully_shard's are supported"
@@ -101,12 +101,9 @@ class ShardedGradients(GradientProbe):
                 raise ValueError(f"model={kind}: {rule}")
         mesh = next(iter(tensors.values())).device_mesh
         super().__init__(list(trained.values()), torch.device(mesh.device_type))
-        self._rank = rank
-        parts = [local(parameter) for parameter in self._parameters]
-        device = parts[0].device  # the CPU where fully_shard offloads
-        self._sketch = Sketch(sum(part.numel() for part in parts), self.dtype, device)
-        self._total = torch.zeros(BUCKETS, dtype=self.dtype, device=device)
-        self._has_gradient = False
+        self._rank, self._has_gradient = rank, False
+        part = local(self._parameters[0])  # in CPU memory where fully_shard offloads
+        self._total = torch.zeros(BUCKETS, dtype=self.dtype, device=part.device)
 
     def start(self, *key: int) -> None:
         self._sketch.renew(*key, self._rank)
@@ -121,11 +118,10 @@ class ShardedGradients(GradientProbe):
         if not self._has_gradient:
             return None
         self._has_gradient = False
-        total, first_element = torch.zeros_like(self._total), 0
-        for parameter in self._parameters:
+        total = torch.zeros_like(self._total)
+        for parameter, first_element in zip(self._parameters, self._first_elements, strict=True):
             if parameter.grad is not None and _is_first_replica(parameter):
                 total += self._sketch(local(parameter.grad).to(total).reshape(-1), first_element)
-            first_element += local(parameter).numel()
         taken, self._total = total - self._total, total
         return taken.to(self.device)
 

@@ -127,13 +127,14 @@ class Smoothed:
         The statistics at the average of the members' weights are not those at any of them, but far closer to these
         than one measurement is.
         """
-        measured = [(share, one.statistics, one) for share, one in members if one.statistics and share > 0]
+        measured = [(share, member) for share, member in members if member.statistics and share > 0]
         if not measured:
             return cls()
-        shares = [share for share, _, _ in measured]
-        mean = GradientStatistics.mean_of([statistics for _, statistics, _ in measured], shares)
-        tokens = sum(share * one.tokens for share, _, one in measured) / sum(shares)
-        return cls(mean, tokens / 2, max(one.trained for _, _, one in measured))
+        shares = [share for share, _ in measured]
+        statistics = [member.statistics for _, member in measured if member.statistics]
+        tokens = sum(share * member.tokens for share, member in measured) / sum(shares)
+        mean = GradientStatistics.mean_of(statistics, shares)
+        return cls(mean, tokens / 2, max(member.trained for _, member in measured))
 
 
 def num_chunks(batch: int) -> int:
