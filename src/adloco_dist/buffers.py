@@ -26,8 +26,8 @@ class Buffer:
 class Watched:
     """Buffers, each with the tensor that is there now: finds which are replaced or written to afterwards.
 
-    torch counts what is written to a tensor. Two things escape it: writing through `.data`, and the kernels of batch
-    normalisation (which are known by their counter of batches).
+    torch counts how often a tensor is written to, except through `.data` and by the kernels of batch normalisation
+    (which are known by their counter of batches).
     """
 
     def __init__(self, buffers: list[Buffer]) -> None:
@@ -56,12 +56,7 @@ class UnsuitableBufferError(ValueError):
 def changing_buffers(module: nn.Module, dtype: torch.dtype, forward: Callable[[], object]) -> tuple[str, ...]:
     """The names of the persistent buffers that a forward pass in training mode changes; leaves all as they were.
 
-    Args:
-        dtype: type of the flat vectors in which they will be held.
-        forward: takes the forward pass.
-
-    Raises:
-        UnsuitableBufferError: flat vectors cannot hold one of them: its name, and why.
+    An UnsuitableBufferError says which of them flat vectors of the type `dtype` cannot hold, and why.
     """
     buffers = persistent_buffers(module)
     before = {buffer: buffer.tensor for buffer in buffers}

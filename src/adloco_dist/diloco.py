@@ -5,26 +5,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import reduce
 from operator import add
-from types import TracebackType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from adloco_dist.averaging.alike import refuse, settings_in_words, start_alike
+from adloco_dist.averaging.agreement import load_state, refuse, settings_in_words, start_alike, state_of
 from adloco_dist.averaging.averager import Averager, FullPrecision
-from adloco_dist.averaging.buffers import AveragedBuffers
 from adloco_dist.averaging.checks import RESTART, PeerLostError
 from adloco_dist.averaging.fragments import largest
 from adloco_dist.averaging.group import group_of
-from adloco_dist.averaging.in_place import InPlace
+from adloco_dist.averaging.in_place import AveragedBuffers, InPlace
 from adloco_dist.averaging.outer_sgd import OuterSGD
-from adloco_dist.averaging.outer_step import Division, OuterStep
+from adloco_dist.averaging.outer_step import OuterStep
 from adloco_dist.averaging.own_group import Connection
 from adloco_dist.averaging.parameters import TrainedParameters, check_data_parallel, unwrapped
 from adloco_dist.averaging.report import OuterStepReport
-from adloco_dist.averaging.saved import load_state, state_of
 from adloco_dist.averaging.schedule import Action, Event, Streaming, round_events
 from adloco_dist.averaging.steps import StepCounter
 
@@ -43,17 +40,16 @@ class DiLoCo:
     An outer step is taken inside of the `optimizer.step()` that ends a round: the mean of anchor minus weights over the
     workers is the gradient of a step of `outer` on the anchor, from which all workers restart. Everything else in the
     loop is the user's: clipping, accumulation, schedulers, GradScaler, torch.compile, DistributedDataParallel within a
-    worker, collectives of its own. An update is a call of the optimizer's `step`; of several optimizers it ends with
-    the last one's, and where optimizers step within the backward pass, with that pass. All ranks have to take the same
-    number of updates: one that leaves the block earlier than the others, or by an exception, ends theirs, and they say
-    which it was.
+    worker, collectives of its own. An update is a call of the optimizer's `step`; it ends with the last of several
+    optimizers, or with the backward pass in which they step. All ranks have to take the same number of updates: one
+    that leaves the block earlier than the others, or by an exception, ends theirs, and they say which it was.
 
     Parameters that the optimizers hold and train are averaged, in the memory that they have. Frozen parameters must be
     equal on all ranks. Persistent buffers that training changes in the first round take the mean of the workers'
     values, all others are constants. Copies of the parameters in an optimizer's state (schedule-free, Lookahead, fp32
     copies of bf16 parameters) move with them; an optimizer that keeps copies elsewhere would undo the outer step.
 
-    A rank takes, beside the model and the optimizer's state, two flat vectors of the model's size (the anchor, and the
+    Beside the model and the optimizer's state, a rank holds two flat vectors of the model's size (the anchor, and the
     outer momentum if there is any), and one more during an outer step; in fp32, or in fp64 if a parameter is.
 
     A worker's model may be sharded over ranks of its own (`fully_shard`, DTensors): what is averaged, kept and saved is
@@ -111,10 +107,9 @@ class DiLoCo:
         shared = group_of(group, parameters.device, timeout_seconds)
         ranks = shared.ranks if shared else ()
         check_data_parallel(model, ranks)
-        shards = parameters.shards(ranks, timeout_seconds)
-        self._connection = Connection(shared, shards.met, timeout_seconds, is_delayed)
+        division = parameters.division(streaming.fragments, ranks, timeout_seconds)
+        self._connection = Connection(shared, division.shards.met, timeout_seconds, is_delayed)
         averager = averager or FullPrecision(parameters.dtype)
-        division = Division(parameters.fragments(streaming.fragments), shards, parameters.device)
         self._replica = InPlace(parameters, buffers, largest(division.fragments) if is_delayed else 0)
         self._outer = OuterStep([self._replica], parameters.vector(), division, outer, averager, buffers)
         self._outer.compares_anchors = shared is not None
@@ -124,7 +119,7 @@ class DiLoCo:
         self.holds_anchor = True
         self._started, self._has_failed = OuterStepReport(), False
         if shared is not None:
-            facts = {**self._settings, "averaged part of the model": shards.place}
+            facts = {**self._settings, "averaged part of the model": division.shards.place}
             with self._contact():
                 start_alike(shared, facts, parameters, buffers, self._outer.anchor)
         self._name = f"worker {shared.index} of {len(ranks)}" if shared else "worker 0 of 1"
@@ -132,7 +127,7 @@ class DiLoCo:
 
     @property
     def is_round_end(self) -> bool:
-        """Whether no update has been taken in this round; without streaming all workers have the same weights then."""
+        """Whether no update has been taken in this round; without streaming all workers then have the same weights."""
         return self.updates == 0
 
     def __enter__(self) -> "DiLoCo":
@@ -141,20 +136,15 @@ class DiLoCo:
         self._steps.is_open = self._steps.is_used = True
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._steps.is_open = False
         self.leave(error)
 
     def leave(self, error: BaseException | None = None) -> None:
         """End averaging on this rank, as the end of the block does; the next outer step connects the ranks again.
 
-        Waits for an average that is under way. Where there is an error it does without it: `outer_weights` then has the
-        average before it. Ranks that wait for this one, or will, raise PeerLostError, and say that it has left.
-
-        Args:
-            error: because of which it ends.
+        Waits for an average that is under way. If an error ends it, it does without that: `outer_weights` then has the
+        average before. Ranks that wait for this one, or will, raise PeerLostError, and say that it has left.
         """
         if error is None:
             self._settle()
@@ -188,10 +178,7 @@ class DiLoCo:
     def count_update(self) -> None:
         """Count an update, and do what is due after it; within the block the optimizer's step does so by itself.
 
-        Collective.
-
-        Raises:
-            ValueError, PeerLostError, RanksDisagreeError, RuntimeError: as `outer_step`.
+        Collective. It raises the errors of `outer_step`.
         """
         if self._replica.copies.names is None:
             self._replica.copies.find()
@@ -232,10 +219,8 @@ class DiLoCo:
         """This rank's outer state. Its tensors are those in use, not copies.
 
         What is the same on all ranks has the same name on all; what is not, and each part of a sharded model, has a
-        name of its own, so that torch.distributed.checkpoint keeps all of it.
-
-        Waits for an average that is under way. After one that has failed, or was left to travel, it is the state before
-        that average was started.
+        name of its own, so that torch.distributed.checkpoint keeps all of it. It waits for an average that is under
+        way. After one that has failed, or was left to travel, it is the state before that average was started.
 
         Raises:
             RuntimeError: this rank has failed within a step, when its average had arrived.
@@ -265,11 +250,9 @@ class DiLoCo:
         self.holds_anchor = self._replica.parameters.equal(self._outer.anchor)
 
     def _step(self, fragments: Iterable[int]) -> OuterStepReport:
-        """Take the outer steps of fragments, and wait for each of them. Collective."""
         return reduce(add, [self._outer.step(fragment, self._connection.group) for fragment in fragments])
 
     def _settle(self) -> None:
-        """Wait for what is under way."""
         if self._outer.under_way:
             with self._attempt():
                 self._complete()

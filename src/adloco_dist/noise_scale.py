@@ -8,9 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from adloco_dist.noise.estimation import NoiseEstimate, RunningEstimate
 from adloco_dist.noise.gradients import GradientProbe, LocalGradients, ShardedGradients
-from adloco_dist.noise.running import NoiseEstimate, RunningEstimate
 from adloco_dist.noise.sketch import BUCKETS
+from adloco_dist.vectors import is_sharded
 
 __all__ = ["NoiseEstimate", "NoiseScale"]
 
@@ -37,8 +38,8 @@ class NoiseScale:
     A chunk holds the sequences of one backward pass. Where parameters are plain tensors, alone or under
     DistributedDataParallel with or without no_sync, these are the rank's own: hooks see each gradient before it is
     accumulated and averaged. Where fully_shard shards them, they are all ranks': the shards of the averaged gradient
-    are read after that pass. An update must have two chunks to be measured: from two ranks or two backward passes,
-    under fully_shard from two that communicate.
+    are read after that pass. It takes two chunks to measure an update: from two ranks or two backward passes, under
+    fully_shard from two that communicate.
 
     Gradients are not copied but sketched (4093 numbers per chunk), with d / 8 bytes of random signs for a rank's d
     elements. The ranks exchange the sketches in one all-reduce. Updates that are not measured have no hooks.
@@ -158,37 +159,30 @@ class NoiseScale:
         return estimate
 
     def _exchange(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sum or gather the ranks' chunks, by one all-reduce of rows that each rank fills in part.
-
-        Returns:
-            (J, BUCKETS) sketches of what each chunk adds to the update's gradient, and (J,) sequences.
-        """
-        is_summed = self._probe.is_summed_over_ranks
-        rows_per_rank = MAX_CHUNKS if is_summed else max(1, MAX_CHUNKS // self._num_ranks)
+        """Sum or gather the ranks' chunks, by one all-reduce of rows that each rank fills in part: (J, BUCKETS)
+        sketches of what each chunk adds to the update's gradient, and (J,) sequences."""
+        # fully_shard has averaged over the ranks, whose rows are summed; local gradients are yet to be averaged.
+        place, num_places = (0, 1) if self._probe.is_summed_over_ranks else (self._rank, self._num_ranks)
+        rows_per_rank = max(1, MAX_CHUNKS // num_places)
         options: dict[str, Any] = {"dtype": self._probe.dtype, "device": self._probe.device}
-        own = torch.zeros(0, BUCKETS + 1, **options)
+        rows = torch.zeros(num_places * rows_per_rank, BUCKETS + 1, **options)
         if self._sizes:
             chunks = torch.cat([torch.stack(self._sketches), torch.tensor(self._sizes, **options)[:, None]], dim=1)
             united = chunks.tensor_split(min(rows_per_rank, len(chunks)))  # neighbours, where there are too many
-            own = torch.stack([each.sum(0) for each in united])
+            for number, neighbours in enumerate(united, place * rows_per_rank):
+                rows[number] = neighbours.sum(0)
         if self._num_ranks > 1:
-            first = 0 if is_summed else self._rank * rows_per_rank
-            rows = own.new_zeros(rows_per_rank * (1 if is_summed else self._num_ranks), BUCKETS + 1)
-            rows[first : first + len(own)] = own
             self._work = dist.all_reduce(rows, group=self._group, async_op=True)  # kept: see Group
             assert self._work is not None
             self._work.wait()
-            own = rows[rows[:, -1] > 0]
-        # fully_shard has averaged over the ranks; local gradients are yet to be.
-        num_averaged = 1 if is_summed else self._num_ranks
-        return own[:, :-1] / num_averaged, own[:, -1].double()
+        filled = rows[rows[:, -1] > 0]
+        return filled[:, :-1] / num_places, filled[:, -1].double()
 
 
 def _new_probe(model: nn.Module, rank: int) -> GradientProbe:
     """The probe that suits the model's parameters, on the rank of this number among those that share the model.
 
-    Raises:
-        ValueError: there is nothing to measure, or parameters are distributed in a way that is not supported.
+    A ValueError says that nothing can be measured, or that parameters are distributed in a way that is not supported.
     """
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     kind = type(model).__name__
@@ -197,7 +191,7 @@ def _new_probe(model: nn.Module, rank: int) -> GradientProbe:
     devices = {str(parameter.device) for parameter in trained.values()}
     if len(devices) > 1:
         raise ValueError(f"model={kind}: its parameters are on {', '.join(sorted(devices))}; keep them on one device")
-    sharded = [name for name, parameter in trained.items() if hasattr(parameter, "to_local")]  # as DTensors have it
+    sharded = [name for name, parameter in trained.items() if is_sharded(parameter)]
     if not sharded:
         return LocalGradients(list(trained.values()))
     if len(sharded) < len(trained):

@@ -19,7 +19,8 @@ def printable(text: object) -> str:
     if shown.isprintable():
         return shown
     return "".join(
-        one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode("ascii") for one in shown
+        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode("ascii")
+        for char in shown
     )
 
 
@@ -68,8 +69,9 @@ def values_by_rank(held: Iterable[tuple[int, object]]) -> str:
 
 
 def first_difference(members: Sequence[Mapping[str, Any]], ranks: Sequence[int] | None = None) -> str | None:
-    """Return "key differs between ranks: ..." for the first key, in order of names, that is not the same in all; where
-    nothing else is said, members are of ranks 0, 1, ...
+    """Return "key differs between ranks: ..." for the first key, in order of names, that is not the same in all.
+
+    Without `ranks`, members are of ranks 0, 1, ...
     """
     for key in sorted({key for member in members for key in member}):
         values = [str(member.get(key, "missing")) for member in members]

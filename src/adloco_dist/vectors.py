@@ -1,10 +1,20 @@
-"""Named tensors as one flat vector, so that a collective, a checksum or an optimizer sees one tensor, not hundreds."""
+"""Named tensors as one flat vector, so that a collective, a checksum or an optimizer sees one tensor, not hundreds.
 
+Of tensors that are sharded over ranks (DTensors), a rank's vectors hold its own parts.
+"""
+
+import math
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
+
+if TYPE_CHECKING:  # their import takes half a second
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
 
 ALIGNMENT = 32
 """Elements that every tensor's offset is a multiple of (128 bytes in fp32), so that views suit vector units."""
@@ -47,11 +57,66 @@ class VectorLayout:
         """The tensors in flat vectors, by name; as `view`."""
         return {name: self.view(vectors, index) for index, name in enumerate(self.names)}
 
-    def gaps(self, vector: torch.Tensor, which: Sequence[int]) -> list[torch.Tensor]:
-        """What lies behind the tensors of these indices, which are neighbours, in a part of a vector that has them."""
-        start = self.offsets[which[0]]
-        bounds = [(self.offsets[i] + self.shapes[i].numel() - start, self.boundary(i + 1) - start) for i in which]
-        return [vector[end:following] for end, following in bounds if end < following]
+
+@dataclass(frozen=True)
+class Deal:
+    """How ranks deal a tensor out among themselves: each has an equal part of one dimension."""
+
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    dimension: int
+    size: int
+    """Number of ranks."""
+
+    @classmethod
+    def of(cls, shape: Sequence[int], size: int) -> "Deal | None":
+        """The deal along the first dimension that can be divided evenly; None: there is none."""
+        dimension = next((number for number, length in enumerate(shape) if length % size == 0), None)
+        return None if dimension is None else cls(tuple(shape), dimension, size)
+
+    @property
+    def part_shape(self) -> tuple[int, ...]:
+        """The shape of every rank's part."""
+        lengths = list(self.shape)
+        lengths[self.dimension] //= self.size
+        return tuple(lengths)
+
+    def region(self, index: int) -> tuple[slice, ...]:
+        """Where in the whole tensor the part of the rank at `index` lies."""
+        length = self.part_shape[self.dimension]
+        whole = [slice(0, size) for size in self.shape]
+        whole[self.dimension] = slice(index * length, (index + 1) * length)
+        return tuple(whole)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows into which whole tensor and parts are cut: a row of the whole has a row of each part, side by side."""
+        return math.prod(self.shape[: self.dimension])
+
+    @property
+    def width(self) -> int:
+        """Elements in a row of a part."""
+        return math.prod(self.part_shape[self.dimension :])
+
+
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Whether ranks have parts of it."""
+    return hasattr(tensor, "to_local")  # as DTensors alone have it
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor, or all of one that is whole; detached, in the memory that it has."""
+    detached = tensor.detach()
+    return cast("DTensor", detached).to_local() if is_sharded(tensor) else detached
+
+
+def sharded_modules(module: nn.Module) -> "list[FSDPModule]":
+    """The modules to which fully_shard was applied."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # it has been imported if fully_shard was applied
+    if fsdp is None:
+        return []
+    modules: list[Any] = [inner for inner in module.modules() if isinstance(inner, fsdp.FSDPModule)]
+    return modules
 
 
 def embeddings_of(module: nn.Module, parameters: Sequence[nn.Parameter]) -> frozenset[int]:

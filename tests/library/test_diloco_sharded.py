@@ -13,9 +13,9 @@ from torch.distributed.fsdp import fully_shard
 from adloco_dist import DiLoCo, OuterSGD, Streaming
 from adloco_dist.averaging.codecs import BFloat16, WholeNumbers
 from adloco_dist.averaging.quantized import Quantized
-from adloco_dist.averaging.shards import local
 from adloco_dist.averaging.sparse import Sparse
 from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.vectors import local
 from helpers.plain import Tied, adamw, batch, loss, on_ranks, update
 
 UPDATES, ROUNDS = 4, 3

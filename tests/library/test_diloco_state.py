@@ -10,10 +10,11 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from adloco_dist import DiLoCo, OuterSGD, Streaming
+from adloco_dist.averaging.agreement import FIELDS
 from adloco_dist.averaging.codecs import BFloat16
-from adloco_dist.averaging.entries import outer_entries, replica_entries
+from adloco_dist.averaging.outer_step import outer_entries
 from adloco_dist.averaging.quantized import Quantized
-from adloco_dist.averaging.saved import FIELDS
+from adloco_dist.averaging.replica import replica_entries
 from adloco_dist.cluster.runtime import Runtime
 from helpers.plain import Normed, Tied, adamw, batch, on_ranks, update
 

@@ -10,12 +10,11 @@ from torch import nn
 
 from adloco_dist import DiLoCo, OuterSGD
 from adloco_dist.averaging.averager import Averager, FullPrecision
-from adloco_dist.averaging.buffers import AveragedBuffers
 from adloco_dist.averaging.codecs import BFloat16, WholeNumbers
 from adloco_dist.averaging.fragments import largest
 from adloco_dist.averaging.group import group_of
-from adloco_dist.averaging.in_place import InPlace
-from adloco_dist.averaging.outer_step import Division, OuterStep
+from adloco_dist.averaging.in_place import AveragedBuffers, InPlace
+from adloco_dist.averaging.outer_step import OuterStep
 from adloco_dist.averaging.parameters import TrainedParameters
 from adloco_dist.averaging.quantized import Quantized
 from adloco_dist.averaging.sparse import Sparse
@@ -88,8 +87,7 @@ def learn(module: nn.Module, rank: int, number: int) -> None:
 def in_place(module: nn.Module, settings: Settings, averager: Averager) -> OuterStep[InPlace]:
     """As DiLoCo sets it up."""
     parameters = TrainedParameters(module, [torch.optim.SGD(module.parameters(), lr=0.1)])
-    buffers, shards = AveragedBuffers(module), parameters.shards((0, 1), 60)
-    division = Division(parameters.fragments(settings.wire.fragments), shards, parameters.device)
+    buffers, division = AveragedBuffers(module), parameters.division(settings.wire.fragments, (0, 1), 60)
     replica = InPlace(parameters, buffers, largest(division.fragments) if settings.wire.is_delayed else 0)
     optimizer = OuterSGD(settings.outer.lr, settings.outer.momentum)
     return OuterStep([replica], parameters.vector(), division, optimizer, averager, buffers)

@@ -13,9 +13,9 @@ from adloco_dist import DiLoCo, Streaming
 from adloco_dist.averaging.averager import Averager
 from adloco_dist.averaging.codecs import BFloat16, WholeNumbers
 from adloco_dist.averaging.quantized import Quantized
-from adloco_dist.averaging.shards import local
 from adloco_dist.averaging.sparse import Sparse
 from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.vectors import local
 from helpers.plain import PLAIN, on_ranks
 
 pytestmark = pytest.mark.stranger

@@ -13,7 +13,6 @@ PACKAGE = Path(adloco_dist.__file__).parent
 NAMES_TRANSFORMERS = re.compile(r"^\s*(import|from) transformers\b", re.MULTILINE)
 LIBRARY = {
     "text": 0,
-    "deal": 0,
     "vectors": 0,
     "schema": 0,
     "buffers": 0,

@@ -19,8 +19,8 @@ class Background(Generic[T]):
     """A call that is made in a thread of its own, on a GPU in a stream for such calls, once it is begun.
 
     Calls that follow one another are made one after the other, so that all ranks issue their collectives in one order;
-    nobody else may use their groups meanwhile. The thread takes one core's time only while it encodes and decodes:
-    gloo's own thread moves the bytes, and both sleep while they wait for the link.
+    nobody else may use their groups meanwhile. The thread takes one core while it encodes and decodes; gloo's own
+    thread moves the bytes, and both sleep while they wait for the link.
 
     Attributes:
         seconds: how long the call took, once `wait` has returned.
@@ -49,8 +49,7 @@ class Background(Generic[T]):
     def wait(self) -> T:
         """Block until the call, which is begun now if it was not, has returned; the present stream may use its result.
 
-        Raises:
-            Exception: what the call has raised.
+        What the call has raised is raised here.
         """
         start = time.perf_counter()
         if self._thread.ident is None:

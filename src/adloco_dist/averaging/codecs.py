@@ -115,8 +115,8 @@ def decode_into(codec: Codec, message: torch.Tensor, values: torch.Tensor) -> No
 
 
 def encode_sum(codec: Codec, messages: torch.Tensor, dtype: torch.dtype) -> None:
-    """Make the first of several messages, (num_messages, num_blocks, block_bytes), that of their sum, which is taken in
-    `dtype`, in their order."""
+    """Replace the first of several messages, (num_messages, num_blocks, block_bytes), by that of their sum, which is
+    taken in `dtype`, in their order."""
     for start in range(0, messages.shape[1], CHUNK_BLOCKS):
         first, *others = messages[:, start : start + CHUNK_BLOCKS]
         total = codec.decode(first).to(dtype)

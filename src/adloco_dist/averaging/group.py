@@ -1,7 +1,7 @@
 """Ranks that exchange tensors, with a timeout on every wait."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import torch
@@ -41,11 +41,7 @@ class PendingCollective:
         self._work, self._timeout = work, timeout
 
     def wait(self) -> None:
-        """Block until it is done; the result may be used on the current stream right away.
-
-        Raises:
-            RuntimeError: the others did not come within the timeout, or one of them is gone.
-        """
+        """Block until it is done, or raise as `Group` does; the current stream may use the result right away."""
         self._work.wait(self._timeout)
 
 
@@ -91,13 +87,10 @@ class Group:
         return self.ranks.index(dist.get_rank())
 
     def connect(self) -> None:
-        """Let the ranks connect to each other, unless they have.
+        """Let the ranks connect to each other, unless they have; a GroupError says that they cannot.
 
         NCCL does so in the first collective of a group, which has no timeout then: where the network lets nothing
         through, it never returns. So that one is issued by a thread of its own, and given up after `connect_seconds`.
-
-        Raises:
-            GroupError: they cannot.
         """
         if self._is_connected:
             return
@@ -124,8 +117,7 @@ class Group:
 
     def start_all_reduce(self, tensor: torch.Tensor) -> PendingCollective:
         """Start to replace the tensor by the sum of all ranks' tensors, in the same bits on each."""
-        self.connect()
-        return self._pending(dist.all_reduce(tensor, group=self.process_group, async_op=True))
+        return self._start(dist.all_reduce, tensor)
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Replace the tensor by the sum of all ranks' tensors, in the same bits on each."""
@@ -133,8 +125,7 @@ class Group:
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Replace the tensor by the lowest rank's."""
-        self.connect()
-        self._pending(dist.broadcast(tensor, self.ranks[0], group=self.process_group, async_op=True)).wait()
+        self._start(dist.broadcast, tensor, self.ranks[0]).wait()
 
     def exchange(self, numbers: Sequence[int]) -> list[list[int]]:
         """Every rank's whole numbers, of 64 bits each, in the order of `ranks`; as many from each rank."""
@@ -157,10 +148,7 @@ class Group:
     ) -> None:
         """Send every rank its part of `sent`, and fill `received` with the parts from every rank: so many elements to
         and from each, in the order of `ranks`."""
-        self.connect()
-        sizes = list(sizes_in), list(sizes_out)
-        work = dist.all_to_all_single(received, sent, *sizes, group=self.process_group, async_op=True)
-        self._pending(work).wait()
+        self._start(dist.all_to_all_single, received, sent, list(sizes_in), list(sizes_out)).wait()
 
     def exchange_parts(self, parts: torch.Tensor) -> torch.Tensor:
         """Send every rank its row of `parts`, (ranks, ...); the rows for this rank, in the order of `ranks`."""
@@ -206,30 +194,22 @@ class Group:
                 tensor.copy_(arrived)
 
     def among(self, ranks: RankSet) -> "Group":
-        """Some ranks of the group, who send to and receive from each other alone; collectives stay the whole group's.
-
-        This group has connected them.
-        """
+        """Some ranks of this group, which has connected them: they may send and receive, and take no collectives."""
         timeout_seconds = self._timeout.total_seconds()
         return Group(ranks, self.process_group, self.device, timeout_seconds, self._connect_seconds, is_connected=True)
 
     def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Every rank's tensor, all of one shape, in the order of `ranks` on the lowest of them; none on the others."""
-        self.connect()
         root = self.ranks[0]
         received = [torch.empty_like(tensor) for _ in self.ranks] if dist.get_rank() == root else []
-        self._pending(dist.gather(tensor, received or None, root, group=self.process_group, async_op=True)).wait()
+        self._start(dist.gather, tensor, received or None, root).wait()
         return received
 
     def broadcast_each(self, parts: Sequence[torch.Tensor]) -> None:
         """Fill every part with what the rank in the same position of `ranks` has in it; all parts travel at once."""
-        self.connect()
-        works = [
-            self._pending(dist.broadcast(part, source, group=self.process_group, async_op=True))
-            for source, part in zip(self.ranks, parts, strict=True)
-        ]
-        for work in works:
-            work.wait()
+        broadcasts = [self._start(dist.broadcast, part, rank) for rank, part in zip(self.ranks, parts, strict=True)]
+        for broadcast in broadcasts:
+            broadcast.wait()
 
     def close(self) -> None:
         """Close this rank's connections; what travels keeps them until it has arrived."""
@@ -239,11 +219,14 @@ class Group:
         del self.process_group
 
     def _near(self, tensor: torch.Tensor, is_filled: bool = True) -> torch.Tensor:
-        """What travels for a tensor: itself, or one in CPU memory, with its values or not, where the backend sends no
-        other."""
+        """What travels for a tensor: itself, or one in CPU memory where the backend sends no other."""
         if not is_staged(tensor.device, self.process_group._get_backend(tensor.device).name()):
             return tensor
         return tensor.cpu() if is_filled else torch.empty_like(tensor, device="cpu")
+
+    def _start(self, collective: Callable[..., dist.Work | None], *arguments: object) -> PendingCollective:
+        self.connect()
+        return self._pending(collective(*arguments, group=self.process_group, async_op=True))
 
     def _pending(self, work: dist.Work | None) -> PendingCollective:
         # gloo's threads must not be the last to hold it: they would free its tensors while the interpreter ends, and
@@ -253,14 +236,9 @@ class Group:
 
 
 def group_of(process_group: dist.ProcessGroup | None, device: torch.device, timeout_seconds: float) -> Group | None:
-    """The group of a user's process group; None where its rank is alone.
+    """The group of a user's process group, or of the default one; None where its rank is alone.
 
-    Args:
-        process_group: None: the default one.
-        device: where the tensors that will travel are.
-
-    Raises:
-        ValueError: there is no such group, or it cannot exchange tensors of this device; one line.
+    A ValueError of one line says that there is no such group, or that it cannot exchange tensors of the device.
     """
     if process_group is None:
         if not dist.is_initialized():

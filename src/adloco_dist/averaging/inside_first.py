@@ -35,38 +35,38 @@ class InsideFirst:
         members, me = self._members(group.ranks), dist.get_rank()
         if len(members) in (1, len(group.ranks)):  # there is one node, or one rank on each
             return self.between.exchange(payload, num_exact, group, residual)
-        mine, num_parts = next(ranks for ranks in members if me in ranks), min(map(len, members))
-        place = mine.index(me)
+        neighbours, num_parts = next(ranks for ranks in members if me in ranks), min(map(len, members))
+        place = neighbours.index(me)
         values, exact = payload.split([len(payload) - num_exact, num_exact])
         bounds = [len(values) * number // num_parts for number in range(num_parts + 1)]
         slices = [slice(*pair) for pair in pairwise(bounds)]
-        parts = {rank: values[where] for rank, where in zip(mine, slices, strict=False)}  # by the rank that sums it
-        own, others = parts.get(me), [where for number, where in enumerate(slices) if number != place]
-        given = others if residual is not None and is_counted(exact) else []
-        pending = group.start_all_reduce(exact)
-        if residual is not None:
+        # By the rank that sums it.
+        parts = {rank: values[where] for rank, where in zip(neighbours, slices, strict=False)}
+        own, given = parts.get(me), []
+        if residual is not None and is_counted(exact):
             # What it owes of others' slices (it had another place once, or averaged without nodes) they take over.
-            for where in given:
-                values[where].add_(residual[where])
-        arrived = _sum_inside(group, mine, parts)
+            given = [(values[where], residual[where]) for number, where in enumerate(slices) if number != place]
+        pending = group.start_all_reduce(exact)
+        for value, owed in given:
+            value.add_(owed)
+        arrived = _sum_inside(group, neighbours, parts)
         pending.wait()
         if residual is not None and not is_counted(exact):  # nobody's: the sum is dropped, and what is owed stays
             return lambda: payload
         if own is not None:
             column = group.among(tuple(sorted(ranks[place] for ranks in members)))
-            owed = None if residual is None else arrived.copy_(residual[slices[place]])
-            own.copy_(self.between.exchange(own, 0, column, owed)())
+            own_residual = None if residual is None else arrived.copy_(residual[slices[place]])
+            own.copy_(self.between.exchange(own, 0, column, own_residual)())
         group.send_and_receive(
-            [(rank, own) for rank in mine if rank != me and own is not None],
+            [(rank, own) for rank in neighbours if rank != me and own is not None],
             [(rank, part) for rank, part in parts.items() if rank != me],
         )
 
         def commit() -> torch.Tensor:
-            if residual is not None:
-                for where in given:
-                    residual[where].zero_()
-                if own is not None:
-                    residual[slices[place]].copy_(arrived)
+            for _, owed in given:
+                owed.zero_()
+            if residual is not None and own is not None:
+                residual[slices[place]].copy_(arrived)
             return payload
 
         return commit
@@ -78,7 +78,7 @@ class InsideFirst:
         num_parts = min(map(len, members))
         part = -(-(num_elements - num_exact) // num_parts)
         inside = 4 * part * (num_parts - 1 + max(map(len, members)) - 1)
-        column = [each[0] for each in members]
+        column = [ranks_of_node[0] for ranks_of_node in members]
         return inside + self.between.bytes_per_rank(part, 0, column) + ring_bytes_sent(4 * num_exact, len(ranks))
 
     def _members(self, ranks: Sequence[int]) -> list[list[int]]:
@@ -89,16 +89,16 @@ class InsideFirst:
         return list(by_node.values())
 
 
-def _sum_inside(group: Group, mine: Sequence[int], parts: Mapping[int, torch.Tensor]) -> torch.Tensor:
-    """Let every rank of a node, of `mine`, add up its part of all their payloads; return memory as large as its part.
+def _sum_inside(group: Group, neighbours: Sequence[int], parts: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    """Let every rank of this node, `neighbours`, add up its part of their payloads; return memory as large as that.
 
     Of this rank's payload `parts` are by the rank that sums them.
     """
     me = dist.get_rank()
-    place, own = mine.index(me), parts.get(me)
+    place, own = neighbours.index(me), parts.get(me)
     arrived = torch.empty_like(own) if own is not None else torch.empty(0)
-    for step in range(1, len(mine)):  # one after the other, so that there is room for one
-        receiver, sender = mine[(place + step) % len(mine)], mine[place - step]
+    for step in range(1, len(neighbours)):  # one after the other, so that there is room for one
+        receiver, sender = neighbours[(place + step) % len(neighbours)], neighbours[place - step]
         sent = [(receiver, parts[receiver])] if receiver in parts else []
         group.send_and_receive(sent, [(sender, arrived)] if own is not None else [])
         if own is not None:

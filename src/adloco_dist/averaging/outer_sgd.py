@@ -85,16 +85,14 @@ def add_difference(
 def step_anchor(
     optimizer: OuterSGD, anchor: torch.Tensor, momentum: torch.Tensor | None, total: torch.Tensor, num_workers: float
 ) -> torch.Tensor:
-    """Make the summed pseudo-gradients their mean, and take the optimizer's step with it, in place.
+    """Make the summed pseudo-gradients their mean, take the optimizer's step with it, in place, and return the new
+    anchor on the device, (n,).
 
     Args:
         anchor, momentum: (n,) each; on the device, or in CPU memory, pinned: then they are copied to the device and
             back in the order of its work, without waiting for it.
         total: (n,), on the device that computes; the mean afterwards.
         num_workers: those in the sum, or the sum of their weights; 0: the anchor stays.
-
-    Returns:
-        The new anchor on the device, (n,).
     """
     state = [anchor] if momentum is None else [anchor, momentum]
     near = [vector.to(total.device, non_blocking=True) for vector in state]

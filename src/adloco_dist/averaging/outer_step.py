@@ -19,14 +19,22 @@ import torch
 from adloco_dist.averaging.averager import Averager, Commit
 from adloco_dist.averaging.background import Background
 from adloco_dist.averaging.checks import MARK_ELEMENTS, compare_anchors, mark_of, word_sum
-from adloco_dist.averaging.entries import outer_entries
 from adloco_dist.averaging.fragments import Fragment, largest
 from adloco_dist.averaging.group import Group, ring_bytes_sent
 from adloco_dist.averaging.outer_sgd import OuterSGD, chunks, step_anchor
 from adloco_dist.averaging.replica import Buffers, R
 from adloco_dist.averaging.report import OuterStepReport
 from adloco_dist.averaging.shards import Shards
-from adloco_dist.schema import NOTHING
+from adloco_dist.schema import NOTHING, Entry, Kind
+
+
+def outer_entries(optimizer: OuterSGD, keeps_residual: bool) -> list[Entry]:
+    """What is kept of an `OuterStep`; checkpoints and `DiLoCo.state_dict` are both made from it."""
+    return [
+        Entry("anchor", Kind.vector, is_shared=True),
+        *([Entry("momentum", Kind.vector, is_shared=True)] if optimizer.momentum else []),
+        *([Entry("residual", Kind.packed)] if keeps_residual else []),
+    ]
 
 
 @dataclass(frozen=True)
@@ -79,10 +87,7 @@ class OuterStep(Generic[R]):
         buffers: Buffers[R],
         room: torch.Tensor | None = None,
     ) -> None:
-        """
-        Args:
-            room: memory for payloads, which nobody uses from `start` to `complete`; None: they have their own.
-        """
+        """`room` is memory for payloads that nobody uses from `start` to `complete`; None: they have their own."""
         self.workers, self.anchor, self.division, self.fragments = workers, anchor, division, division.fragments
         self.optimizer, self.averager = optimizer, averager
         self.entries = outer_entries(optimizer, averager.keeps_residual)
@@ -106,11 +111,8 @@ class OuterStep(Generic[R]):
     def start(self, index: int, group: Group | None, is_delayed: bool = False) -> OuterStepReport:
         """Encode the replicas' differences from the anchor in a fragment, and exchange them. Collective.
 
-        Buffers travel with the first fragment.
-
-        Args:
-            is_delayed: whether updates are taken meanwhile: the replicas await the step, and the exchange, which is
-                still to be begun, goes on in a thread of its own. Else it is over.
+        Buffers travel with the first fragment. If it is delayed, replicas take updates and await the step, and the
+        exchange, which is still to be begun, goes on in a thread of its own; else it is over when this returns.
         """
         assert self.under_way is None
         if index == 0:
@@ -133,8 +135,7 @@ class OuterStep(Generic[R]):
         return exchange.begin(after) if isinstance(exchange, Background) else after
 
     def complete(self) -> OuterStepReport:
-        """Wait for what is under way, if anything is, and take the step on the anchor; replicas that have waited get
-        the anchor's weights, run by run, while it is in a cache."""
+        """Wait for what is under way, if anything is, and take the step on the anchor, which replicas that wait get."""
         under_way = self.under_way
         if under_way is None:
             return OuterStepReport()
@@ -184,28 +185,25 @@ class OuterStep(Generic[R]):
             return False
         for replica in self.workers:
             if replica.awaits == under_way.index:
-                replica.forget_departed()
+                replica.awaits = NOTHING
+                replica.departed.zero_()
         return True
 
     def _encode(self, index: int) -> tuple[torch.Tensor, torch.Tensor, list[R]]:
-        """What travels: the payload, the buffers' values, and the replicas in both. Collective over the shards' ranks.
-
-        It has the elements, buffers of their type, the anchor's mark if ranks compare anchors, the count of replicas.
-        """
+        """What travels: the payload (the fragment's elements, buffers of their type, the anchor's mark if ranks compare
+        anchors, the count of replicas), the buffers' values, and the replicas in both. Collective over the shards."""
         num_elements, dtype, device = self.fragments[index].num_elements, self.anchor.dtype, self.division.device
         num_buffers = self._buffers.num_elements if index == 0 else 0
         num_inside = num_buffers if self._buffers.dtype == dtype else 0
         size = num_elements + num_inside + (MARK_ELEMENTS if self.compares_anchors else 0) + 1
-        payload = torch.empty(size, dtype=dtype, device=device) if self._room is None else self._room[:size]
+        payload = torch.zeros(size, dtype=dtype, device=device) if self._room is None else self._room[:size]
         buffers = payload[num_elements : num_elements + num_inside]
         if num_buffers > num_inside:
             buffers = torch.empty(num_buffers, dtype=self._buffers.dtype, device=device)
-        if self._fill(index, payload, buffers, self.workers):
-            return payload, buffers, self.workers
-        finite: list[R] = []
-        if len(self.workers) > 1:
+        finite = self.workers
+        if not self._fill(index, payload, buffers, finite):
             finite = [replica for replica in self.workers if self._fill(index, payload, buffers, [replica])]
-        self._fill(index, payload, buffers, finite)
+            self._fill(index, payload, buffers, finite)
         return payload, buffers, finite
 
     def _fill(self, index: int, payload: torch.Tensor, buffers: torch.Tensor, replicas: Sequence[R]) -> bool:

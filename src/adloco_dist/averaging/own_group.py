@@ -1,4 +1,4 @@
-"""A group that nobody else uses, so that no collective of the user's loop can meet one of an average that travels."""
+"""A group that nobody else uses, so that no collective of the user's loop meets one of an average under way."""
 
 import secrets
 from collections.abc import Iterator, Sequence
@@ -19,9 +19,9 @@ LEFT = "left"
 class Connection:
     """A rank's connection with the others for averages: formed when it is needed, until the rank leaves.
 
-    The ranks of a user's group are connected once more, with their own connections, order of collectives and timeout:
-    torch's collectives of one group have to be issued in one order on all ranks, by one thread at a time. A loop may
-    use its groups at any time, so a thread that averages while the loop goes on has to have a group of its own.
+    The ranks of a user's group are connected once more, with connections, order of collectives and timeout of their
+    own: all ranks have to issue a group's collectives in one order, from one thread at a time, and a loop may use its
+    groups at any time.
 
     Attributes:
         group: that group; None: this rank is alone, or not connected.
@@ -30,7 +30,7 @@ class Connection:
     def __init__(self, shared: Group | None, met: Sequence[int], timeout_seconds: float, is_delayed: bool) -> None:
         """
         Args:
-            shared: the user's group, which is used to connect alone; None: this rank is alone.
+            shared: the user's group, which is used only to connect; None: this rank is alone.
             met: the ranks that may be gone or late.
             timeout_seconds: timeout of one collective, whatever that of the user's group is.
             is_delayed: whether collectives are issued by a thread while the loop goes on. NCCL wants those of all its
@@ -42,8 +42,7 @@ class Connection:
     def connect(self) -> None:
         """Form the group, unless this rank is alone or it is there. Collective.
 
-        Raises:
-            RuntimeError: another rank is late, or gone.
+        A RuntimeError says that another rank is late, or gone.
         """
         shared, timeout_seconds = self._shared, self._timeout_seconds
         if shared is None or self.group is not None:
@@ -73,28 +72,22 @@ class Connection:
     def leave(self, where: str | None, error: BaseException | None) -> None:
         """Close the group, if there is one: who waits for this rank, or will, has an error at once, and the reason.
 
-        With NCCL the others wait for the timeout, since it does not tell them.
-
-        Args:
-            where: "after 3 updates of round 2"; None where the others are gone themselves.
-            error: because of which it leaves.
+        With NCCL the others wait for the timeout, since it does not tell them. `where` is as in "after 3 updates of
+        round 2", or None where the others are gone themselves.
         """
-        if self.group is not None and where is not None:
+        if self.group is None:
+            return
+        if where is not None:
             why = f" ({type(error).__name__}: {first_line(error)})" if error else ""
             rule = "all ranks have to take the same number of updates"
             with suppress(RuntimeError):  # the store's host is gone
                 self._store.compare_set(LEFT, "", f"rank {dist.get_rank()} has left its loop {where}{why}, and {rule}")
-        if self.group is not None:
-            self.group.close()
+        self.group.close()
         self.group = None
 
     @contextmanager
     def contact(self, where: str) -> Iterator[None]:
-        """Report another rank that is gone, late or has left as such, from the collectives in the block.
-
-        Raises:
-            PeerLostError: one is.
-        """
+        """Raise a PeerLostError if collectives in the block fail because another rank is gone or late, or has left."""
         try:
             yield
         except RuntimeError as error:
@@ -106,7 +99,6 @@ class Connection:
             raise PeerLostError(f"{where} on rank {dist.get_rank()}: {what}; {RESTART}") from error
 
     def _who_left(self) -> str | None:
-        """Who left first, and why; None where nobody did."""
         try:
             # Not `get` or `check` alone: these have no timeout, and the store's host may be gone.
             self._store.wait([LEFT], timedelta(seconds=1))

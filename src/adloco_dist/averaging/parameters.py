@@ -1,7 +1,7 @@
 """The parameters of anybody's module that its optimizers train."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -10,12 +10,12 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from adloco_dist.averaging.checks import checksum
-from adloco_dist.averaging.fragments import Fragment, fragments_of
-from adloco_dist.averaging.shards import Shards, is_sharded, local, sharded_modules
+from adloco_dist.averaging.fragments import fragments_of
+from adloco_dist.averaging.outer_step import Division
+from adloco_dist.averaging.shards import Shards
 from adloco_dist.text import ranks_in_words
-from adloco_dist.vectors import VectorLayout, shape_in_words
+from adloco_dist.vectors import VectorLayout, is_sharded, local, shape_in_words, sharded_modules
 
-FSDP1 = "FullyShardedDataParallel has changed its parameters; use fully_shard, DistributedDataParallel or no wrapper"
 FINAL = "construct DiLoCo when model and optimizers are final"
 
 
@@ -38,7 +38,8 @@ class TrainedParameters:
         self._sharded_modules = sharded_modules(module)
         named, held = self._named(), self._held()
         if any(type(inner).__name__ == "FullyShardedDataParallel" for inner in module.modules()):
-            raise ValueError(f"model: {FSDP1}")
+            remedy = "use fully_shard, DistributedDataParallel or no wrapper"
+            raise ValueError(f"model: FullyShardedDataParallel has changed its parameters; {remedy}")
         for name, parameter in named.items():
             if obstacle := _obstacle(parameter):
                 raise ValueError(f"model: its parameter {name} is {obstacle}")
@@ -51,7 +52,7 @@ class TrainedParameters:
             rule = "pass the optimizer of parameters that require gradients"
             raise ValueError(f"optimizer: it trains no parameter of the model; {rule}")
         self.tensors = list(self._trained.values())
-        self._kinds = {name: _kind(parameter) for name, parameter in self._trained.items()}
+        self._on_device = {name: _on_device(parameter) for name, parameter in self._trained.items()}
         self.layout = VectorLayout.of((name, local(parameter)) for name, parameter in self._trained.items())
         types = {parameter.dtype for parameter in self.tensors}
         self.dtype = torch.float64 if torch.float64 in types else torch.float32
@@ -86,9 +87,8 @@ class TrainedParameters:
                 raise ValueError(f"model: its parameter {name} has been replaced or removed; {FINAL}")
             if id(parameter) not in held:
                 raise ValueError(f"optimizer: it does not hold the model's parameter {name} any more; {FINAL}")
-            if (present := _kind(parameter)) != (before := self._kinds[name]):
-                was, is_now = ("{} {} on {}".format(list(shape), *more) for shape, *more in (before, present))
-                raise ValueError(f"model: its parameter {name} was {was}, and is {is_now}; {FINAL}")
+            if (present := _on_device(parameter)) != (before := self._on_device[name]):
+                raise ValueError(f"model: its parameter {name} was {before}, and is {present}; {FINAL}")
         for name, parameter in self._frozen.items():
             if parameter.requires_grad and id(parameter) in held:
                 raise ValueError(f"model: its parameter {name} was not trained before, and is now; {FINAL}")
@@ -96,7 +96,7 @@ class TrainedParameters:
     def vector(self) -> torch.Tensor:
         """The parameters as a new flat vector."""
         vector = torch.zeros(self.layout.num_elements, dtype=self.dtype, device=self.device)
-        for parameter, view in self._with_views(vector):
+        for _, parameter, view in self.with_views(vector):
             view.copy_(parameter)
         return vector
 
@@ -109,29 +109,30 @@ class TrainedParameters:
                 for name, state in sorted(optimizer.state.get(parameter, {}).items()):
                     said = checksum(local(state)) if isinstance(state, torch.Tensor) else state
                     states.update(repr((name, said)).encode())
-        return torch.tensor([int.from_bytes(each.digest(), signed=True) for each in (weights, states)])
+        return torch.tensor([int.from_bytes(content.digest(), signed=True) for content in (weights, states)])
 
     def equal(self, anchor: torch.Tensor) -> bool:
         """Whether the parameters are what a restart from the anchor would make them."""
-        return all(torch.equal(parameter, view.to(parameter)) for parameter, view in self._with_views(anchor))
+        return all(torch.equal(parameter, view.to(parameter)) for _, parameter, view in self.with_views(anchor))
 
-    def local(self, which: Sequence[int]) -> Iterator[tuple[int, torch.Tensor]]:
-        """These indices, each with its parameter, detached, or this rank's part of it."""
-        for index in which:
-            yield index, local(self.tensors[index])
+    def with_views(
+        self, vector: torch.Tensor, which: Iterable[int] | None = None, start: int = 0
+    ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+        """These indices, or all, each with its parameter, detached, and with what a flat vector, less the first `start`
+        elements, holds for it."""
+        for index in range(len(self.tensors)) if which is None else which:
+            yield index, local(self.tensors[index]), self.layout.view(vector, index, start)
 
-    def fragments(self, count: int) -> list[Fragment]:
-        """Divide them into fragments, the same on all ranks that hold parts of one model; see `fragments_of`."""
-        return fragments_of(self.layout, count, VectorLayout.of(self._trained.items()))
-
-    def shards(self, averaged_with: Sequence[int], timeout_seconds: float) -> Shards:
-        """The ranks that hold these parameters together."""
-        return Shards(self._trained, averaged_with, timeout_seconds)
+    def division(self, num_fragments: int, averaged_with: Sequence[int], timeout_seconds: float) -> Division:
+        """Divide them for outer steps, alike on all ranks that hold parts of one model; arguments as of `Shards`."""
+        shards = Shards(self._trained, averaged_with, timeout_seconds)
+        fragments = fragments_of(self.layout, num_fragments, VectorLayout.of(self._trained.items()))
+        return Division(fragments, shards, self.device)
 
     def put(self, vector: torch.Tensor) -> None:
         """Give the parameters the vector's values, in the memory that they have; copies of them stay as they are."""
         self.reshard()
-        for parameter, view in self._with_views(vector):
+        for _, parameter, view in self.with_views(vector):
             parameter.copy_(view)
 
     def reset_optimizers(self) -> None:
@@ -146,8 +147,8 @@ class TrainedParameters:
         return {name.replace("_orig_mod.", ""): p for name, p in unwrapped(self._module).named_parameters()}
 
     def reshard(self) -> None:
-        """Give up whole parameters that fully_shard has gathered: after a forward pass alone the root keeps its
-        own, and would go on with them when parts are changed."""
+        """Give up whole parameters that fully_shard has gathered: after a forward pass alone the root keeps its own,
+        and would go on with them when parts are changed."""
         for module in self._sharded_modules:
             module.reshard()
 
@@ -155,11 +156,6 @@ class TrainedParameters:
         """The identities of the parameters that the optimizers hold now."""
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         return {id(parameter) for group in groups for parameter in group["params"]}
-
-    def _with_views(self, vector: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The parameters, detached, each with what a flat vector holds for it."""
-        for index, parameter in self.local(range(len(self.tensors))):
-            yield parameter, self.layout.view(vector, index)
 
 
 def _wrappers(module: nn.Module) -> Iterator[nn.Module]:
@@ -215,5 +211,5 @@ def _content_checksum(tensor: torch.Tensor) -> int:
     return sum(_content_checksum(getattr(tensor, name)) * place for place, name in enumerate(names, 1))
 
 
-def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
-    return tensor.shape, tensor.dtype, tensor.device
+def _on_device(tensor: torch.Tensor) -> str:
+    return f"{shape_in_words(tensor)} on {tensor.device}"

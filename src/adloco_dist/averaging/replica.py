@@ -6,10 +6,17 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from adloco_dist.averaging.entries import replica_entries
 from adloco_dist.averaging.fragments import Fragment, Run
 from adloco_dist.averaging.group import Group
-from adloco_dist.schema import NOTHING
+from adloco_dist.schema import AWAITS, NOTHING, Entry, Kind
+
+
+def replica_entries(is_delayed: bool) -> list[Entry]:
+    """What is kept of a `Replica` for the outer step; with a fragment if updates are taken while that travels."""
+    return [
+        *([Entry("departed", Kind.fragment, is_progress=True)] if is_delayed else []),
+        Entry(AWAITS, Kind.equal, is_progress=True),
+    ]
 
 
 class Replica(ABC):
@@ -25,10 +32,7 @@ class Replica(ABC):
     """
 
     def __init__(self, replica_id: int, departed: torch.Tensor) -> None:
-        """
-        Args:
-            departed: zeros, room for the largest fragment, if updates are taken while it travels; else empty.
-        """
+        """`departed` are zeros, room for the largest fragment, if updates are taken while it travels; else empty."""
         self.id, self.departed = replica_id, departed
         self.weight, self.awaits = 1.0, NOTHING
         self.entries = replica_entries(len(departed) > 0)
@@ -61,11 +65,6 @@ class Replica(ABC):
     def rejoin(self, anchor: torch.Tensor, fragment: Fragment) -> None:
         """Receive the outer step of a fragment that was sent off, from the whole anchor x, and keep what was learned
         since: x + (w - departed)."""
-
-    def forget_departed(self) -> None:
-        """Await nothing that was sent off any more."""
-        self.awaits = NOTHING
-        self.departed.zero_()
 
 
 R = TypeVar("R", bound=Replica)

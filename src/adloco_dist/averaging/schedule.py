@@ -45,7 +45,7 @@ class Event:
 def round_events(
     updates_per_round: int, fragments: int = 1, delay_updates: int = 0, updates: int | None = None
 ) -> tuple[Event, ...]:
-    """The events of a round, in their order: the same on all ranks, from counted updates alone.
+    """The events of a round, in their order; a ValueError of one line where fragments or delay do not fit into it.
 
     The averages of the fragments are evenly spread; the first one's is the end of the round. An average that starts
     after an update reaches the workers `delay_updates` later: that of the first fragment in the next round. Two are
@@ -55,9 +55,6 @@ def round_events(
         updates_per_round: H, over which the averages are spread.
         updates: after which the round ends; None: after H. In a last round that is shorter, fragments whose time does
             not come are not averaged.
-
-    Raises:
-        ValueError: fragments or delay do not fit into the round; one line.
     """
     if not 1 <= fragments <= updates_per_round:
         rule = f"must be from 1 to the {updates_per_round} updates of a round"

@@ -4,39 +4,19 @@ Parts are what is averaged, between the ranks that hold the same part of other w
 worker, whether its weights are finite and how long its pseudo-gradient is, its own ranks agree on.
 """
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from adloco_dist.averaging.group import Group, RankSet
 from adloco_dist.text import ranks_in_words
+from adloco_dist.vectors import is_sharded, local
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
-
-
-def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether ranks have parts of it."""
-    return hasattr(tensor, "to_local")  # only a DTensor has it, whose module takes half a second to import
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor, or all of one that is whole; detached, in the memory that it has."""
-    detached = tensor.detach()
-    return _dtensor(detached).to_local() if is_sharded(tensor) else detached
-
-
-def sharded_modules(module: nn.Module) -> "list[FSDPModule]":
-    """The modules to which fully_shard was applied."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # it is, where anything was
-    found: list[Any] = [] if fsdp is None else [one for one in module.modules() if isinstance(one, fsdp.FSDPModule)]
-    return found
 
 
 class Shards:
@@ -47,19 +27,18 @@ class Shards:
         met: these, and all with whom this rank averages.
         index: this rank's place among `ranks`.
         place: which part of the model this rank holds, in words.
+        has_copies: whether ranks of the worker have copies of some parameters, beside parts of others.
     """
 
     def __init__(
         self, parameters: Mapping[str, torch.Tensor], averaged_with: Sequence[int], timeout_seconds: float
     ) -> None:
-        """
+        """A ValueError of one line says that parameters are on several meshes of ranks, or ranks of one worker would
+        average.
+
         Args:
-            parameters: those that are averaged, by name.
             averaged_with: the ranks that average with each other, this one among them; none: it does so with nobody.
             timeout_seconds: of one collective.
-
-        Raises:
-            ValueError: parameters are on several meshes of ranks, or ranks of one worker would average; one line.
         """
         mesh = _mesh(parameters)
         self.ranks: RankSet = tuple(sorted(mesh.mesh.flatten().tolist())) if mesh else ()
@@ -71,19 +50,18 @@ class Shards:
         self.index = self.ranks.index(dist.get_rank()) if mesh else 0
         self.place = f"{tuple(mesh.get_coordinate() or ())} of {tuple(mesh.shape)}" if mesh else "all of it"
         self._groups: list[Group] = []
-        self._whole: list[frozenset[int]] = []
+        self._whole: list[frozenset[int]] = []  # indices of parameters, by group
         for dimension in range(mesh.ndim if mesh else 0):
             assert mesh
             group, device = mesh.get_group(dimension), _device(mesh.device_type, parameters.values())
             ranks = tuple(dist.get_process_group_ranks(group))
             self._groups.append(Group(ranks, group, device, timeout_seconds, timeout_seconds))
             self._whole.append(_whole_along(dimension, parameters.values()))
+        self.has_copies = any(self._whole)
 
     def all_agree(self, holds: bool) -> bool:
         """Whether something holds on all ranks of the worker. Collective over them."""
-        for group in self._groups:
-            holds = all(answer for (answer,) in group.exchange([holds]))
-        return holds
+        return bool(self.smallest(holds))
 
     def smallest(self, number: int) -> int:
         """The smallest of the numbers of the worker's ranks. Collective over them."""
@@ -93,8 +71,6 @@ class Shards:
 
     def joined_norm(self, norm: torch.Tensor) -> torch.Tensor:
         """The norm of a vector of which ranks' parts, none in common, have these norms; a scalar. Collective."""
-        if not self._groups:
-            return norm
         return self.sum(norm.double().square()).sqrt().to(norm.dtype)
 
     def total(self, count: int) -> int | torch.Tensor:
@@ -109,16 +85,11 @@ class Shards:
             group.all_reduce(tensor)
         return tensor
 
-    @property
-    def has_copies(self) -> bool:
-        """Whether ranks of the worker have copies of some parameters, beside parts of others."""
-        return any(self._whole)
-
     def unify(self, averages: Sequence[tuple[int, torch.Tensor]]) -> None:
-        """Give the copies of a parameter that several ranks hold whole the same average, that of the lowest.
+        """Give the copies of a parameter that several ranks hold whole the average of the lowest of them: a compressed
+        average rounds each copy with the other parts of its rank. Collective over the worker's ranks.
 
-        Each rank averages its copy beside other parts, with which a compressed average rounds it. Averages come with
-        the indices of their parameters, and may have gaps at the end. Collective over the worker's ranks.
+        Averages come with the indices of their parameters, and may have gaps at the end.
         """
         for group, whole in zip(self._groups, self._whole, strict=True):
             copies = [average for index, average in averages if index in whole]
@@ -132,7 +103,8 @@ class Shards:
 
 def _mesh(parameters: Mapping[str, torch.Tensor]) -> "DeviceMesh | None":
     """The mesh of the sharded ones; None where all are whole."""
-    meshes = {name: _dtensor(parameter).device_mesh for name, parameter in parameters.items() if is_sharded(parameter)}
+    sharded = {name: cast("DTensor", parameter) for name, parameter in parameters.items() if is_sharded(parameter)}
+    meshes = {name: parameter.device_mesh for name, parameter in sharded.items()}
     first = next(iter(meshes.items()), None)
     for name, mesh in meshes.items():
         if first and mesh != first[1]:
@@ -144,7 +116,10 @@ def _mesh(parameters: Mapping[str, torch.Tensor]) -> "DeviceMesh | None":
 def _whole_along(dimension: int, parameters: Iterable[torch.Tensor]) -> frozenset[int]:
     """The indices of those parameters that ranks along a dimension of the mesh have copies of, while they have parts of
     others. Where they have copies of all, their averages are equal already."""
-    is_whole = [not (is_sharded(one) and _dtensor(one).placements[dimension].is_shard()) for one in parameters]
+    is_whole = [
+        not (is_sharded(parameter) and cast("DTensor", parameter).placements[dimension].is_shard())
+        for parameter in parameters
+    ]
     return frozenset(index for index, whole in enumerate(is_whole) if whole and not all(is_whole))
 
 
@@ -153,9 +128,5 @@ def _device(kind: str, parameters: Iterable[torch.Tensor]) -> torch.device:
 
     Parts that are kept in CPU memory (CPUOffloadPolicy) are gathered on the GPU that this thread uses.
     """
-    found = next((part.device for part in map(local, parameters) if part.device.type == kind), None)
-    return found or torch.device(kind, torch.cuda.current_device())
-
-
-def _dtensor(tensor: torch.Tensor) -> "DTensor":
-    return cast("DTensor", tensor)
+    devices = {part.device.type: part.device for part in map(local, parameters)}
+    return devices.get(kind) or torch.device(kind, torch.cuda.current_device())

@@ -68,8 +68,8 @@ class Sparse:
                 if is_counted(exact):
                     self._add(message, residual, sign=-1)
             values.zero_()
-            for each in received:
-                self._add(each, values)
+            for other in received:
+                self._add(other, values)
             return payload
 
         return commit

@@ -24,11 +24,8 @@ class StepCounter:
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer], count: Callable[[], None]) -> None:
-        """
-        Args:
-            optimizers: in the order in which the loop steps them.
-            count: a bound method, which is called after each update; its object is not kept alive.
-        """
+        """`count`, a bound method whose object is not kept alive, is called after each update of these optimizers,
+        which are in the order in which the loop steps them."""
         self._optimizers, self._count = optimizers, weakref.WeakMethod(count)
         self.is_open = self.is_used = self._awaits_backward = False
         self._num_outside = 0
@@ -57,10 +54,10 @@ class StepCounter:
 
     def _step_of(self, optimizer: torch.optim.Optimizer) -> None:
         if optimizer is self._optimizers[-1]:
-            self._last_gradients = [_first_gradient(one) for one in self._optimizers[:-1]]
+            self._last_gradients = [_first_gradient(other) for other in self._optimizers[:-1]]
             self._call()
             return
-        place = next(place for place, one in enumerate(self._optimizers) if one is optimizer)
+        place = next(place for place, other in enumerate(self._optimizers) if other is optimizer)
         before, self._last_gradients = self._last_gradients, []
         # Its gradients were there, and as they are, when the last optimizer of the list stepped: since then no backward
         # pass has written to them, and no zeroing.

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import torch
 
-from adloco_dist.averaging.shards import is_sharded, local
 from adloco_dist.checkpoint.tensor_file import header
 from adloco_dist.config import SettingsError
-from adloco_dist.deal import Deal
 from adloco_dist.objective.protocol import Objective
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.run.directory import MODEL_DIRECTORY
 from adloco_dist.run.manifest import MANIFEST_FILE, DamagedError, check_part, digest_of, read_manifest, write_manifest
+from adloco_dist.vectors import Deal, is_sharded, local
 
 FILE_BYTES = 5_000_000_000
 """Maximum size of a file, as transformers have it."""

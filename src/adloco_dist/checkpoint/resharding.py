@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import torch
 
 from adloco_dist.averaging.fragments import Fragment, fragments_of
-from adloco_dist.deal import Deal
 from adloco_dist.run.manifest import DamagedError
 from adloco_dist.schema import AWAITS, NOTHING, Entry, Kind
-from adloco_dist.vectors import VectorLayout
+from adloco_dist.vectors import Deal, VectorLayout
 
 
 @dataclass(frozen=True)

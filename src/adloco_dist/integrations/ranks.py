@@ -17,12 +17,11 @@ def join_ranks(backend: str | None = None, timeout_seconds: float = 1800.0) -> t
     framework that is set up afterwards trains on this rank as it would in a process without others: it wraps the model
     in nothing, reads all data that it is given, and takes itself for the main process.
 
+    It returns the rank, and the number of ranks.
+
     Args:
         backend: backend of the default process group; None: what torch chooses for the machine's devices.
         timeout_seconds: timeout of the default process group; DiLoCo waits for other ranks no longer than this.
-
-    Returns:
-        The rank, and the number of ranks.
 
     Raises:
         ValueError: torchrun did not start this process, or left it several GPUs to choose from; one line.

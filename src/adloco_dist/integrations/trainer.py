@@ -41,7 +41,7 @@ class DiLoCoCallback(TrainerCallback):
         Trainer(model=model, args=arguments, train_dataset=dataset, callbacks=[callback]).train()
 
     Every rank has a Trainer that takes itself for the only one, and trains one worker. So every rank needs its own part
-    of the data, and its own output_dir, where its Trainer saves this worker's optimizer and the callback DiLoCo's
+    of the data, and its own output_dir, where its Trainer saves this worker's optimizer, and the callback DiLoCo's
     state. All ranks have to take the same number of updates: give max_steps.
 
     Trainer calls its optimizer inside of its loop, where an outer step would not show: this callback takes it in
@@ -139,29 +139,25 @@ class DiLoCoCallback(TrainerCallback):
         return self.diloco
 
     def _compare(self, args: TrainingArguments, state: TrainerState, device: torch.device, problem: str | None) -> None:
-        """Compare the ranks' Trainers, and why each cannot resume, if it cannot. Collective.
-
-        Raises:
-            ValueError: a rank cannot resume, or the ranks' Trainers would not meet, or would write over each other's
-                files; one line.
-        """
+        """Raise a ValueError of one line, the same on all ranks, where one of them cannot resume, or where the ranks'
+        Trainers would not meet or would write over each other's files. Collective."""
         counts = {"global_step": state.global_step, "max_steps": state.max_steps}
         own = {**counts, "folder": os.path.realpath(_folder(args)), "problem": problem, "whole": _whole_updates(args)}
         group = group_of(self._group, device, self._timeout_seconds)
         ranks = group.ranks if group else (0,)
         each = _exchanged(group, own)
-        newest = _newest_in_common([found["whole"] for found in each])
+        newest = _newest_in_common([facts["whole"] for facts in each])
         remedy = "no update has a whole checkpoint on all ranks: start anew, with resume_from_checkpoint=None"
         if newest is not None:
             what = f"{PREFIX_CHECKPOINT_DIR}-{newest}, the newest that all have whole (newest_checkpoint finds it)"
             remedy = f"resume all ranks from their {what}"
-        if problems := [found["problem"] for found in each if found["problem"]]:
+        if problems := [facts["problem"] for facts in each if facts["problem"]]:
             raise ValueError(f"{problem or problems[0]}; {remedy}")
-        if difference := first_difference([{"global_step": found["global_step"]} for found in each], ranks):
-            raise ValueError(f"{difference}; {remedy}")
-        if difference := first_difference([{"max_steps": found["max_steps"]} for found in each], ranks):
-            raise ValueError(f"{difference}; set max_steps, or give every rank as many batches as the others")
-        folders = ranks_by_value(zip(ranks, (found["folder"] for found in each), strict=True))
+        to_end_alike = "set max_steps, or give every rank as many batches as the others"
+        for name, what_to_do in {"global_step": remedy, "max_steps": to_end_alike}.items():
+            if difference := first_difference([{name: facts[name]} for facts in each], ranks):
+                raise ValueError(f"{difference}; {what_to_do}")
+        folders = ranks_by_value(zip(ranks, (facts["folder"] for facts in each), strict=True))
         shared = [which for which in folders.values() if "{" in which]
         if args.save_strategy != SaveStrategy.NO and shared:
             rule = "give each rank its own, as in output_dir=f'run/rank-{rank}'"
@@ -173,13 +169,8 @@ def newest_checkpoint(args: TrainingArguments, group: dist.ProcessGroup | None =
 
         trainer.train(resume_from_checkpoint=newest_checkpoint(arguments))
 
-    A run that was ended while it saved leaves torn checkpoints, and ranks that have come to different updates.
-
-    Args:
-        group: the ranks, as DiLoCoCallback has them.
-
-    Returns:
-        None where ranks have no such update in common: Trainer then starts anew.
+    A run that was ended while it saved leaves torn checkpoints, and ranks that have come to different updates. It is
+    None where the ranks of the group, that of DiLoCoCallback, have no such update in common: Trainer then starts anew.
     """
     joined = group_of(group, torch.device(args.device), timeout_seconds=1800.0)
     newest = _newest_in_common(_exchanged(joined, _whole_updates(args)))
@@ -248,7 +239,6 @@ def _exchanged(group: Group | None, own: Any) -> list[Any]:
 
 
 def _newest_in_common(each: Sequence[Sequence[int]]) -> int | None:
-    """The newest update that is in all of these."""
     return max(set.intersection(*map(set, each)), default=None)
 
 

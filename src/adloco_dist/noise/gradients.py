@@ -1,6 +1,5 @@
 """Sketches of what every backward pass adds to the gradients of a model in training (for `NoiseScale`)."""
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -11,6 +10,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from adloco_dist.noise.sketch import BUCKETS, Sketch
+from adloco_dist.vectors import local, sharded_modules
 
 if TYPE_CHECKING:  # its import takes half a second
     from torch.distributed.tensor import DTensor
@@ -32,7 +32,9 @@ class GradientProbe(ABC):
         is_double = any(parameter.dtype == torch.float64 for parameter in parameters)
         self.device, self.dtype = device, torch.float64 if is_double else torch.float32
         self._parameters = parameters
-        self._has_gradient = False
+        parts = [local(parameter) for parameter in parameters]
+        self._first_elements = list(accumulate((part.numel() for part in parts), initial=0))
+        self._sketch = Sketch(self._first_elements.pop(), self.dtype, parts[0].device)
         self._handles: list[RemovableHandle] = []
 
     @abstractmethod
@@ -60,26 +62,21 @@ class LocalGradients(GradientProbe):
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         super().__init__(parameters, parameters[0].device)
-        sizes = [parameter.numel() for parameter in parameters]
-        self._first_elements = list(accumulate(sizes, initial=0))[:-1]
-        self._sketch = Sketch(sum(sizes), self.dtype, self.device)
-        self._sum = torch.zeros(BUCKETS, dtype=self.dtype, device=self.device)
+        self._sum: torch.Tensor | None = None
 
     def start(self, *key: int) -> None:
         self._sketch.renew(*key)
-        self.take()
+        self._sum = None
         for parameter, first_element in zip(self._parameters, self._first_elements, strict=True):
 
             def add(gradient: torch.Tensor, first_element: int = first_element) -> None:
-                vector = gradient.detach().to(self._sum).reshape(-1)
-                self._sum += self._sketch(vector, first_element)
-                self._has_gradient = True
+                sketch = self._sketch(gradient.detach().to(self.device, self.dtype).reshape(-1), first_element)
+                self._sum = sketch if self._sum is None else self._sum + sketch
 
             self._handles.append(parameter.register_hook(add))
 
     def take(self) -> torch.Tensor | None:
-        taken = self._sum if self._has_gradient else None
-        self._sum, self._has_gradient = torch.zeros_like(self._sum), False
+        taken, self._sum = self._sum, None
         return taken
 
 
@@ -93,21 +90,20 @@ class ShardedGradients(GradientProbe):
     is_summed_over_ranks = True
 
     def __init__(self, model: nn.Module, trained: Mapping[str, nn.Parameter], rank: int) -> None:
-        """Raises a ValueError of one line where these, all sharded, are so in a way that is not supported."""
-        kind, parameters = type(model).__name__, list(trained.values())
-        fsdp = sys.modules.get("torch.distributed.fsdp")  # it is, where fully_shard was applied
-        if fsdp is None or not any(isinstance(module, fsdp.FSDPModule) for module in model.modules()):
+        """A ValueError of one line says that the parameters are sharded in a way that is not supported."""
+        kind, tensors = type(model).__name__, cast("Mapping[str, DTensor]", trained)
+        if not sharded_modules(model):
             rule = f"{next(iter(trained))} is a DTensor; of these only fully_shard's are supported"
             raise ValueError(f"model={kind}: {rule}")
-        for name, parameter in trained.items():
-            if sum(placement.is_shard() for placement in _dtensor(parameter).placements) > 1:
+        for name, tensor in tensors.items():
+            if sum(placement.is_shard() for placement in tensor.placements) > 1:
                 rule = f"{name} is sharded over several mesh dimensions; only fully_shard by itself is supported"
                 raise ValueError(f"model={kind}: {rule}")
-        super().__init__(parameters, torch.device(_dtensor(parameters[0]).device_mesh.device_type))
-        self._rank = rank
-        device = _shard(parameters[0]).device  # the CPU where fully_shard offloads
-        self._sketch = Sketch(sum(_shard(parameter).numel() for parameter in parameters), self.dtype, device)
-        self._total = torch.zeros(BUCKETS, dtype=self.dtype, device=device)
+        mesh = next(iter(tensors.values())).device_mesh
+        super().__init__(list(trained.values()), torch.device(mesh.device_type))
+        self._rank, self._has_gradient = rank, False
+        part = local(self._parameters[0])  # in CPU memory where fully_shard offloads
+        self._total = torch.zeros(BUCKETS, dtype=self.dtype, device=part.device)
 
     def start(self, *key: int) -> None:
         self._sketch.renew(*key, self._rank)
@@ -122,24 +118,16 @@ class ShardedGradients(GradientProbe):
         if not self._has_gradient:
             return None
         self._has_gradient = False
-        total, first_element = torch.zeros_like(self._total), 0
-        for parameter in self._parameters:
+        total = torch.zeros_like(self._total)
+        for parameter, first_element in zip(self._parameters, self._first_elements, strict=True):
             if parameter.grad is not None and _is_first_replica(parameter):
-                total += self._sketch(_shard(parameter.grad).to(total).reshape(-1), first_element)
-            first_element += _shard(parameter).numel()
+                total += self._sketch(local(parameter.grad).to(total).reshape(-1), first_element)
         taken, self._total = total - self._total, total
         return taken.to(self.device)
 
 
-def _dtensor(tensor: torch.Tensor) -> "DTensor":
-    return cast("DTensor", tensor)
-
-
-def _shard(tensor: torch.Tensor) -> torch.Tensor:
-    return _dtensor(tensor).to_local()
-
-
 def _is_first_replica(tensor: torch.Tensor) -> bool:
     """Whether this rank's shard counts where several ranks hold the same one."""
-    placements, coordinate = _dtensor(tensor).placements, _dtensor(tensor).device_mesh.get_coordinate() or []
-    return all(placement.is_shard() or index == 0 for placement, index in zip(placements, coordinate, strict=True))
+    sharded = cast("DTensor", tensor)
+    places = zip(sharded.placements, sharded.device_mesh.get_coordinate() or [], strict=True)
+    return all(placement.is_shard() or index == 0 for placement, index in places)

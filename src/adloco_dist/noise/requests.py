@@ -3,9 +3,6 @@
 An averaged gradient of B sequences has variance tr(Sigma) / B; a test asks for the smallest B at which that is small
 beside the gradient. Norm test: Byrd et al. 2012; inner-product tests: Bollapragada, Byrd, Nocedal 2018 (1710.11258);
 all as in AdLoCo (2508.18182), section 4.1.
-
-A further test is a function of the statistics here; the launcher takes it as `batching.request` once it has a name in
-config/choices.py and a case in policy/request.py.
 """
 
 import math
@@ -60,9 +57,8 @@ def progress_per_second(
     """
     if fixed_seconds <= 0:
         return Request(0.0)
-    return Request(
-        math.sqrt(num_workers * statistics.noise_scale * fixed_seconds / sequence_seconds), _note(statistics)
-    )
+    sequences = math.sqrt(num_workers * statistics.noise_scale * fixed_seconds / sequence_seconds)
+    return Request(sequences, _note(statistics))
 
 
 def _note(statistics: GradientStatistics) -> str | None:

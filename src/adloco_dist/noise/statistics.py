@@ -39,12 +39,13 @@ class GradientStatistics:
         cls, several: Sequence["GradientStatistics"], weights: Sequence[float] | None = None
     ) -> "GradientStatistics":
         """The mean of statistics that were taken at different points, each of them unbiased; with positive weights."""
-        weights = weights or [1.0] * len(several)
+        weighted = list(zip(weights or [1.0] * len(several), several, strict=True))
+        total = sum(weight for weight, _ in weighted)
         means = {
-            name: sum(weight * getattr(one, name) for weight, one in zip(weights, several, strict=True)) / sum(weights)
+            name: sum(weight * getattr(statistics, name) for weight, statistics in weighted) / total
             for name in ("trace", "squared_norm", "sequences", "ip_variance", "ip_error")
         }
-        return cls(**means, ip_corrected=all(one.ip_corrected for one in several))
+        return cls(**means, ip_corrected=all(statistics.ip_corrected for statistics in several))
 
     @property
     def mean_squared_norm(self) -> float:
@@ -92,7 +93,7 @@ class Smoothed:
     """Running averages of the statistics, each by itself; ratios are taken of these.
 
     An average spans a share of the tokens that were trained on so far: statistics change by powers of these, so that
-    it lags behind by the same factor early and late, and averages noise away better, the longer the training.
+    it lags behind by the same factor early and late, and averages more noise away in a longer training.
     """
 
     statistics: GradientStatistics | None = None
@@ -126,13 +127,14 @@ class Smoothed:
         The statistics at the average of the members' weights are not those at any of them, but far closer to these
         than one measurement is.
         """
-        measured = [(share, one.statistics, one) for share, one in members if one.statistics and share > 0]
+        measured = [(share, member) for share, member in members if member.statistics and share > 0]
         if not measured:
             return cls()
-        shares = [share for share, _, _ in measured]
-        mean = GradientStatistics.mean_of([statistics for _, statistics, _ in measured], shares)
-        tokens = sum(share * one.tokens for share, _, one in measured) / sum(shares)
-        return cls(mean, tokens / 2, max(one.trained for _, _, one in measured))
+        shares = [share for share, _ in measured]
+        statistics = [member.statistics for _, member in measured if member.statistics]
+        tokens = sum(share * member.tokens for share, member in measured) / sum(shares)
+        mean = GradientStatistics.mean_of(statistics, shares)
+        return cls(mean, tokens / 2, max(member.trained for _, member in measured))
 
 
 def num_chunks(batch: int) -> int:

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from adloco_dist.averaging.fragments import Fragment, fragments_of
-from adloco_dist.averaging.shards import Shards, is_sharded, local
+from adloco_dist.averaging.shards import Shards
 from adloco_dist.buffers import Buffer, Watched, persistent_buffers
 from adloco_dist.config import Precision
 from adloco_dist.noise.sketch import Sketch
-from adloco_dist.vectors import VectorLayout, embeddings_of
+from adloco_dist.vectors import VectorLayout, embeddings_of, is_sharded, local
 
 
 def vector_dtype(precision: Precision) -> torch.dtype:

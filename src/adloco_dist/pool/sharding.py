@@ -17,9 +17,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from adloco_dist.averaging.group import Group
-from adloco_dist.deal import Deal
 from adloco_dist.noise.sketch import BUCKETS, Sketch
 from adloco_dist.pool.flat_model import FlatModel
+from adloco_dist.vectors import Deal
 
 
 class UnsuitableModuleError(ValueError):

@@ -6,11 +6,10 @@ import torch
 
 from adloco_dist.averaging.averager import Averager
 from adloco_dist.averaging.checks import checksum
-from adloco_dist.averaging.entries import outer_entries
 from adloco_dist.averaging.fragments import Fragment, largest
 from adloco_dist.averaging.group import Group
 from adloco_dist.averaging.outer_sgd import OuterSGD, chunks
-from adloco_dist.averaging.outer_step import Division, OuterStep
+from adloco_dist.averaging.outer_step import Division, OuterStep, outer_entries
 from adloco_dist.config import OuterSettings, OuterState, Settings, WireSettings
 from adloco_dist.data.protocols import Cursor
 from adloco_dist.pool.flat_model import FlatModel

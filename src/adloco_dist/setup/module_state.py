@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from adloco_dist.averaging.shards import local
 from adloco_dist.buffers import UnsuitableBufferError, changing_buffers, persistent_buffers
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Settings, SettingsError
@@ -16,6 +15,7 @@ from adloco_dist.objective.protocol import LossError, Objective
 from adloco_dist.pool.capacity import is_out_of_memory
 from adloco_dist.pool.flat_model import autocast, converted, vector_dtype
 from adloco_dist.text import first_difference, first_line
+from adloco_dist.vectors import local
 
 TRIALS = (2, 1)
 """Sequences that the model is tried with: one has no variance, which normalisation over a batch refuses."""

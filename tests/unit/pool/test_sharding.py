@@ -4,8 +4,8 @@ import pytest
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from adloco_dist.deal import Deal
 from adloco_dist.pool.sharding import UnsuitableModuleError, blocks_of
+from adloco_dist.vectors import Deal
 
 
 def kinds(module: nn.Module) -> list[str]:

@@ -1,14 +1,25 @@
-"""What a rank saves, and whether a saved state is the one that it may resume from."""
+"""What has to be the same: on all ranks when a run starts, and in a saved state and the run that resumes from it."""
 
+import hashlib
+import json
 import logging
 from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from adloco_dist.averaging.in_place import InPlace
+from adloco_dist.averaging.averager import Averager
+from adloco_dist.averaging.group import Group
+from adloco_dist.averaging.in_place import AveragedBuffers, InPlace
+from adloco_dist.averaging.outer_sgd import OuterSGD
 from adloco_dist.averaging.outer_step import OuterStep
+from adloco_dist.averaging.parameters import TrainedParameters
+from adloco_dist.averaging.schedule import Streaming
+from adloco_dist.averaging.sparse import Sparse
 from adloco_dist.schema import NOTHING, Kind
+from adloco_dist.text import first_difference
 from adloco_dist.vectors import shape_in_words
 
 log = logging.getLogger("adloco_dist.diloco")
@@ -17,11 +28,55 @@ FIELDS = ("changing_buffers", "copies", "checksums", "settings", "round", "updat
 """What a state has beside buffers and what entries name."""
 
 
-def state_of(step: OuterStep[InPlace], worker: str) -> dict[str, Any]:
-    """What is to be saved of a rank's outer step; its tensors are these very ones.
+def refuse(updates_per_round: int, timeout_seconds: float, outer: OuterSGD, averager: Averager | None) -> None:
+    """Refuse settings that cannot be used, or not together, by a ValueError of one line."""
+    if not isinstance(updates_per_round, int) or updates_per_round < 1:
+        raise ValueError(f"updates_per_round={updates_per_round}: must be a whole number >= 1")
+    if not timeout_seconds > 0:
+        raise ValueError(f"timeout_seconds={timeout_seconds}: must be > 0")
+    if isinstance(averager, Sparse) and outer.momentum:
+        rule = "would count twice what Sparse keeps for later; use OuterSGD(lr=1.0, momentum=0.0)"
+        raise ValueError(f"outer: momentum={outer.momentum} {rule}")
 
-    What differs between ranks has the name of the rank's worker, so that it is not taken for one thing.
+
+def settings_in_words(
+    updates_per_round: int, outer: OuterSGD, averager: Averager, streaming: Streaming
+) -> dict[str, str]:
+    """What ranks compare at the start, and a saved state with the run that resumes from it; by name."""
+    return {
+        "updates_per_round": str(updates_per_round),
+        **{f"outer {name}": str(value) for name, value in asdict(outer).items()},
+        "averager": str(averager) if is_dataclass(averager) else type(averager).__qualname__,
+        **{f"streaming {name}": str(value) for name, value in asdict(streaming).items()},
+    }
+
+
+def start_alike(
+    group: Group,
+    settings: Mapping[str, str],
+    parameters: TrainedParameters,
+    buffers: AveragedBuffers,
+    anchor: torch.Tensor,
+) -> None:
+    """Compare the ranks' models and settings, and give all of them the lowest rank's weights, buffers and anchor.
+
+    Collective. Where they differ, all ranks raise a ValueError with the same line.
     """
+    text = json.dumps({**settings, **parameters.facts(), **buffers.facts()}, sort_keys=True)
+    digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), signed=True)
+    if len({tuple(row) for row in group.exchange([digest])}) > 1:  # only then do the facts themselves travel
+        difference = first_difference([json.loads(facts) for facts in group.exchange_text(text)], group.ranks)
+        raise ValueError(f"{difference}; start all ranks with the same model and settings")
+    if dist.get_rank() == group.ranks[0] and (names := parameters.without_optimizer):
+        log.warning("%d parameters that require gradients are in no optimizer: %s, ...", len(names), names[0])
+    group.broadcast(anchor)
+    parameters.put(anchor)
+    buffers.broadcast(group, anchor.device)
+
+
+def state_of(step: OuterStep[InPlace], worker: str) -> dict[str, Any]:
+    """What is to be saved of a rank's outer step: its very tensors; what ranks have for themselves is named after the
+    rank's worker, so that no two of them have the same name."""
     (replica,) = step.workers
     return {
         **_tensors(step, worker),
@@ -38,12 +93,11 @@ def load_state(
 ) -> None:
     """Give a rank's outer step the state that was saved.
 
+    A ValueError of one line says that it is of another model, rank or setting; nothing has been loaded then.
+
     Args:
         settings: the run's, in words.
         is_plain: whether all ranks have the same weights at the end of a round.
-
-    Raises:
-        ValueError: it is of another model, rank or setting; nothing has been loaded; one line.
     """
     (replica,), tensors = step.workers, _tensors(step, worker)
     saved_tensors = [name for name, value in state.items() if isinstance(value, Mapping) and name not in FIELDS]
@@ -96,16 +150,12 @@ def _numbers(replica: InPlace) -> dict[str, int]:
 
 
 def _check_weights(saved: torch.Tensor | None, present: torch.Tensor, worker: str, has_own: bool) -> None:
-    """Make sure that a state was saved with the weights that are there.
-
-    Args:
-        saved, present: checksums of the parameters, and of the optimizers' states, (2,); None: of another worker.
-        has_own: whether the worker had weights of its own.
-    """
-    if saved is None and has_own:
-        rule = "in the middle of a round, and with streaming, each rank has its own; save and load it on each"
-        raise ValueError(f"state_dict: it is not that of {worker}; {rule}")
+    """Make sure that a state was saved with the weights that are there, by checksums of the parameters and of the
+    optimizers' states, (2,); without those `saved` it is another worker's, which will do if no worker has its own."""
     if saved is None:
+        if has_own:
+            rule = "in the middle of a round, and with streaming, each rank has its own; save and load it on each"
+            raise ValueError(f"state_dict: it is not that of {worker}; {rule}")
         return
     if saved[0] != present[0]:
         what = "it is from the middle of a round" if has_own else "it was saved with other weights than the model has"
