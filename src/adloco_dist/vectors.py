@@ -57,6 +57,12 @@ class VectorLayout:
         """The tensors in flat vectors, by name; as `view`."""
         return {name: self.view(vectors, index) for index, name in enumerate(self.names)}
 
+    def gaps(self, vector: torch.Tensor, which: Sequence[int]) -> list[torch.Tensor]:
+        """What lies behind the tensors of these indices, which are neighbours, in a part of a vector that has them."""
+        start = self.offsets[which[0]]
+        bounds = [(self.offsets[i] + self.shapes[i].numel() - start, self.boundary(i + 1) - start) for i in which]
+        return [vector[end:following] for end, following in bounds if end < following]
+
 
 @dataclass(frozen=True)
 class Deal:

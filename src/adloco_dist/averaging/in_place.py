@@ -206,6 +206,8 @@ class InPlace(Replica):
 
     def add_difference(self, anchor: torch.Tensor, total: torch.Tensor, run: Run, is_first: bool) -> None:
         layout, start = self.parameters.layout, run.where.start
+        for gap in layout.gaps(total, run.tensors) if is_first else ():
+            gap.zero_()
         for index, parameter, view in self.parameters.with_views(anchor, run.tensors, start):
             add_difference(view, parameter, layout.view(total, index, start), is_first, self.weight)
 

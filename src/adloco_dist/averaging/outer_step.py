@@ -196,7 +196,7 @@ class OuterStep(Generic[R]):
         num_buffers = self._buffers.num_elements if index == 0 else 0
         num_inside = num_buffers if self._buffers.dtype == dtype else 0
         size = num_elements + num_inside + (MARK_ELEMENTS if self.compares_anchors else 0) + 1
-        payload = torch.zeros(size, dtype=dtype, device=device) if self._room is None else self._room[:size]
+        payload = torch.empty(size, dtype=dtype, device=device) if self._room is None else self._room[:size]
         buffers = payload[num_elements : num_elements + num_inside]
         if num_buffers > num_inside:
             buffers = torch.empty(num_buffers, dtype=self._buffers.dtype, device=device)
