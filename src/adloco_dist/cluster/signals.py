@@ -59,12 +59,12 @@ def handling(signals: Sequence[signal.Signals], handler: Callable[[int, FrameTyp
 
 
 @contextmanager
-def end_on_signals(signals: Sequence[signal.Signals]) -> Iterator[None]:
-    """Let every one of them end this process in order and at once while the block runs. Main thread only.
+def end_on_stop_signals() -> Iterator[None]:
+    """Let every request to stop end this process in order and immediately while the block runs. Main thread only.
 
     An exception, as Python raises it for Ctrl-C, may be swallowed where nobody expects one: in a callback of an import.
     """
-    with handling(signals, lambda signum, frame: os._exit(EXIT_STOPPED)):
+    with handling(STOP_SIGNALS, lambda signum, frame: os._exit(EXIT_STOPPED)):
         yield
 
 

@@ -1,7 +1,6 @@
 """The environment check: every rank's node, versions, memory and clock, and the link of every pair of nodes."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from rich.table import Column, Table
@@ -10,7 +9,7 @@ from adloco_dist.cluster.survey import Environment, Link, must_agree, remarks
 from adloco_dist.config import SettingsError
 from adloco_dist.config.compose import compose
 from adloco_dist.launch.exit_codes import ends_reported
-from adloco_dist.launch.nodes import add_torchrun_options, num_ranks, rendezvous_of
+from adloco_dist.launch.nodes import add_torchrun_options, asked_ranks, start_tool
 from adloco_dist.terminal import new_console, new_table, report_line, reported_wait
 from adloco_dist.text import first_difference
 
@@ -22,7 +21,6 @@ TABLE_WIDTH = 150
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of launch/check.py; ends the process: 0 if these nodes can train together, 2 if not."""
-    arguments = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(
         description="Show what every rank stands on, try and measure the links between nodes, and name differences."
     )
@@ -37,12 +35,8 @@ def main(arguments: list[str] | None = None) -> None:
             run_check(options.overrides, int(options.payload_mb * 1e6))
         else:
             compose(options.overrides)
-            count = num_ranks(options, lambda: 1)
             passed_on = [f"--payload-mb={options.payload_mb}", *options.overrides]
-            rendezvous = rendezvous_of(options)
-            from adloco_dist.launch.agent import start_ranks  # takes seconds
-
-            start_ranks(rendezvous, count, ("-m", "adloco_dist.launch.check", *passed_on), can_stop=False)
+            start_tool(options, asked_ranks(options) or 1, "adloco_dist.launch.check", passed_on)
 
 
 def run_check(overrides: Sequence[str], payload_bytes: int) -> None:

@@ -1,7 +1,8 @@
 """Where to run: the options of every command that starts ranks, named as torchrun's, for that is what takes them."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import NoReturn
 
 from adloco_dist.config import RunSettings, SettingsError, Unfinished
 from adloco_dist.config.errors import require
@@ -78,11 +79,23 @@ def rendezvous_of(options: argparse.Namespace) -> Rendezvous:
     return rendezvous
 
 
-def num_ranks(options: argparse.Namespace, default: Callable[[], int]) -> int:
-    """Return how many ranks to start on this machine: as many as asked for, at least one; else the default."""
+def asked_ranks(options: argparse.Namespace) -> int | None:
+    """Return how many ranks to start on this machine, at least one; None where the user leaves that open."""
     asked = options.nproc_per_node
     require(asked is None or asked >= 1, "--nproc-per-node", asked, "must be >= 1")
-    return default() if asked is None else asked
+    return asked
+
+
+def start_tool(options: argparse.Namespace, num_ranks: int, module: str, arguments: Sequence[str]) -> NoReturn:
+    """Run `module` as every rank of this node; ranks that are asked to stop end immediately.
+
+    Raises:
+        SettingsError: as in `rendezvous_of`.
+    """
+    rendezvous = rendezvous_of(options)
+    from adloco_dist.launch.agent import start_ranks  # takes seconds
+
+    start_ranks(rendezvous, num_ranks, ("-m", module, *arguments), can_stop=False)
 
 
 def num_gpus() -> int:

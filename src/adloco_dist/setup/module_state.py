@@ -35,21 +35,17 @@ def examine_module(objective: Objective, module: nn.Module, settings: Settings, 
     """
     trained = [local(parameter) for parameter in module.parameters() if parameter.requires_grad]
     built = {"the model as it was built": _bits(trained), "what the model keeps frozen": _bits(_frozen(module))}
-    error: SettingsError | None = None
     changing: tuple[str, ...] = ()
-    try:
+    with runtime.control.agreed():
         if runtime.of_seat is None:
             converted(module, runtime.device, settings.precision)
         changing = _changing(objective, module, settings, runtime.device)
         if changing and runtime.of_seat is not None:
             rule = f"goes with models alone that training changes no buffer of, as it does {changing[0]}; use 1"
             raise SettingsError.of("pool.ranks_per_worker", settings.pool.ranks_per_worker, rule)
-    except SettingsError as mistake:
-        error = mistake
-    runtime.control.agree(error)
-    found = runtime.control.exchange({**built, "what training changes of the model": list(changing)})
-    for shard in range(runtime.ranks_per_worker):  # of those that have the same part of it
-        if difference := first_difference(found[shard :: runtime.ranks_per_worker]):
+    replies = runtime.control.exchange({**built, "what training changes of the model": list(changing)})
+    for shard in range(runtime.ranks_per_worker):  # ranks that hold the same part are compared with each other
+        if difference := first_difference(replies[shard :: runtime.ranks_per_worker]):
             remedy = "start every node with the same command and model, whose random numbers come from torch alone"
             raise SettingsError(f"{difference}; {remedy}")
     return changing
