@@ -7,7 +7,7 @@ from pathlib import Path
 from adloco_dist.config import Backend, ClusterSettings, Device, SettingsError
 from adloco_dist.config.errors import require
 from adloco_dist.launch.exit_codes import ends_reported
-from adloco_dist.launch.nodes import add_torchrun_options, asked_ranks, num_gpus, start_tool
+from adloco_dist.launch.rendezvous import add_torchrun_options, asked_ranks, num_gpus, rendezvous_of
 from adloco_dist.terminal import reported_wait
 
 DESCRIPTION = """\
@@ -35,8 +35,11 @@ def main(arguments: list[str] | None = None) -> None:
         else:
             names = ("sequences", "batches", "split", "output", "pass")
             given = [f"--{name}={value}" for name in names if (value := vars(options)[name]) is not None]
-            ranks = asked_ranks(options) or num_gpus() or 2
-            start_tool(options, ranks, "adloco_dist.launch.analyze", [str(options.run), *given])
+            rendezvous, num_ranks = rendezvous_of(options), asked_ranks(options) or num_gpus() or 2
+            from adloco_dist.launch.agent import start_ranks  # takes seconds
+
+            command = ("-m", "adloco_dist.launch.analyze", str(options.run), *given)
+            start_ranks(rendezvous, num_ranks, command, can_stop=False)
 
 
 def batch_sizes(typed: str) -> tuple[int, ...]:

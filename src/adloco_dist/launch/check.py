@@ -9,7 +9,7 @@ from adloco_dist.cluster.survey import Environment, Link, must_agree, remarks
 from adloco_dist.config import SettingsError
 from adloco_dist.config.compose import compose
 from adloco_dist.launch.exit_codes import ends_reported
-from adloco_dist.launch.nodes import add_torchrun_options, asked_ranks, start_tool
+from adloco_dist.launch.rendezvous import add_torchrun_options, asked_ranks, rendezvous_of
 from adloco_dist.terminal import new_console, new_table, report_line, reported_wait
 from adloco_dist.text import first_difference
 
@@ -36,7 +36,10 @@ def main(arguments: list[str] | None = None) -> None:
         else:
             compose(options.overrides)
             passed_on = [f"--payload-mb={options.payload_mb}", *options.overrides]
-            start_tool(options, asked_ranks(options) or 1, "adloco_dist.launch.check", passed_on)
+            rendezvous, num_ranks = rendezvous_of(options), asked_ranks(options) or 1
+            from adloco_dist.launch.agent import start_ranks  # takes seconds
+
+            start_ranks(rendezvous, num_ranks, ("-m", "adloco_dist.launch.check", *passed_on), can_stop=False)
 
 
 def run_check(overrides: Sequence[str], payload_bytes: int) -> None:

@@ -15,8 +15,9 @@ from adloco_dist.config.without_effect import without_effect
 from adloco_dist.data.hub import prefer_cache_without_hub
 from adloco_dist.launch.exit_codes import ends_reported
 from adloco_dist.launch.launchers import refuse_other_launchers, speaks_for_node
-from adloco_dist.launch.nodes import (
+from adloco_dist.launch.rendezvous import (
     OF_SEVERAL_NODES,
+    Rendezvous,
     add_torchrun_options,
     asked_nodes,
     asked_ranks,
@@ -25,7 +26,6 @@ from adloco_dist.launch.nodes import (
     refuse_options,
     rendezvous_of,
 )
-from adloco_dist.launch.rendezvous import Rendezvous
 from adloco_dist.policy.layout import check_ranks, seat_nodes
 from adloco_dist.run.directory import check_directory
 from adloco_dist.setup.parts import NamedParts, Parts

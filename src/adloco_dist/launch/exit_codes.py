@@ -103,7 +103,6 @@ def _clean_up() -> None:
     sys.stderr.flush()
 
 
-def noted_codes(folder: Path) -> list[int | None]:
-    """Return the exit codes of the ranks that were started on this node; None for one that noted none."""
-    notes = [note.read_text(encoding="utf-8") for note in folder.iterdir()]
-    return [int(note) if note else None for note in notes]
+def highest_noted_code(folder: Path) -> int:
+    """Return the highest exit code that ranks of this node have noted; 0 where none did."""
+    return max((int(note.read_text(encoding="utf-8") or 0) for note in folder.iterdir()), default=0)

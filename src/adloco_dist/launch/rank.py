@@ -27,7 +27,7 @@ from adloco_dist.config import (
 )
 from adloco_dist.config.without_effect import without_effect
 from adloco_dist.launch.launchers import has_agent, max_restarts, speaks_for_node
-from adloco_dist.launch.nodes import check_restarts
+from adloco_dist.launch.rendezvous import check_restarts
 from adloco_dist.launch.run import Run, report_line
 from adloco_dist.policy.plan import INTERRUPTED
 from adloco_dist.run.directory import is_finished

@@ -1,18 +1,27 @@
-"""The module that a rank trains, as its objective builds it; of a worker that ranks hold together, its part."""
+"""The module that a rank trains: built, divided where ranks hold a worker together, and tried out (docs/state.md)."""
 
+import traceback
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 
 import psutil
 import torch
 from torch import nn
 
+from adloco_dist.averaging.shards import local
+from adloco_dist.buffers import UnsuitableBufferError, changing_buffers, persistent_buffers
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Settings, SettingsError
-from adloco_dist.objective.protocol import Objective
-from adloco_dist.pool.flat_model import computes_in_bf16, converted, vector_dtype
+from adloco_dist.objective.protocol import LossError, Objective
+from adloco_dist.pool.capacity import is_out_of_memory
+from adloco_dist.pool.flat_model import autocast, computes_in_bf16, converted, vector_dtype
+from adloco_dist.text import first_difference, first_line
 
 SHARE_OF_MEMORY = 0.8
 """Of a node's free memory, for whole models of ranks that have not divided theirs yet."""
+TRIALS = (2, 1)
+"""Sequences that the model is tried with: one has no variance, which normalisation over a batch refuses."""
 
 
 def build_module(objective: Objective, settings: Settings, runtime: Runtime) -> nn.Module:
@@ -87,3 +96,102 @@ def _room(objective: Objective, settings: Settings) -> int:
         return 1 << 30
     whole_bytes = parameters.total * vector_dtype(settings.precision).itemsize
     return int(SHARE_OF_MEMORY * psutil.virtual_memory().available // whole_bytes)
+
+
+def examine_module(objective: Objective, module: nn.Module, settings: Settings, runtime: Runtime) -> tuple[str, ...]:
+    """Move the module to the rank's device and try it out there; the names of the buffers that training changes.
+
+    Collective.
+
+    Args:
+        module: whole, or this rank's part of it, on its device.
+
+    Raises:
+        SettingsError: on all ranks, where none of its parameters is trained, a changing buffer cannot be averaged, or
+            ranks differ in what is not trained.
+    """
+    trained = [local(parameter) for parameter in module.parameters() if parameter.requires_grad]
+    built = {"the model as it was built": _bits(trained), "what the model keeps frozen": _bits(_frozen(module))}
+    changing: tuple[str, ...] = ()
+    with runtime.control.agreed():
+        if runtime.of_seat is None:
+            converted(module, runtime.device, settings.precision)
+        changing = _changing(objective, module, settings, runtime.device)
+        if changing and runtime.of_seat is not None:
+            rule = f"goes with models alone that training changes no buffer of, as it does {changing[0]}; use 1"
+            raise SettingsError.of("pool.ranks_per_worker", settings.pool.ranks_per_worker, rule)
+    replies = runtime.control.exchange({**built, "what training changes of the model": list(changing)})
+    for shard in range(runtime.ranks_per_worker):  # ranks that hold the same part are compared with each other
+        if difference := first_difference(replies[shard :: runtime.ranks_per_worker]):
+            remedy = "start every node with the same command and model, whose random numbers come from torch alone"
+            raise SettingsError(f"{difference}; {remedy}")
+    return changing
+
+
+def _changing(objective: Objective, module: nn.Module, settings: Settings, device: torch.device) -> tuple[str, ...]:
+    model = objective.describe()
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise SettingsError(f"{model}: all of its parameters are frozen; leave requires_grad of some of them true")
+    forward = partial(_try_out, objective, module, settings, device)
+    try:
+        return changing_buffers(module, vector_dtype(settings.precision), forward)
+    except UnsuitableBufferError as mistake:
+        remedy = "make it a dense, real tensor of one shape, or if it is a cache, register it with persistent=False"
+        raise SettingsError(f"{model}: training changes its buffers, and {mistake}; {remedy}") from mistake
+
+
+def _try_out(objective: Objective, module: nn.Module, settings: Settings, device: torch.device) -> None:
+    """Compute the loss and the gradients of a few sequences, and of one, in training mode.
+
+    Raises:
+        SettingsError: it cannot be done, or the loss is non-finite.
+    """
+    for num_sequences in TRIALS:
+        batch = objective.trial_batch(num_sequences, device)
+        try:
+            with torch.enable_grad():
+                with autocast(device, settings.precision):
+                    loss, _ = objective.loss(module, batch)
+                loss.backward()
+        except LossError as mistake:
+            raise SettingsError(str(mistake)) from mistake
+        except Exception as error:  # of any kind: the model is the user's
+            if isinstance(error, RuntimeError) and is_out_of_memory(error):
+                continue  # the capacity is found later, and says so
+            remedy = "correct the model or its loss"
+            if num_sequences == 1:
+                remedy = "a micro-batch may be one sequence: use LayerNorm or GroupNorm in place of BatchNorm"
+            detail = f"{type(error).__name__}: {first_line(error)}, {_where(error)}"
+            rule = f"a batch of {num_sequences} sequence(s) cannot be computed ({detail})"
+            raise SettingsError(f"{objective.describe()}: {rule}; {remedy}") from error
+        finally:
+            module.zero_grad(set_to_none=True)
+        if not torch.isfinite(loss):
+            rule = f"the loss of the first {num_sequences} sequence(s) is {float(loss)}"
+            raise SettingsError(f"{objective.describe()}: {rule}; it must be finite before training")
+
+
+def _where(error: Exception) -> str:
+    """Return the file and line where an error was raised, outside of torch where there is such a place."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "site-packages" not in frame.filename] or list(frames)
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}"
+
+
+def _frozen(module: nn.Module) -> list[torch.Tensor]:
+    """Return what no checkpoint holds: frozen parameters, and persistent buffers as they begin."""
+    frozen = [local(parameter) for parameter in module.parameters() if not parameter.requires_grad]
+    return frozen + [tensor for buffer in persistent_buffers(module) if (tensor := buffer.tensor) is not None]
+
+
+def _bits(tensors: Sequence[torch.Tensor]) -> int:
+    """Compute a checksum over the bits of tensors."""
+    checksum = 0
+    for tensor in tensors:
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            continue
+        # A copy, whose memory begins at a whole word.
+        content = tensor.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
+        words = content.view(torch.int64) if content.numel() % 8 == 0 else content
+        checksum = (31 * checksum + int(words.sum())) % 2**64
+    return checksum

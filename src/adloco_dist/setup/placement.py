@@ -27,8 +27,8 @@ from adloco_dist.pool.trainer import Trainer
 from adloco_dist.pool.worker import Worker
 from adloco_dist.round.algorithm import PseudoGradients
 from adloco_dist.round.local_pool import LocalPool, bytes_reserved_for_groups, probe_in_turn, set_up_estimators
+from adloco_dist.setup.building import examine_module
 from adloco_dist.setup.concurrency import find_slots
-from adloco_dist.setup.module_state import examine_module
 
 
 def set_up_pool(
