@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from rich.table import Column, Table
 
 from adloco_dist.cluster.survey import Environment, Link, must_agree, remarks
-from adloco_dist.config import SettingsError
+from adloco_dist.config import SettingsError, require
 from adloco_dist.config.compose import compose
 from adloco_dist.launch.exit_codes import ends_reported
 from adloco_dist.launch.rendezvous import add_torchrun_options, asked_ranks, rendezvous_of
@@ -29,8 +29,7 @@ def main(arguments: list[str] | None = None) -> None:
     add_torchrun_options(parser)
     options = parser.parse_intermixed_args(arguments)
     with ends_reported() as is_rank:
-        if not 0 < options.payload_mb <= 10_000:
-            raise SettingsError.of("--payload-mb", options.payload_mb, "must be > 0 and <= 10000")
+        require(0 < options.payload_mb <= 10_000, "--payload-mb", options.payload_mb, "must be > 0 and <= 10000")
         if is_rank:
             run_check(options.overrides, int(options.payload_mb * 1e6))
         else:
@@ -64,14 +63,14 @@ def run_check(overrides: Sequence[str], payload_bytes: int) -> None:
                 environments = survey(runtime, run_disk(settings.run))
                 links = measure_links(runtime, runtime.backend, payload_bytes, LINK_SECONDS)
             if runtime.rank == 0:
-                show(environments, links, runtime.backend.name)
+                _show(environments, links, runtime.backend.name)
             if difference := first_difference([must_agree(environment) for environment in environments]):
                 raise SettingsError(f"{difference}; install the same on all nodes")
 
     reported_as_rank(check)
 
 
-def show(environments: Sequence[Environment], links: Sequence[Link], backend: str) -> None:
+def _show(environments: Sequence[Environment], links: Sequence[Link], backend: str) -> None:
     """Print two tables and the differences that matter."""
     console = new_console(min_width=TABLE_WIDTH)
     titles = ("rank", "node", "host", "interface", "device", "driver", "torch", "python", "threads", "memory GB")

@@ -78,7 +78,7 @@ def _as_rank(options: argparse.Namespace, arguments: Sequence[str], parts: Parts
 
 
 def _as_driver(options: argparse.Namespace, parts: Parts) -> int:
-    """Do what was asked; the exit code. What needs torch is imported once it is clear that it is needed."""
+    """Do what was asked; return the exit code. What needs torch is imported as late as possible."""
     unused, where = (NOT_OF_SWEEPS, "with") if options.multirun else (ONLY_OF_SWEEPS, "without")
     refuse_options(options, unused, f"{where} -m; leave it out")
     # What failed is reported in one line; torch's warnings about it, with addresses of its code, would bury it.
@@ -149,9 +149,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _default_ranks(settings: Settings) -> int:
-    """Return how many ranks to start where nothing was asked: one per GPU, but no idle ones.
-
-    Without GPUs two are started, or as many as a worker spans, so that there is something to distribute.
+    """Return how many ranks to start by default: one per GPU, but none without a worker; without GPUs two, or as many
+    as a worker spans.
     """
     workers, size = settings.pool.workers_per_trainer, settings.pool.ranks_per_worker
     num_devices = num_gpus() or max(2, size)

@@ -44,7 +44,7 @@ itself before that would look as if it had failed."""
 
 
 def run_rank(overrides: Sequence[str], dry_run: bool, parts: Parts) -> None:
-    """What every process that torchrun starts does.
+    """Train, or show what would be trained, as one of the processes that torchrun starts.
 
     Raises:
         SettingsError: on all ranks, when one of them finds a mistake; nothing was written then.
@@ -60,7 +60,8 @@ def reported_as_rank(work: Callable[[Place, Store], None]) -> None:
     """Do a rank's work; a failure ends the process, and is in torchrun's error file, once for all ranks."""
     place = Place.from_torchrun()
 
-    def body() -> None:
+    @record
+    def work_or_fail() -> None:
         store = _join(place)
         try:
             work(place, store)
@@ -70,7 +71,7 @@ def reported_as_rank(work: Callable[[Place, Store], None]) -> None:
             raise failed(error, f"rank {place.rank} on {platform.node()}", store) from error
 
     try:
-        record(body)()
+        work_or_fail()
     except (RankFailedError, PeerFailedError) as failure:
         log.error("%s", failure, exc_info=True)
         if not logging.getLogger().handlers:  # no log file yet
@@ -99,13 +100,12 @@ def _join(place: Place) -> Store:
 
 def _run(place: Place, store: Store, overrides: Sequence[str], dry_run: bool, parts: Parts) -> None:
     """Train as the settings say, or show what would be trained."""
-    settings, error = Settings(), None
+    settings, error, stop = Settings(), None, StopRequest()
     try:
         settings = parts.compose(overrides)
     except SettingsError as mistake:  # even a rank with wrong settings must reach the others to say so
         error = mistake
     with ExitStack() as stack:
-        stop = StopRequest()
         stack.enter_context(stop_on_signals(stop, [number for number in STOP_SIGNALS if number != signal.SIGTERM]))
         runtime = stack.enter_context(started(settings.cluster, place, store, stop, settings.pool.ranks_per_worker))
         # Not before: an agent whose other ranks have failed ends with SIGTERM those that wait for them to start.

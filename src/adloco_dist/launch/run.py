@@ -65,7 +65,7 @@ class Run:
     ) -> "Run":
         """Find where the run resumes or begins, set up the pool, and make or take the run directory. Collective.
 
-        The stack closes what stays open while the run trains; the notes are lines about the settings for the user.
+        The stack closes what stays open during training; notes are lines about the settings for the user.
 
         Raises:
             SettingsError: on all ranks, when one of them finds a mistake; nothing was written then.
@@ -133,8 +133,7 @@ class Run:
         elif place.local_rank == 0:  # every node's terminal shows how it went; files are on rank 0's node
             where = f"run directory on {self.pool.runtime.hosts[0]}: {self.directory}"
             show(f"{lines[0]}; {where}", self.terminal)
-        resumes_at_once = outcome.stop == INTERRUPTED and max_restarts() > 0
-        if not resumes_at_once:
+        if outcome.stop != INTERRUPTED or max_restarts() == 0:  # else it resumes at once
             self._write_report()
 
     def _end(self, outcome: Outcome) -> list[str]:
@@ -150,8 +149,8 @@ class Run:
         saved = [candidate for candidate in result["candidates"] if candidate["name"] == result["saved"]]
         lines = [f"ended: {outcome.stop}; {in_words((saved or result['candidates'])[0])}", where]
         if outcome.weights is not None:
-            pool = outcome.pool
-            lines.append(f"model: {save_model(self.directory, pool.flat_model, outcome.weights, pool.objective)}")
+            flat_model, objective = outcome.pool.flat_model, outcome.pool.objective
+            lines.append(f"model: {save_model(self.directory, flat_model, outcome.weights, objective)}")
         self.journal.close({"stop": outcome.stop, **result})
         return lines
 
@@ -169,8 +168,8 @@ def _set_up_pool(
     runtime: Runtime, settings: Settings, parts: Parts, resume_point: ResumePoint | None, links: Sequence[Link]
 ) -> tuple[LocalPool, PlanInputs]:
     """This rank's share of the pool, as it begins or as the checkpoint has it."""
-    state = resume_point.state if resume_point else None
     runtime.heartbeat.enter("reading the corpus")
+    state = resume_point and resume_point.state
     layout, splits, objective, trajectory = prepare(settings, runtime, parts, state)
     if settings.budget_amount.unit == "epochs":
         epochs, settings = settings.budget, with_known_budget(settings, splits)

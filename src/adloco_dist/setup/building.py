@@ -32,7 +32,7 @@ def build_module(objective: Objective, settings: Settings, runtime: Runtime) -> 
     Raises:
         SettingsError: on all ranks, when it cannot be built, or divided, on one.
     """
-    control, module, error = runtime.control, None, None
+    module, error = None, None
     turn, num_turns = (0, 1) if runtime.of_seat is None else _turns(objective, settings, runtime)
     for present in range(num_turns):
         if present == turn:
@@ -41,8 +41,8 @@ def build_module(objective: Objective, settings: Settings, runtime: Runtime) -> 
             except SettingsError as mistake:
                 error = mistake
         if num_turns > 1:
-            control.exchange({})
-    control.agree(error)
+            runtime.control.exchange({})
+    runtime.control.agree(error)
     assert module is not None
     return module
 
@@ -79,32 +79,21 @@ def divided_blocks(objective: Objective, module: nn.Module, settings: Settings) 
 
 def _turns(objective: Objective, settings: Settings, runtime: Runtime) -> tuple[int, int]:
     """When this rank builds its module, and how many turns there are: by the memory of every node. Collective."""
-    nodes = runtime.nodes
-    replies = runtime.control.exchange({"room": _room(objective, settings)})
-    at_once = {node: 0 for node in nodes}
-    for node in at_once:
-        rooms = [reply["room"] for reply, other in zip(replies, nodes, strict=True) if other == node]
-        at_once[node] = max(1, min(len(rooms), *rooms))
-    turns = [nodes[:rank].count(node) // at_once[node] for rank, node in enumerate(nodes)]
+    nodes, parameters = runtime.nodes, objective.num_parameters()
+    room = runtime.world_size  # where the size of a module is not known before, all ranks build at one time
+    if parameters is not None:
+        whole_bytes = parameters.total * vector_dtype(settings.precision).itemsize
+        room = max(1, int(SHARE_OF_MEMORY * psutil.virtual_memory().available // whole_bytes))
+    replies = runtime.control.exchange({"node": nodes[runtime.rank], "room": room})
+    room_on = {node: min(reply["room"] for reply in replies if reply["node"] == node) for node in set(nodes)}
+    turns = [nodes[:rank].count(node) // room_on[node] for rank, node in enumerate(nodes)]
     return turns[runtime.rank], max(turns) + 1
-
-
-def _room(objective: Objective, settings: Settings) -> int:
-    """How many whole modules this node has room for; very many where their size is not known before."""
-    parameters = objective.num_parameters()
-    if parameters is None:
-        return 1 << 30
-    whole_bytes = parameters.total * vector_dtype(settings.precision).itemsize
-    return int(SHARE_OF_MEMORY * psutil.virtual_memory().available // whole_bytes)
 
 
 def examine_module(objective: Objective, module: nn.Module, settings: Settings, runtime: Runtime) -> tuple[str, ...]:
     """Move the module to the rank's device and try it out there; the names of the buffers that training changes.
 
-    Collective.
-
-    Args:
-        module: whole, or this rank's part of it, on its device.
+    Collective. The module is whole, or this rank's part of it, on its device.
 
     Raises:
         SettingsError: on all ranks, where none of its parameters is trained, a changing buffer cannot be averaged, or
@@ -161,8 +150,8 @@ def _try_out(objective: Objective, module: nn.Module, settings: Settings, device
             remedy = "correct the model or its loss"
             if num_sequences == 1:
                 remedy = "a micro-batch may be one sequence: use LayerNorm or GroupNorm in place of BatchNorm"
-            detail = f"{type(error).__name__}: {first_line(error)}, {_where(error)}"
-            rule = f"a batch of {num_sequences} sequence(s) cannot be computed ({detail})"
+            reason = f"{type(error).__name__}: {first_line(error)}, {_where(error)}"
+            rule = f"a batch of {num_sequences} sequence(s) cannot be computed ({reason})"
             raise SettingsError(f"{objective.describe()}: {rule}; {remedy}") from error
         finally:
             module.zero_grad(set_to_none=True)
@@ -174,8 +163,8 @@ def _try_out(objective: Objective, module: nn.Module, settings: Settings, device
 def _where(error: Exception) -> str:
     """Return the file and line where an error was raised, outside of torch where there is such a place."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "site-packages" not in frame.filename] or list(frames)
-    return f"{Path(own[-1].filename).name}:{own[-1].lineno}"
+    *_, last = [frame for frame in frames if "site-packages" not in frame.filename] or frames
+    return f"{Path(last.filename).name}:{last.lineno}"
 
 
 def _frozen(module: nn.Module) -> list[torch.Tensor]:

@@ -28,11 +28,11 @@ GIGA = 1e9
 
 @dataclass(frozen=True)
 class Traffic:
-    """The bytes of a round. Trainers are named by their seats, which are ranks where a worker fits one."""
+    """The bytes that ranks send in a round; a trainer is given by its seats."""
 
     settings: Settings
     num_parameters: int
-    """Trained ones of the whole model."""
+    """Trained parameters of the whole model."""
     nodes: Sequence[int]
     """The node of every rank."""
 

@@ -25,7 +25,7 @@ from adloco_dist.run.reading import read_run, settings_of
 from adloco_dist.run.rows import TrainerRow
 from adloco_dist.run.trajectory import read_rows, read_trajectory
 from adloco_dist.sweep.points import Point
-from adloco_dist.sweep.table import Row, show_table, write_csv
+from adloco_dist.sweep.sweep import Row, show_table, write_csv
 from adloco_dist.tools.evaluate import evaluate_run
 from adloco_dist.tools.finished import load_model
 from adloco_dist.tools.generate import continue_text
