@@ -39,12 +39,8 @@ class Interface:
 def join_network(store: Store, node: int, num_nodes: int, speaks: bool, wanted: str | None) -> Interface | None:
     """Settle on this node's interface, configure gloo and NCCL, and make sure that all nodes reach each other.
 
-    Args:
-        speaks: whether this rank is the one of its node that tries the connections.
-        wanted: the interface to use; None: what GLOO_SOCKET_IFNAME says, else the one that leads to the other nodes.
-
-    Returns:
-        The interface; None on a single node for which none was set.
+    The interface is the `wanted` one, else what GLOO_SOCKET_IFNAME says, else the one that leads to the other nodes;
+    None on a single node for which none was set. The rank of a node that `speaks` tries the connections.
 
     Raises:
         SettingsError: on every rank, when an interface is not there or two nodes cannot connect.
@@ -83,7 +79,7 @@ def join_network(store: Store, node: int, num_nodes: int, speaks: bool, wanted: 
 
 
 def check_store() -> None:
-    """Try the way to torchrun's store, which listens by now, before a client of it waits for its timeout.
+    """Try to reach torchrun's store, which listens by now, before a client of it waits for its timeout.
 
     Raises:
         SettingsError: it cannot be reached from here.
@@ -97,19 +93,18 @@ def check_store() -> None:
         raise SettingsError(f"{line} ({reason}); {remedy}")
 
 
-def interfaces() -> dict[str, str]:
+def _interfaces() -> dict[str, str]:
     """The address of every interface of this machine that has one; IPv4 where there are both."""
     address_of = {}
     for name, addresses in psutil.net_if_addrs().items():
         by_family = {entry.family: entry.address.partition("%")[0] for entry in addresses}
-        address = by_family.get(socket.AF_INET) or by_family.get(socket.AF_INET6)
-        if address:
+        if address := by_family.get(socket.AF_INET) or by_family.get(socket.AF_INET6):
             address_of[name] = address
     return address_of
 
 
 def _named(setting: str, name: str) -> Interface:
-    address_of = interfaces()
+    address_of = _interfaces()
     if name not in address_of:
         rule = f"{socket.gethostname()} has no such interface with an address, but {', '.join(sorted(address_of))}"
         raise SettingsError.of(setting, name, rule)
@@ -129,7 +124,7 @@ def _towards(host: str) -> Interface | None:
             address_here = probe.getsockname()[0]
     except OSError:
         return None
-    names = [name for name, address in interfaces().items() if address == address_here]
+    names = [name for name, address in _interfaces().items() if address == address_here]
     return Interface(names[0], address_here) if names else None
 
 

@@ -21,7 +21,7 @@ a terminal closed."""
 
 @dataclass
 class StopRequest:
-    """Whether somebody asked the run to stop: this rank by a signal or a file, or, as it has heard, another one."""
+    """Whether somebody asked the run to stop: by a signal or a file of this rank, or another rank has said so."""
 
     is_heard: bool = False
     """Whether a signal or the heartbeat has brought a request: a plain flag, for it is read before every update."""
@@ -30,7 +30,7 @@ class StopRequest:
     is_passed_on: bool = False
     """Whether all ranks know."""
     file: Path | None = None
-    """File that asks for it by being there: for those who cannot send a signal, such as a batch script elsewhere."""
+    """File whose existence asks for a stop: for those who cannot send a signal, such as a batch script elsewhere."""
 
     def wait_for_signal(self, seconds: float) -> None:
         """Wait until this very process gets a signal, but no longer than `seconds`."""
@@ -45,8 +45,8 @@ class StopRequest:
 
 def heeded(signals: Sequence[signal.Signals]) -> list[signal.Signals]:
     """Return the signals that mean something to this process: under nohup the end of the terminal does not."""
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return [number for number in signals if not (number == signal.SIGHUP and ignored)]
+    is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in signals if number != signal.SIGHUP or not is_nohup]
 
 
 @contextmanager

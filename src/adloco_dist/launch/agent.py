@@ -48,7 +48,7 @@ def start_ranks(rendezvous: Rendezvous, num_ranks: int, arguments: Sequence[str]
     Args:
         can_stop: ranks that are asked to stop write a checkpoint first; others are ended at once.
     """
-    # What failed is reported below, in one line; the agent's own account, from loggers of its own, would bury it.
+    # What failed is reported below, in one line, which the records of the agent's own loggers would bury.
     for name in [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     if rendezvous.num_nodes > 1:
@@ -83,16 +83,16 @@ def _followed(rendezvous: Rendezvous, num_ranks: int, arguments: tuple[str, ...]
 def _run_agent(
     rendezvous: Rendezvous, num_ranks: int, arguments: tuple[str, ...], folder: Path, stopping: "_Stopping"
 ) -> Mapping[int, ProcessFailure]:
-    """What torchrun does, but for what it does with the rendezvous afterwards; the failures by rank.
+    """Start the ranks and wait for them, as torchrun does; their failures by rank.
 
-    A node that has lost contact must not close the rendezvous, as torch's own launcher would: the others are there.
+    torch's own launcher would close the rendezvous where this node has lost contact: the others still use it.
 
     Raises:
         RendezvousError: nodes did not come together, or the store is gone.
         _StoppedError: ranks would have to start again, but were asked to stop.
     """
-    # Stopping is not the agent's affair (there is no such signal): ranks are in sessions of their own, out of the
-    # terminal's reach, and it would give them 30 seconds and then kill them in the middle of their round.
+    # "none" names no signal: the agent would give ranks 30 seconds, and then kill them in the middle of their round.
+    # They are in sessions of their own, out of the terminal's reach.
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "none"
     handler = get_rendezvous_handler(
         RendezvousParameters(
@@ -142,7 +142,7 @@ def _without_rendezvous(rendezvous: Rendezvous, error: RendezvousError, ranks_we
 
 @dataclass
 class _Stopping:
-    """What becomes of signals to the driver."""
+    """What the driver does with signals."""
 
     can_stop: bool
     is_requested: bool = False
@@ -181,8 +181,7 @@ class _StoppedError(RuntimeError):
 class _RendezvousUntilStopped:
     """A rendezvous for ranks that do not start again once they were asked to stop.
 
-    torch's agent would start them for every node that waits, also for one that has gone away and is still listed, and
-    after a failure; what the user asked for would be forgotten.
+    torch's agent would start them after a failure, and for every node that waits or is still listed as waiting.
     """
 
     def __init__(self, handler: RendezvousHandler, stopping: _Stopping) -> None:

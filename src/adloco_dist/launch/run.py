@@ -57,7 +57,7 @@ class Run:
     report_line: Callable[[str], None]
     """Shows the user a line, on rank 0."""
     terminal: TextIO
-    """The terminal of this rank, whose standard output is in its log."""
+    """This rank's terminal: its standard output goes to its log."""
 
     @classmethod
     def opened(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from adloco_dist.objective.protocol import Objective
 
 MEANINGFUL = ("data.shards", "data.sequence_length")
-"""Settings of `data` that say something about a user's own data, too."""
+"""Settings of `data` that apply to a user's own data, too."""
 ONE_TOKEN = "data.sequence_length=1"
 """Budgets in tokens count a user's sequences, unless the user says how many tokens each of them has."""
 

@@ -13,7 +13,6 @@ from adloco_dist.config.compose import flatten, to_plain
 from adloco_dist.config.paths import quoted
 from adloco_dist.config.without_effect import without_effect
 from adloco_dist.messages import strict_json
-from adloco_dist.policy.plan import INTERRUPTED
 from adloco_dist.report.processes import write_report
 from adloco_dist.run.directory import archive, is_finished
 from adloco_dist.run.manifest import write_content
@@ -46,14 +45,12 @@ def sweep(
 ) -> int:
     """Run every combination; the exit code: of a run that failed, else of one that was stopped, else 0.
 
-    Runs that have finished before are not run again.
-
     Args:
-        overrides: settings of which some have several values, and Hydra's own (hydra/launcher=slurm).
-        compose: makes the settings of a run of its overrides.
+        overrides: settings, some with several values, and Hydra's own (hydra/launcher=slurm).
+        compose: makes the settings of a run from its overrides.
         program: the arguments of the interpreter that start the driver of a run, its settings excluded.
         num_jobs: runs at one time on this machine.
-        redo: run finished ones again; what they left is kept under another name.
+        redo: run finished ones again, and keep the old under another name; else they are not run again.
 
     Raises:
         SettingsError: a mistake in any of the runs' settings; nothing was started then.
@@ -72,7 +69,7 @@ def sweep(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SettingsError(f"hydra.sweep.dir={folder}: cannot be made ({error.strerror}); name another") from error
-    due: dict[Path, Point] = {}
+    due = {}
     for point, of_run in zip(points, settings, strict=True):
         if redo and is_finished(point.directory):
             archive("hydra.sweep.dir", point.directory)
@@ -138,7 +135,7 @@ class Row:
         saved = saved_candidate(result) or {}
         figures = {name.removeprefix("validation_"): value for name, value in saved.items()} | dict(result or {})
         known = {name: value for name in RESULTS if saved and isinstance(value := figures.get(name), int | float)}
-        if result is not None and result["stop"] != INTERRUPTED:
+        if is_finished(point.directory):
             return cls(point, "finished", known)
         was_stopped = code == EXIT_STOPPED or (code is None and bool(known))
         return cls(point, "stopped" if was_stopped else "failed", known)
