@@ -124,7 +124,7 @@ class ControlPlane:
 
 
 def encode(message: Message) -> torch.Tensor:
-    """A message as it travels: JSON, compressed, for a thousand ranks' reports meet at rank 0."""
+    """A message as it travels: compressed JSON, because a thousand ranks' reports meet at rank 0."""
     content = zlib.compress(json.dumps(message, separators=(",", ":")).encode())
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 

@@ -60,7 +60,7 @@ class Groups:
     """Groups for tensors, one per set of seats, formed when they are first asked for and kept while in use.
 
     A seat is a rank, or the neighbouring ranks that hold a worker's model together. Ranks that hold the same part of a
-    model exchange tensors: a set of seats of S ranks each has S groups, of which every rank is in one.
+    model exchange tensors: a set of seats of S ranks each has S groups, and every rank is in one of them.
 
     Everything here is collective over the whole world: every rank makes the same calls in the same order, also for
     sets that it is not in. (`use_local_synchronization` would spare the others the call, but its names collide when
@@ -100,8 +100,8 @@ class Groups:
         """Form and connect the groups of all these sets, in the order in which they will be used; release all others.
 
         Raises:
-            GroupError: the ranks of one, this rank among them, cannot exchange tensors. All are formed then, on all
-                ranks; those after it are not connected.
+            GroupError: the ranks of a group of this rank cannot exchange tensors. All groups are formed on all ranks
+                by then; those after it are not connected.
         """
         self.keep(rank_sets)
         for ranks in rank_sets:

@@ -22,13 +22,13 @@ log = logging.getLogger(__name__)
 STOP = "stop_requested"
 """Key in the store: a rank was asked to stop."""
 START_SECONDS = 120.0
-"""Ranks that were never heard of may still be importing."""
+"""How long a rank may be silent that was never heard of: it may still be importing."""
 MAX_NAMED = 4
-"""Maximum number of ranks that a line names of those that are waited for."""
+"""Maximum number of awaited ranks that a line names."""
 
 
 def own_client(store: Store) -> Store:
-    """The same store through a connection of its own, for another thread."""
+    """The same store through another connection, for another thread."""
     return store.clone()  # pyright: ignore[reportAttributeAccessIssue]  (torch's stub has forgotten it)
 
 
@@ -111,7 +111,7 @@ class Heartbeat:
             self._announced.clear()
 
     def close(self) -> None:
-        """Fall silent; the run is over, or has failed, and nobody listens any more."""
+        """Stop beating: the run is over, or has failed, and nobody listens any more."""
         self._closing.set()
         for thread in self._threads:
             thread.join(timeout=self._silence)
@@ -135,8 +135,10 @@ class Heartbeat:
             behind = self.behind()
         except RuntimeError:
             behind = []
-        named = ", ".join(behind[:MAX_NAMED]) + (f" and {len(behind) - MAX_NAMED} more" * (len(behind) > MAX_NAMED))
-        return f"{self._place}: waiting for {named}" if behind else f"{self._place}: still at it"
+        if not behind:
+            return f"{self._place}: still at it"
+        others = f" and {len(behind) - MAX_NAMED} more" if len(behind) > MAX_NAMED else ""
+        return f"{self._place}: waiting for {', '.join(behind[:MAX_NAMED])}{others}"
 
     def _beat_on(self) -> None:
         clock = OwnClock(self._every)
@@ -152,8 +154,7 @@ class Heartbeat:
                     # A call was late: the watch says how long that may last. The old connection may yet be answered.
                     self._store = own_client(self._store)
             except RuntimeError as error:
-                where = f"rank 0 on {self.hosts[0]}, whose node holds the store"
-                self._end(f"{where}: lost contact ({first_line(error)})")
+                self._end(f"rank 0 on {self.hosts[0]}, whose node holds the store: lost contact ({first_line(error)})")
             self._closing.wait(self._every)
 
     def _beat(self, number: int, clock: OwnClock) -> None:

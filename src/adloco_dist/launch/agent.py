@@ -219,13 +219,12 @@ def _cause(failures: Mapping[int, ProcessFailure]) -> str:
         if isinstance(message := failure.error_file_data["message"], dict):  # of the exception that the rank ended with
             kind, _, line = message["message"].partition(": ")
             recorded.setdefault(kind, line)
-    killed = {rank: -failure.exitcode for rank, failure in failures.items() if failure.exitcode < 0}
-    killed = {rank: number for rank, number in killed.items() if number != signal.SIGTERM}
     if line := recorded.get(RankFailedError.__name__):
         return f"error: {line}"
-    for rank, number in killed.items():  # the first to be found
-        advice = "; was memory short?" if number == signal.SIGKILL else ""
-        return f"error: rank {rank} on {host}: ended by {signal.Signals(number).name}{advice}"
+    for rank, failure in failures.items():
+        if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:
+            advice = "; was memory short?" if failure.exitcode == -signal.SIGKILL else ""
+            return f"error: rank {rank} on {host}: ended by {signal.Signals(-failure.exitcode).name}{advice}"
     if line := recorded.get(LostContactError.__name__):
         return f"error: {line}"
     if line := recorded.get(PeerFailedError.__name__):  # the cause is on another node, which reports it

@@ -55,7 +55,7 @@ def batch_sizes(typed: str) -> tuple[int, ...]:
 
 
 def run_analysis(options: argparse.Namespace, sizes: tuple[int, ...] | None) -> None:
-    """What each rank does; rank 0 writes and reports.
+    """Analyse the gradients on this rank; rank 0 writes and reports.
 
     Raises:
         SettingsError: on all ranks, when one of them finds a mistake; nothing was written then.

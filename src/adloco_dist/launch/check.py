@@ -14,7 +14,7 @@ from adloco_dist.terminal import new_console, new_table, report_line, reported_w
 from adloco_dist.text import first_difference
 
 PARAMETERS = 100_000_000
-"""Of a model for which every link's time is shown."""
+"""Number of parameters of the model for which the time of an average is shown."""
 TABLE_WIDTH = 150
 """Characters of a table's line where the terminal has fewer, or is none."""
 
@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run_check(overrides: Sequence[str], payload_bytes: int) -> None:
-    """What each rank does; rank 0 shows what all of them found.
+    """Look at this rank and its links; rank 0 shows what all ranks found.
 
     Raises:
         SettingsError: on all ranks, when they cannot train together.

@@ -125,7 +125,7 @@ def _run(place: Place, store: Store, overrides: Sequence[str], dry_run: bool, pa
         elif any(reply["ended"] for reply in runtime.control.exchange({"ended": ended})):
             report_line(runtime)(f"run.directory={directory} holds a run that has ended: there is nothing to resume")
         else:
-            run = Run.opened(settings, runtime, parts, stack, notes)
+            run = Run(settings, runtime, parts, stack, notes)
             outcome = run.train(stop)
             run.close(outcome, place)
             is_interrupted = outcome.stop == INTERRUPTED

@@ -21,7 +21,7 @@ DEFAULT_PORT = 29400
 JOB, JOIN_SECONDS = "adloco", 600
 """Defaults of --rdzv-id and --join-timeout."""
 ELASTIC_TIMEOUTS = {"last_call_timeout": 5, "keep_alive_interval": 2, "keep_alive_max_attempt": 3, "read_timeout": 20}
-"""torch's names; in seconds, but for the number of missed heartbeats after which an agent counts as dead."""
+"""In seconds, except the number of missed heartbeats after which an agent counts as dead; the names are torch's."""
 OF_SEVERAL_NODES = ("rdzv_endpoint", "rdzv_id", "local_addr", "join_timeout")
 """Options that need several nodes."""
 DEFAULTS = {"nnodes": "1", "rdzv_id": JOB, "join_timeout": JOIN_SECONDS, "jobs": 1}

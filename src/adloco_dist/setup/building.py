@@ -19,7 +19,7 @@ from adloco_dist.pool.flat_model import autocast, computes_in_bf16, converted, v
 from adloco_dist.text import first_difference, first_line
 
 SHARE_OF_MEMORY = 0.8
-"""Of a node's free memory, for whole models of ranks that have not divided theirs yet."""
+"""The part of a node's free memory that its ranks may take for whole models before they divide them."""
 TRIALS = (2, 1)
 """Sequences that the model is tried with: one has no variance, which normalisation over a batch refuses."""
 

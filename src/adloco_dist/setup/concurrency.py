@@ -1,4 +1,4 @@
-"""Whether a rank's instances compute one after the other or concurrently: what its device can, what is faster."""
+"""Whether a rank's instances compute one after the other or concurrently: what is possible, and what is faster."""
 
 import math
 from collections.abc import Sequence

@@ -17,7 +17,7 @@ from adloco_dist.pool.flat_model import vector_dtype
 from adloco_dist.setup.agreement import examine_data, examine_replay, with_known_budget
 from adloco_dist.setup.building import divided_blocks
 from adloco_dist.setup.parts import Parts
-from adloco_dist.setup.scale import GOOD_UTILISATION, LARGE, Traffic, assumptions, predictions, scale_table
+from adloco_dist.setup.scale import GOOD_UTILISATION, LARGE, Traffic, print_scale
 from adloco_dist.terminal import new_console, new_table, report_line
 
 MEGA, GIGA = 1e6, 1e9
@@ -71,10 +71,7 @@ def print_dry_run(
     elif len(set(nodes)) > 1 and not links:
         console.print("links: not measured; on the nodes, under torchrun, they are, and utilisation is predicted")
     if parameters.total >= LARGE and not settings.algorithm.is_data_parallel:
-        ranks_per_node = list(nodes).count(nodes[0])
-        if predicted := predictions(settings, parameters, ranks_per_node):
-            console.print(scale_table(predicted, ranks_per_node))
-            console.print(assumptions(settings, parameters))
+        print_scale(console, settings, parameters, list(nodes).count(nodes[0]))
     budget, workers = with_known_budget(settings, splits).budget_amount, list(map(layout.num_workers, layout.trainers))
     if budget.unit == "tokens" and max(workers) > 1:
         console.print(_averages(settings, layout, budget.number))

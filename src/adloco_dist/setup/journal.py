@@ -95,7 +95,7 @@ def _of_rounds(algorithm: AlgorithmSettings) -> list[str]:
 
 
 def restore_records(directory: Path, resume_point: ResumePoint) -> None:
-    """metrics.jsonl as of the checkpoint, for a node that has not got it; what is lost of it is reported.
+    """Restore metrics.jsonl as of the checkpoint, and report what is lost of it.
 
     Raises:
         OSError: it cannot be written.

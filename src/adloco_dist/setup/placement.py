@@ -48,7 +48,7 @@ def set_up_pool(
     Raises:
         SettingsError: on all ranks, when one of them cannot do what is asked, or not even one sequence fits on it.
     """
-    groups = _connected_groups(settings, layout, runtime)  # before free memory is looked at, of which NCCL takes some
+    groups = _connected_groups(settings, layout, runtime)  # first, because NCCL takes memory
     changing = examine_module(objective, module, settings, runtime)
     first = new_slot(objective, module, runtime.device, settings, changing)
     flat_model = first.flat_model
@@ -135,7 +135,7 @@ def find_plan_inputs(pool: LocalPool, layout: Layout, trajectory: Trajectory, li
 
 
 def _connected_groups(settings: Settings, layout: Layout, runtime: Runtime) -> Groups:
-    """The groups of the layout, each of which is tried, as is that of this rank's seat.
+    """Form the groups of the layout, and try each of them and the group of this rank's seat.
 
     Raises:
         SettingsError: on all ranks, when some of them cannot exchange tensors, or there cannot be as many groups.
