@@ -10,10 +10,13 @@ CONNECT_SECONDS = 5.0
 
 def out_of_reach(host: str, port: int) -> str | None:
     """Why nothing can be reached at `port` of `host`; None if something can."""
-    if why := unresolved(host):
-        return why
+    return unresolved(host) or refusal(host, port, CONNECT_SECONDS)
+
+
+def refusal(host: str, port: int, timeout_seconds: float) -> str | None:
+    """Why no connection can be made to `port` of a host that has an address; None if one can."""
     try:
-        socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
+        socket.create_connection((host, port), timeout=timeout_seconds).close()
     except OSError as error:
         return error.strerror or str(error)
     return None

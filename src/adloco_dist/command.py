@@ -17,11 +17,11 @@ def run_command(module: str) -> None:
     previous = signal.getsignal(signal.SIGINT)  # ignored, in the background of a script
     if not is_rank:
         signal.signal(signal.SIGINT, lambda signum, frame: os._exit(STOPPED))
-    from adloco_dist.cluster.signals import STOP_SIGNALS, end_on_signals
+    from adloco_dist.cluster.signals import end_on_stop_signals
     from adloco_dist.terminal import protect_streams
 
     protect_streams()
-    with nullcontext() if is_rank else end_on_signals(STOP_SIGNALS):
+    with nullcontext() if is_rank else end_on_stop_signals():
         main = importlib.import_module(module).main
     if not is_rank:
         signal.signal(signal.SIGINT, previous)
@@ -30,8 +30,9 @@ def run_command(module: str) -> None:
 
 @contextmanager
 def reported_in_one_line(speaks: bool = True) -> Iterator[None]:
-    """End the process with the line of a `SettingsError` instead of its traceback; of several processes that raise the
-    same, one speaks.
+    """End the process at a `SettingsError` with its line, and at Ctrl-C, instead of with a traceback.
+
+    Of several processes that raise the same error, one `speaks`.
     """
     from adloco_dist.config import EXIT_USER_ERROR, SettingsError
     from adloco_dist.terminal import report_error
@@ -42,6 +43,8 @@ def reported_in_one_line(speaks: bool = True) -> Iterator[None]:
         if speaks:
             report_error(f"error: {error}")
         sys.exit(EXIT_USER_ERROR)
+    except KeyboardInterrupt:
+        sys.exit(STOPPED)
 
 
 @contextmanager
@@ -52,9 +55,6 @@ def as_tool() -> Iterator[None]:
 
     protect_streams()
     with reported_in_one_line():
-        try:
-            yield
-        except KeyboardInterrupt:
-            sys.exit(STOPPED)
+        yield
         if output_was_lost():
             sys.exit(EXIT_FAILURE)

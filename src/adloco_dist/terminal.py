@@ -24,7 +24,7 @@ REPORT_AFTER_SECONDS, REPORT_EVERY_SECONDS = 5.0, 12.0
 
 
 class _Lasting(io.FileIO):
-    """A descriptor to which writing never fails: what it does not take is lost, and the reason kept."""
+    """A descriptor whose writes never fail: what it does not take is lost, and `failure` keeps the reason."""
 
     failure: OSError | None = None
 
@@ -49,8 +49,8 @@ def lasting_stream(descriptor: int, encoding: str = "utf-8") -> TextIO:
 def protect_streams() -> None:
     """Make this process' standard streams outlive whatever reads them. The first thing that a command does.
 
-    A descriptor that was closed (`>&-`) is reopened on nothing: else the next file to be opened would take its
-    number, and what libraries print would be written into that file.
+    A descriptor that was closed (`>&-`) is reopened on nothing: else the next file that is opened would take its
+    number, and receive what libraries print.
     """
     for descriptor in range(3):
         try:
@@ -60,7 +60,7 @@ def protect_streams() -> None:
             if nothing != descriptor:
                 os.dup2(nothing, descriptor)
                 os.close(nothing)
-    # Streams that somebody else has put in their place are theirs.
+    # Streams that somebody else has put in their place stay as they are.
     if sys.stdout is sys.__stdout__:
         sys.stdout = lasting_stream(1, sys.stdout.encoding if sys.stdout else "utf-8")
     if sys.stderr is sys.__stderr__:
@@ -113,19 +113,18 @@ def new_table(columns: Iterable[str], title: str | None = None, has_lines: bool 
 def reported_wait(line: Callable[[], str], speaks: bool = True) -> Iterator[None]:
     """Report on standard error what takes so long while the block runs, and again every few seconds.
 
-    `line` says it, in a thread of its own; of several processes that wait for the same, one speaks.
+    `line` is called in a thread of its own; of several processes that wait for the same, one `speaks`.
     """
     done = threading.Event()
 
-    def report_on() -> None:
+    def report() -> None:
         seconds = REPORT_AFTER_SECONDS
         while not done.wait(seconds):
             report_error(line())
             seconds = REPORT_EVERY_SECONDS
 
-    thread = threading.Thread(target=report_on, name="reported-wait", daemon=True)
     if speaks:
-        thread.start()
+        threading.Thread(target=report, name="reported-wait", daemon=True).start()
     try:
         yield
     finally:

@@ -27,7 +27,9 @@ import psutil
 
 import adloco_dist.checkpoint.writer as writer
 import adloco_dist.launch.rank as launch
+import adloco_dist.launch.run as launched_run
 import adloco_dist.round.coordinate as coordinate
+import adloco_dist.round.steps as steps
 import adloco_dist.train as train
 from adloco_dist.checkpoint.files import CHECKPOINTS_DIRECTORY, number_in
 from adloco_dist.cluster.heartbeat import Heartbeat
@@ -54,12 +56,12 @@ CLOCKS = (
 START, END = "start: ", "end: "
 CALLS = (
     (launch, "join_store", START + "store"), (launch, "started", START + "joining"),
-    (launch, "survey_cluster", START + "survey"), (launch, "resumed", START + "search"),
-    (launch, "_set_up_pool", START + "placement"), (launch, "restore_pool", START + "restoring"),
-    (launch, "open_journal", START + "records"),
-    (coordinate, "coordinate", "report and plan"), (train, "regroup", "merge"),
+    (launched_run, "survey_cluster", START + "survey"), (launched_run, "resumed", START + "search"),
+    (launched_run, "_set_up_pool", START + "placement"), (launched_run, "restore_pool", START + "restoring"),
+    (launched_run, "open_journal", START + "records"),
+    (coordinate, "coordinate", "report and plan"), (steps, "regroup", "merge"),
     (Heartbeat, "enter", ""), (writer.CheckpointWriter, "begin", "snapshot"), (train, "finish", END + "evaluation"),
-    (launch, "save_model", END + "model"), (writer.CheckpointWriter, "_write", "writing"),
+    (launched_run, "save_model", END + "model"), (writer.CheckpointWriter, "_write", "writing"),
     (writer, "write_manifest", "manifest"), (writer, "prune", "prune"),
 )  # fmt: skip
 """What a rank calls when it comes to a place; heartbeats name their own."""

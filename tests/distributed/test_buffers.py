@@ -10,7 +10,7 @@ import torch
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import SettingsError
 from adloco_dist.pool.flat_model import FlatModel
-from adloco_dist.setup.module_state import examine_module
+from adloco_dist.setup.building import examine_module
 from helpers.modules import CHANGING, Normed
 from helpers.processes import run_ranks
 from helpers.resuming import train_kept

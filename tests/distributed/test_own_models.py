@@ -13,7 +13,7 @@ from adloco_dist.config import SettingsError
 from adloco_dist.data.tokens import TokenBatch
 from adloco_dist.objective.losses import losses
 from adloco_dist.objective.own import OwnObjective
-from adloco_dist.setup.module_state import examine_module
+from adloco_dist.setup.building import examine_module
 from helpers.processes import run_ranks
 from helpers.support import (
     FOUR_TRAINERS,

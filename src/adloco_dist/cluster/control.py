@@ -44,10 +44,8 @@ class ControlPlane:
             self.bytes_sent += length.nbytes + len(payload)
             return []
         payloads = [payload, *(torch.empty(int(length), dtype=torch.uint8) for length in lengths[1:])]
-        receiving = [
-            dist.irecv(payloads[rank], group=self._group, group_src=rank) for rank in range(1, self.world_size)
-        ]
-        for work in receiving:
+        others = range(1, self.world_size)
+        for work in [dist.irecv(payloads[rank], group=self._group, group_src=rank) for rank in others]:
             assert work is not None
             work.wait()
         return list(map(decode, payloads))
@@ -72,7 +70,7 @@ class ControlPlane:
         return self.broadcast({"all": messages} if self.rank == 0 else None)["all"]
 
     def start_all(self, flag: bool) -> Callable[[], bool]:
-        """Ask whether every rank's flag is true; what is returned blocks until all have asked, and has the answer."""
+        """Ask whether every rank's flag is true; the function that is returned waits for the answer."""
         answer = torch.tensor(int(flag))
         # Kept as long as the group: gloo's threads must not be the last to hold it (docs/lab-notes.md).
         self._work = work = dist.all_reduce(answer, dist.ReduceOp.MIN, group=self._group, async_op=True)
@@ -88,8 +86,8 @@ class ControlPlane:
     def clock_offset_seconds(self) -> float:
         """How far this rank's clock is ahead of rank 0's.
 
-        Rank 0's reading lies half-way between two of this rank's own, give or take half of the time between them: of
-        several, the closest two are believed (as in NTP, RFC 5905, section 8).
+        Rank 0's reading lies half-way between two of this rank's own, give or take half of the time between them. Of
+        several pairs the closest counts (as in NTP, RFC 5905, section 8).
         """
         theirs = torch.zeros(1, dtype=torch.float64)
         readings = []
@@ -126,7 +124,7 @@ class ControlPlane:
 
 
 def encode(message: Message) -> torch.Tensor:
-    """A message as it travels: JSON, compressed, for a thousand ranks' reports meet at rank 0."""
+    """A message as it travels: compressed JSON, because a thousand ranks' reports meet at rank 0."""
     content = zlib.compress(json.dumps(message, separators=(",", ":")).encode())
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 

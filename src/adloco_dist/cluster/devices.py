@@ -14,7 +14,7 @@ from adloco_dist.text import first_line
 
 DEVICES = Path("/dev")
 HIDDEN = ("", "-1")
-"""What CUDA_VISIBLE_DEVICES is set to where GPUs are not to be used."""
+"""Values of CUDA_VISIBLE_DEVICES that hide all GPUs on purpose."""
 
 
 @dataclass(frozen=True)
@@ -22,18 +22,18 @@ class Gpu:
     """What distinguishes the GPUs of a run, across nodes too. Travels as a message."""
 
     uuid: str
-    """UUID of what torch computes on: a whole GPU, or a part of one that is split (MIG)."""
+    """UUID of what torch computes on: a whole GPU, or a part of one (MIG)."""
     slot: str
     """Where the whole GPU is, as NCCL sees it: the machine, and the address on its bus."""
 
 
 @dataclass(frozen=True)
 class ChosenDevice:
-    """What came of looking for a rank's device."""
+    """A rank's device."""
 
     device: torch.device
     error: SettingsError | None = None
-    """Why what was asked for is unsupported here; all ranks are to agree on it."""
+    """Why this rank cannot have the device that was asked for; all ranks raise it."""
     unused_gpu: str | None = None
     """Why this is the CPU although the machine has an NVIDIA GPU, where nobody asked for that."""
 
@@ -48,7 +48,7 @@ def choose_device(wanted: Device, local_rank: int) -> ChosenDevice:
         num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     host = socket.gethostname()
     if not num_gpus and wanted is Device.auto:
-        is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN  # on purpose
+        is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN
         has_nvidia_gpu = not is_hidden and any(DEVICES.glob("nvidia[0-9]*"))
         return ChosenDevice(cpu, unused_gpu=_why_unusable() if has_nvidia_gpu else None)
     if not num_gpus:
@@ -88,18 +88,16 @@ def choose_backend(wanted: Backend, gpus: Sequence[Gpu | None]) -> Backend:
         SettingsError: NCCL was asked for, and a rank has no GPU of its own.
     """
     without = [rank for rank, gpu in enumerate(gpus) if gpu is None]
-    ranks_in: dict[str, list[int]] = {}
-    for rank, gpu in enumerate(gpus):
-        if gpu is not None:
-            ranks_in.setdefault(gpu.slot, []).append(rank)
-    shared = next((ranks for ranks in ranks_in.values() if len(ranks) > 1), None)
+    slots = [gpu and gpu.slot for gpu in gpus]
+    crowded = next((slot for slot in slots if slot and slots.count(slot) > 1), None)
     if wanted is not Backend.nccl:
-        return Backend.gloo if wanted is Backend.gloo or without or shared else Backend.nccl
+        return Backend.gloo if wanted is Backend.gloo or without or crowded else Backend.nccl
     if without:
         ranks = ", ".join(map(str, without))
         raise SettingsError(f"cluster.backend=nccl: rank {ranks} has no GPU; set cluster.backend=gloo")
-    if shared:
-        is_whole = len({gpu.uuid for rank, gpu in enumerate(gpus) if gpu and rank in shared}) < len(shared)
+    if crowded:
+        shared = [rank for rank, slot in enumerate(slots) if slot == crowded]
+        is_whole = len({gpu.uuid for gpu in gpus if gpu and gpu.slot == crowded}) < len(shared)
         relation = "share" if is_whole else "are on parts (MIG) of"
         rule = f"ranks {', '.join(map(str, shared))} {relation} one GPU, which NCCL cannot do"
         raise SettingsError(f"cluster.backend=nccl: {rule}; start one rank per GPU, or set cluster.backend=gloo")

@@ -61,10 +61,7 @@ def survey(runtime: Runtime, disk: Path) -> list[Environment]:
 
 
 def measure_links(runtime: Runtime, backend: Backend, payload_bytes: int, timeout_seconds: float) -> list[Link]:
-    """All-reduces between the first ranks of every two nodes, one pair after the other; the links on every rank.
-
-    Collective over the whole world.
-    """
+    """All links, measured by all-reduces between the first ranks of every two nodes, pair by pair. Collective."""
     heads = {node: rank for rank, node in reversed(list(enumerate(runtime.nodes)))}
     links = {}
     for pair in combinations(sorted(heads), 2):

@@ -13,7 +13,7 @@ FIRST_FAILURE = "first_failure"
 
 
 class RankFailedError(RuntimeError):
-    """This rank failed: where, in what, of what. torchrun's error file and the driver show its one line."""
+    """This rank failed. Its line says where, in what and why; torchrun's error file and the driver show it."""
 
 
 class LostContactError(RankFailedError):
@@ -26,7 +26,7 @@ class PeerFailedError(RuntimeError):
 
 @contextmanager
 def about(what: str) -> Iterator[None]:
-    """Say of any error in the block what it was about ("trainer 1"): a note, outermost last."""
+    """Add a note to any error in the block: what it was about ("trainer 1"), outermost last."""
     try:
         yield
     except Exception as error:
@@ -35,12 +35,9 @@ def about(what: str) -> Iterator[None]:
 
 
 def failed(error: Exception, where: str, store: Store) -> RuntimeError:
-    """What to raise instead of `error`, so that of all ranks one reports the cause.
+    """What to raise instead of `error` on a rank ("rank 3 on node1"), so that one of all ranks reports the cause.
 
     The first to write into the store has failed by itself: its peers lose contact only when its process ends.
-
-    Args:
-        where: "rank 3 on node1".
     """
     line = ", ".join([where, *reversed(getattr(error, "__notes__", []))])
     line += f": {type(error).__name__}: {first_line(error)}"

@@ -1,5 +1,6 @@
 """The process groups that a run's tensors travel by, one per rank set."""
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from datetime import timedelta
 
@@ -17,12 +18,11 @@ COMMUNICATOR_BYTES = 600_000_000
 CONNECT_SECONDS = 120.0
 """Timeout of the first collective of a group, in which NCCL connects its ranks."""
 WATCHDOG_SECONDS = 60.0
-"""How much later than a collective's own timeout torch's watchdog comes, which only ever has to end a hang of
-DistributedDataParallel: nothing else waits without a timeout."""
+"""How much later than a collective's own timeout torch's watchdog comes, which DistributedDataParallel alone needs."""
 
-# torchrun sets the first to 1 for all ranks. Then a thread of torch's throws when a collective is late, which aborts
-# the process: no line about who was waited for, and an end that looks like a crash. With 2 it releases what hangs, and
-# the call that waited for it raises. The others end the process when that thread is busy, or delay its end by a dump.
+# torchrun sets the first to 1 for all ranks: a thread of torch then aborts the process when a collective is late, and
+# no line says who was waited for. With 2 that thread releases what hangs, and the call that waited for it raises. The
+# others end the process when that thread is busy, or delay its end by a dump.
 NCCL_ENVIRONMENT = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
@@ -60,7 +60,7 @@ class Groups:
     """Groups for tensors, one per set of seats, formed when they are first asked for and kept while in use.
 
     A seat is a rank, or the neighbouring ranks that hold a worker's model together. Ranks that hold the same part of a
-    model exchange tensors: a set of seats of S ranks each has S groups, of which every rank is in one.
+    model exchange tensors: a set of seats of S ranks each has S groups, and every rank is in one of them.
 
     Everything here is collective over the whole world: every rank makes the same calls in the same order, also for
     sets that it is not in. (`use_local_synchronization` would spare the others the call, but its names collide when
@@ -70,12 +70,9 @@ class Groups:
     def __init__(
         self, backend: Backend, timeout_seconds: float, maximum: int | None = None, ranks_per_seat: int = 1
     ) -> None:
-        """
-        Args:
-            maximum: groups that a rank may be in at one time; None: any number, 8 with NCCL.
-        """
         self._backend, self._timeout_seconds = backend, timeout_seconds
         self._maximum = NCCL_COMMUNICATORS if maximum is None and backend is Backend.nccl else maximum
+        """Maximum number of groups that a rank is in at one time; None: there is none."""
         self._ranks_per_seat = ranks_per_seat
         # All ranks know all sets, least recently used first, so that all release the same.
         self._groups: dict[RankSet, Group | None] = {}
@@ -103,8 +100,8 @@ class Groups:
         """Form and connect the groups of all these sets, in the order in which they will be used; release all others.
 
         Raises:
-            GroupError: the ranks of one, this rank among them, cannot exchange tensors. All are formed then, on all
-                ranks; those after it are not connected.
+            GroupError: the ranks of a group of this rank cannot exchange tensors. All groups are formed on all ranks
+                by then; those after it are not connected.
         """
         self.keep(rank_sets)
         for ranks in rank_sets:
@@ -114,7 +111,7 @@ class Groups:
                 group.connect()
 
     def crowding(self, rank_sets: Collection[RankSet]) -> str | None:
-        """What to report where ranks are in more of these sets than may be formed at one time; None: they are not."""
+        """What to report where a rank is in more of these sets than may be formed at one time; else None."""
         needed = _most_of_a_rank(rank_sets)
         if self._maximum is None or needed <= self._maximum:
             return None
@@ -122,7 +119,7 @@ class Groups:
         return f"{rule}: groups form again in every round, which takes its time; use fewer trainers per rank"
 
     def lacking(self, rank_sets: Collection[RankSet], num_after_merges: int) -> str | None:
-        """Why a rank cannot be in all of its groups at one time, now or after merges; None: it can."""
+        """Why a rank cannot be in all its groups at one time, now or after merges; None where it can."""
         needed = max(_most_of_a_rank(rank_sets), num_after_merges)
         if self._maximum is None or needed <= self._maximum:
             return None
@@ -174,6 +171,6 @@ def _forget(group_name: str) -> None:
 
 
 def _most_of_a_rank(rank_sets: Collection[RankSet]) -> int:
-    """The most of these sets, of several ranks, that one rank is in."""
-    sets = {ranks for ranks in rank_sets if len(ranks) > 1}
-    return max((sum(rank in ranks for ranks in sets) for rank in set().union(*sets)), default=0)
+    """The largest number of these sets that one rank is in; sets of one rank need no group, and do not count."""
+    counts = Counter(rank for ranks in {ranks for ranks in rank_sets if len(ranks) > 1} for rank in ranks)
+    return max(counts.values(), default=0)

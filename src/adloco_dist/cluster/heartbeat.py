@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 
 from torch.distributed.distributed_c10d import Store
@@ -23,29 +22,26 @@ log = logging.getLogger(__name__)
 STOP = "stop_requested"
 """Key in the store: a rank was asked to stop."""
 START_SECONDS = 120.0
-"""Ranks that were never heard of may still be importing."""
+"""How long a rank may be silent that was never heard of: it may still be importing."""
 MAX_NAMED = 4
-"""Maximum number of ranks that a line names of those that are waited for."""
+"""Maximum number of awaited ranks that a line names."""
 
 
 def own_client(store: Store) -> Store:
-    """The same store through a connection of its own, for another thread."""
+    """The same store through another connection, for another thread."""
     return store.clone()  # pyright: ignore[reportAttributeAccessIssue]  (torch's stub has forgotten it)
 
 
 class OwnClock:
-    """Seconds in which this process ran, for a thread that looks at it at regular intervals.
+    """Seconds in which this process ran, for a thread that looks at it every `every_seconds`.
 
-    Stopped or frozen (Ctrl-Z, a paused container or machine), or with its interpreter held by one long call, a process
-    hears of nobody: that is no silence of others, and who was waited for gets all the time again.
+    A process that is stopped or frozen (Ctrl-Z, a paused container or machine), or whose interpreter one long call
+    holds, hears nobody. That is no silence of the others: they get all their time again.
     """
 
     def __init__(self, every_seconds: float) -> None:
-        """
-        Args:
-            every_seconds: interval between two looks; what takes longer than twice that counts as standing still.
-        """
         self._longest, self._last = 2 * every_seconds, time.monotonic()
+        """Two looks further apart than this mean that the process stood still."""
         self.seconds = 0.0
         self.resumed_at = 0.0
         """When the process last continued after it had stood still, in those seconds."""
@@ -61,29 +57,18 @@ class OwnClock:
         return self.seconds
 
 
-@dataclass
-class _Heard:
-    """What was last heard of a rank, and when by this one's own clock."""
-
-    beat: bytes = b""
-    at: float = 0.0
-
-
 class Heartbeat:
     """Shows all ranks that this one lives, ends it when another is dead or has failed, and passes on stop requests.
 
     Rank 0 listens to all ranks, the others to rank 0 alone: what a beat costs hardly grows with their number. A
-    thread talks to the store through a client of its own; a second one watches that the store still answers, for
-    when the node of rank 0 vanishes without a word, no call to it returns.
+    thread talks to the store through a client of its own. A second one watches that the store still answers: when the
+    node of rank 0 vanishes, no call to it returns.
     """
 
     def __init__(
         self, store: Store, rank: int, world_size: int, every_seconds: float, silence_seconds: float, stop: StopRequest
     ) -> None:
-        """
-        Args:
-            stop: shared with the round loop: set here when any rank was asked to stop.
-        """
+        # `stop` is shared with the round loop; it is set here when any rank was asked to stop.
         self.hosts: Sequence[str] = ["a host that was not heard of"] * world_size
         """Host name of every rank, for reports; set once they are known."""
         self._store = own_client(store)
@@ -91,7 +76,8 @@ class Heartbeat:
         self._rank, self._stop = rank, stop
         self._every, self._silence = every_seconds, silence_seconds
         self._place, self._stage = "start", 0
-        self._heard = {other: _Heard() for other in (range(world_size) if rank == 0 else [0])}
+        self._heard = {other: (b"", 0.0) for other in (range(world_size) if rank == 0 else [0])}
+        """By rank: its last beat, and when this rank's own clock first saw it."""
         self._keys = [STOP, FIRST_FAILURE, *map(_key, self._heard)]
         for key in self._keys:  # empty until somebody writes it, so that one call reads all
             self._store.compare_set(key, "", "")
@@ -125,7 +111,7 @@ class Heartbeat:
             self._announced.clear()
 
     def close(self) -> None:
-        """Fall silent; the run is over, or has failed, and nobody listens any more."""
+        """Stop beating: the run is over, or has failed, and nobody listens any more."""
         self._closing.set()
         for thread in self._threads:
             thread.join(timeout=self._silence)
@@ -133,14 +119,13 @@ class Heartbeat:
     def behind(self) -> list[str]:
         """The ranks that have not come as far as this one, with where they were last heard of.
 
-        RuntimeError says that the store is gone.
+        Raises:
+            RuntimeError: the store is gone.
         """
         ranks_behind = []
         for rank, host in enumerate(self.hosts):
-            if rank == self._rank:
-                continue
             beat = json.loads(self._store.get(_key(rank)) or b"{}") if self._store.check([_key(rank)]) else {}
-            if beat.get("stage", -1) < self._stage:
+            if rank != self._rank and beat.get("stage", -1) < self._stage:
                 ranks_behind.append(f"rank {rank} on {host} ({beat.get('place', 'never heard of')})")
         return ranks_behind
 
@@ -150,8 +135,10 @@ class Heartbeat:
             behind = self.behind()
         except RuntimeError:
             behind = []
-        named = ", ".join(behind[:MAX_NAMED]) + (f" and {len(behind) - MAX_NAMED} more" * (len(behind) > MAX_NAMED))
-        return f"{self._place}: waiting for {named}" if behind else f"{self._place}: still at it"
+        if not behind:
+            return f"{self._place}: still at it"
+        others = f" and {len(behind) - MAX_NAMED} more" if len(behind) > MAX_NAMED else ""
+        return f"{self._place}: waiting for {', '.join(behind[:MAX_NAMED])}{others}"
 
     def _beat_on(self) -> None:
         clock = OwnClock(self._every)
@@ -167,8 +154,7 @@ class Heartbeat:
                     # A call was late: the watch says how long that may last. The old connection may yet be answered.
                     self._store = own_client(self._store)
             except RuntimeError as error:
-                where = f"rank 0 on {self.hosts[0]}, whose node holds the store"
-                self._end(f"{where}: lost contact ({first_line(error)})")
+                self._end(f"rank 0 on {self.hosts[0]}, whose node holds the store: lost contact ({first_line(error)})")
             self._closing.wait(self._every)
 
     def _beat(self, number: int, clock: OwnClock) -> None:
@@ -181,20 +167,20 @@ class Heartbeat:
         clock.tick()
         stop, failure, *beats = self._store.multi_get(self._keys)
         now = clock.tick()
-        for heard, beat in zip(self._heard.values(), beats, strict=True):
-            if beat != heard.beat:
-                heard.beat, heard.at = beat, now
+        for rank, beat in zip(self._heard, beats, strict=True):
+            if beat != self._heard[rank][0]:
+                self._heard[rank] = beat, now
         if stop:
             self._stop.is_heard = self._stop.is_passed_on = True
         self._answers += 1
         if failure:
             self._end(failure.decode())
-        for rank, heard in self._heard.items():
-            patience = self._silence if heard.beat else max(self._silence, START_SECONDS)
-            silence = now - max(heard.at, clock.resumed_at)
+        for rank, (content, heard_at) in self._heard.items():
+            patience = self._silence if content else max(self._silence, START_SECONDS)
+            silence = now - max(heard_at, clock.resumed_at)
             if rank == self._rank or silence <= patience:
                 continue
-            beat = json.loads(heard.beat) if heard.beat else {"place": "never heard of", "silent": False}
+            beat = json.loads(content) if content else {"place": "never heard of", "silent": False}
             if not beat["silent"]:
                 line = f"rank {rank} on {self.hosts[rank]}: silent for {silence:.0f} s ({beat['place']})"
                 self._store.compare_set(FIRST_FAILURE, "", line)

@@ -19,23 +19,21 @@ class Gpu:
     """One GPU as NVML, its driver's library, sees it: all processes on it, not only this one."""
 
     def __init__(self, uuid: str, nvml: Any = pynvml) -> None:
-        """
-        Args:
-            uuid: the GPU's UUID as torch writes it, without NVML's prefix.
+        """Find the GPU by its UUID as torch writes it.
 
         Raises:
             pynvml.NVMLError: no driver library, or it does not know this GPU.
         """
         self._nvml = nvml
         nvml.nvmlInit()
-        try:  # torch leaves the prefix out, and only it distinguishes a whole GPU from a part of one (MIG)
+        try:  # torch leaves out NVML's prefix, which distinguishes a whole GPU from a part of one (MIG)
             self._handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
         except pynvml.NVMLError:
             self._handle = nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
 
     def read(self) -> dict[str, float]:
-        """The memory in use (with what the driver reserves), the percentage of time busy, power and temperature now;
-        without what the driver does not offer (a part of a GPU (MIG) has no power of its own).
+        """Memory in use (with what the driver reserves), percentage of time busy, power and temperature, as far as the
+        driver offers them: a part of a GPU (MIG) has no power of its own.
         """
         nvml, handle = self._nvml, self._handle
         readings: dict[str, Callable[[], float]] = {
@@ -52,13 +50,9 @@ class Gpu:
 
 
 class Monitor:
-    """Samples this process and its device in a thread, until closed."""
+    """Samples this process and its device in a thread, until closed. The GPU, unless given, is found by `device`."""
 
     def __init__(self, device: torch.device, every_seconds: float = 1.0, gpu: Gpu | None = None) -> None:
-        """
-        Args:
-            gpu: when not given it is found by `device`, if that is a GPU which NVML knows.
-        """
         self._every = every_seconds
         self._gpu = gpu or _find_gpu(device)
         self._process = psutil.Process()
@@ -71,11 +65,10 @@ class Monitor:
         self._thread.start()
 
     def take(self) -> dict[str, float]:
-        """The figures since the last take (at first: since the start), of one sample or more.
+        """The figures since the last take, at first since the start, of one sample or more.
 
-        Returns:
-            `memory_bytes` (highest resident set of this process), `cpu_percent` (its mean, 100 is one core), and what
-            `Gpu.read` has: memory and temperature as their highest, the others as means.
+        `memory_bytes` is the highest resident set of this process, `cpu_percent` its mean (100 is one core). Of what
+        `Gpu.read` has, memory and temperature are the highest, the others means.
         """
         with self._lock:
             if not self._samples:

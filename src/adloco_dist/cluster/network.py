@@ -11,11 +11,13 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from typing import Any
 
 import psutil
 from torch.distributed import DistStoreError
 from torch.distributed.distributed_c10d import Store
 
+from adloco_dist.addresses import refusal
 from adloco_dist.config import SettingsError
 
 CONNECT_SECONDS = 10.0
@@ -37,12 +39,8 @@ class Interface:
 def join_network(store: Store, node: int, num_nodes: int, speaks: bool, wanted: str | None) -> Interface | None:
     """Settle on this node's interface, configure gloo and NCCL, and make sure that all nodes reach each other.
 
-    Args:
-        speaks: whether this rank is the one of its node that tries the connections.
-        wanted: the interface to use; None: what GLOO_SOCKET_IFNAME says, else the one that leads to the other nodes.
-
-    Returns:
-        The interface; None on a single node for which none was set.
+    The interface is the `wanted` one, else what GLOO_SOCKET_IFNAME says, else the one that leads to the other nodes;
+    None on a single node for which none was set. The rank of a node that `speaks` tries the connections.
 
     Raises:
         SettingsError: on every rank, when an interface is not there or two nodes cannot connect.
@@ -51,26 +49,28 @@ def join_network(store: Store, node: int, num_nodes: int, speaks: bool, wanted: 
     wanted = wanted or os.environ.get("GLOO_SOCKET_IFNAME")
     if num_nodes == 1 and wanted is None:
         return None
-    interface: Interface | None = None
-    error: str | None = None
+    interface, error = None, None
     try:
         interface = _named(setting, wanted) if wanted else _towards(os.environ["MASTER_ADDR"])
     except SettingsError as mistake:
         error = str(mistake)
     if speaks:
-        _post(store, f"candidate/{node}", {"address": interface.address if interface else ""})
+        _post(store, f"candidate/{node}", interface.address if interface else "")
     if not wanted and (interface is None or _is_loopback(interface.address)):
         # The rendezvous's own host may have found its loopback; the way to the other nodes is meant.
-        others = [_read(store, f"candidate/{other}")["address"] for other in range(num_nodes) if other != node]
+        others = [_read(store, f"candidate/{other}") for other in range(num_nodes) if other != node]
         reachable = [other for other in others if other and not _is_loopback(other)]
         interface = _towards(reachable[0]) if reachable else interface  # else all nodes are on one machine
     if interface is None and error is None:
         host, master = socket.gethostname(), os.environ["MASTER_ADDR"]
         error = f"cluster.interface=null: no interface of {host} leads to {master}; name one"
-    if speaks:
-        _try_connections(store, node, num_nodes, interface, error)
+    if speaks and interface is not None:
+        _try_connections(store, node, num_nodes, interface)
+    elif speaks:
+        _post(store, f"address/{node}", None)
+        _post(store, f"result/{node}", [error])
     for other in range(num_nodes):
-        for line in _read(store, f"result/{other}")["errors"]:
+        for line in _read(store, f"result/{other}"):
             raise SettingsError(line)
     assert interface is not None
     os.environ["GLOO_SOCKET_IFNAME"] = interface.name
@@ -79,7 +79,7 @@ def join_network(store: Store, node: int, num_nodes: int, speaks: bool, wanted: 
 
 
 def check_store() -> None:
-    """Try the way to torchrun's store, which listens by now, before a client of it waits for its timeout.
+    """Try to reach torchrun's store, which listens by now, before a client of it waits for its timeout.
 
     Raises:
         SettingsError: it cannot be reached from here.
@@ -87,27 +87,24 @@ def check_store() -> None:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return
     host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
-    try:
-        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
-    except OSError as problem:
+    if reason := refusal(host, int(port), CONNECT_SECONDS):
         line = f"MASTER_ADDR={host}, MASTER_PORT={port}: cannot be reached from {socket.gethostname()}"
         remedy = f"{REMEDY}, or, if an earlier torchrun has left them, unset TORCHELASTIC_RUN_ID"
-        raise SettingsError(f"{line} ({problem.strerror or problem}); {remedy}") from problem
+        raise SettingsError(f"{line} ({reason}); {remedy}")
 
 
-def interfaces() -> dict[str, str]:
+def _interfaces() -> dict[str, str]:
     """The address of every interface of this machine that has one; IPv4 where there are both."""
     address_of = {}
     for name, addresses in psutil.net_if_addrs().items():
         by_family = {entry.family: entry.address.partition("%")[0] for entry in addresses}
-        address = by_family.get(socket.AF_INET) or by_family.get(socket.AF_INET6)
-        if address:
+        if address := by_family.get(socket.AF_INET) or by_family.get(socket.AF_INET6):
             address_of[name] = address
     return address_of
 
 
 def _named(setting: str, name: str) -> Interface:
-    address_of = interfaces()
+    address_of = _interfaces()
     if name not in address_of:
         rule = f"{socket.gethostname()} has no such interface with an address, but {', '.join(sorted(address_of))}"
         raise SettingsError.of(setting, name, rule)
@@ -127,45 +124,36 @@ def _towards(host: str) -> Interface | None:
             address_here = probe.getsockname()[0]
     except OSError:
         return None
-    names = [name for name, address in interfaces().items() if address == address_here]
+    names = [name for name, address in _interfaces().items() if address == address_here]
     return Interface(names[0], address_here) if names else None
 
 
-def _try_connections(store: Store, node: int, num_nodes: int, interface: Interface | None, error: str | None) -> None:
-    """Listen where gloo would, connect to all other nodes, and post what failed."""
+def _try_connections(store: Store, node: int, num_nodes: int, interface: Interface) -> None:
+    """Listen where gloo would, connect to all other nodes that have an interface, and post what failed."""
     here = socket.gethostname()
-    if interface is None:
-        _post(store, f"address/{node}", {"address": "", "error": error})
-        _post(store, f"result/{node}", {"errors": [error]})
-        return
     family = socket.AF_INET6 if ":" in interface.address else socket.AF_INET
     with socket.create_server((interface.address, 0), family=family, backlog=num_nodes) as server:
-        port = server.getsockname()[1]
-        _post(store, f"address/{node}", {**asdict(interface), "port": port, "host": here, "error": None})
+        _post(store, f"address/{node}", {**asdict(interface), "port": server.getsockname()[1], "host": here})
         peers = [_read(store, f"address/{other}") for other in range(num_nodes) if other != node]
         with ThreadPoolExecutor(max_workers=32) as pool:
-            failures = list(pool.map(_connect, (peer for peer in peers if not peer["error"])))
+            failures = list(pool.map(_failure, filter(None, peers)))
         errors = [f"{here} ({interface.name} {interface.address}) cannot reach {line}" for line in failures if line]
-        _post(store, f"result/{node}", {"errors": errors})
+        _post(store, f"result/{node}", errors)
         for other in range(num_nodes):  # the server must outlive what the others try
             _read(store, f"result/{other}")
 
 
-def _connect(peer: dict[str, str]) -> str | None:
+def _failure(peer: dict[str, Any]) -> str | None:
     """Why `peer` cannot be reached; None if it can."""
-    try:
-        socket.create_connection((peer["address"], int(peer["port"])), timeout=CONNECT_SECONDS).close()
-    except OSError as problem:
-        where = f"{peer['host']} at {peer['address']}:{peer['port']} ({peer['name']})"
-        return f"{where}: {problem.strerror or problem}; {REMEDY}"
-    return None
+    reason = refusal(peer["address"], peer["port"], CONNECT_SECONDS)
+    return reason and f"{peer['host']} at {peer['address']}:{peer['port']} ({peer['name']}): {reason}; {REMEDY}"
 
 
-def _post(store: Store, key: str, value: dict[str, object]) -> None:
+def _post(store: Store, key: str, value: object) -> None:
     store.set(f"network/{key}", json.dumps(value))
 
 
-def _read(store: Store, key: str) -> dict[str, str]:
+def _read(store: Store, key: str) -> Any:
     try:
         store.wait([f"network/{key}"], timedelta(seconds=NODE_SECONDS))
     except DistStoreError as error:

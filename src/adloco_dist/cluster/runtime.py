@@ -66,7 +66,7 @@ class Runtime:
     hosts: tuple[str, ...]
     """The host name of every rank."""
     ranks_on_device: int
-    """Ranks that share this one's GPU, or its node where it computes on the CPU, itself included."""
+    """Number of ranks on this rank's GPU, or on its node where it computes on the CPU."""
     turn: int
     """Position of this rank among those that share its GPU; 0 on a CPU."""
     num_turns: int
@@ -81,8 +81,7 @@ class Runtime:
     store: Store
     """Store that all ranks share, for messages apart from collectives."""
     ranks_per_worker: int = 1
-    """S: neighbouring ranks that hold a worker's model together. Layouts and plans count such runs of ranks, called
-    seats; of one rank each where a worker fits a device."""
+    """S: neighbouring ranks that hold a worker's model together: a seat, which layouts and plans count."""
     of_seat: Group | None = None
     """The ranks of this rank's seat; None where that is this rank alone."""
 
@@ -125,11 +124,8 @@ def started(
 ) -> Iterator[Runtime]:
     """Join the control plane, settle on devices and backend, and leave in order.
 
-    The default process group is the control plane (gloo); tensors travel in groups of their own.
-
-    Args:
-        stop: set when any rank was asked to stop.
-        ranks_per_worker: neighbouring ranks that hold a worker's model together.
+    The default process group is the control plane (gloo); tensors travel in groups of their own. `stop` is set when any
+    rank was asked to stop; `ranks_per_worker` is S of `Runtime`.
 
     Raises:
         SettingsError: on every rank, when the interface, device or backend that was asked for is unsupported on one, or
@@ -140,7 +136,7 @@ def started(
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(threads))  # else each rank starts as many as 32
     os.environ.update(NCCL_ENVIRONMENT)
     # Before the heartbeat: what CUDA does at its start may hold the interpreter for longer than a silence may last.
-    found = choose_device(cluster.device, place.local_rank)
+    chosen = choose_device(cluster.device, place.local_rank)
     heartbeat = Heartbeat(
         store, place.rank, place.world_size, cluster.silence_seconds / 10, cluster.silence_seconds, stop
     )
@@ -156,33 +152,33 @@ def started(
         )
         assert dist.group.WORLD is not None
         control = ControlPlane(dist.group.WORLD)
-        control.agree(found.error)
+        control.agree(chosen.error)
         if TEST_SHARED_NCCL in os.environ:
             os.environ["NCCL_HOSTID"] = f"rank{place.rank}"
-        gpu = identity(found.device)
-        mine = {"node": place.node, "host": socket.gethostname(), "gpu": gpu and asdict(gpu)}
-        census = control.exchange(mine)
-    gpus = [one["gpu"] and Gpu(**one["gpu"]) for one in census]
+        gpu = identity(chosen.device)
+        census = control.exchange({"node": place.node, "host": socket.gethostname(), "gpu": gpu and asdict(gpu)})
+    gpus = [member["gpu"] and Gpu(**member["gpu"]) for member in census]
+    nodes, hosts = (tuple(member[key] for member in census) for key in ("node", "host"))
     uuids = [gpu and gpu.uuid for gpu in gpus]
     turns = [uuids[:rank].count(uuid) if uuid else 0 for rank, uuid in enumerate(uuids)]
-    places_of_work = [gpu.uuid if gpu else one["node"] for one, gpu in zip(census, gpus, strict=True)]
-    heartbeat.hosts = hosts = tuple(member["host"] for member in census)
+    workplaces = [uuid or node for uuid, node in zip(uuids, nodes, strict=True)]
+    heartbeat.hosts = hosts
     backend = choose_backend(cluster.backend, gpus)
     seats = [tuple(range(start, start + ranks_per_worker)) for start in range(0, place.world_size, ranks_per_worker)]
     if ranks_per_worker == 1 or place.world_size % ranks_per_worker:  # the latter is refused later, on all ranks
         seats = []
     of_seat = form_disjoint(seats, backend, cluster.timeout_seconds)
-    monitor = Monitor(found.device)
+    monitor = Monitor(chosen.device)
     try:
         yield Runtime(
             rank=place.rank,
             world_size=place.world_size,
-            device=found.device,
+            device=chosen.device,
             backend=backend,
-            unused_gpu=found.unused_gpu,
-            nodes=tuple(member["node"] for member in census),
+            unused_gpu=chosen.unused_gpu,
+            nodes=nodes,
             hosts=hosts,
-            ranks_on_device=places_of_work.count(places_of_work[place.rank]),
+            ranks_on_device=workplaces.count(workplaces[place.rank]),
             turn=turns[place.rank],
             num_turns=max(turns) + 1,
             threads=threads,

@@ -21,19 +21,19 @@ a terminal closed."""
 
 @dataclass
 class StopRequest:
-    """Whether somebody asked the run to stop: this rank by a signal or a file, or, as it has heard, another one."""
+    """Whether somebody asked the run to stop: by a signal or a file of this rank, or another rank has said so."""
 
     is_heard: bool = False
-    """Whether a signal or the heartbeat has brought a request: a plain flag, for it is read before every update."""
+    """Whether a signal or the heartbeat has brought a request: a plain flag, because every update reads it."""
     is_signalled: bool = False
     """Whether this process itself got a signal."""
     is_passed_on: bool = False
     """Whether all ranks know."""
     file: Path | None = None
-    """File that asks for it by being there: for those who cannot send a signal, such as a batch script elsewhere."""
+    """File whose existence asks for a stop: for those who cannot send a signal, such as a batch script elsewhere."""
 
     def wait_for_signal(self, seconds: float) -> None:
-        """Wait until this very process gets a signal, but no longer than `seconds`."""
+        """Wait until this process gets a signal, but no longer than `seconds`."""
         deadline = time.monotonic() + seconds
         while not self.is_signalled and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -45,8 +45,8 @@ class StopRequest:
 
 def heeded(signals: Sequence[signal.Signals]) -> list[signal.Signals]:
     """Return the signals that mean something to this process: under nohup the end of the terminal does not."""
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return [number for number in signals if not (number == signal.SIGHUP and ignored)]
+    is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in signals if number != signal.SIGHUP or not is_nohup]
 
 
 @contextmanager
@@ -59,23 +59,23 @@ def handling(signals: Sequence[signal.Signals], handler: Callable[[int, FrameTyp
 
 
 @contextmanager
-def end_on_signals(signals: Sequence[signal.Signals]) -> Iterator[None]:
-    """Let every one of them end this process in order and at once while the block runs. Main thread only.
+def end_on_stop_signals() -> Iterator[None]:
+    """Let every request to stop end this process in order and immediately while the block runs. Main thread only.
 
     An exception, as Python raises it for Ctrl-C, may be swallowed where nobody expects one: in a callback of an import.
     """
-    with handling(signals, lambda signum, frame: os._exit(EXIT_STOPPED)):
+    with handling(STOP_SIGNALS, lambda signum, frame: os._exit(EXIT_STOPPED)):
         yield
 
 
 def hold_signals(signals: Sequence[signal.Signals]) -> None:
-    """Let signals wait until `stop_on_signals` takes them: a process that is still importing would die of them."""
+    """Let signals wait until `stop_on_signals` takes them: they would end a process that is still importing."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
 
 
 @contextmanager
 def signals_held(signals: Sequence[signal.Signals]) -> Iterator[None]:
-    """Let signals wait while the block runs; in processes that it starts, until they let them through."""
+    """Let signals wait while the block runs; in processes that it starts, until these let them through."""
     hold_signals(signals)
     try:
         yield
@@ -120,14 +120,14 @@ def act_on_signals(signals: Sequence[signal.Signals], act: Callable[[signal.Sign
 
 
 def end_with_parent(parent: int) -> None:
-    """Let the kernel end this process when its parent, by its id as of the start, ends in whatever way."""
+    """Let the kernel end this process when its parent, whose id at the start is given, ends in whatever way."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it is gone already
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def begin_in_pool(parent: int) -> None:
-    """Let a process of a pool end with its parent, and of Ctrl-C without a word, also of one that was held."""
+    """Let a process of a pool end with its parent, and silently at Ctrl-C, also at one that was held."""
     end_with_parent(parent)
     signal.signal(signal.SIGINT, lambda signum, frame: os._exit(EXIT_STOPPED))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])

@@ -46,7 +46,7 @@ class Environment:
 
 @dataclass(frozen=True)
 class Link:
-    """What two nodes have between them."""
+    """The network between two nodes."""
 
     nodes: tuple[int, int]
     latency_seconds: float
@@ -56,7 +56,7 @@ class Link:
 
 
 def must_agree(environment: Environment) -> dict[str, str]:
-    """What two ranks cannot differ in and still compute the same run. Builds of one torch release may."""
+    """What must be equal on all ranks of a run. Builds of one torch release may differ."""
     return {
         "adloco_dist version": environment.adloco_dist,
         "adloco_dist code": environment.code,
@@ -66,20 +66,18 @@ def must_agree(environment: Environment) -> dict[str, str]:
 
 
 def remarks(environments: Sequence[Environment]) -> list[str]:
-    """Differences that a run survives, and that explain much of what is strange about one. One line each."""
+    """Differences that a run survives, and that may explain what is strange about it. One line each."""
     lines = []
     for name in ("torch", "transformers", "numpy", "python", "device", "driver", "threads"):
         values = [getattr(environment, name) for environment in environments]
         if len(set(values)) > 1:
             lines.append(f"{name} differs: {values_by_rank(enumerate(values))}")
-    for environment in reversed({environment.host: environment for environment in reversed(environments)}.values()):
-        if environment.unused_gpu:
-            lines.append(
-                f"{environment.host} computes on its CPU, for torch cannot use its GPU ({environment.unused_gpu})"
-            )
-        if abs(environment.clock_offset_seconds) > MAX_CLOCK_OFFSET_SECONDS:
-            lines.append(
-                f"the clock of {environment.host} is {environment.clock_offset_seconds:+.1f} s from that of "
-                f"{environments[0].host}: times in logs do not match; synchronise it (chrony, ntpd)"
-            )
+    hosts = [environment.host for environment in environments]
+    for host in dict.fromkeys(hosts):
+        first = environments[hosts.index(host)]
+        if first.unused_gpu:
+            lines.append(f"{host} computes on its CPU, for torch cannot use its GPU ({first.unused_gpu})")
+        if abs(first.clock_offset_seconds) > MAX_CLOCK_OFFSET_SECONDS:
+            offset = f"is {first.clock_offset_seconds:+.1f} s from that of {hosts[0]}"
+            lines.append(f"the clock of {host} {offset}: times in logs do not match; synchronise it (chrony, ntpd)")
     return lines

@@ -15,8 +15,8 @@ def launch(
     """Train a user's own model on the user's own data, with settings from the command line; ends the process.
 
     Called at the end of a script, under `if __name__ == "__main__":`. The script is then a full launcher: alone it
-    starts the ranks of this machine, under torchrun it is one of the ranks, and it takes the options and settings of
-    launch/train.py, but for those of `model` and `data`.
+    starts the ranks of this machine, under torchrun it is one of the ranks. It takes the options and settings of
+    launch/train.py except those of `model` and `data`.
 
     Args:
         model: returns the module, with weights drawn from torch's random numbers, which are seeded before.

@@ -30,16 +30,16 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from adloco_dist.cluster.failures import LostContactError, PeerFailedError, RankFailedError
 from adloco_dist.cluster.signals import STOP_SIGNALS, act_on_signals
 from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, EXIT_USER_ERROR
-from adloco_dist.launch.exit_codes import AGENT, OUTCOME, end_driver, noted_codes, num_beginnings, restart
+from adloco_dist.launch.exit_codes import AGENT, OUTCOME, end_driver, highest_noted_code, num_beginnings, restart
 from adloco_dist.launch.rendezvous import Rendezvous
 from adloco_dist.launch.rendezvous_watch import reach, watch_rendezvous
 from adloco_dist.terminal import report_error
 from adloco_dist.text import first_line
 
 ASK = signal.SIGUSR1
-"""Asks a rank to stop. One that has not got so far as to listen ends of it without a word."""
+"""Asks a rank to stop. It silently ends a rank that does not listen yet."""
 END_SECONDS = 30
-"""Ranks of all nodes end together: an agent that ends so much later has lost its own, and will not come any more."""
+"""How long an agent whose ranks have ended waits for the agents of other nodes: all ranks end together."""
 
 
 def start_ranks(rendezvous: Rendezvous, num_ranks: int, arguments: Sequence[str], can_stop: bool = True) -> NoReturn:
@@ -48,7 +48,7 @@ def start_ranks(rendezvous: Rendezvous, num_ranks: int, arguments: Sequence[str]
     Args:
         can_stop: ranks that are asked to stop write a checkpoint first; others are ended at once.
     """
-    # What failed is reported below, in one line; the agent's own account, from loggers of its own, would bury it.
+    # What failed is reported below, in one line, which the records of the agent's own loggers would bury.
     for name in [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     if rendezvous.num_nodes > 1:
@@ -56,7 +56,7 @@ def start_ranks(rendezvous: Rendezvous, num_ranks: int, arguments: Sequence[str]
     stopping = _Stopping(can_stop)
     act_on_signals((*STOP_SIGNALS, signal.SIGQUIT), stopping.act)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // num_ranks)))
-    if rendezvous.is_elastic:
+    if rendezvous.max_restarts > 0:
         # Else the agents would continue with the store of their first start, on a node that may be gone.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     end_driver(_followed(rendezvous, num_ranks, ("-u", *arguments), stopping))
@@ -65,35 +65,34 @@ def start_ranks(rendezvous: Rendezvous, num_ranks: int, arguments: Sequence[str]
 def _followed(rendezvous: Rendezvous, num_ranks: int, arguments: tuple[str, ...], stopping: "_Stopping") -> int:
     """Start the ranks, wait until all nodes are done, and say what failed; the exit code."""
     with tempfile.TemporaryDirectory(prefix="adloco-") as folder:
-        os.environ[OUTCOME], os.environ[AGENT] = str(Path(folder) / "outcome"), str(os.getpid())
-        Path(os.environ[OUTCOME]).mkdir()
+        notes = Path(folder) / "outcome"
+        notes.mkdir()
+        os.environ[OUTCOME], os.environ[AGENT] = str(notes), str(os.getpid())
         try:
             failures = _run_agent(rendezvous, num_ranks, arguments, Path(folder) / "agent", stopping)
         except _StoppedError:
             report_error("stopped: a rank ended before it had written a checkpoint; the last one counts")
             return EXIT_STOPPED
         except RendezvousError as error:
-            return _without_rendezvous(rendezvous, error, ranks_were_up=bool(noted_codes(Path(os.environ[OUTCOME]))))
-        if failures and stopping.explains(failures):
-            return EXIT_STOPPED
+            return _without_rendezvous(rendezvous, error, ranks_were_up=any(notes.iterdir()))
         if failures:
-            return report_cause(failures)
-        return max((code for code in noted_codes(Path(os.environ[OUTCOME])) if code is not None), default=0)
+            return EXIT_STOPPED if stopping.explains(failures) else report_cause(failures)
+        return highest_noted_code(notes)
 
 
 def _run_agent(
     rendezvous: Rendezvous, num_ranks: int, arguments: tuple[str, ...], folder: Path, stopping: "_Stopping"
 ) -> Mapping[int, ProcessFailure]:
-    """What torchrun does, but for what it does with the rendezvous afterwards; the failures by rank.
+    """Start the ranks and wait for them, as torchrun does; their failures by rank.
 
-    A node that has lost contact must not close the rendezvous, as torch's own launcher would: the others are there.
+    torch's own launcher would close the rendezvous where this node has lost contact: the others still use it.
 
     Raises:
         RendezvousError: nodes did not come together, or the store is gone.
         _StoppedError: ranks would have to start again, but were asked to stop.
     """
-    # Stopping is not the agent's affair (there is no such signal): ranks are in sessions of their own, out of the
-    # terminal's reach, and it would give them 30 seconds and then kill them in the middle of their round.
+    # "none" names no signal: the agent would give ranks 30 seconds, and then kill them in the middle of their round.
+    # They are in sessions of their own, out of the terminal's reach.
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "none"
     handler = get_rendezvous_handler(
         RendezvousParameters(
@@ -143,7 +142,7 @@ def _without_rendezvous(rendezvous: Rendezvous, error: RendezvousError, ranks_we
 
 @dataclass
 class _Stopping:
-    """What becomes of signals to the driver."""
+    """What the driver does with signals."""
 
     can_stop: bool
     is_requested: bool = False
@@ -182,8 +181,7 @@ class _StoppedError(RuntimeError):
 class _RendezvousUntilStopped:
     """A rendezvous for ranks that do not start again once they were asked to stop.
 
-    torch's agent would start them for every node that waits, also for one that has gone away and is still listed, and
-    after a failure; what the user asked for would be forgotten.
+    torch's agent would start them after a failure, and for every node that waits or is still listed as waiting.
     """
 
     def __init__(self, handler: RendezvousHandler, stopping: _Stopping) -> None:
@@ -202,8 +200,8 @@ class _RendezvousUntilStopped:
 
 
 def report_cause(failures: Mapping[int, ProcessFailure]) -> int:
-    """Print the cause of this node's failures, given by rank, unless its ranks have; the exit code."""
-    if EXIT_USER_ERROR in {failure.exitcode for failure in failures.values()}:  # and said why
+    """Print why this node ends, unless its ranks have; return the exit code. `failures` are by rank."""
+    if EXIT_USER_ERROR in {failure.exitcode for failure in failures.values()}:  # a rank has printed why
         return EXIT_USER_ERROR
     report_error(_cause(failures))
     return EXIT_FAILURE
@@ -212,8 +210,8 @@ def report_cause(failures: Mapping[int, ProcessFailure]) -> int:
 def _cause(failures: Mapping[int, ProcessFailure]) -> str:
     """The line that says why this node ends.
 
-    What a rank has recorded of itself explains signals, too. A rank that a signal ended without a word is the cause of
-    what the others record, who lost contact with it; SIGTERM came from the agent.
+    A rank's own record of its failure comes first. Else a rank that a signal ended is the cause: the others record that
+    they lost contact with it. SIGTERM came from the agent.
     """
     host = socket.gethostname()
     recorded: dict[str, str] = {}
@@ -221,13 +219,12 @@ def _cause(failures: Mapping[int, ProcessFailure]) -> str:
         if isinstance(message := failure.error_file_data["message"], dict):  # of the exception that the rank ended with
             kind, _, line = message["message"].partition(": ")
             recorded.setdefault(kind, line)
-    killed = {rank: -failure.exitcode for rank, failure in failures.items() if failure.exitcode < 0}
-    killed = {rank: number for rank, number in killed.items() if number != signal.SIGTERM}
     if line := recorded.get(RankFailedError.__name__):
         return f"error: {line}"
-    for rank, number in killed.items():  # the first to be found
-        advice = "; was memory short?" if number == signal.SIGKILL else ""
-        return f"error: rank {rank} on {host}: ended by {signal.Signals(number).name}{advice}"
+    for rank, failure in failures.items():
+        if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:
+            advice = "; was memory short?" if failure.exitcode == -signal.SIGKILL else ""
+            return f"error: rank {rank} on {host}: ended by {signal.Signals(-failure.exitcode).name}{advice}"
     if line := recorded.get(LostContactError.__name__):
         return f"error: {line}"
     if line := recorded.get(PeerFailedError.__name__):  # the cause is on another node, which reports it

@@ -1,14 +1,13 @@
 """The analysis of a model's gradients, on as many ranks as there are to share it."""
 
 import argparse
-import sys
 from dataclasses import replace
 from pathlib import Path
 
-from adloco_dist.config import EXIT_STOPPED, Backend, ClusterSettings, Device, SettingsError
+from adloco_dist.config import Backend, ClusterSettings, Device, SettingsError
 from adloco_dist.config.errors import require
 from adloco_dist.launch.exit_codes import ends_reported
-from adloco_dist.launch.nodes import add_torchrun_options, num_gpus, num_ranks, rendezvous_of
+from adloco_dist.launch.rendezvous import add_torchrun_options, asked_ranks, num_gpus, rendezvous_of
 from adloco_dist.terminal import reported_wait
 
 DESCRIPTION = """\
@@ -30,20 +29,17 @@ def main(arguments: list[str] | None = None) -> None:
     add_torchrun_options(parser)
     options = parser.parse_args(arguments)
     with ends_reported() as is_rank:
-        try:
-            sizes = None if options.batches is None else batch_sizes(options.batches)
-            if is_rank:
-                run_analysis(options, sizes)
-            else:
-                names = ("sequences", "batches", "split", "output", "pass")
-                given = [f"--{name}={value}" for name in names if (value := vars(options)[name]) is not None]
-                rendezvous, ranks = rendezvous_of(options), num_ranks(options, lambda: num_gpus() or 2)
-                from adloco_dist.launch.agent import start_ranks  # takes seconds
+        sizes = None if options.batches is None else batch_sizes(options.batches)
+        if is_rank:
+            run_analysis(options, sizes)
+        else:
+            names = ("sequences", "batches", "split", "output", "pass")
+            given = [f"--{name}={value}" for name in names if (value := vars(options)[name]) is not None]
+            rendezvous, num_ranks = rendezvous_of(options), asked_ranks(options) or num_gpus() or 2
+            from adloco_dist.launch.agent import start_ranks  # takes seconds
 
-                command = ("-m", "adloco_dist.launch.analyze", str(options.run), *given)
-                start_ranks(rendezvous, ranks, command, can_stop=False)
-        except KeyboardInterrupt:
-            sys.exit(EXIT_STOPPED)
+            command = ("-m", "adloco_dist.launch.analyze", str(options.run), *given)
+            start_ranks(rendezvous, num_ranks, command, can_stop=False)
 
 
 def batch_sizes(typed: str) -> tuple[int, ...]:
@@ -59,7 +55,7 @@ def batch_sizes(typed: str) -> tuple[int, ...]:
 
 
 def run_analysis(options: argparse.Namespace, sizes: tuple[int, ...] | None) -> None:
-    """What each rank does; rank 0 writes and reports.
+    """Analyse the gradients on this rank; rank 0 writes and reports.
 
     Raises:
         SettingsError: on all ranks, when one of them finds a mistake; nothing was written then.

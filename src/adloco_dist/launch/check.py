@@ -1,28 +1,26 @@
 """The environment check: every rank's node, versions, memory and clock, and the link of every pair of nodes."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from rich.table import Column, Table
 
 from adloco_dist.cluster.survey import Environment, Link, must_agree, remarks
-from adloco_dist.config import SettingsError
+from adloco_dist.config import SettingsError, require
 from adloco_dist.config.compose import compose
 from adloco_dist.launch.exit_codes import ends_reported
-from adloco_dist.launch.nodes import add_torchrun_options, num_ranks, rendezvous_of
+from adloco_dist.launch.rendezvous import add_torchrun_options, asked_ranks, rendezvous_of
 from adloco_dist.terminal import new_console, new_table, report_line, reported_wait
 from adloco_dist.text import first_difference
 
 PARAMETERS = 100_000_000
-"""Of a model for which every link's time is shown."""
+"""Number of parameters of the model for which the time of an average is shown."""
 TABLE_WIDTH = 150
 """Characters of a table's line where the terminal has fewer, or is none."""
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of launch/check.py; ends the process: 0 if these nodes can train together, 2 if not."""
-    arguments = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(
         description="Show what every rank stands on, try and measure the links between nodes, and name differences."
     )
@@ -31,22 +29,20 @@ def main(arguments: list[str] | None = None) -> None:
     add_torchrun_options(parser)
     options = parser.parse_intermixed_args(arguments)
     with ends_reported() as is_rank:
-        if not 0 < options.payload_mb <= 10_000:
-            raise SettingsError.of("--payload-mb", options.payload_mb, "must be > 0 and <= 10000")
+        require(0 < options.payload_mb <= 10_000, "--payload-mb", options.payload_mb, "must be > 0 and <= 10000")
         if is_rank:
             run_check(options.overrides, int(options.payload_mb * 1e6))
         else:
             compose(options.overrides)
-            count = num_ranks(options, lambda: 1)
             passed_on = [f"--payload-mb={options.payload_mb}", *options.overrides]
-            rendezvous = rendezvous_of(options)
+            rendezvous, num_ranks = rendezvous_of(options), asked_ranks(options) or 1
             from adloco_dist.launch.agent import start_ranks  # takes seconds
 
-            start_ranks(rendezvous, count, ("-m", "adloco_dist.launch.check", *passed_on), can_stop=False)
+            start_ranks(rendezvous, num_ranks, ("-m", "adloco_dist.launch.check", *passed_on), can_stop=False)
 
 
 def run_check(overrides: Sequence[str], payload_bytes: int) -> None:
-    """What each rank does; rank 0 shows what all of them found.
+    """Look at this rank and its links; rank 0 shows what all ranks found.
 
     Raises:
         SettingsError: on all ranks, when they cannot train together.
@@ -67,14 +63,14 @@ def run_check(overrides: Sequence[str], payload_bytes: int) -> None:
                 environments = survey(runtime, run_disk(settings.run))
                 links = measure_links(runtime, runtime.backend, payload_bytes, LINK_SECONDS)
             if runtime.rank == 0:
-                show(environments, links, runtime.backend.name)
+                _show(environments, links, runtime.backend.name)
             if difference := first_difference([must_agree(environment) for environment in environments]):
                 raise SettingsError(f"{difference}; install the same on all nodes")
 
     reported_as_rank(check)
 
 
-def show(environments: Sequence[Environment], links: Sequence[Link], backend: str) -> None:
+def _show(environments: Sequence[Environment], links: Sequence[Link], backend: str) -> None:
     """Print two tables and the differences that matter."""
     console = new_console(min_width=TABLE_WIDTH)
     titles = ("rank", "node", "host", "interface", "device", "driver", "torch", "python", "threads", "memory GB")

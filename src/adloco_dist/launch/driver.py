@@ -8,24 +8,24 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from adloco_dist.cluster.signals import STOP_SIGNALS, end_on_signals, hold_signals
-from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, Device, Settings, SettingsError
+from adloco_dist.cluster.signals import STOP_SIGNALS, end_on_stop_signals, hold_signals
+from adloco_dist.config import EXIT_FAILURE, Device, Settings, SettingsError
 from adloco_dist.config.compose import to_yaml
 from adloco_dist.config.without_effect import without_effect
 from adloco_dist.data.hub import prefer_cache_without_hub
 from adloco_dist.launch.exit_codes import ends_reported
 from adloco_dist.launch.launchers import refuse_other_launchers, speaks_for_node
-from adloco_dist.launch.nodes import (
+from adloco_dist.launch.rendezvous import (
     OF_SEVERAL_NODES,
+    Rendezvous,
     add_torchrun_options,
     asked_nodes,
+    asked_ranks,
     check_restarts,
     num_gpus,
-    num_ranks,
     refuse_options,
     rendezvous_of,
 )
-from adloco_dist.launch.rendezvous import Rendezvous
 from adloco_dist.policy.layout import check_ranks, seat_nodes
 from adloco_dist.run.directory import check_directory
 from adloco_dist.setup.parts import NamedParts, Parts
@@ -55,20 +55,18 @@ def main(arguments: list[str] | None = None, parts: Parts | None = None) -> NoRe
     arguments = sys.argv[1:] if arguments is None else arguments
     options = _parser().parse_intermixed_args(arguments)  # settings and options in any order
     with ends_reported() as is_rank:
-        try:
-            if is_rank:
-                sys.exit(_as_rank(options, arguments, parts))
-            with end_on_signals(STOP_SIGNALS):  # until ranks run, which are asked first
-                code = _as_driver(options, parts)
-            for number in STOP_SIGNALS:  # they would end the process while the interpreter is taken down
-                signal.signal(number, signal.SIG_IGN)
-            sys.exit(code)
-        except KeyboardInterrupt:
-            sys.exit(EXIT_STOPPED)
+        if is_rank:
+            _as_rank(options, arguments, parts)
+            sys.exit(0)
+        with end_on_stop_signals():  # until ranks run, which are asked first
+            code = _as_driver(options, parts)
+        for number in STOP_SIGNALS:  # they would end the process while the interpreter is taken down
+            signal.signal(number, signal.SIG_IGN)
+        sys.exit(code)
 
 
-def _as_rank(options: argparse.Namespace, arguments: Sequence[str], parts: Parts) -> int:
-    """Train, or refuse to; the exit code."""
+def _as_rank(options: argparse.Namespace, arguments: Sequence[str], parts: Parts) -> None:
+    """Train, or refuse to."""
     if options.multirun:
         rule = "-m: each run of a sweep is a torchrun of its own; start it without torchrun"
         raise SettingsError(f"{rule}: python {shlex.join([sys.argv[0], *arguments])}")
@@ -77,11 +75,10 @@ def _as_rank(options: argparse.Namespace, arguments: Sequence[str], parts: Parts
         from adloco_dist.launch.rank import run_rank  # takes seconds
 
     run_rank(options.overrides, options.dry_run, parts)
-    return 0
 
 
 def _as_driver(options: argparse.Namespace, parts: Parts) -> int:
-    """Do what was asked; the exit code. What needs torch is imported once it is clear that it is needed."""
+    """Do what was asked; return the exit code. What needs torch is imported as late as possible."""
     unused, where = (NOT_OF_SWEEPS, "with") if options.multirun else (ONLY_OF_SWEEPS, "without")
     refuse_options(options, unused, f"{where} -m; leave it out")
     # What failed is reported in one line; torch's warnings about it, with addresses of its code, would bury it.
@@ -97,25 +94,26 @@ def _as_driver(options: argparse.Namespace, parts: Parts) -> int:
         show(f"{to_yaml(settings).rstrip()}\n# on this machine: {_arithmetic(settings)}")
         return EXIT_FAILURE if output_was_lost() else 0
     prefer_cache_without_hub(settings.data.hub, settings.data.tokenizer, settings.model.warm_start)
+    num_nodes = asked_nodes(options)[1]
     if options.dry_run:
         from adloco_dist.setup.dry_run import print_dry_run
 
         check_restarts(settings.run, options.max_restarts)
-        if asked_nodes(options)[1] == 1:
+        if num_nodes == 1:
             check_directory(settings.run)
-        ranks = range(num_ranks(options, lambda: _default_ranks(settings)))
-        nodes = [node for node in range(asked_nodes(options)[1]) for _ in ranks]
+        num_ranks = asked_ranks(options) or _default_ranks(settings)
+        nodes = [node for node in range(num_nodes) for _ in range(num_ranks)]
         unread = [f"{line}: {why}" for line, why in without_effect(settings, options.overrides).items()]
         print_dry_run(settings, nodes, parts, unread=unread)
         return EXIT_FAILURE if output_was_lost() else 0
-    if not options.slurm and asked_nodes(options)[1] == 1:
+    if not options.slurm and num_nodes == 1:
         refuse_other_launchers()
     rendezvous = rendezvous_of(options)
-    count = num_ranks(options, lambda: _default_ranks(settings))
-    _refuse_early(settings, rendezvous, count)
+    num_ranks = asked_ranks(options) or _default_ranks(settings)
+    _refuse_early(settings, rendezvous, num_ranks)
     from adloco_dist.launch.agent import start_ranks  # takes seconds
 
-    return start_ranks(rendezvous, count, (*parts.command, *options.overrides))
+    return start_ranks(rendezvous, num_ranks, (*parts.command, *options.overrides))
 
 
 def _arithmetic(settings: Settings) -> str:
@@ -151,9 +149,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _default_ranks(settings: Settings) -> int:
-    """Return how many ranks to start where nothing was asked: one per GPU, but no idle ones.
-
-    Without GPUs two are started, or as many as a worker spans, so that there is something to distribute.
+    """Return how many ranks to start by default: one per GPU, but none without a worker; without GPUs two, or as many
+    as a worker spans.
     """
     workers, size = settings.pool.workers_per_trainer, settings.pool.ranks_per_worker
     num_devices = num_gpus() or max(2, size)

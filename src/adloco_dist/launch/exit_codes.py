@@ -28,9 +28,9 @@ AGENT = "ADLOCO_AGENT"
 
 @contextmanager
 def ends_reported() -> Iterator[bool]:
-    """Surround all that a command does, on a rank as in the driver; yield whether this process is a rank.
+    """Surround all that a command does, on a rank and in the driver; yield whether this process is a rank.
 
-    What one rank finds, all of them raise: on every node the first of its ranks reports it.
+    All ranks raise what one of them finds: on every node the first of its ranks reports it.
     """
     protect_streams()
     with reported_in_one_line():
@@ -45,14 +45,14 @@ def ends_reported() -> Iterator[bool]:
 
 @contextmanager
 def _ends_immediately(speaks: bool) -> Iterator[None]:
-    """An end that all ranks agreed on is noted for the driver, and the process ends.
+    """End the process where the block exits; note a code that all ranks agreed on for the driver.
 
-    To torchrun's agent every code but 0 is the failure of one rank: it ends the others, and with itself the store that
-    the agents of other nodes still need. Under torchrun alone there is nobody to note it for, and the code is left, by
-    the rank that speaks before the others: the first to leave one is the end of all.
+    torchrun's agent takes every code but 0 for the failure of one rank: it ends the others, and with itself the store
+    that agents of other nodes still need. Under torchrun alone nobody reads notes, and the process ends with the code,
+    that of the rank that speaks first: the agent then ends all others.
 
-    The interpreter is not taken down: a thread of gloo's that frees its last work meanwhile asks for the lock of an
-    interpreter that has ended, and aborts the process (torch 2.13; one refusal in sixty).
+    The interpreter is not taken down: a thread of gloo that frees its last work meanwhile would ask for the lock of an
+    interpreter that has ended, and abort the process (torch 2.13; one refusal in sixty).
     """
     folder = os.environ.get(OUTCOME)
     note = Path(folder) / os.environ["LOCAL_RANK"] if folder else None
@@ -103,7 +103,6 @@ def _clean_up() -> None:
     sys.stderr.flush()
 
 
-def noted_codes(folder: Path) -> list[int | None]:
-    """Return the exit codes of the ranks that were started on this node; None for one that noted none."""
-    notes = [note.read_text(encoding="utf-8") for note in folder.iterdir()]
-    return [int(note) if note else None for note in notes]
+def highest_noted_code(folder: Path) -> int:
+    """Return the highest exit code that ranks of this node have noted; 0 where none did."""
+    return max((int(note.read_text(encoding="utf-8") or 0) for note in folder.iterdir()), default=0)

@@ -44,9 +44,8 @@ def is_torchrun_rank() -> bool:
 
 
 def speaks_for_node() -> bool:
-    """Whether this process reports what all ranks of its node find.
-
-    The first of them does, and one that has no agent, as in a shell where variables of an earlier rank are left.
+    """Whether this process reports what all ranks of its node find: the first of them does, and any process without an
+    agent, as in a shell where variables of an earlier rank are left.
     """
     return os.environ.get("LOCAL_RANK", "0") == "0" or not has_agent()
 
@@ -63,7 +62,7 @@ def max_restarts() -> int:
 
 
 def refuse_other_launchers() -> None:
-    """Refuse to be one of several processes, that another launcher started, which would each train a run of its own."""
+    """Refuse to be one of several processes of another launcher, which would each train a run of its own."""
     for size, place in OTHERS.items():
         count, number = os.environ.get(size, ""), os.environ.get(place, "")
         if count.isdecimal() and number.isdecimal() and int(count) > 1:

@@ -27,7 +27,7 @@ from adloco_dist.config import (
 )
 from adloco_dist.config.without_effect import without_effect
 from adloco_dist.launch.launchers import has_agent, max_restarts, speaks_for_node
-from adloco_dist.launch.nodes import check_restarts
+from adloco_dist.launch.rendezvous import check_restarts
 from adloco_dist.launch.run import Run, report_line
 from adloco_dist.policy.plan import INTERRUPTED
 from adloco_dist.run.directory import is_finished
@@ -44,7 +44,7 @@ itself before that would look as if it had failed."""
 
 
 def run_rank(overrides: Sequence[str], dry_run: bool, parts: Parts) -> None:
-    """What every process that torchrun starts does.
+    """Train, or show what would be trained, as one of the processes that torchrun starts.
 
     Raises:
         SettingsError: on all ranks, when one of them finds a mistake; nothing was written then.
@@ -60,7 +60,8 @@ def reported_as_rank(work: Callable[[Place, Store], None]) -> None:
     """Do a rank's work; a failure ends the process, and is in torchrun's error file, once for all ranks."""
     place = Place.from_torchrun()
 
-    def body() -> None:
+    @record
+    def work_or_fail() -> None:
         store = _join(place)
         try:
             work(place, store)
@@ -70,7 +71,7 @@ def reported_as_rank(work: Callable[[Place, Store], None]) -> None:
             raise failed(error, f"rank {place.rank} on {platform.node()}", store) from error
 
     try:
-        record(body)()
+        work_or_fail()
     except (RankFailedError, PeerFailedError) as failure:
         log.error("%s", failure, exc_info=True)
         if not logging.getLogger().handlers:  # no log file yet
@@ -99,13 +100,12 @@ def _join(place: Place) -> Store:
 
 def _run(place: Place, store: Store, overrides: Sequence[str], dry_run: bool, parts: Parts) -> None:
     """Train as the settings say, or show what would be trained."""
-    settings, error = Settings(), None
+    settings, error, stop = Settings(), None, StopRequest()
     try:
         settings = parts.compose(overrides)
     except SettingsError as mistake:  # even a rank with wrong settings must reach the others to say so
         error = mistake
     with ExitStack() as stack:
-        stop = StopRequest()
         stack.enter_context(stop_on_signals(stop, [number for number in STOP_SIGNALS if number != signal.SIGTERM]))
         runtime = stack.enter_context(started(settings.cluster, place, store, stop, settings.pool.ranks_per_worker))
         # Not before: an agent whose other ranks have failed ends with SIGTERM those that wait for them to start.
@@ -125,7 +125,7 @@ def _run(place: Place, store: Store, overrides: Sequence[str], dry_run: bool, pa
         elif any(reply["ended"] for reply in runtime.control.exchange({"ended": ended})):
             report_line(runtime)(f"run.directory={directory} holds a run that has ended: there is nothing to resume")
         else:
-            run = Run.opened(settings, runtime, parts, stack, notes)
+            run = Run(settings, runtime, parts, stack, notes)
             outcome = run.train(stop)
             run.close(outcome, place)
             is_interrupted = outcome.stop == INTERRUPTED

@@ -1,13 +1,16 @@
-"""Where the agents of a job's nodes meet: torchrun's c10d rendezvous, from options or from a Slurm job."""
+"""Where to run: options named as torchrun's, which takes them, and torchrun's c10d rendezvous of a job's nodes."""
 
+import argparse
 import os
 import socket
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from adloco_dist.addresses import unresolved
-from adloco_dist.config import SettingsError
+from adloco_dist.config import RunSettings, SettingsError, Unfinished, require
+from adloco_dist.config.running import MAX_SECONDS
 from adloco_dist.text import first_line
 
 FIRST_SLURM_PORT = 20000
@@ -18,8 +21,11 @@ DEFAULT_PORT = 29400
 JOB, JOIN_SECONDS = "adloco", 600
 """Defaults of --rdzv-id and --join-timeout."""
 ELASTIC_TIMEOUTS = {"last_call_timeout": 5, "keep_alive_interval": 2, "keep_alive_max_attempt": 3, "read_timeout": 20}
-"""Seconds: a last call for nodes once there are enough, heartbeats of agents (missed so often: dead), and for an answer
-of the node that holds the rendezvous."""
+"""In seconds, except the number of missed heartbeats after which an agent counts as dead; the names are torch's."""
+OF_SEVERAL_NODES = ("rdzv_endpoint", "rdzv_id", "local_addr", "join_timeout")
+"""Options that need several nodes."""
+DEFAULTS = {"nnodes": "1", "rdzv_id": JOB, "join_timeout": JOIN_SECONDS, "jobs": 1}
+"""Of options that have a value when they are not given."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +44,8 @@ class Rendezvous:
     """Keeps jobs apart that meet at one endpoint."""
     address: str | None = "localhost"
     """Address of this node for the others; None: its full host name."""
-    timeout_seconds: int = 600
+    timeout_seconds: int = JOIN_SECONDS
     """How long to wait for all nodes to come, or for the minimum number of them."""
-
-    @property
-    def is_elastic(self) -> bool:
-        """Whether the job outlives ranks and nodes."""
-        return self.max_restarts > 0
 
     @property
     def wanted(self) -> str:
@@ -53,11 +54,9 @@ class Rendezvous:
         return f"{minimum} nodes" if minimum == self.num_nodes else f"{minimum} to {self.num_nodes} nodes"
 
     def timeouts(self) -> dict[str, int]:
-        """torchrun's timeouts, in seconds. An elastic job does not wait for lost nodes as long as for late ones."""
+        """torchrun's timeouts, in seconds. A job that restarts waits longer for late nodes than for lost ones."""
         timeouts = {"join_timeout": self.timeout_seconds, "read_timeout": self.timeout_seconds}
-        if self.is_elastic:
-            timeouts |= ELASTIC_TIMEOUTS
-        return timeouts
+        return timeouts | ELASTIC_TIMEOUTS if self.max_restarts > 0 else timeouts
 
     def place(self) -> tuple[str, int]:
         """Host and port of the endpoint.
@@ -73,7 +72,6 @@ class Rendezvous:
             raise SettingsError(f"--rdzv-endpoint={self.endpoint}: {rule} ({error})") from error
         if not host or parts.netloc != self.endpoint or port <= 0:
             raise SettingsError.of("--rdzv-endpoint", self.endpoint, rule)
-        assert host is not None
         if reason := unresolved(host):
             here = socket.gethostname()
             rule = f"the host {host} is not known on {here} ({reason}); name one of the nodes, or its address"
@@ -102,7 +100,7 @@ class Rendezvous:
         return cls(num_nodes, None, max_restarts, endpoint, f"{job}-{attempt}", here, timeout_seconds)
 
 
-def check_port(port: int) -> None:
+def _check_port(port: int) -> None:
     """Refuse a port of this machine that cannot be opened."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -111,3 +109,96 @@ def check_port(port: int) -> None:
         except (OSError, OverflowError) as error:
             rule = f"cannot be used ({error}); choose another port, or leave it out for a free one"
             raise SettingsError.of("--master-port", port, rule) from error
+
+
+def add_torchrun_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say where a command's ranks run."""
+    parser.add_argument("--nproc-per-node", type=int, metavar="G", help="ranks on this machine (one per GPU, else 2)")
+    parser.add_argument("--master-port", type=int, metavar="PORT", help="port of the rendezvous (default: a free one)")
+    parser.add_argument("--nnodes", default="1", metavar="N|MIN:MAX", help="nodes that this command is started on")
+    parser.add_argument(
+        "--max-restarts", type=int, default=0, metavar="R", help="starts after a rank or a node was lost"
+    )
+    parser.add_argument("--rdzv-endpoint", metavar="HOST:PORT", help="one of several nodes, where all of them meet")
+    parser.add_argument("--rdzv-id", default=JOB, metavar="ID", help="keeps jobs apart that meet at one place")
+    parser.add_argument("--local-addr", metavar="ADDR", help="this node's address (default: its full host name)")
+    parser.add_argument(
+        "--join-timeout", type=int, default=JOIN_SECONDS, metavar="S", help="seconds for all nodes to come"
+    )
+    parser.add_argument("--slurm", action="store_true", help="take nodes and rendezvous from the Slurm job")
+
+
+def asked_nodes(options: argparse.Namespace) -> tuple[int, int]:
+    """Return the minimum and the maximum number of nodes that `--nnodes` names, or refuse it."""
+    minimum, _, maximum = options.nnodes.partition(":")
+    is_range = minimum.isdecimal() and (maximum or minimum).isdecimal() and 1 <= int(minimum) <= int(maximum or minimum)
+    require(is_range, "--nnodes", options.nnodes, "must be N, or MIN:MAX, with 1 <= MIN <= MAX")
+    require(options.max_restarts >= 0, "--max-restarts", options.max_restarts, "must be >= 0")
+    can_lose_nodes = not maximum or minimum == maximum or options.max_restarts > 0
+    rule = "when a node is lost, the ranks of the others fail and are started again; set --max-restarts as well"
+    require(can_lose_nodes, "--nnodes", options.nnodes, rule)
+    return int(minimum), int(maximum or minimum)
+
+
+def rendezvous_of(options: argparse.Namespace) -> Rendezvous:
+    """Where the agents of all nodes meet.
+
+    Raises:
+        SettingsError: the options do not say where, or say what has no effect there; the endpoint's host is unknown.
+    """
+    min_nodes, num_nodes = asked_nodes(options)
+    is_usable = 1 <= options.join_timeout <= MAX_SECONDS
+    require(is_usable, "--join-timeout", options.join_timeout, f"must be from 1 to {MAX_SECONDS:,} seconds")
+    if options.slurm:
+        said_by_slurm = ("nnodes", "rdzv_endpoint", "rdzv_id", "local_addr", "master_port")
+        refuse_options(options, said_by_slurm, "with --slurm, where the job says it; leave it out")
+        rendezvous = Rendezvous.from_slurm(options.join_timeout, options.max_restarts)
+    elif num_nodes == 1:
+        refuse_options(options, OF_SEVERAL_NODES, "on one node; set --nnodes as well, or leave it out")
+        _check_port(options.master_port or 0)
+        return Rendezvous(max_restarts=options.max_restarts, endpoint=f"localhost:{options.master_port or 0}")
+    else:
+        refuse_options(options, ("master_port",), "on several nodes; name the port in --rdzv-endpoint")
+        rule = "needs --rdzv-endpoint=HOST:PORT, the same on all nodes; or start torchrun on each (see README)"
+        require(options.rdzv_endpoint is not None, "--nnodes", options.nnodes, rule)
+        rendezvous = Rendezvous(
+            num_nodes=num_nodes,
+            min_nodes=min_nodes,
+            max_restarts=options.max_restarts,
+            endpoint=options.rdzv_endpoint,
+            job=options.rdzv_id,
+            address=options.local_addr,
+            timeout_seconds=options.join_timeout,
+        )
+    rendezvous.place()
+    return rendezvous
+
+
+def asked_ranks(options: argparse.Namespace) -> int | None:
+    """Return how many ranks to start on this machine, at least one; None where the user leaves that open."""
+    asked = options.nproc_per_node
+    require(asked is None or asked >= 1, "--nproc-per-node", asked, "must be >= 1")
+    return asked
+
+
+def num_gpus() -> int:
+    """Return how many GPUs torch can use here."""
+    import torch  # a second
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def check_restarts(run: RunSettings, max_restarts: int) -> None:
+    """Refuse a run that would not find what it has left when it is started again."""
+    can_resume = run.directory is not None and run.unfinished is Unfinished.resume
+    rule = "a run that is started again must find its checkpoints: set run.directory, and run.unfinished=resume"
+    require(max_restarts == 0 or can_resume, "--max-restarts", max_restarts, rule)
+
+
+def refuse_options(options: argparse.Namespace, names: Sequence[str], where: str) -> None:
+    """Refuse options that were given and would silently do nothing."""
+    for name in names:
+        value = getattr(options, name)
+        if value and value != DEFAULTS.get(name):
+            shown = "" if value is True else f"={value}"
+            raise SettingsError(f"--{name.replace('_', '-')}{shown}: has no effect {where}")

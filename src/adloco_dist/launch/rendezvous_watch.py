@@ -1,7 +1,7 @@
-"""Contact with the host of the rendezvous: who has come there is reported while a driver waits, and so is its loss.
+"""A driver's contact with the host of the rendezvous: it reports who has come there while it waits, and a loss.
 
-torchrun's agent waits without a word, in calls that end long after their timeouts where that host has vanished, and
-never where another program listens on its port (docs/lab-notes.md).
+torchrun's agent waits silently. Its calls end long after their timeouts where that host has vanished, and never where
+another program listens on its port (docs/lab-notes.md).
 """
 
 import itertools
@@ -20,22 +20,22 @@ from adloco_dist.terminal import report_error
 
 EVERY_SECONDS = 1.0
 REPORT_EVERY_SECONDS = 30.0
-"""Nodes that are missing may be missing for long: this is reported less often than work that takes its time."""
+"""Between two reports of missing nodes, which may be missing for long."""
 ANSWER_SECONDS = 5.0
 PATIENCE_SECONDS = 60.0
-"""Links that are cut for less are waited for: a node without its agent would stay away until it is started by hand."""
+"""A link that is cut for less is waited for: a node whose agent ends stays away until it is started by hand."""
 LOST_SECONDS = 120.0
-"""A driver that could join again gives the host of the rendezvous so long to come back: it may as well be lost."""
+"""How long a driver that may join again waits for the host of the rendezvous, which may be lost."""
 CLIENT_SECONDS = 4.0
 """Timeout of an attempt to become a client of the store."""
 STRANGER_SECONDS = 16.0
-"""What listens for so long, and turns clients away or lets them wait, is no store."""
+"""What listens for this long without serving a client is no store."""
 STALE_SECONDS = 10.0
-"""A driver that has said nothing for so long is no longer there."""
+"""A driver that has been silent for this long is gone."""
 BEGIN_SECONDS = 2.0
 """Drivers that are started together have met by then."""
 RESTART_SECONDS = 15.0
-"""Agents that start their ranks again, or end together, take so long without that anything is wrong."""
+"""Agents that start their ranks again, or end together, may take this long."""
 
 
 def watch_rendezvous(rendezvous: Rendezvous, patience_seconds: float = PATIENCE_SECONDS) -> None:
@@ -46,25 +46,30 @@ def watch_rendezvous(rendezvous: Rendezvous, patience_seconds: float = PATIENCE_
     answer: the host lives, and has closed the store's connections, which the agent notices by itself.)
     """
     watch = _Watch(rendezvous, patience_seconds)
-    threading.Thread(target=watch.run, name="rendezvous-watch", daemon=True).start()
+    threading.Thread(target=watch.watch, name="rendezvous-watch", daemon=True).start()
+    # In a thread of its own: a call to a store whose host has vanished may never return.
+    threading.Thread(target=watch.meet, name="rendezvous-presence", daemon=True).start()
 
 
 class _Watch:
-    """What this driver knows of the others."""
+    """What this driver knows of the rendezvous, and of other drivers by what they write into its store."""
 
     def __init__(self, rendezvous: Rendezvous, patience_seconds: float) -> None:
         self._rendezvous, self._patience = rendezvous, patience_seconds
         self._host, self._port = rendezvous.place()
-        self._presence = _Presence(self._host, self._port, rendezvous.job)
+        self._has_met_store = False
+        self._said: dict[int, tuple[str, float]] = {}
+        """What every driver has said last, and until when that counts as new."""
 
-    def run(self) -> None:
+    def watch(self) -> None:
+        """Look at the endpoint again and again."""
         nothing_listened_at = had_ranks_at = time.monotonic()
         answered_at, reported_at, had_ranks = None, -REPORT_EVERY_SECONDS, False
         while True:
             answer, now = reach(self._host, self._port), time.monotonic()
             if not answer:
                 nothing_listened_at = now
-            elif not self._presence.has_joined and now - nothing_listened_at > STRANGER_SECONDS:
+            elif not self._has_met_store and now - nothing_listened_at > STRANGER_SECONDS:
                 endpoint = f"--rdzv-endpoint={self._host}:{self._port}"
                 report_error(f"error: {endpoint}: another program listens there, and no torchrun; choose another port")
                 end_driver(EXIT_USER_ERROR)
@@ -94,8 +99,9 @@ class _Watch:
 
     def _line(self, answer: bool | None) -> str:
         """Whom this driver waits for."""
-        waiting = f"waiting at {self._host}:{self._port} for {self._rendezvous.wanted}"
-        if hosts := self._presence.hosts() if answer else []:
+        waiting, now = f"waiting at {self._host}:{self._port} for {self._rendezvous.wanted}", time.monotonic()
+        hosts = sorted(said.rpartition(" ")[0] for said, until in list(self._said.values()) if now < until)
+        if answer and hosts:
             count = "1 is" if len(hosts) == 1 else f"{len(hosts)} are"
             return f"{waiting}: {count} here ({', '.join(hosts)}); start the same command on the others"
         if answer:
@@ -103,44 +109,25 @@ class _Watch:
         reason = "that host does not answer" if answer is None else "nothing listens there yet"
         return f"{waiting}: {reason}; start the same command on {self._host}, and open that port"
 
-
-class _Presence:
-    """Which drivers have come to a rendezvous, by their own account in its store.
-
-    In a thread of its own: a call to a store whose host has vanished may never return.
-    """
-
-    def __init__(self, host: str, port: int, job: str) -> None:
-        self._host, self._port, self._prefix = host, port, f"adloco/{job}/drivers"
-        self.has_joined = False
-        """Whether there ever was a store."""
-        self._said: dict[int, tuple[str, float]] = {}
-        """What every driver has said last, and until when that counts as new."""
-        threading.Thread(target=self._run, name="rendezvous-presence", daemon=True).start()
-
-    def hosts(self) -> list[str]:
-        """Return the hosts whose drivers have spoken of late, sorted."""
-        now = time.monotonic()
-        return sorted(said.rpartition(" ")[0] for said, until in list(self._said.values()) if now < until)
-
-    def _run(self) -> None:
+    def meet(self) -> None:
+        """Tell other drivers that this one is here, and listen to them, in one store after the other."""
         while True:
             try:
-                self._speak_on()
+                self._meet_in_store()
             except (RuntimeError, ValueError):  # no store yet, or no more; the next one is another
                 self._said.clear()
             time.sleep(EVERY_SECONDS)
 
-    def _speak_on(self) -> None:
-        seconds = timedelta(seconds=CLIENT_SECONDS)
+    def _meet_in_store(self) -> None:
+        seconds, prefix = timedelta(seconds=CLIENT_SECONDS), f"adloco/{self._rendezvous.job}/drivers"
         store = TCPStore(self._host, self._port, is_master=False, timeout=seconds, wait_for_workers=False)
-        number_here = store.add(self._prefix, 1)
-        self.has_joined = True
+        number_here = store.add(prefix, 1)
+        self._has_met_store = True
         for number in itertools.count():
-            store.set(f"{self._prefix}/{number_here}", f"{socket.gethostname()} {number}")
-            others = 0 if _has_ranks() else store.add(self._prefix, 0)  # nobody asks for them while it trains
+            store.set(f"{prefix}/{number_here}", f"{socket.gethostname()} {number}")
+            others = 0 if _has_ranks() else store.add(prefix, 0)  # nobody asks for them while it trains
             for index in range(1, others + 1):
-                key = f"{self._prefix}/{index}"
+                key = f"{prefix}/{index}"
                 said = store.get(key).decode(errors="replace") if store.check([key]) else ""
                 if said != self._said.get(index, ("", 0.0))[0]:
                     self._said[index] = said, time.monotonic() + STALE_SECONDS

@@ -4,9 +4,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 from adloco_dist.checkpoint.model import save_model
 from adloco_dist.checkpoint.resume import ResumePoint, fresh_domains, restore_pool, resumed
@@ -23,7 +21,6 @@ from adloco_dist.pool.arithmetic import set_up_arithmetic
 from adloco_dist.report.processes import listen, shown_live, write_report
 from adloco_dist.round.local_pool import LocalPool
 from adloco_dist.run.directory import PROFILE_DIRECTORY, STOP_FILE, STOP_VARIABLE
-from adloco_dist.run.journal import Journal
 from adloco_dist.run.log import open_log
 from adloco_dist.run.profiler import RoundProfiler
 from adloco_dist.setup.agreement import agree_on_directory, prepare, survey_cluster, with_known_budget
@@ -43,29 +40,15 @@ class NonfiniteError(RuntimeError):
     """Training comes to nothing: workers were not finite in too many rounds, or no trainer's loss is in the end."""
 
 
-@dataclass
 class Run:
     """A run as this rank has it open: its share of the pool, and where its records and checkpoints go."""
 
-    pool: LocalPool
-    inputs: PlanInputs
-    resume_point: ResumePoint | None
-    """Where the run resumes; None: it begins."""
-    directory: Path
-    journal: Journal
-    writer: CheckpointWriter
-    report_line: Callable[[str], None]
-    """Shows the user a line, on rank 0."""
-    terminal: TextIO
-    """The terminal of this rank, whose standard output is in its log."""
-
-    @classmethod
-    def opened(
-        cls, settings: Settings, runtime: Runtime, parts: Parts, stack: ExitStack, notes: Sequence[str]
-    ) -> "Run":
+    def __init__(
+        self, settings: Settings, runtime: Runtime, parts: Parts, stack: ExitStack, notes: Sequence[str]
+    ) -> None:
         """Find where the run resumes or begins, set up the pool, and make or take the run directory. Collective.
 
-        The stack closes what stays open while the run trains; the notes are lines about the settings for the user.
+        The stack closes what stays open during training; notes are lines about the settings for the user.
 
         Raises:
             SettingsError: on all ranks, when one of them finds a mistake; nothing was written then.
@@ -75,28 +58,32 @@ class Run:
             runtime.heartbeat.enter("looking at nodes and links")
             environments, links = survey_cluster(runtime, settings)
             runtime.heartbeat.enter("looking for a checkpoint")
-            resume_point = stack.enter_context(resumed(runtime, settings, report_line(runtime)))
-            pool, inputs = _set_up_pool(runtime, settings, parts, resume_point, links)
-        listener = None
+            self.resume_point = stack.enter_context(resumed(runtime, settings, report_line(runtime)))
+            self.pool, self.inputs = _set_up_pool(runtime, settings, parts, self.resume_point, links)
+        listener, is_resumed = None, self.resume_point is not None
         with control.agreed():
             if runtime.rank == 0 and settings.run.watch_address is not None:
                 listener = listen(f"run.watch={settings.run.watch}", *settings.run.watch_address)
-        needed_bytes = 4 * pool.flat_model.num_parameters + RECORDS_BYTES
-        directory, taken = agree_on_directory(control, settings.run, needed_bytes, is_resumed=resume_point is not None)
-        if resume_point:
-            domains = resume_point.reader.domains
+        needed_bytes = 4 * self.pool.flat_model.num_parameters + RECORDS_BYTES
+        self.directory, taken = agree_on_directory(control, settings.run, needed_bytes, is_resumed)
+        if self.resume_point:
+            domains = self.resume_point.reader.domains
         else:
-            domains = stack.enter_context(fresh_domains(runtime, directory, settings))
-        terminal = open_log(directory, runtime.rank)
+            domains = stack.enter_context(fresh_domains(runtime, self.directory, settings))
+        self.terminal = open_log(self.directory, runtime.rank)
+        """This rank's terminal: its standard output goes to its log."""
         log.info("%s", environments[runtime.rank])
         for line in notes if runtime.rank == 0 else ():
             print_note(line)
-        (directory / STOP_FILE).unlink(missing_ok=True)  # what stopped the run before it resumes now
-        journal, show_line = open_journal(pool, inputs, taken, environments, links, resume_point)
-        if address := stack.enter_context(shown_live(directory, listener)):
-            show_line(f"the run is shown on {address}")
-        writer = CheckpointWriter(domains, runtime.store, runtime.world_size, settings.checkpoint, show_line)
-        return cls(pool, inputs, resume_point, directory, journal, writer, show_line, terminal)
+        (self.directory / STOP_FILE).unlink(missing_ok=True)  # what stopped the run before it resumes now
+        self.journal, self.report_line = open_journal(
+            self.pool, self.inputs, taken, environments, links, self.resume_point
+        )
+        if address := stack.enter_context(shown_live(self.directory, listener)):
+            self.report_line(f"the run is shown on {address}")
+        self.writer = CheckpointWriter(
+            domains, runtime.store, runtime.world_size, settings.checkpoint, self.report_line
+        )
 
     def train(self, stop: StopRequest) -> Outcome:
         """Train until the budget is spent or a rank was asked to stop, by the stop file as well.
@@ -133,8 +120,7 @@ class Run:
         elif place.local_rank == 0:  # every node's terminal shows how it went; files are on rank 0's node
             where = f"run directory on {self.pool.runtime.hosts[0]}: {self.directory}"
             show(f"{lines[0]}; {where}", self.terminal)
-        resumes_at_once = outcome.stop == INTERRUPTED and max_restarts() > 0
-        if not resumes_at_once:
+        if outcome.stop != INTERRUPTED or max_restarts() == 0:  # else it resumes at once
             self._write_report()
 
     def _end(self, outcome: Outcome) -> list[str]:
@@ -150,8 +136,8 @@ class Run:
         saved = [candidate for candidate in result["candidates"] if candidate["name"] == result["saved"]]
         lines = [f"ended: {outcome.stop}; {in_words((saved or result['candidates'])[0])}", where]
         if outcome.weights is not None:
-            pool = outcome.pool
-            lines.append(f"model: {save_model(self.directory, pool.flat_model, outcome.weights, pool.objective)}")
+            flat_model, objective = outcome.pool.flat_model, outcome.pool.objective
+            lines.append(f"model: {save_model(self.directory, flat_model, outcome.weights, objective)}")
         self.journal.close({"stop": outcome.stop, **result})
         return lines
 
@@ -169,8 +155,8 @@ def _set_up_pool(
     runtime: Runtime, settings: Settings, parts: Parts, resume_point: ResumePoint | None, links: Sequence[Link]
 ) -> tuple[LocalPool, PlanInputs]:
     """This rank's share of the pool, as it begins or as the checkpoint has it."""
-    state = resume_point.state if resume_point else None
     runtime.heartbeat.enter("reading the corpus")
+    state = resume_point and resume_point.state
     layout, splits, objective, trajectory = prepare(settings, runtime, parts, state)
     if settings.budget_amount.unit == "epochs":
         epochs, settings = settings.budget, with_known_budget(settings, splits)

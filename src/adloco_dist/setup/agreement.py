@@ -31,16 +31,15 @@ LINK_SECONDS = 120.0
 
 
 def survey_cluster(runtime: Runtime, settings: Settings) -> tuple[list[Environment], list[Link]]:
-    """Every rank's environment, and the links between nodes where they are measured. Collective.
+    """Every rank's environment, and the links between nodes where the settings ask to measure them. Collective.
 
     Raises:
         SettingsError: on all ranks, when some run other code than others.
     """
     environments = survey(runtime, run_disk(settings.run))
     _refuse_difference([must_agree(environment) for environment in environments])
-    if not settings.cluster.check_links:
-        return environments, []
-    return environments, measure_links(runtime, Backend.gloo, PROBE_BYTES, LINK_SECONDS)
+    is_measured = settings.cluster.check_links
+    return environments, measure_links(runtime, Backend.gloo, PROBE_BYTES, LINK_SECONDS) if is_measured else []
 
 
 def run_disk(run: RunSettings) -> Path:
@@ -52,7 +51,7 @@ def compare_settings(control: ControlPlane, settings: Settings) -> None:
     """Check that all ranks run the same experiment.
 
     Raises:
-        SettingsError: on all ranks, with a setting and the ranks that differ in it.
+        SettingsError: on all ranks, with a setting and its values by rank.
     """
     plain = flatten(to_plain(settings))
     _refuse_difference(control.exchange({key: value for key, value in plain.items() if key not in OF_THE_NODE}))
@@ -68,10 +67,7 @@ def prepare(
 ) -> tuple[Layout, Splits, Objective, Trajectory]:
     """Everything that can be refused before a run exists: layout, corpus, the model's shape, batches to replay.
 
-    The batches are known on rank 0 alone, which plans with them.
-
-    Args:
-        resumed: where the run resumes; None: it begins.
+    The batches are known on rank 0 alone, which plans with them. `resumed` is where the run resumes; None: it begins.
 
     Raises:
         SettingsError: on all ranks, when one of them finds a mistake.
@@ -112,10 +108,7 @@ def examine_data(settings: Settings, layout: Layout, parts: Parts) -> Splits:
 
 
 def examine_replay(settings: Settings, layout: Layout | None) -> Trajectory:
-    """The batches and merges that are to be replayed; none where nothing is.
-
-    Args:
-        layout: the layout of a run that begins; None: the run resumes.
+    """The batches and merges to replay, if any. `layout` is that of a run that begins; None: the run resumes.
 
     Raises:
         SettingsError: they cannot be read, or are of another pool.
@@ -138,10 +131,10 @@ def with_known_budget(settings: Settings, splits: Splits) -> Settings:
 
 
 def check_memory(settings: Settings, runtime: Runtime, layout: Layout, objective: Objective) -> None:
-    """Check that this rank's share of the pool fits into its memory, before any is built, where its size is known.
+    """Refuse a share of the pool, where its size is known before it is built, that this rank has no memory for.
 
     Raises:
-        SettingsError: it does not.
+        SettingsError: on this rank alone.
     """
     parameters = objective.num_parameters()
     if parameters is None:
@@ -149,12 +142,12 @@ def check_memory(settings: Settings, runtime: Runtime, layout: Layout, objective
     placed = [len(layout.workers_on(runtime.seat, trainer)) for trainer in layout.trainers_on(runtime.seat)]
     size = settings.pool.ranks_per_worker
     needed = state_bytes(settings, len(placed), sum(placed), parameters.trained // size, parameters.frozen // size)
-    given = settings.cluster.memory_bytes if runtime.device.type == "cpu" else None
-    sharers = runtime.nodes.count(runtime.nodes[runtime.rank])
-    memory = available_bytes(runtime.device, sharers) if given is None else given
+    memory, what = settings.cluster.memory_bytes, "are cluster.memory_bytes"
+    if runtime.device.type != "cpu" or memory is None:
+        sharers = runtime.nodes.count(runtime.nodes[runtime.rank])
+        memory, what = available_bytes(runtime.device, sharers), "are available to it"
     if needed > memory:
         need = f"{parameters.total:,} parameters, of which the workers of a rank take {needed / 1e6:,.0f} MB"
-        what = "are available to it" if given is None else "are cluster.memory_bytes"
         remedy = "use a smaller model, fewer workers per rank, or more memory"
         raise SettingsError(f"{objective.describe()}: has {need}, and {memory / 1e6:,.0f} MB {what}; {remedy}")
 
@@ -162,11 +155,7 @@ def check_memory(settings: Settings, runtime: Runtime, layout: Layout, objective
 def agree_on_directory(
     control: ControlPlane, run: RunSettings, needed_bytes: int, is_resumed: bool = False
 ) -> tuple[Path, RunDirectory | None]:
-    """Rank 0 makes and takes the run directory, all ranks learn its path.
-
-    Args:
-        needed_bytes: what must be free there.
-        is_resumed: the run in it resumes from one of its checkpoints.
+    """Rank 0 makes and takes the run directory, where `needed_bytes` must be free; all ranks learn its path.
 
     Raises:
         SettingsError: on all ranks, when rank 0 cannot have it.

@@ -1,5 +1,6 @@
-"""Whether a rank's instances compute one after the other or concurrently: what its device can, what is faster."""
+"""Whether a rank's instances compute one after the other or concurrently: what is possible, and what is faster."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -32,10 +33,8 @@ def find_slots(
 ) -> tuple[list[ComputeSlot], bool]:
     """The compute slots of this rank, and whether all ranks let their instances compute concurrently.
 
-    Collective. With instances.concurrency=auto both ways are measured with real updates, which are undone.
-
-    Args:
-        recorded: what was measured at the first start, and holds again; None: nothing was.
+    Collective. With instances.concurrency=auto both ways are measured with real updates, which are undone, unless
+    `recorded` says what was measured at the run's first start.
 
     Raises:
         SettingsError: on all ranks, where a device or the model cannot do what is asked.
@@ -59,14 +58,12 @@ def find_slots(
             if obstacle:
                 raise SettingsError.of("instances.concurrency", concurrency, obstacle)
         return slots, True
-    seconds = {"in_turn": 0.0, "at_once": 0.0}
-    if not obstacle:
-        seconds = _measure(slots, trainers, layout, settings)
-    replies = runtime.control.exchange({"obstacle": bool(obstacle), **seconds})
-    slowest = {way: max(reply[way] for reply in replies) for way in seconds}
-    if any(reply["obstacle"] for reply in replies) or slowest["at_once"] >= slowest["in_turn"]:
+    measured = None if obstacle else _measure(slots, trainers, layout, settings)
+    replies = [reply["seconds"] for reply in runtime.control.exchange({"seconds": measured})]
+    if None in replies:
         return [first], False
-    return slots, True
+    in_turn, concurrently = (max(seconds) for seconds in zip(*replies, strict=True))
+    return (slots, True) if concurrently < in_turn else ([first], False)
 
 
 def _obstacle(slot: ComputeSlot, offload: Offload, settings: Settings) -> str | None:
@@ -99,18 +96,18 @@ def _draws_random_numbers(slot: ComputeSlot) -> bool:
 
 def _measure(
     slots: Sequence[ComputeSlot], trainers: Sequence[Trainer], layout: Layout, settings: Settings
-) -> dict[str, float]:
-    """Seconds of a few updates of every instance, in turn and at once; leaves trainers as they were."""
+) -> list[float]:
+    """Seconds of a few updates of every instance, in turn and concurrently; leaves trainers as they were."""
     plan = replace(plan_round(settings, PlanInputs(layout), None, PoolReport()), updates=MEASURED_UPDATES)
-    seconds: dict[str, list[float]] = {"in_turn": [], "at_once": []}
+    fastest = [math.inf, math.inf]
     for repetition in range(1 + MEASUREMENTS):
-        for way, is_concurrent in (("in_turn", False), ("at_once", True)):
+        for is_concurrent in (False, True):
             phase = InnerPhase(replace(plan, is_concurrent=is_concurrent), settings)
-            results = phase.run(trainers, slots)
+            seconds = sum(result.seconds for result in phase.run(trainers, slots).values())
             if repetition:  # the first warms up
-                seconds[way].append(sum(result.seconds for result in results.values()))
+                fastest[is_concurrent] = min(fastest[is_concurrent], seconds)
     for trainer in trainers:
         for worker in trainer.workers:
             worker.weights.copy_(trainer.anchor)
             worker.reset_optimizer()
-    return {way: min(taken) for way, taken in seconds.items()}
+    return fastest

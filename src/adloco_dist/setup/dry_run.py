@@ -17,7 +17,7 @@ from adloco_dist.pool.flat_model import vector_dtype
 from adloco_dist.setup.agreement import examine_data, examine_replay, with_known_budget
 from adloco_dist.setup.building import divided_blocks
 from adloco_dist.setup.parts import Parts
-from adloco_dist.setup.scale import GOOD_UTILISATION, LARGE, Traffic, assumptions, predictions, scale_table
+from adloco_dist.setup.scale import GOOD_UTILISATION, LARGE, Traffic, print_scale
 from adloco_dist.terminal import new_console, new_table, report_line
 
 MEGA, GIGA = 1e6, 1e9
@@ -29,18 +29,13 @@ UPDATE_SECONDS = (0.01, 0.1, 1.0, 10.0)
 def print_dry_run(
     settings: Settings, nodes: Sequence[int], parts: Parts, links: Sequence[Link] = (), unread: Sequence[str] = ()
 ) -> None:
-    """Print what every rank would compute, hold and send.
+    """Print what every rank would compute, hold and send; `nodes` has the node of every rank.
 
-    A model that the settings name is not built, so it may be of any size.
-
-    Args:
-        nodes: the node of every rank.
-        parts: what would be trained on what.
-        links: between nodes, as far as they were measured.
-        unread: what was given and has no effect, a line for each.
+    A model that the settings name is not built, so it may be of any size. `links` are those that were measured,
+    `unread` has a line for each override without effect.
 
     Raises:
-        SettingsError: what training would refuse, but for memory.
+        SettingsError: training would refuse this for another reason than memory.
     """
     layout = experiment_layout(settings, nodes)
     splits = examine_data(settings, layout, parts)
@@ -71,31 +66,26 @@ def print_dry_run(
     console.print(_trainer_table(settings, layout, seats, traffic))
     console.print(_rank_table(settings, layout, seats, part_bytes))
     network = Network(seats, {link.nodes: link.bytes_per_second for link in links})
-    seconds = _link_seconds(layout, network, traffic)
-    if seconds:
+    if seconds := _link_seconds(layout, network, traffic):
         console.print(_utilisation_table(settings, layout, seconds))
     elif len(set(nodes)) > 1 and not links:
         console.print("links: not measured; on the nodes, under torchrun, they are, and utilisation is predicted")
     if parameters.total >= LARGE and not settings.algorithm.is_data_parallel:
-        ranks_per_node = list(nodes).count(nodes[0])
-        if predicted := predictions(settings, parameters, ranks_per_node):
-            console.print(scale_table(predicted, ranks_per_node))
-            console.print(assumptions(settings, parameters))
-    budget = with_known_budget(settings, splits).budget_amount
-    if budget.unit == "tokens" and any(layout.num_workers(trainer) > 1 for trainer in layout.trainers):
+        print_scale(console, settings, parameters, list(nodes).count(nodes[0]))
+    budget, workers = with_known_budget(settings, splits).budget_amount, list(map(layout.num_workers, layout.trainers))
+    if budget.unit == "tokens" and max(workers) > 1:
         console.print(_averages(settings, layout, budget.number))
     tokens = settings.data.sequence_length * settings.batching.local_batch * settings.algorithm.updates_per_round
-    workers = sum(layout.num_workers(trainer) for trainer in layout.trainers)
     console.print(
-        f"tokens of the first round: {tokens:,} per worker, {tokens * workers:,} in the pool; nothing was trained"
+        f"tokens of the first round: {tokens:,} per worker, {tokens * sum(workers):,} in the pool; nothing was trained"
     )
 
 
 def _averages(settings: Settings, layout: Layout, budget: float) -> str:
     """How often a trainer averages until the budget, in tokens, is spent."""
-    updates, trainer = settings.algorithm.updates_per_round, layout.trainers[0]
+    updates = settings.algorithm.updates_per_round
     sequences = budget / settings.data.sequence_length / len(layout.trainers)
-    batch = layout.num_workers(trainer) * settings.batching.local_batch
+    batch = layout.num_workers(layout.trainers[0]) * settings.batching.local_batch
     counts = [f"{rounds_until(sequences, updates, batch, exponent):,.0f}" for exponent in (0.0, 0.5, 1.0)]
     length = f"H = {updates}" + (", which the link will change" if settings.algorithm.round is RoundLength.link else "")
     return (
@@ -139,13 +129,13 @@ def _trainer_table(settings: Settings, layout: Layout, seats: Sequence[int], tra
 
 def _link_seconds(layout: Layout, network: Network, traffic: Traffic) -> dict[int, float]:
     """What a round's averages take on the measured links of each seat whose trainers share one."""
-    found = {}
-    for seat in range(len(network.nodes)):
-        links = {trainer: network.slowest_link(layout.ranks(trainer)) for trainer in layout.trainers_on(seat)}
-        seconds = sum(traffic.over_link(layout.ranks(trainer)) / rate for trainer, rate in links.items() if rate)
-        if seconds:
-            found[seat] = seconds
-    return found
+    seconds = dict.fromkeys(range(len(network.nodes)), 0.0)
+    for trainer in layout.trainers:
+        seats = layout.ranks(trainer)
+        if rate := network.slowest_link(seats):
+            for seat in seats:
+                seconds[seat] += traffic.over_link(seats) / rate
+    return {seat: total for seat, total in seconds.items() if total}
 
 
 def _forecast(settings: Settings, workers: int, link_seconds: float, update_seconds: float) -> RoundForecast:

@@ -53,40 +53,29 @@ def open_journal(
 ) -> tuple[Journal, Callable[[str], None]]:
     """Rank 0's files, tracking and display, and what shows a line there; a journal without sinks elsewhere.
 
-    Args:
-        taken: the run directory, on rank 0.
-        resume_point: where the run resumes; None: it begins.
+    `taken` is the run directory, on rank 0; `resume_point` where the run resumes, None: it begins.
     """
     if taken is None:
         return Journal(), log.info
-    settings, runtime = pool.settings, pool.runtime
-    plain = to_plain(settings)
-    facts = _facts(pool, inputs, plain, environments, links)
-    earlier = dict(resume_point.state.journal) if resume_point else {}
-    keep_bytes = earlier.get("metrics_bytes", 0)
+    settings = pool.settings
+    facts = _facts(pool, inputs, environments, links)
+    earlier, seconds = {}, 0.0
     if resume_point:
         restore_records(taken.path, resume_point)
-        facts["resumed"] = [*earlier.get("resumed", []), _start(resume_point, runtime, earlier.get("hosts", []))]
+        earlier, seconds = dict(resume_point.state.journal), resume_point.state.seconds
+        facts["resumed"] = [*earlier.get("resumed", []), _start(resume_point, pool.runtime, earlier.get("hosts", []))]
         facts["started"] = earlier.get("started", facts["started"])
-    run_file, metrics_file = RunFile(taken.path, facts, earlier or None), MetricsFile(taken.path, keep_bytes)
+    run_file = RunFile(taken.path, facts, earlier or None)
+    metrics_file = MetricsFile(taken.path, earlier.get("metrics_bytes", 0))
     crowding = pool.groups.crowding(inputs.layout.rank_sets)
-    notes = [
-        f"computes in {facts['arithmetic']}",
-        *remarks(environments),
-        *_of_rounds(settings.algorithm),
-        *pool.splits.notes,
-    ]
-    for line in [*notes, *([crowding] if crowding else [])]:
+    notes = [f"computes in {facts['arithmetic']}", *remarks(environments), *_of_rounds(settings.algorithm)]
+    for line in [*notes, *pool.splits.notes, *([crowding] if crowding else [])]:
         print_note(line)
-    display = Display(
-        new_console(min_width=MIN_WIDTH),
-        settings,
-        resume_point.state.seconds if resume_point else 0.0,
-        earlier.get("totals", {}).get("bytes_sent", 0),
-    )
+    bytes_sent = earlier.get("totals", {}).get("bytes_sent", 0)
+    display = Display(new_console(min_width=MIN_WIDTH), settings, seconds, bytes_sent)
     trackers = start_trackers(
         settings.tracking,
-        strict_json(plain),
+        strict_json(facts["settings"]),
         taken.path,
         metrics_file.num_bytes,
         earlier.get("tracking_id"),
@@ -98,26 +87,24 @@ def open_journal(
 
 def _of_rounds(algorithm: AlgorithmSettings) -> list[str]:
     """What to say to someone who has named a length of rounds that the link will change."""
-    is_named = algorithm.updates_per_round != AlgorithmSettings().updates_per_round
-    if algorithm.round is not RoundLength.link or not is_named:
-        return []
     updates = algorithm.updates_per_round
+    if algorithm.round is not RoundLength.link or updates == AlgorithmSettings().updates_per_round:
+        return []
     rule = f"for rounds of {updates}, set algorithm.updates_range=[{updates},{updates}]"
     return [f"algorithm.updates_per_round={updates} is the first round's, and algorithm.round=link changes it; {rule}"]
 
 
 def restore_records(directory: Path, resume_point: ResumePoint) -> None:
-    """metrics.jsonl as of the checkpoint, for a node that has not got it; what is lost of it is reported.
+    """Restore metrics.jsonl as of the checkpoint, and report what is lost of it.
 
     Raises:
         OSError: it cannot be written.
     """
-    path = directory / METRICS_FILE
+    path, records = directory / METRICS_FILE, None
     try:
         records = resume_point.reader.records()
     except (DamagedError, OSError) as error:
         print_note(f"the records in checkpoint {resume_point.reader.name} cannot be read ({error})")
-        records = None
     if records is not None:
         path.write_bytes(records)
     wanted = resume_point.state.journal.get("metrics_bytes", 0)
@@ -139,12 +126,9 @@ def _start(resume_point: ResumePoint, runtime: Runtime, earlier_hosts: Sequence[
 
 
 def _facts(
-    pool: LocalPool,
-    inputs: PlanInputs,
-    plain: dict[str, Any],
-    environments: Sequence[Environment],
-    links: Sequence[Link],
+    pool: LocalPool, inputs: PlanInputs, environments: Sequence[Environment], links: Sequence[Link]
 ) -> dict[str, Any]:
+    """What run.json says from the start."""
     settings, runtime = pool.settings, pool.runtime
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -156,7 +140,7 @@ def _facts(
             "hydra": hydra.__version__,
         },
         "script": Path(sys.argv[0]).name,  # a user's own, perhaps
-        "settings": plain,
+        "settings": to_plain(settings),
         "layout": encode(inputs.layout.in_ranks(settings.pool.ranks_per_worker)),
         "batch_limits": inputs.batch_limits,
         "arithmetic": in_words(settings, pool.slots[0]),

@@ -5,8 +5,9 @@ Nothing here imports torch before it is needed: mistakes in settings are reporte
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from adloco_dist.config import Settings, SettingsError
 from adloco_dist.config.compose import compose, parse
@@ -16,18 +17,16 @@ if TYPE_CHECKING:
     from adloco_dist.objective.protocol import Objective
 
 MEANINGFUL = ("data.shards", "data.sequence_length")
-"""Settings of `data` that say something about a user's own data, too."""
+"""Settings of `data` that apply to a user's own data, too."""
 ONE_TOKEN = "data.sequence_length=1"
 """Budgets in tokens count a user's sequences, unless the user says how many tokens each of them has."""
 
 
-class Parts(Protocol):
-    """Where a run's model, loss and data come from."""
+class NamedParts:
+    """A corpus and a transformers model that the settings name."""
 
-    @property
-    def command(self) -> tuple[str, ...]:
-        """The arguments of the interpreter that start another process of the same run, settings excluded."""
-        ...
+    command: tuple[str, ...] = ("-m", "adloco_dist.launch")
+    """The arguments of the interpreter that start another process of the same run, settings excluded."""
 
     def compose(self, overrides: Sequence[str]) -> Settings:
         """The settings of a run.
@@ -35,11 +34,11 @@ class Parts(Protocol):
         Raises:
             SettingsError: a mistake in them, or one that has no effect.
         """
-        ...
+        return compose(overrides)
 
     def data_name(self, settings: Settings) -> str:
         """What names the data: an error message about it begins with this."""
-        ...
+        return f"data.corpus={settings.data.corpus.name}"
 
     def splits(self, settings: Settings) -> "Splits":
         """The data for training and validation.
@@ -47,7 +46,9 @@ class Parts(Protocol):
         Raises:
             SettingsError: it cannot be read.
         """
-        ...
+        from adloco_dist.data.corpora import load_corpus
+
+        return load_corpus(settings.data, settings.seed)
 
     def objective(self, settings: Settings, splits: Any, reads_weights: bool = True) -> "Objective":
         """What is computed.
@@ -59,26 +60,6 @@ class Parts(Protocol):
         Raises:
             SettingsError: there is no such model.
         """
-        ...
-
-
-class NamedParts:
-    """A corpus and a transformers model that the settings name."""
-
-    command = ("-m", "adloco_dist.launch")
-
-    def compose(self, overrides: Sequence[str]) -> Settings:
-        return compose(overrides)
-
-    def data_name(self, settings: Settings) -> str:
-        return f"data.corpus={settings.data.corpus.name}"
-
-    def splits(self, settings: Settings) -> "Splits":
-        from adloco_dist.data.corpora import load_corpus
-
-        return load_corpus(settings.data, settings.seed)
-
-    def objective(self, settings: Settings, splits: Any, reads_weights: bool = True) -> "Objective":
         from adloco_dist.checkpoint.model import check_model
         from adloco_dist.objective.architecture import local_model
         from adloco_dist.objective.language import LanguageObjective
@@ -89,50 +70,51 @@ class NamedParts:
         return LanguageObjective.fitted(settings, splits.vocabulary, splits.num_labels, names)
 
 
+@dataclass(frozen=True)
 class OwnParts:
-    """The functions of a user's script; the arguments are those of `launch`."""
+    """The functions of a user's script, as `launch` takes them; methods are those of `NamedParts`."""
 
-    def __init__(
-        self,
-        model: Callable[[], Any],
-        data: Callable[[], Any],
-        loss: Callable[[Any, Any], tuple[Any, int]],
-        collate: Callable[[list[Any]], Any] | None = None,
-        blocks: Callable[[Any], Sequence[Any]] | None = None,
-    ) -> None:
-        self._model, self._data, self._loss, self._collate, self._blocks = model, data, loss, collate, blocks
-        self._script = Path(sys.argv[0]).resolve()
+    model: Callable[[], Any]
+    data: Callable[[], Any]
+    loss: Callable[[Any, Any], tuple[Any, int]]
+    collate: Callable[[list[Any]], Any] | None = None
+    blocks: Callable[[Any], Sequence[Any]] | None = None
+    script: Path = field(default_factory=lambda: Path(sys.argv[0]).resolve())
 
     @property
     def command(self) -> tuple[str, ...]:
         spec = sys.modules["__main__"].__spec__
         if spec is not None:  # python -m package.module
             return ("-m", spec.name.removesuffix(".__main__"))
-        return (str(self._script),)
+        return (str(self.script),)
 
     def compose(self, overrides: Sequence[str]) -> Settings:
         for name in ("model", "data", "loss", "collate", "blocks"):
-            part = getattr(self, f"_{name}")
+            part = getattr(self, name)
             if not callable(part) and not (name in ("collate", "blocks") and part is None):
                 raise SettingsError(f"launch({name}={part!r}): must be a function; see docs/guide/own-model.md")
         for override in parse(overrides):
             key = override.key_or_group.partition(".")[0]
             if key in ("model", "data") and override.key_or_group not in MEANINGFUL:
-                rule = f"has no effect, because {self._script.name} brings its own {key}; leave it out"
+                rule = f"has no effect, because {self.script.name} brings its own {key}; leave it out"
                 raise SettingsError(f"{override.input_line}: {rule}")
         return compose([ONE_TOKEN, *overrides])
 
     def data_name(self, settings: Settings) -> str:
-        return f"data={getattr(self._data, '__name__', type(self._data).__name__)}"
+        return f"data={getattr(self.data, '__name__', type(self.data).__name__)}"
 
     def splits(self, settings: Settings) -> "Splits":
         from torch.utils.data import default_collate
 
         from adloco_dist.data.own import own_splits
 
-        return own_splits(self._data, self._collate or default_collate)
+        return own_splits(self.data, self.collate or default_collate)
 
     def objective(self, settings: Settings, splits: Any, reads_weights: bool = True) -> "Objective":
         from adloco_dist.objective.own import OwnObjective
 
-        return OwnObjective(self._model, self._loss, splits.first_batch, settings.seed, self._blocks)
+        return OwnObjective(self.model, self.loss, splits.first_batch, settings.seed, self.blocks)
+
+
+Parts = NamedParts | OwnParts
+"""Where a run's model, loss and data come from."""

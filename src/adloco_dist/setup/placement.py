@@ -27,8 +27,8 @@ from adloco_dist.pool.trainer import Trainer
 from adloco_dist.pool.worker import Worker
 from adloco_dist.round.algorithm import PseudoGradients
 from adloco_dist.round.local_pool import LocalPool, bytes_reserved_for_groups, probe_in_turn, set_up_estimators
+from adloco_dist.setup.building import examine_module
 from adloco_dist.setup.concurrency import find_slots
-from adloco_dist.setup.module_state import examine_module
 
 
 def set_up_pool(
@@ -42,16 +42,13 @@ def set_up_pool(
 ) -> LocalPool:
     """Set up this rank's share of the pool: every trainer that has a worker here, all from the same weights.
 
-    Collective.
-
-    Args:
-        module: what the objective has built, or this rank's part of it (`build_module`).
-        resume_point: where the run resumes, whose data are dealt as they were; None: it begins.
+    Collective. `module` is what `build_module` returned. At a resume point data are dealt as they were; None: the run
+    begins.
 
     Raises:
         SettingsError: on all ranks, when one of them cannot do what is asked, or not even one sequence fits on it.
     """
-    groups = _connected_groups(settings, layout, runtime)  # before free memory is looked at, of which NCCL takes some
+    groups = _connected_groups(settings, layout, runtime)  # first, because NCCL takes memory
     changing = examine_module(objective, module, settings, runtime)
     first = new_slot(objective, module, runtime.device, settings, changing)
     flat_model = first.flat_model
@@ -67,15 +64,14 @@ def set_up_pool(
     resident = count_resident(first, settings, len(placed), num_workers, runtime.ranks_on_device, reserved_bytes)
     born_on = runtime.device if resident is None else "cpu"
     trainers = {}
-    for trainer_id, workers in placed.items():
-        instances = [
+    for trainer, ids in placed.items():
+        workers = [
             Worker(worker, initial_weights.to(born_on, copy=True), flat_model, settings.inner, settings.wire)
-            for worker in workers
+            for worker in ids
         ]
         averager = new_averager(settings.wire, initial_weights.dtype, runtime.nodes)
-        trainers[trainer_id] = Trainer(
-            trainer_id, instances, initial_weights, flat_model, cursors[trainer_id], settings, averager
-        )
+        cursor = cursors[trainer]
+        trainers[trainer] = Trainer(trainer, workers, initial_weights, flat_model, cursor, settings, averager)
     algorithm = DataParallel() if settings.algorithm.is_data_parallel else PseudoGradients(settings.wire)
     offload = Offload(runtime.device, resident)
     pool = LocalPool(settings, runtime, splits, objective, algorithm, groups, [first], offload, cursors, trainers, {})
@@ -127,11 +123,7 @@ def backend_of_averages(settings: Settings, backend: Backend) -> Backend:
 
 
 def find_plan_inputs(pool: LocalPool, layout: Layout, trajectory: Trajectory, links: Sequence[Link] = ()) -> PlanInputs:
-    """What the plans are decided from: the shards' sizes, every trainer's batch limit from its ranks' capacities, and
-    the links between nodes as far as they were measured.
-
-    Collective.
-    """
+    """What the plans are decided from; batch limits follow from the capacities of a trainer's ranks. Collective."""
     replies = pool.runtime.control.exchange({"capacity": pool.flat_model.capacity})[:: pool.runtime.ranks_per_worker]
     limits = {
         trainer: smallest_capacity(replies[rank]["capacity"] for rank in layout.ranks(trainer))
@@ -143,7 +135,7 @@ def find_plan_inputs(pool: LocalPool, layout: Layout, trajectory: Trajectory, li
 
 
 def _connected_groups(settings: Settings, layout: Layout, runtime: Runtime) -> Groups:
-    """The groups of the layout, each of which is tried, as is that of this rank's seat.
+    """Form the groups of the layout, and try each of them and the group of this rank's seat.
 
     Raises:
         SettingsError: on all ranks, when some of them cannot exchange tensors, or there cannot be as many groups.
@@ -174,7 +166,7 @@ def _find_capacity(pool: LocalPool, layout: Layout) -> None:
     """Find how many sequences fit into a micro-batch.
 
     Raises:
-        SettingsError: on all ranks, when not even one does on some.
+        SettingsError: on all ranks, when not even one fits on some rank.
     """
     with pool.runtime.control.agreed():
         if not probe_in_turn(pool, layout):

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rich.table import Table
+from rich.console import Console
 
 from adloco_dist.averaging.group import ring_bytes_sent
 from adloco_dist.config import RoundLength, Settings, SettingsError
@@ -28,11 +28,11 @@ GIGA = 1e9
 
 @dataclass(frozen=True)
 class Traffic:
-    """The bytes of a round. Trainers are named by their seats, which are ranks where a worker fits one."""
+    """The bytes that ranks send in a round; a trainer is given by its seats."""
 
     settings: Settings
     num_parameters: int
-    """Trained ones of the whole model."""
+    """Trained parameters of the whole model."""
     nodes: Sequence[int]
     """The node of every rank."""
 
@@ -51,7 +51,7 @@ class Traffic:
         return self.settings.pool.ranks_per_worker * self.of_rank(sorted(first.values()))
 
     def over_fullest_link(self, layout: Layout) -> int:
-        """What the node that sends the most sends to others, for all trainers that it has workers of."""
+        """The most that a node sends to others, for all trainers that it has workers of."""
         sent = Counter[int]()
         for trainer in layout.trainers:
             seats = layout.ranks(trainer)
@@ -75,18 +75,18 @@ class Prediction:
     """By link: the seconds that those bytes take, and the smallest H with which updates have 95 % of the time."""
 
 
-def tokens_of_rank(settings: Settings) -> int:
+def _tokens_of_rank(settings: Settings) -> int:
     """Tokens of an update with the first batch, on the rank that has the most of its sequences."""
     return -(-settings.batching.local_batch // settings.pool.ranks_per_worker) * settings.data.sequence_length
 
 
-def update_seconds(settings: Settings, parameters: ParameterCount) -> float:
+def _update_seconds(settings: Settings, parameters: ParameterCount) -> float:
     """Time of a worker's update with that batch."""
-    return computing_seconds(parameters.total, tokens_of_rank(settings), FLOPS_PER_SECOND)
+    return computing_seconds(parameters.total, _tokens_of_rank(settings), FLOPS_PER_SECOND)
 
 
 def predictions(settings: Settings, parameters: ParameterCount, ranks_per_node: int) -> list[Prediction]:
-    """Rounds on every number of nodes, but for those whose ranks and workers do not fit together."""
+    """Rounds on every number of nodes whose ranks and workers fit together."""
     predicted, wire = [], settings.wire
     for num_nodes in NUMBERS_OF_NODES:
         nodes = [node for node in range(num_nodes) for _ in range(ranks_per_node)]
@@ -97,7 +97,7 @@ def predictions(settings: Settings, parameters: ParameterCount, ranks_per_node: 
         workers = [worker for trainer in layout.trainers for worker in layout.workers[trainer]]
         on_rank = len(workers) // len({seat for worker in workers for seat in worker})
         sent = Traffic(settings, parameters.trained, nodes).over_fullest_link(layout)
-        busy = on_rank * update_seconds(settings, parameters)
+        busy = on_rank * _update_seconds(settings, parameters)
         seconds = {link: sent / rate for link, rate in LINKS.items()}
         rounds = {
             link: (transfer, shortest_round(GOOD_UTILISATION, busy, transfer, wire.fragments, wire.delay_updates))
@@ -107,30 +107,31 @@ def predictions(settings: Settings, parameters: ParameterCount, ranks_per_node: 
     return predicted
 
 
-def scale_table(predicted: Sequence[Prediction], ranks_per_node: int) -> Table:
-    """A row for each number of nodes, a column for each link."""
+def print_scale(console: Console, settings: Settings, parameters: ParameterCount, ranks_per_node: int) -> None:
+    """Print a row for each number of nodes, with a column for each link, and what the predictions assume."""
     share = f"{GOOD_UTILISATION:.0%}"
     title = f"predicted: seconds of a round's averages on the link of a node with {ranks_per_node} ranks, and the H "
     title += f"from which on updates have {share} of the time"
     table = new_table(("nodes", "workers", "GB sent by a node", *LINKS), title, has_lines=True)
-    for row in predicted:
+    for row in predictions(settings, parameters, ranks_per_node):
         cells = [f"{_in_words(seconds)} s, H {length:,}" for seconds, length in row.rounds.values()]
         table.add_row(str(row.num_nodes), str(row.num_workers), f"{row.link_bytes / GIGA:,.2f}", *cells)
-    return table
+    if table.rows:
+        console.print(table)
+        console.print(_assumptions(settings, parameters))
 
 
 def _in_words(seconds: float) -> str:
     return f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}"
 
 
-def assumptions(settings: Settings, parameters: ParameterCount) -> str:
-    """What the predictions stand on."""
+def _assumptions(settings: Settings, parameters: ParameterCount) -> str:
     rate = f"{FLOPS_PER_SECOND / 1e12:.0f} TFLOP/s per GPU"
     bound = ""
     if settings.algorithm.round is RoundLength.link:
         bound = f"; the link will choose H, up to {settings.algorithm.updates_range[1]} (algorithm.updates_range)"
     return (
-        f"assumed: an update takes {update_seconds(settings, parameters):.3g} s, which is {FLOPS_PER_PARAMETER} x "
-        f"{parameters.total:,} parameters x {tokens_of_rank(settings):,} tokens of a rank / {rate} (an H100 in "
+        f"assumed: an update takes {_update_seconds(settings, parameters):.3g} s, which is {FLOPS_PER_PARAMETER} x "
+        f"{parameters.total:,} parameters x {_tokens_of_rank(settings):,} tokens of a rank / {rate} (an H100 in "
         f"docs/gpus.md); latencies, and traffic inside of nodes, are not counted{bound}"
     )

@@ -25,7 +25,7 @@ TAIL_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class Slot:
+class _Slot:
     """What one run at a time may use of this machine."""
 
     cores: Sequence[int]
@@ -33,12 +33,8 @@ class Slot:
     """GPUs as CUDA_VISIBLE_DEVICES names them; empty on a machine without."""
 
 
-def deal_slots(num_jobs: int) -> list[Slot]:
-    """The machine in `num_jobs` parts: its GPUs, if it has any, and its cores.
-
-    Raises:
-        SettingsError: there are fewer GPUs (or, without GPUs, cores) than jobs.
-    """
+def _deal_slots(num_jobs: int) -> list[_Slot]:
+    """The machine in `num_jobs` parts: its GPUs, if it has any, and its cores."""
     require(num_jobs >= 1, "--jobs", num_jobs, "must be >= 1")
     import torch
 
@@ -49,11 +45,11 @@ def deal_slots(num_jobs: int) -> list[Slot]:
     devices, kind = (gpus, "GPUs") if gpus else (cores, "cores")
     require(num_jobs <= len(devices), "--jobs", num_jobs, f"must be <= {len(devices)}, the {kind} of this machine")
     parts = [np.array_split(devices, num_jobs) for devices in (cores, gpus)]
-    return [Slot(of_cores.tolist(), of_gpus.tolist()) for of_cores, of_gpus in zip(*parts, strict=True)]
+    return [_Slot(of_cores.tolist(), of_gpus.tolist()) for of_cores, of_gpus in zip(*parts, strict=True)]
 
 
 def launch_here(num_jobs: int, program: Sequence[str]) -> Launch:
-    """What runs drivers on this machine, `num_jobs` at a time; a run that fails fails alone. Main thread only.
+    """Runs drivers on this machine, `num_jobs` at a time; the failure of one ends no other. Main thread only.
 
     Ctrl-C and the other requests to stop reach all drivers that run, which end their rounds, and no further one is
     started. `program` has the arguments of the interpreter that start one.
@@ -61,29 +57,27 @@ def launch_here(num_jobs: int, program: Sequence[str]) -> Launch:
     Raises:
         SettingsError: there are fewer GPUs (or, without GPUs, cores) than jobs.
     """
-    slots = deal_slots(num_jobs)
-
-    def launch(points: Sequence[Point]) -> list[int]:
-        running = _Running(program, slots)
-        titles = [f"run {number} of {len(points)}" for number in range(1, len(points) + 1)]
-        with handling(STOP_SIGNALS, running.stop), ThreadPoolExecutor(len(slots)) as executor:
-            return list(executor.map(running.run, points, titles))
-
-    return launch
+    return _Drivers(program, _deal_slots(num_jobs)).run_all
 
 
-class _Running:
-    """The drivers that run now."""
+class _Drivers:
+    """The drivers that run now, each in a slot of its own."""
 
-    def __init__(self, program: Sequence[str], slots: Sequence[Slot]) -> None:
-        self._program, self._is_alone = program, len(slots) == 1
-        self._free: SimpleQueue[Slot] = SimpleQueue()
+    def __init__(self, program: Sequence[str], slots: Sequence[_Slot]) -> None:
+        self._program, self._num_slots = program, len(slots)
+        self._free: SimpleQueue[_Slot] = SimpleQueue()
         for slot in slots:
             self._free.put(slot)
         self._drivers: list[subprocess.Popen[bytes]] = []
         self._is_stopping = False
 
-    def run(self, point: Point, title: str) -> int:
+    def run_all(self, points: Sequence[Point]) -> list[int]:
+        """Run a driver for every point; their exit codes."""
+        titles = [f"run {number} of {len(points)}" for number in range(1, len(points) + 1)]
+        with handling(STOP_SIGNALS, self._stop), ThreadPoolExecutor(self._num_slots) as executor:
+            return list(executor.map(self._run, points, titles))
+
+    def _run(self, point: Point, title: str) -> int:
         """Run a driver once a slot is free; its exit code."""
         slot = self._free.get()
         try:
@@ -102,9 +96,9 @@ class _Running:
         report_line(f"{title}: {point.name} " + ("was stopped" if code == EXIT_STOPPED else f"ended with code {code}"))
         return code
 
-    def _run_driver(self, point: Point, slot: Slot) -> int:
-        environment = dict(os.environ)
-        if slot.gpus and not self._is_alone:
+    def _run_driver(self, point: Point, slot: _Slot) -> int:
+        environment, has_part = dict(os.environ), self._num_slots > 1
+        if slot.gpus and has_part:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(slot.gpus)
         with point.log.open("a", encoding="utf-8") as output:
             driver = subprocess.Popen(
@@ -113,9 +107,9 @@ class _Running:
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 env=environment,
-                start_new_session=True,  # out of the terminal's reach: `stop` passes on what it sends
+                start_new_session=True,  # out of the terminal's reach: `_stop` passes on what it sends
             )
-        if not self._is_alone:
+        if has_part:
             os.sched_setaffinity(driver.pid, slot.cores)
         self._drivers.append(driver)
         if self._is_stopping:  # since it was looked at: this one has not heard of it
@@ -124,7 +118,7 @@ class _Running:
         self._drivers.remove(driver)
         return code
 
-    def stop(self, signum: int, frame: FrameType | None) -> None:
+    def _stop(self, signum: int, frame: FrameType | None) -> None:
         """Ask all drivers to end their rounds; a second Ctrl-C ends them at once."""
         again, self._is_stopping = self._is_stopping and signum == signal.SIGINT, True
         report_error("stopping: the runs end their rounds (Ctrl-C again: stop at once)")

@@ -47,7 +47,7 @@ Launch = Callable[[Sequence[Point]], list[int]]
 
 
 def expand(overrides: Sequence[str]) -> tuple[list[Point], list[str]]:
-    """The points of a sweep, and those overrides that are for Hydra itself.
+    """The points of a sweep, and the overrides that are for Hydra itself.
 
     Raises:
         SettingsError: an override cannot be read, or none has several values.
@@ -113,8 +113,9 @@ def _digest(text: str) -> str:
 
 
 def name_without_effect(points: Sequence[Point], unread: Sequence[dict[str, str]]) -> list[str]:
-    """Say which settings have no effect in some of the runs, a line for each: for every point it is given which have
-    none and why, by override as it was typed.
+    """Say which settings have no effect in some of the runs, a line for each.
+
+    `unread` has for every point the overrides without effect, as they were typed, and why.
 
     Raises:
         SettingsError: the sweep is over one that has none in any run: all its values would give the same run.
@@ -124,8 +125,8 @@ def name_without_effect(points: Sequence[Point], unread: Sequence[dict[str, str]
         reasons[line.partition("=")[0]].append((line, why))
     notes = []
     for key, of_runs in reasons.items():
-        (line, why), is_swept, is_everywhere = of_runs[0], key in points[0].values, len(of_runs) == len(points)
-        if is_swept and is_everywhere:
+        (line, why), is_swept = of_runs[0], key in points[0].values
+        if is_swept and len(of_runs) == len(points):
             given = ",".join(dict.fromkeys(point.values[key] for point in points))
             raise SettingsError(f"-m {key}={given}: {why}; all its values give the same run: set that, or sweep others")
         notes.append(f"{key if is_swept else line}: in {len(of_runs)} of {len(points)} runs {why}")

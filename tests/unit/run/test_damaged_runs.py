@@ -24,7 +24,7 @@ from adloco_dist.run.journal import MetricsFile
 from adloco_dist.run.reading import read_rows, read_run, read_trajectory, settings_of
 from adloco_dist.run.rows import TrainerRow
 from adloco_dist.sweep.points import Point
-from adloco_dist.sweep.table import Row, show_table, write_csv
+from adloco_dist.sweep.sweep import Row, show_table, write_csv
 from adloco_dist.tools.evaluate import evaluate_run
 from adloco_dist.tools.finished import load_model
 from adloco_dist.tools.generate import continue_text
