@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from adloco_dist.config import OF_ROWS, Corpus, DataSettings, Packing, SettingsError, require
-from adloco_dist.data.documents import Document, RowFiles, hold_out, hub_files, local_files
+from adloco_dist.data.documents import Document, Labels, RowFiles, find_labels, hold_out, hub_files
 from adloco_dist.data.encoding import Encoder, Vocabulary, load_encoder, load_tokenizer
 from adloco_dist.data.files import expand
 from adloco_dist.data.indexed import IndexedDataset
-from adloco_dist.data.labels import Labels, find_labels
 from adloco_dist.data.protocols import Splits
 from adloco_dist.data.row_streams import RowStreams
 from adloco_dist.data.streams import StreamDataset
@@ -111,7 +110,7 @@ def _of_streams(data: DataSettings, seed: int) -> TextSplits:
     numbered = [str(number) for number in range(data.num_labels or 0)]
     labels = Labels(tuple(train.label_names or numbered)) if data.is_labelled else None
     validation = _table(data, _read(held_out), encoder, labels)
-    require(not train.is_empty(), "data.train", ",".join(data.train), NO_DOCUMENT)
+    require(next(train.documents(), None) is not None, "data.train", ",".join(data.train), NO_DOCUMENT)
     sizes = [[Path(file).name, Path(file).stat().st_size if Path(file).is_file() else None] for file in train.files]
     identity = json.dumps({"files": sizes, "encoder": encoder.digest})
     rows = RowStreams(train, encoder, labels, data.sequence_length, data.packing, seed)
@@ -168,11 +167,14 @@ def files_of(data: DataSettings) -> tuple[RowFiles, RowFiles] | tuple[TextFiles,
     is_library = data.corpus is Corpus.python_stdlib
     train = library_sources() if is_library else expand("data.train", data.train)
     validation = expand("data.validation", data.validation)
+    train, validation = tuple(map(str, train)), tuple(map(str, validation))
     if data.corpus in OF_ROWS:
-        return local_files("data.train", train, data), local_files("data.validation", validation, data)
-    taken = tuple(map(str, train[: data.sample]))
-    of_text = TextFiles("data.corpus" if is_library else "data.train", taken, data)
-    return of_text, TextFiles("data.validation", tuple(map(str, validation)), data)
+        file_format = data.corpus.name
+        return RowFiles("data.train", train, file_format, data), RowFiles(
+            "data.validation", validation, file_format, data
+        )
+    of_text = TextFiles("data.corpus" if is_library else "data.train", train[: data.sample], data)
+    return of_text, TextFiles("data.validation", validation, data)
 
 
 def _read(files: RowFiles | TextFiles) -> list[Document]:

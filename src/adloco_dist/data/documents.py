@@ -1,4 +1,4 @@
-"""Documents, and files of rows that hold them: JSON lines, parquet, csv, here or on the Hugging Face hub.
+"""Documents with their labels, and files of rows that hold them: JSON lines, parquet, csv, here or on the hub.
 
 Files are read one by one, so that a place in a corpus is a file and a row, and what cannot be read has a name. A data
 set of the hub is found through `datasets`; no row is downloaded before it is wanted.
@@ -6,7 +6,7 @@ set of the hub is found through `datasets`; no row is downloaded before it is wa
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -58,6 +58,43 @@ def _content_key(document: Document) -> bytes:
     return hashlib.sha256(as_bytes(document.text)).digest()
 
 
+@dataclass(frozen=True)
+class Labels:
+    """Classes by number; run.json has their names."""
+
+    names: tuple[str, ...]
+
+    def number(self, document: Document) -> int:
+        """The class of a document; raises a SettingsError where it is none of the classes."""
+        label, count, place = document.label, len(self.names), f"row {document.row} of {document.file}"
+        assert label is not None
+        if isinstance(label, str) and label in self.names:
+            return self.names.index(label)
+        if isinstance(label, str):
+            detail = f"{place} has label {one_line(repr(label))}, which no training document has"
+            raise SettingsError(f"data.label_column: {detail}; its labels are {one_line(', '.join(self.names))}")
+        rule = f"{place} has label {label}; labels go from 0 to {count - 1}, or set more classes"
+        require(0 <= label < count, "data.num_labels", count, rule)
+        return label
+
+
+def find_labels(documents: Iterable[Document], names: list[str] | None, data: DataSettings) -> Labels:
+    """The classes that a corpus' training documents have, or that it names itself; raises a SettingsError where some
+    are words, others numbers, or there is one alone."""
+    if names is not None:
+        return Labels(tuple(names))
+    labels = {document.label for document in documents}
+    words = sorted(label for label in labels if isinstance(label, str))
+    is_of_one_kind = not words or len(words) == len(labels)
+    rule = "some labels are words, others numbers; use one kind"
+    require(is_of_one_kind, "data.label_column", data.label_column, rule)
+    count = data.num_labels or (len(words) if words else 1 + max(label for label in labels if isinstance(label, int)))
+    has = f"the training documents have {max(len(words), count)} classes"
+    rule = f"{has}; there must be two at least, all of them counted"
+    require(count >= max(2, len(words)), "data.num_labels", data.num_labels, rule)
+    return Labels(tuple(words + [str(number) for number in range(len(words), count)]))
+
+
 @dataclass
 class LeftOut:
     """What was left out of a corpus, reported once for each file and cause however often the file is read. Streams add
@@ -96,12 +133,15 @@ class RowFiles:
     format: str
     """json, parquet or csv."""
     data: DataSettings
-    maximum: int | None = None
-    """Maximum number of documents that are read of all files together; None: all."""
     left_out: LeftOut = field(default_factory=LeftOut)
 
+    @property
+    def maximum(self) -> int | None:
+        """Maximum number of documents that are read of all files together; None: all."""
+        return self.data.validation_documents if self.setting == "data.validation" else self.data.sample
+
     def documents(self) -> Iterator[Document]:
-        """Read the documents of all files, in order."""
+        """The documents of all files, in order."""
         return islice((document for file in self.files for document in self.of_file(file)), self.maximum)
 
     def of_file(self, file: str, first_row: int = 0) -> Generator[Document]:
@@ -124,19 +164,11 @@ class RowFiles:
             setting = self._columns[min(unseen)]
             raise SettingsError(f"{setting}: {file} has no such column; it has {_names(row)}")
 
-    def is_empty(self) -> bool:
-        """Whether there is no document; only the first is read."""
-        for file in self.files:
-            with closing(self.of_file(file)) as documents:
-                if next(documents, None) is not None:
-                    return False
-        return True
-
     def take_notes(self) -> list[str]:
         """What was left out since the last call, one line for each file and cause."""
         return [f"{self.setting}: {line}" for line in self.left_out.take()]
 
-    @cached_property
+    @property
     def label_names(self) -> list[str] | None:
         """What a hub data set calls its classes; None: it does not say."""
         column = self.data.label_column
@@ -229,18 +261,11 @@ def hub_files(data: DataSettings) -> tuple[RowFiles, RowFiles]:
     rule = f"has files of kind {file_format}; must be json, parquet or csv"
     require(file_format in FORMATS, "data.hub", data.hub, rule)
 
-    def files_of(setting: str, splits: Sequence[str], maximum: int | None) -> RowFiles:
+    def files_of(setting: str, splits: Sequence[str]) -> RowFiles:
         for split in splits:
             rule = f"{data.hub} has no such split; it has {', '.join(map(str, files_of_splits))}"
             require(split in files_of_splits, setting, split, rule)
         files = tuple(str(file) for split in splits for file in files_of_splits[split])
-        return RowFiles(setting, files, file_format, data, maximum)
+        return RowFiles(setting, files, file_format, data)
 
-    train = files_of("data.train", data.train, data.sample)
-    return train, files_of("data.validation", data.validation, data.validation_documents)
-
-
-def local_files(setting: str, paths: Sequence[Path], data: DataSettings) -> RowFiles:
-    """Files of rows on this machine."""
-    maximum = data.validation_documents if setting == "data.validation" else data.sample
-    return RowFiles(setting, tuple(map(str, paths)), data.corpus.name, data, maximum)
+    return files_of("data.train", data.train), files_of("data.validation", data.validation)

@@ -13,10 +13,9 @@ from itertools import islice
 import numpy as np
 
 from adloco_dist.config import Packing, SettingsError
-from adloco_dist.data.documents import Document, RowFiles
+from adloco_dist.data.documents import Document, Labels, RowFiles
 from adloco_dist.data.encoding import Encoder, Tokens
 from adloco_dist.data.indexed import permutation
-from adloco_dist.data.labels import Labels
 from adloco_dist.data.streams import Stream, StreamError
 from adloco_dist.data.tokens import TokenBatch, padded
 

@@ -1,4 +1,4 @@
-"""Models from settings: transformers builds them, this module says what is wrong."""
+"""Models from settings: transformers builds them; this file checks them, and chooses their attention."""
 
 import re
 from collections.abc import Iterator
@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from adloco_dist.config import ModelSettings, SettingsError, require
 from adloco_dist.data.hub import fetching
 from adloco_dist.data.tokens import TokenBatch
 from adloco_dist.objective.architecture import FETCH_REMEDY, local_model
-from adloco_dist.objective.attention import attend_without_mask
 from adloco_dist.objective.losses import losses
 from adloco_dist.objective.protocol import ParameterCount
 from adloco_dist.objective.weights import auto_class, load_weights, num_stored, on_meta
@@ -29,6 +29,13 @@ MAX_COMPUTED = 1 << 27
 """Parameters of a model that is computed for nothing but to find out whether it can be."""
 NUM_TOKENS = 3
 """Tokens that models are tried with."""
+MASKLESS = "maskless_sdpa"
+"""The name of an attention implementation: transformers' sdpa. No mask function is registered under it, so transformers
+make no mask."""
+TRIAL_TOKENS = 16
+"""Tokens whose logits must be the same with and without a mask."""
+
+AttentionInterface.register(MASKLESS, sdpa_attention_forward)
 
 
 def build_model(
@@ -132,12 +139,48 @@ def _try_out(
     SettingsError where it cannot be computed."""
     with _computable(model):
         if model.attention is None and not is_classifier:
-            attend_without_mask(module)
+            _attend_without_mask(module)
         torch.nn.Module.to(module, device)
         with torch.autocast(device.type, torch.bfloat16) if in_bf16 else nullcontext():
             trial_losses(module.eval(), is_classifier).sum().backward()  # in which no buffer changes
     module.zero_grad(set_to_none=True)
     module.train()
+
+
+def _attend_without_mask(module: PreTrainedModel) -> None:
+    """Let a causal model that attends to everything before a token do so without a mask.
+
+    Given no mask, transformers look at the values of the positions for sequences packed side by side: one
+    synchronisation with the device in every forward pass. Where `torch.compile` traces the model they cannot look and
+    always build the mask, with which torch takes neither its flash kernel nor grouped queries.
+
+    The module is left as it is where it has an implementation of its own, attends within a window, or computes other
+    logits without the mask.
+    """
+    config = module.config
+    if config._attn_implementation != "sdpa" or _has_windows(config.get_text_config()):
+        return
+    expected = _trial_logits(module)
+    module.set_attn_implementation(MASKLESS)
+    if config._attn_implementation != MASKLESS or not torch.allclose(_trial_logits(module), expected, atol=1e-5):
+        module.set_attn_implementation("sdpa")
+
+
+def _has_windows(config: PretrainedConfig) -> bool:
+    names = ("sliding_window", "attention_chunk_size", "window_size")
+    kinds = set(getattr(config, "layer_types", None) or ())
+    return bool(kinds - {"full_attention"}) or any(getattr(config, name, None) for name in names)
+
+
+def _trial_logits(module: PreTrainedModel) -> torch.Tensor:
+    was_training = module.training
+    config = module.config.get_text_config()
+    count = min(TRIAL_TOKENS, getattr(config, "max_position_embeddings", None) or TRIAL_TOKENS)
+    tokens = torch.arange(count, device=module.device)[None] % config.vocab_size
+    with torch.no_grad():
+        logits = module.eval()(input_ids=tokens, use_cache=False).logits
+    module.train(was_training)
+    return logits
 
 
 def trial_losses(module: PreTrainedModel, is_classifier: bool) -> torch.Tensor:
