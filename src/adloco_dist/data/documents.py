@@ -1,7 +1,7 @@
 """Documents with their labels, and files of rows that hold them: JSON lines, parquet, csv, here or on the hub.
 
-Files are read one by one, so that a place in a corpus is a file and a row, and what cannot be read has a name. A data
-set of the hub is found through `datasets`; no row is downloaded before it is wanted.
+Files are read one by one, so that a place in a corpus is a file and a row, and an error names both. `datasets` finds
+the files of a data set of the hub; no row is downloaded before it is needed.
 """
 
 import hashlib
@@ -24,9 +24,9 @@ from adloco_dist.data.hub import fetching, split_subset
 from adloco_dist.text import one_line
 
 LOOKED_AT = 1000
-"""Rows after the first, before a file counts as one that holds none that can be read."""
+"""Rows that are tried after a damaged first one, before a file counts as unreadable."""
 NAMES = {bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "an object", bytes: "bytes"}
-"""What is reported of a value that is no text."""
+"""How a value that is not text is reported."""
 MAX_CHARACTERS = 60
 """Maximum length of a value that is shown."""
 UNREADABLE = "that cannot be read"
@@ -35,7 +35,7 @@ FORMATS = {"json": "JSON lines", "csv": "csv", "parquet": "parquet"}
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text, and of a labelled corpus its class: a number, or a word."""
+    """A text, and in a labelled corpus its class: a number or a word."""
 
     text: Text
     label: int | str | None = None
@@ -46,8 +46,8 @@ class Document:
 
 
 def hold_out(documents: Sequence[Document], fraction: float) -> tuple[list[Document], list[Document]]:
-    """Documents to train on, in their order, and `fraction` of them to hold out, at least one; no text is in both. What
-    is held out follows from the texts alone, wherever a node keeps its files and in whatever order."""
+    """Documents to train on, in their order, and `fraction` of them to hold out, at least one; no text is in both. The
+    choice depends only on the texts, not on where a node keeps its files or in which order."""
     ordered = sorted(documents, key=_content_key)
     held_out = ordered[: min(max(1, round(fraction * len(documents))), len(documents) - 1)]
     texts = {document.text for document in held_out}
@@ -58,47 +58,38 @@ def _content_key(document: Document) -> bytes:
     return hashlib.sha256(as_bytes(document.text)).digest()
 
 
-@dataclass(frozen=True)
-class Labels:
-    """Classes by number; run.json has their names."""
-
-    names: tuple[str, ...]
-
-    def number(self, document: Document) -> int:
-        """The class of a document; raises a SettingsError where it is none of the classes."""
-        label, count, place = document.label, len(self.names), f"row {document.row} of {document.file}"
-        assert label is not None
-        if isinstance(label, str) and label in self.names:
-            return self.names.index(label)
-        if isinstance(label, str):
-            detail = f"{place} has label {one_line(repr(label))}, which no training document has"
-            raise SettingsError(f"data.label_column: {detail}; its labels are {one_line(', '.join(self.names))}")
-        rule = f"{place} has label {label}; labels go from 0 to {count - 1}, or set more classes"
-        require(0 <= label < count, "data.num_labels", count, rule)
-        return label
+def class_of(document: Document, names: Sequence[str]) -> int:
+    """The number of a document's class; raises a SettingsError where it is none of the classes."""
+    label, count, place = document.label, len(names), f"row {document.row} of {document.file}"
+    assert label is not None
+    if isinstance(label, str) and label in names:
+        return names.index(label)
+    if isinstance(label, str):
+        detail = f"{place} has label {one_line(repr(label))}, which no training document has"
+        raise SettingsError(f"data.label_column: {detail}; its labels are {one_line(', '.join(names))}")
+    rule = f"{place} has label {label}; labels go from 0 to {count - 1}, or set more classes"
+    require(0 <= label < count, "data.num_labels", count, rule)
+    return label
 
 
-def find_labels(documents: Iterable[Document], names: list[str] | None, data: DataSettings) -> Labels:
-    """The classes that a corpus' training documents have, or that it names itself; raises a SettingsError where some
-    are words, others numbers, or there is one alone."""
-    if names is not None:
-        return Labels(tuple(names))
+def find_labels(documents: Iterable[Document], data: DataSettings) -> list[str]:
+    """The names of the training documents' classes; raises a SettingsError where some are words, others numbers, or
+    there is only one."""
     labels = {document.label for document in documents}
     words = sorted(label for label in labels if isinstance(label, str))
-    is_of_one_kind = not words or len(words) == len(labels)
     rule = "some labels are words, others numbers; use one kind"
-    require(is_of_one_kind, "data.label_column", data.label_column, rule)
+    require(len(words) in (0, len(labels)), "data.label_column", data.label_column, rule)
     count = data.num_labels or (len(words) if words else 1 + max(label for label in labels if isinstance(label, int)))
     has = f"the training documents have {max(len(words), count)} classes"
     rule = f"{has}; there must be two at least, all of them counted"
     require(count >= max(2, len(words)), "data.num_labels", data.num_labels, rule)
-    return Labels(tuple(words + [str(number) for number in range(len(words), count)]))
+    return words + [str(number) for number in range(len(words), count)]
 
 
 @dataclass
 class LeftOut:
-    """What was left out of a corpus, reported once for each file and cause however often the file is read. Streams add
-    to it from threads of their own."""
+    """What was left out of a corpus, reported once for each file and cause however often the file is read. Several
+    threads may add to it."""
 
     rows: defaultdict[tuple[str, str], dict[int, str]] = field(default_factory=lambda: defaultdict(dict))
     """By file and cause: the numbers of the rows that were left out, and their places."""
@@ -111,15 +102,17 @@ class LeftOut:
         self.rows[file, cause].update(dict.fromkeys(range(number, number + count), place))
 
     def take(self) -> list[str]:
-        """A line for everything of which there is more than at the last call."""
-        found: dict[object, tuple[int, str]] = {}
+        """A line for each file and cause with more rows than at the last call, and for each new file."""
+        lines = []
         for (file, cause), rows in list(self.rows.items()):
             places = dict(rows)
-            first = places[min(places)] if places else ""
-            found[file, cause] = len(places), f"{file}: left out {len(places)} row(s) {cause}; the first is {first}"
-        found |= {line: (1, line) for line in list(self.files.values())}
-        lines = [line for key, (count, line) in found.items() if count > self._reported.get(key, 0)]
-        self._reported |= {key: count for key, (count, _) in found.items()}
+            if len(places) > self._reported.get((file, cause), 0):
+                self._reported[file, cause] = len(places)
+                lines.append(f"{file}: left out {len(places)} row(s) {cause}; the first is {places[min(places)]}")
+        for line in list(self.files.values()):
+            if line not in self._reported:
+                self._reported[line] = 1
+                lines.append(line)
         return lines
 
 

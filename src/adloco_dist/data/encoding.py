@@ -21,11 +21,11 @@ END_OF_TEXT = 256
 BYTE_VOCAB_SIZE = 257
 END_TOKEN = "<|endoftext|>"
 ALL = -1
-"""Of an encoder's counts: the number of all tokens."""
+"""The key of an encoder's counts under which all tokens are counted."""
 SHOWN = 3
 """Maximum number of special tokens that a note names."""
 GROWTH = 10
-"""What has been reported is reported again when there is so many times as much of it."""
+"""A count is reported again when it has grown by this factor."""
 
 Tokens = npt.NDArray[np.unsignedinteger]
 Text = str | bytes
@@ -33,7 +33,7 @@ Text = str | bytes
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What a model must know of the ids that it is given."""
+    """What a model must know of its token ids."""
 
     size: int
     pad: int = 0
@@ -75,8 +75,8 @@ class TokenizerEncoder:
 
     Attributes:
         digest: differs between encoders.
-        counts: what was found in the texts so far: ids of special tokens that they spell out, ids of the unknown token,
-            and at `ALL` all ids.
+        counts: the number of each special token that the texts so far spell out, of the unknown token, and at `ALL` of
+            all tokens.
     """
 
     def __init__(self, name: str) -> None:
@@ -104,7 +104,7 @@ class TokenizerEncoder:
     def encode(self, texts: Sequence[Text], maximum: int | None = None) -> list[Tokens]:
         """The ids of every document, closed by the end token if there is one, cut off after `maximum`; raises a
         SettingsError where a text cannot be encoded."""
-        if maximum != self._maximum:  # so that what the template adds at the end stays
+        if maximum != self._maximum:  # the tokenizer truncates, because it keeps the end of the template
             self._maximum = maximum
             self._backend.no_truncation() if maximum is None else self._backend.enable_truncation(maximum)
         try:
@@ -116,10 +116,10 @@ class TokenizerEncoder:
         return [np.array(self._closed(encoding.ids)[:maximum], dtype=self._dtype) for encoding in encodings]
 
     def _closed(self, ids: list[int]) -> list[int]:
-        """A document as it is trained on, from what the tokenizer made of it, the template included; counts it.
+        """The ids of a document as it is trained on, from the tokenizer's ids with its template; counts them.
 
-        The template's own tokens are not added to those that the text spells out where it begins and ends; the end
-        token closes a document that no template closes.
+        Where the text itself begins or ends with a token of the template, it is not there twice; the end token closes a
+        document that no template closes.
         """
         start, stop, end = len(self._prefix), len(ids) - len(self._suffix), self.vocabulary.end
         inner = ids[start:stop]
@@ -135,7 +135,7 @@ class TokenizerEncoder:
         return closed if end is None or closed[-1:] == [end] else [*closed, end]
 
     def take_notes(self) -> list[str]:
-        """What a user should know, one line each; of what is counted, again when there is ten times as much."""
+        """What a user should know, one line each; counts again when they are `GROWTH` times as large."""
         notes, self._notes = self._notes, []
         counts = dict(self.counts)  # which other threads add to
         spelled = Counter({id_: count for id_, count in counts.items() if id_ not in (ALL, self._unknown)})
@@ -195,7 +195,7 @@ def _as_strings(texts: Iterable[Text]) -> Iterator[str]:
 
 
 def as_bytes(text: Text) -> bytes:
-    """Text as UTF-8."""
+    """Text in UTF-8."""
     return text if isinstance(text, bytes) else text.encode(errors="replace")
 
 

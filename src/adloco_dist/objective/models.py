@@ -18,7 +18,7 @@ from adloco_dist.data.tokens import TokenBatch
 from adloco_dist.objective.architecture import FETCH_REMEDY, local_model
 from adloco_dist.objective.losses import losses
 from adloco_dist.objective.protocol import ParameterCount
-from adloco_dist.objective.weights import auto_class, load_weights, num_stored, on_meta
+from adloco_dist.objective.weights import auto_class, load_weights, misfit, num_stored, on_meta
 from adloco_dist.text import first_line
 
 CPU = torch.device("cpu")
@@ -26,7 +26,7 @@ MAX_NEW = 2
 """Maximum ratio of parameters to the numbers that a warm start stores: an output layer that it lacks is no larger than
 its embedding."""
 MAX_COMPUTED = 1 << 27
-"""Parameters of a model that is computed for nothing but to find out whether it can be."""
+"""Maximum number of parameters of a model that is computed only to find out whether it can be."""
 NUM_TOKENS = 3
 """Tokens that models are tried with."""
 MASKLESS = "maskless_sdpa"
@@ -47,12 +47,8 @@ def build_model(
     in_bf16: bool = False,
 ) -> Any:
     """The module in fp32, with weights from `model.warm_start` or drawn from `seed`: equal on all ranks; raises a
-    SettingsError where the weights cannot be read or do not fit, or there is no model of such settings.
-
-    Args:
-        device: where it will be computed, and is tried out: attention may be made for GPUs alone.
-        in_bf16: whether it will be under bf16 autocast.
-    """
+    SettingsError where the weights cannot be read or do not fit, or there is no model of such settings. It is tried out
+    on `device`, because some kinds of attention need a GPU, and under bf16 autocast with `in_bf16`."""
     torch.manual_seed(seed)  # also of a warm start, for the layers that it does not have
     if model.warm_start is not None and not model.from_scratch:
         module = _warm(model, model.warm_start, config, is_classifier)
@@ -73,23 +69,20 @@ def num_parameters(model: ModelSettings, config: PretrainedConfig, is_classifier
 
 
 def in_words(model: ModelSettings) -> str:
-    """The settings that name the shape, as an error begins."""
+    """The settings that name the shape, with which an error begins."""
     shape = f"model.warm_start={model.warm_start}" if model.warm_start else f"model.architecture={model.architecture}"
     attention = f", model.attention={model.attention}" if model.attention else ""
     return f"{shape}, model.overrides={model.overrides}{attention}"
 
 
 def try_shape(model: ModelSettings, config: PretrainedConfig, is_classifier: bool) -> PreTrainedModel:
-    """Pass a few tokens through the model on the meta device, which knows shapes alone; raises a SettingsError where
-    there is no model of such settings.
+    """The model on the meta device, through which a few tokens were passed; raises a SettingsError where there is no
+    model of such settings.
 
-    What it cannot know, for a layer looks at values, is computed, unless the model is large: then only sizes that do
-    not go together are refused.
-
-    Returns:
-        The model that was tried, on the meta device.
+    A model whose layers look at values cannot be passed there. It is computed instead, unless it is large: then only
+    sizes that do not go together are refused.
     """
-    if "flash" in (model.attention or ""):  # which is made for GPUs, and this machine may have none
+    if "flash" in (model.attention or ""):  # it needs a GPU, and this machine may have none
         model = replace(model, attention=None)
     module = _fresh(model, config, is_classifier, is_meta=True)
     tokens = torch.zeros(1, NUM_TOKENS, dtype=torch.int64, device="meta")
@@ -112,8 +105,7 @@ def try_shape(model: ModelSettings, config: PretrainedConfig, is_classifier: boo
 
 @contextmanager
 def _computable(model: ModelSettings) -> Iterator[None]:
-    """Raises a SettingsError where no such model can be built or computed: transformers have exceptions of many
-    kinds."""
+    """Report by a SettingsError that no such model can be built or computed: transformers have many exceptions."""
     try:
         yield
     except Exception as error:
@@ -135,7 +127,7 @@ def _try_out(
     device: torch.device = CPU,
     in_bf16: bool = False,
 ) -> None:
-    """Choose the attention, move the module to `device`, and take a few tokens forth and back there; raises a
+    """Choose the attention, move the module to `device`, and pass a few tokens forward and backward there; raises a
     SettingsError where it cannot be computed."""
     with _computable(model):
         if model.attention is None and not is_classifier:
@@ -184,7 +176,7 @@ def _trial_logits(module: PreTrainedModel) -> torch.Tensor:
 
 
 def trial_losses(module: PreTrainedModel, is_classifier: bool) -> torch.Tensor:
-    """The losses of a few tokens, to see whether there are any; raises whatever transformers raise."""
+    """The losses of a few tokens, to see whether the module can be computed; raises whatever transformers raise."""
     tokens = torch.zeros(1, NUM_TOKENS, dtype=torch.int64, device=module.device)
     label = torch.zeros(1, dtype=torch.int64, device=module.device)
     labelled = TokenBatch(tokens, (1,), label + NUM_TOKENS, label)
@@ -198,7 +190,7 @@ def _options(model: ModelSettings) -> dict[str, Any]:
 
 def _warm(model: ModelSettings, name: str, config: PretrainedConfig, is_classifier: bool) -> PreTrainedModel:
     """The model with the weights of a warm start, all of them where it is of the same class."""
-    (source, revision), named = local_model(name), config.architectures or ()
+    source, revision = local_model(name)
     remedy = "restore both, or take another shape on purpose: model.from_scratch=true, model.reset_output=true"
     wrong = f"model.warm_start={name}: its weights do not fit its config"
     needed = num_parameters(model, config, is_classifier).total
@@ -206,12 +198,9 @@ def _warm(model: ModelSettings, name: str, config: PretrainedConfig, is_classifi
         stored = num_stored(Path(source))
         if 0 < MAX_NEW * stored < needed:  # refused before as many are built
             raise SettingsError(f"{wrong}: {stored:,} numbers for {needed:,} parameters; {remedy}")
-        module, fit = load_weights(is_classifier, source, config, revision=revision, **_options(model))
-    if model.reset_output:
-        fit = fit.but_for_heads()
-    elif type(module).__name__ not in named:
-        fit = replace(fit.but_for_heads(), of_other_shape=fit.of_other_shape)
-    if problem := fit.in_words():
+        module, loading_info = load_weights(is_classifier, source, config, revision=revision, **_options(model))
+    is_other_class = type(module).__name__ not in (config.architectures or ())
+    if problem := misfit(loading_info, is_other_class or model.reset_output, model.reset_output):
         raise SettingsError(f"{wrong}: {problem}; {remedy}")
     return module
 
