@@ -10,7 +10,6 @@ from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Precision
 from adloco_dist.data.corpora import TextSplits, indexed_splits
 from adloco_dist.data.encoding import Vocabulary
-from adloco_dist.data.indexed import deal
 from adloco_dist.data.tokens import DocumentTable
 from adloco_dist.objective.losses import losses
 from adloco_dist.pool.flat_model import FlatModel
@@ -25,6 +24,7 @@ from helpers.support import (
     small_settings,
     train_small_pool,
 )
+from helpers.tables import deal
 
 BATCH, LR = 3, 0.5
 DDP = (

@@ -11,7 +11,7 @@ import pytest
 
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import MergePolicy, MergeSettings
-from adloco_dist.data.indexed import IndexedDataset, deal
+from adloco_dist.data.indexed import IndexedDataset
 from adloco_dist.messages import decode
 from adloco_dist.policy.layout import Layout
 from adloco_dist.policy.merging import Merge, TrainerView, choose_merge
@@ -37,7 +37,7 @@ from helpers.support import (
     train_poisoned_pool,
     train_small_pool,
 )
-from helpers.tables import CountingTable
+from helpers.tables import CountingTable, deal, ids_of_shard
 
 SHRINKING = (
     "pool.trainers=4", "pool.workers_per_trainer=2", "merge=worst_with_worst", "merge.every_rounds=2",
@@ -97,7 +97,7 @@ def test_a_census_of_sequences(shards: str) -> None:
         return
     unread = set(ranks[0]["unread"][records[-1]["trainer"]])
     for shard in deal(small_store().num_sequences, 3, seed=0):
-        ids = set(shard.peek(0, len(shard)).tolist())
+        ids = set(ids_of_shard(shard))
         maximum = max(seen[sequence] for sequence in ids)
         behind = {sequence for sequence in ids if seen[sequence] < maximum}
         assert all(seen[sequence] == maximum - 1 for sequence in behind)

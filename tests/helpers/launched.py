@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.data.indexed import deal
 from adloco_dist.pool.flat_model import FlatModel
 from helpers.support import FOUR_TRAINERS, small_module, small_settings, small_store, train_small_pool
+from helpers.tables import deal
 
 PLAIN = ("inner.schedule=constant", "inner.weight_decay=0.1", "evaluation.every=null")
 

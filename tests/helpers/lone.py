@@ -11,7 +11,7 @@ from torch import nn
 from adloco_dist.cluster.runtime import Place, Runtime, join_store, started
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import ClusterSettings, Device, Settings
-from adloco_dist.data.indexed import Shard, ShardCursor, permutation
+from adloco_dist.data.indexed import ShardCursor, permutation
 from adloco_dist.data.protocols import SequenceTable
 from adloco_dist.objective.protocol import Objective
 from adloco_dist.pool.averager import new_averager
@@ -36,8 +36,8 @@ def lone_trainer(
     weights = flat_model.initial_weights()
     instances = [Worker(worker, weights.clone(), flat_model, settings.inner, settings.wire) for worker in workers]
     averager = new_averager(settings.wire, weights.dtype, (0,))
-    shard = Shard(permutation(table.num_sequences, settings.seed), settings.seed, trainer_id)
-    return Trainer(trainer_id, instances, weights, flat_model, ShardCursor(table, shard), settings, averager), slot
+    shard = ShardCursor(table, permutation(table.num_sequences, settings.seed), settings.seed, trainer_id)
+    return Trainer(trainer_id, instances, weights, flat_model, shard, settings, averager), slot
 
 
 @contextmanager

@@ -10,14 +10,14 @@ import pyarrow.parquet
 import pytest
 
 from adloco_dist.config import Corpus, Damaged, DataSettings, SettingsError
-from adloco_dist.data.documents import RowFiles, local_files
+from adloco_dist.data.documents import RowFiles
 
 
 def row_files(path: Path | str, damaged: Damaged = Damaged.skip, **more: Any) -> RowFiles:
     """One file, of the format that its name says."""
     corpus = next(corpus for corpus in (Corpus.csv, Corpus.parquet, Corpus.json) if corpus.name[:4] in Path(path).name)
     data = DataSettings(corpus=corpus, train=[str(path)], damaged=damaged, **more)
-    return local_files("data.train", [Path(path)], data)
+    return RowFiles("data.train", (str(Path(path)),), corpus.name, data)
 
 
 def read_rows_of(found: RowFiles, first_row: int = 0) -> list[tuple[int, str]]:

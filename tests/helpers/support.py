@@ -207,7 +207,7 @@ def train_small_pool(
     return {
         "anchors": {trainer.id: trainer.anchor.numpy(force=True).copy() for trainer in trainers},
         "unread": {
-            trainer_id: cursor.shard.unread().tolist()
+            trainer_id: cursor.unread().tolist()
             for trainer_id, cursor in cursors.items()
             if isinstance(cursor, ShardCursor)
         },

@@ -173,8 +173,7 @@ def test_settings_and_decisions_need_no_torch() -> None:
 
 def test_models_of_transformers_are_an_affair_of_one_objective() -> None:
     """Tokenizers are transformers' too: they belong to the data. Its Trainer is a loop, not a model."""
-    tokenizers = (PACKAGE / "data" / "encoding.py", PACKAGE / "data" / "special_tokens.py")
-    others = (*tokenizers, PACKAGE / "integrations" / "trainer.py")
+    others = (PACKAGE / "data" / "encoding.py", PACKAGE / "integrations" / "trainer.py")
     allowed = {*others, *(PACKAGE / "objective").iterdir(), *(PACKAGE / "tools").iterdir()}
     importing = [path for path in PACKAGE.rglob("*.py") if NAMES_TRANSFORMERS.search(path.read_text(encoding="utf-8"))]
     assert [path for path in importing if path not in allowed] == []

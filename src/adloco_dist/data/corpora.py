@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from adloco_dist.config import OF_ROWS, Corpus, DataSettings, Packing, SettingsError, require
-from adloco_dist.data.documents import Document, RowFiles, hold_out, hub_files, local_files
+from adloco_dist.data.documents import Document, RowFiles, class_of, find_labels, hold_out, hub_files
 from adloco_dist.data.encoding import Encoder, Vocabulary, load_encoder, load_tokenizer
 from adloco_dist.data.files import expand
 from adloco_dist.data.indexed import IndexedDataset
-from adloco_dist.data.labels import Labels, find_labels
 from adloco_dist.data.protocols import Splits
 from adloco_dist.data.row_streams import RowStreams
 from adloco_dist.data.streams import StreamDataset
@@ -38,19 +37,19 @@ class TextSplits(Splits):
     table: TextTable | None
     """The training sequences by number; None: a stream's cannot be read in any order."""
     vocabulary: Vocabulary
-    labels: Labels | None = None
-    """Classes of a labelled corpus; None: the corpus has none."""
+    labels: tuple[str, ...] | None = None
+    """Names of the classes of a labelled corpus; None: the corpus has none."""
 
     @property
     def num_labels(self) -> int | None:
-        return len(self.labels.names) if self.labels else None
+        return None if self.labels is None else len(self.labels)
 
     def facts(self) -> dict[str, Any]:
         return {
             **super().facts(),
             "validation_tokens": self.validation.num_tokens,
             "vocab_size": self.vocabulary.size,
-            "labels": self.labels and self.labels.names,
+            "labels": self.labels,
         }
 
 
@@ -109,9 +108,9 @@ def _of_streams(data: DataSettings, seed: int) -> TextSplits:
     assert isinstance(train, RowFiles)
     encoder = load_encoder(data)
     numbered = [str(number) for number in range(data.num_labels or 0)]
-    labels = Labels(tuple(train.label_names or numbered)) if data.is_labelled else None
+    labels = tuple(train.label_names or numbered) if data.is_labelled else None
     validation = _table(data, _read(held_out), encoder, labels)
-    require(not train.is_empty(), "data.train", ",".join(data.train), NO_DOCUMENT)
+    require(next(train.documents(), None) is not None, "data.train", ",".join(data.train), NO_DOCUMENT)
     sizes = [[Path(file).name, Path(file).stat().st_size if Path(file).is_file() else None] for file in train.files]
     identity = json.dumps({"files": sizes, "encoder": encoder.digest})
     rows = RowStreams(train, encoder, labels, data.sequence_length, data.packing, seed)
@@ -142,7 +141,9 @@ def _of_documents(data: DataSettings) -> TextSplits:
         if isinstance(files[0], RowFiles):
             class_names = files[0].label_names
             source = f"{len(train)} rows of {len(files[0].files)} {files[0].format} file(s)"
-    labels = find_labels(train, class_names, data) if data.is_labelled else None
+    labels = None
+    if data.is_labelled:
+        labels = tuple(find_labels(train, data) if class_names is None else class_names)
     if not validation and len(train) == 1 and data.packing is Packing.packed and not labels:
         (tokens,) = encoder.encode([train[0].text])
         parts = split_tail([tokens], data.validation_fraction)
@@ -168,11 +169,12 @@ def files_of(data: DataSettings) -> tuple[RowFiles, RowFiles] | tuple[TextFiles,
     is_library = data.corpus is Corpus.python_stdlib
     train = library_sources() if is_library else expand("data.train", data.train)
     validation = expand("data.validation", data.validation)
+    train, validation = tuple(map(str, train)), tuple(map(str, validation))
     if data.corpus in OF_ROWS:
-        return local_files("data.train", train, data), local_files("data.validation", validation, data)
-    taken = tuple(map(str, train[: data.sample]))
-    of_text = TextFiles("data.corpus" if is_library else "data.train", taken, data)
-    return of_text, TextFiles("data.validation", tuple(map(str, validation)), data)
+        of_rows = RowFiles("data.train", train, data.corpus.name, data)
+        return of_rows, RowFiles("data.validation", validation, data.corpus.name, data)
+    of_text = TextFiles("data.corpus" if is_library else "data.train", train[: data.sample], data)
+    return of_text, TextFiles("data.validation", validation, data)
 
 
 def _read(files: RowFiles | TextFiles) -> list[Document]:
@@ -183,12 +185,14 @@ def _read(files: RowFiles | TextFiles) -> list[Document]:
     return documents
 
 
-def _table(data: DataSettings, documents: Sequence[Document], encoder: Encoder, labels: Labels | None) -> TextTable:
+def _table(
+    data: DataSettings, documents: Sequence[Document], encoder: Encoder, labels: Sequence[str] | None
+) -> TextTable:
     """Documents as sequences."""
     texts = [document.text for document in documents]
     pad = encoder.vocabulary.pad
     if labels is not None:
-        numbers = [labels.number(document) for document in documents]
+        numbers = [class_of(document, labels) for document in documents]
         return DocumentTable(encoder.encode(texts, data.sequence_length), pad, np.array(numbers, dtype=np.int64))
     if data.packing is Packing.document:
         tokens = encoder.encode(texts, data.sequence_length + 1)

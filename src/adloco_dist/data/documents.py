@@ -1,12 +1,12 @@
-"""Documents, and files of rows that hold them: JSON lines, parquet, csv, here or on the Hugging Face hub.
+"""Documents with their labels, and files of rows that hold them: JSON lines, parquet, csv, here or on the hub.
 
-Files are read one by one, so that a place in a corpus is a file and a row, and what cannot be read has a name. A data
-set of the hub is found through `datasets`; no row is downloaded before it is wanted.
+Files are read one by one, so that a place in a corpus is a file and a row, and an error names both. `datasets` finds
+the files of a data set of the hub; no row is downloaded before it is needed.
 """
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,9 +24,9 @@ from adloco_dist.data.hub import fetching, split_subset
 from adloco_dist.text import one_line
 
 LOOKED_AT = 1000
-"""Rows after the first, before a file counts as one that holds none that can be read."""
+"""Rows that are tried after a damaged first one, before a file counts as unreadable."""
 NAMES = {bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "an object", bytes: "bytes"}
-"""What is reported of a value that is no text."""
+"""How a value that is not text is reported."""
 MAX_CHARACTERS = 60
 """Maximum length of a value that is shown."""
 UNREADABLE = "that cannot be read"
@@ -35,7 +35,7 @@ FORMATS = {"json": "JSON lines", "csv": "csv", "parquet": "parquet"}
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text, and of a labelled corpus its class: a number, or a word."""
+    """A text, and in a labelled corpus its class: a number or a word."""
 
     text: Text
     label: int | str | None = None
@@ -46,8 +46,8 @@ class Document:
 
 
 def hold_out(documents: Sequence[Document], fraction: float) -> tuple[list[Document], list[Document]]:
-    """Documents to train on, in their order, and `fraction` of them to hold out, at least one; no text is in both. What
-    is held out follows from the texts alone, wherever a node keeps its files and in whatever order."""
+    """Documents to train on, in their order, and `fraction` of them to hold out, at least one; no text is in both. The
+    choice depends only on the texts, not on where a node keeps its files or in which order."""
     ordered = sorted(documents, key=_content_key)
     held_out = ordered[: min(max(1, round(fraction * len(documents))), len(documents) - 1)]
     texts = {document.text for document in held_out}
@@ -58,10 +58,38 @@ def _content_key(document: Document) -> bytes:
     return hashlib.sha256(as_bytes(document.text)).digest()
 
 
+def class_of(document: Document, names: Sequence[str]) -> int:
+    """The number of a document's class; raises a SettingsError where it is none of the classes."""
+    label, count, place = document.label, len(names), f"row {document.row} of {document.file}"
+    assert label is not None
+    if isinstance(label, str) and label in names:
+        return names.index(label)
+    if isinstance(label, str):
+        detail = f"{place} has label {one_line(repr(label))}, which no training document has"
+        raise SettingsError(f"data.label_column: {detail}; its labels are {one_line(', '.join(names))}")
+    rule = f"{place} has label {label}; labels go from 0 to {count - 1}, or set more classes"
+    require(0 <= label < count, "data.num_labels", count, rule)
+    return label
+
+
+def find_labels(documents: Iterable[Document], data: DataSettings) -> list[str]:
+    """The names of the training documents' classes; raises a SettingsError where some are words, others numbers, or
+    there is only one."""
+    labels = {document.label for document in documents}
+    words = sorted(label for label in labels if isinstance(label, str))
+    rule = "some labels are words, others numbers; use one kind"
+    require(len(words) in (0, len(labels)), "data.label_column", data.label_column, rule)
+    count = data.num_labels or (len(words) if words else 1 + max(label for label in labels if isinstance(label, int)))
+    has = f"the training documents have {max(len(words), count)} classes"
+    rule = f"{has}; there must be two at least, all of them counted"
+    require(count >= max(2, len(words)), "data.num_labels", data.num_labels, rule)
+    return words + [str(number) for number in range(len(words), count)]
+
+
 @dataclass
 class LeftOut:
-    """What was left out of a corpus, reported once for each file and cause however often the file is read. Streams add
-    to it from threads of their own."""
+    """What was left out of a corpus, reported once for each file and cause however often the file is read. Several
+    threads may add to it."""
 
     rows: defaultdict[tuple[str, str], dict[int, str]] = field(default_factory=lambda: defaultdict(dict))
     """By file and cause: the numbers of the rows that were left out, and their places."""
@@ -74,15 +102,17 @@ class LeftOut:
         self.rows[file, cause].update(dict.fromkeys(range(number, number + count), place))
 
     def take(self) -> list[str]:
-        """A line for everything of which there is more than at the last call."""
-        found: dict[object, tuple[int, str]] = {}
+        """A line for each file and cause with more rows than at the last call, and for each new file."""
+        lines = []
         for (file, cause), rows in list(self.rows.items()):
             places = dict(rows)
-            first = places[min(places)] if places else ""
-            found[file, cause] = len(places), f"{file}: left out {len(places)} row(s) {cause}; the first is {first}"
-        found |= {line: (1, line) for line in list(self.files.values())}
-        lines = [line for key, (count, line) in found.items() if count > self._reported.get(key, 0)]
-        self._reported |= {key: count for key, (count, _) in found.items()}
+            if len(places) > self._reported.get((file, cause), 0):
+                self._reported[file, cause] = len(places)
+                lines.append(f"{file}: left out {len(places)} row(s) {cause}; the first is {places[min(places)]}")
+        for line in list(self.files.values()):
+            if line not in self._reported:
+                self._reported[line] = 1
+                lines.append(line)
         return lines
 
 
@@ -96,12 +126,15 @@ class RowFiles:
     format: str
     """json, parquet or csv."""
     data: DataSettings
-    maximum: int | None = None
-    """Maximum number of documents that are read of all files together; None: all."""
     left_out: LeftOut = field(default_factory=LeftOut)
 
+    @property
+    def maximum(self) -> int | None:
+        """Maximum number of documents that are read of all files together; None: all."""
+        return self.data.validation_documents if self.setting == "data.validation" else self.data.sample
+
     def documents(self) -> Iterator[Document]:
-        """Read the documents of all files, in order."""
+        """The documents of all files, in order."""
         return islice((document for file in self.files for document in self.of_file(file)), self.maximum)
 
     def of_file(self, file: str, first_row: int = 0) -> Generator[Document]:
@@ -124,19 +157,11 @@ class RowFiles:
             setting = self._columns[min(unseen)]
             raise SettingsError(f"{setting}: {file} has no such column; it has {_names(row)}")
 
-    def is_empty(self) -> bool:
-        """Whether there is no document; only the first is read."""
-        for file in self.files:
-            with closing(self.of_file(file)) as documents:
-                if next(documents, None) is not None:
-                    return False
-        return True
-
     def take_notes(self) -> list[str]:
         """What was left out since the last call, one line for each file and cause."""
         return [f"{self.setting}: {line}" for line in self.left_out.take()]
 
-    @cached_property
+    @property
     def label_names(self) -> list[str] | None:
         """What a hub data set calls its classes; None: it does not say."""
         column = self.data.label_column
@@ -229,18 +254,11 @@ def hub_files(data: DataSettings) -> tuple[RowFiles, RowFiles]:
     rule = f"has files of kind {file_format}; must be json, parquet or csv"
     require(file_format in FORMATS, "data.hub", data.hub, rule)
 
-    def files_of(setting: str, splits: Sequence[str], maximum: int | None) -> RowFiles:
+    def files_of(setting: str, splits: Sequence[str]) -> RowFiles:
         for split in splits:
             rule = f"{data.hub} has no such split; it has {', '.join(map(str, files_of_splits))}"
             require(split in files_of_splits, setting, split, rule)
         files = tuple(str(file) for split in splits for file in files_of_splits[split])
-        return RowFiles(setting, files, file_format, data, maximum)
+        return RowFiles(setting, files, file_format, data)
 
-    train = files_of("data.train", data.train, data.sample)
-    return train, files_of("data.validation", data.validation, data.validation_documents)
-
-
-def local_files(setting: str, paths: Sequence[Path], data: DataSettings) -> RowFiles:
-    """Files of rows on this machine."""
-    maximum = data.validation_documents if setting == "data.validation" else data.sample
-    return RowFiles(setting, tuple(map(str, paths)), data.corpus.name, data, maximum)
+    return files_of("data.train", data.train), files_of("data.validation", data.validation)

@@ -14,7 +14,6 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from adloco_dist.config import DataSettings, SettingsError
 from adloco_dist.data.hub import fetching
-from adloco_dist.data.special_tokens import end_of, lacks_of, single_id, special_ids, template_of, vocabulary_size
 from adloco_dist.text import one_line, reason
 
 END_OF_TEXT = 256
@@ -22,11 +21,11 @@ END_OF_TEXT = 256
 BYTE_VOCAB_SIZE = 257
 END_TOKEN = "<|endoftext|>"
 ALL = -1
-"""Of an encoder's counts: the number of all tokens."""
+"""The key of an encoder's counts under which all tokens are counted."""
 SHOWN = 3
 """Maximum number of special tokens that a note names."""
 GROWTH = 10
-"""What has been reported is reported again when there is so many times as much of it."""
+"""A count is reported again when it has grown by this factor."""
 
 Tokens = npt.NDArray[np.unsignedinteger]
 Text = str | bytes
@@ -34,11 +33,11 @@ Text = str | bytes
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What a model must know of the ids that it is given."""
+    """What a model must know of its token ids."""
 
     size: int
     pad: int = 0
-    """What sequences are filled up with; it never counts."""
+    """What fills sequences up; it never counts."""
     tokenizer: PreTrainedTokenizerFast | None = None
     """The tokenizer that belongs to the model; None: unknown, as of plain token files."""
     end: int | None = None
@@ -46,9 +45,14 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerFast) -> "Vocabulary":
-        """The vocabulary of a tokenizer; its end token fills up sequences where it has no padding token."""
-        end, pad = end_of(tokenizer), single_id(tokenizer.pad_token_id)
-        return cls(vocabulary_size(tokenizer.backend_tokenizer), pad if pad is not None else end or 0, tokenizer, end)
+        """The vocabulary of a tokenizer. A document ends with the last token of the template, where that puts one
+        there, or with the end token, which fills sequences up, too, where there is no padding token."""
+        backend = tokenizer.backend_tokenizer
+        size = max(backend.get_vocab().values(), default=0) + 1  # ids may have gaps
+        _, suffix = _template(backend)
+        end = suffix[-1] if suffix else _single_id(tokenizer.eos_token_id)
+        pad = _single_id(tokenizer.pad_token_id)
+        return cls(size, pad if pad is not None else end or 0, tokenizer, end)
 
 
 class ByteEncoder:
@@ -71,12 +75,12 @@ class TokenizerEncoder:
 
     Attributes:
         digest: differs between encoders.
-        counts: what was found in the texts so far: ids of special tokens that they spell out, ids of the unknown token,
-            and at `ALL` all ids.
+        counts: the number of each special token that the texts so far spell out, of the unknown token, and at `ALL` of
+            all tokens.
     """
 
     def __init__(self, name: str) -> None:
-        """The name is that of a directory, a tokenizer.json, or a model of the hub."""
+        """`name` is a directory, a tokenizer.json, or a model of the hub."""
         tokenizer = load_tokenizer("data.tokenizer", name)
         self._name = name
         self._backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # the user's keeps its own settings
@@ -88,17 +92,19 @@ class TokenizerEncoder:
         self.vocabulary = Vocabulary.of(tokenizer)
         self.digest = hashlib.sha256(self._backend.to_str().encode()).hexdigest()
         self._dtype = np.uint16 if self.vocabulary.size <= 1 << 16 else np.uint32
-        self._prefix, self._suffix = template_of(self._backend)
-        self._unknown = single_id(tokenizer.unk_token_id)
+        self._prefix, self._suffix = _template(self._backend)
+        self._unknown = _single_id(tokenizer.unk_token_id)
+        special = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
         self._is_counted = np.zeros(self.vocabulary.size, dtype=bool)
-        self._is_counted[[*special_ids(tokenizer)]] = True
+        self._is_counted[[*special.union(tokenizer.all_special_ids)]] = True
         self.counts: Counter[int] = Counter()
-        self._notes, self._reported = lacks_of(tokenizer, name.endswith(".json")), Counter[str]()
+        self._notes = _what_is_lacking(tokenizer.backend_tokenizer, self.vocabulary, name.endswith(".json"))
+        self._reported: Counter[str] = Counter()
 
     def encode(self, texts: Sequence[Text], maximum: int | None = None) -> list[Tokens]:
         """The ids of every document, closed by the end token if there is one, cut off after `maximum`; raises a
         SettingsError where a text cannot be encoded."""
-        if maximum != self._maximum:  # so that what the template adds at the end stays
+        if maximum != self._maximum:  # the tokenizer truncates, because it keeps the end of the template
             self._maximum = maximum
             self._backend.no_truncation() if maximum is None else self._backend.enable_truncation(maximum)
         try:
@@ -110,10 +116,10 @@ class TokenizerEncoder:
         return [np.array(self._closed(encoding.ids)[:maximum], dtype=self._dtype) for encoding in encodings]
 
     def _closed(self, ids: list[int]) -> list[int]:
-        """A document as it is trained on, from what the tokenizer made of it, the template included; counts it.
+        """The ids of a document as it is trained on, from the tokenizer's ids with its template; counts them.
 
-        The template's own tokens are not added to those that the text spells out where it begins and ends; the end
-        token closes a document that no template closes.
+        Where the text itself begins or ends with a token of the template, it is not there twice; the end token closes a
+        document that no template closes.
         """
         start, stop, end = len(self._prefix), len(ids) - len(self._suffix), self.vocabulary.end
         inner = ids[start:stop]
@@ -129,7 +135,7 @@ class TokenizerEncoder:
         return closed if end is None or closed[-1:] == [end] else [*closed, end]
 
     def take_notes(self) -> list[str]:
-        """What a user should know, one line each; of what is counted, again when there is ten times as much."""
+        """What a user should know, one line each; counts again when they are `GROWTH` times as large."""
         notes, self._notes = self._notes, []
         counts = dict(self.counts)  # which other threads add to
         spelled = Counter({id_: count for id_, count in counts.items() if id_ not in (ALL, self._unknown)})
@@ -144,7 +150,7 @@ class TokenizerEncoder:
         return [one_line(f"data.tokenizer={self._name}: {note}") for note in notes]
 
     def _is_due(self, kind: str, count: int) -> bool:
-        """Whether a count is to be reported, now or because there is so much more than was reported."""
+        """Whether a count is to be reported now; notes that it was."""
         is_due = count > 0 and count >= GROWTH * self._reported[kind]
         if is_due:
             self._reported[kind] = count
@@ -175,9 +181,7 @@ def load_tokenizer(setting: str, name: str) -> PreTrainedTokenizerFast:
 def train_tokenizer(texts: Iterable[Text], size: int) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer of 256 bytes, the end token, and merges, `size` ids at most, learnt from `texts`; the
     same for the same texts."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer = _byte_level(models.BPE())
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(  # pyright: ignore[reportCallIssue]
         vocab_size=size, special_tokens=[END_TOKEN], initial_alphabet=alphabet, show_progress=False
@@ -191,7 +195,7 @@ def _as_strings(texts: Iterable[Text]) -> Iterator[str]:
 
 
 def as_bytes(text: Text) -> bytes:
-    """Text as UTF-8."""
+    """Text in UTF-8."""
     return text if isinstance(text, bytes) else text.encode(errors="replace")
 
 
@@ -206,8 +210,60 @@ def encode_bytes(document: bytes) -> Tokens:
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """The tokenizer of `encode_bytes` for transformers: one token per byte of UTF-8, id = byte, in GPT-2's alphabet."""
     vocabulary = {character: byte for byte, character in bytes_to_unicode().items()}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    # pyright does not see that these two properties of the Rust class may be assigned.
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer = _byte_level(models.BPE(vocab=vocabulary, merges=[]), use_regex=False)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_TOKEN, pad_token=END_TOKEN)
+
+
+def _byte_level(model: models.BPE, use_regex: bool = True) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    # pyright does not see that these two properties of the Rust class may be assigned.
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    return tokenizer
+
+
+def _single_id(token: object) -> int | None:
+    """The id of a special token; transformers' types allow several."""
+    return token if isinstance(token, int) else None
+
+
+def _template(backend: Tokenizer) -> tuple[list[int], list[int]]:
+    """What a tokenizer puts before and after every document."""
+    by_id = sorted(backend.get_vocab(with_added_tokens=False).items(), key=lambda item: item[1])
+    for text in ("a", *(token for token, _ in by_id)):
+        try:
+            inner = backend.encode(text, add_special_tokens=False)
+        except Exception:  # it has no token for this text
+            continue
+        if inner.ids:
+            length, whole = len(inner.ids), backend.post_process(inner)
+            start = whole.special_tokens_mask.index(0)
+            return whole.ids[:start], whole.ids[start + length :]
+    return [], []
+
+
+def _what_is_lacking(backend: Tokenizer, vocabulary: Vocabulary, is_file: bool) -> list[str]:
+    """What a user should know that a tokenizer, of a folder or a tokenizer.json alone, lacks."""
+    lacks, num_tokens, size = [], backend.get_vocab_size(), vocabulary.size
+    if vocabulary.end is None:
+        detail = "has no end token: nothing marks where a document ends, and generated text does not end by itself"
+        where = "the folder of this tokenizer.json" if is_file else "one"
+        lacks.append(f"{detail}; name {where} that has eos_token in its tokenizer_config.json")
+    if size > num_tokens:
+        detail = f"has ids up to {size - 1:,} for {num_tokens:,} tokens"
+        lacks.append(f"{detail}: the model has {size:,} ids, {size - num_tokens:,} of which nothing is trained for")
+    if _loses_characters(backend):
+        detail = "has no unknown token, and not every byte in its vocabulary"
+        lacks.append(f"{detail}: characters that it does not know are left out of the text")
+    return lacks
+
+
+def _loses_characters(backend: Tokenizer) -> bool:
+    """Whether characters that are in no token are left out: other models than BPE fail there."""
+    model, vocabulary = backend.model, backend.get_vocab()
+    if not isinstance(model, models.BPE) or model.unk_token is not None:
+        return False
+    if model.byte_fallback:
+        return "<0x00>" not in vocabulary
+    is_of_bytes = "ByteLevel" in str(backend.pre_tokenizer)
+    return not is_of_bytes or not vocabulary.keys() >= set(pre_tokenizers.ByteLevel.alphabet())

@@ -25,12 +25,14 @@ def expand(setting: str, names: Sequence[str]) -> list[Path]:
     for name in names:
         exists = _mode(Path(name)) is not None
         matches = [name] if exists else glob.glob(name, recursive=True)  # noqa: PTH207 (Path.glob refuses absolute patterns)
-        modes = {Path(match): _mode(Path(match)) for match in matches}
-        files = [path for path, mode in modes.items() if mode is not None and stat.S_ISREG(mode)]
-        for path, mode in modes.items():
+        files = []
+        for path in map(Path, matches):
+            mode = _mode(path)
             if mode is None:
                 raise SettingsError(f"{setting}={name}: {path} is a link to what is not there; mend or remove it")
-            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            if stat.S_ISREG(mode):
+                files.append(path)
+            elif not stat.S_ISDIR(mode):
                 raise SettingsError(f"{setting}={name}: {path} is not a file but a pipe or device; name files")
         if not files:
             reason = "is not a file; name files or a glob" if matches else "no such file"
@@ -40,7 +42,7 @@ def expand(setting: str, names: Sequence[str]) -> list[Path]:
 
 
 def _mode(path: Path) -> int | None:
-    """What it is, links followed; None: it is not there, or may not be looked at."""
+    """The mode of a file, links followed; None: it is not there, or may not be looked at."""
     try:
         return path.stat().st_mode
     except (OSError, ValueError):
@@ -50,14 +52,13 @@ def _mode(path: Path) -> int | None:
 def read_rows(
     setting: str, file: str, file_format: str, columns: Sequence[str], first_row: int = 0
 ) -> Generator[Row | Damage]:
-    """The rows of a file, in order; raises a SettingsError where the file cannot be opened.
+    """The rows of a file (a path, or a URL of fsspec's such as hf://...), in order, from a row on; raises a
+    SettingsError where the file cannot be opened.
 
     Args:
         setting: the one that names the file, for reports.
-        file: a path, or a URL of fsspec's (hf://...).
         file_format: json, csv or parquet.
         columns: those that are wanted; a row may hold more, or lack them.
-        first_row: the one to begin with.
     """
     raw = _opened(setting, file)
     number = first_row
@@ -75,7 +76,7 @@ def read_rows(
 
 
 def _opened(setting: str, file: str) -> BinaryIO:
-    """Raises a SettingsError where there is no such file, it is none, or it may not be read."""
+    """Raises a SettingsError where there is no such file, it is not a file, or it may not be read."""
     path = Path(file)
     try:
         if "://" in file and not path.exists():
@@ -108,7 +109,7 @@ def _rows(raw: BinaryIO, file: str, file_format: str, columns: Sequence[str], fi
 
 
 def _codec(file: str) -> str | None:
-    """How a file is compressed, by its name; None: it is plain."""
+    """How a file is compressed, by its name; None: it is not."""
     from fsspec.utils import infer_compression
 
     return OF_ARROW.get(Path(file).suffix.lower()) or infer_compression(file)
@@ -120,7 +121,7 @@ def class_names(file: str, column: str) -> list[str] | None:
     from pyarrow.parquet import read_schema
 
     try:
-        with closing(_opened("", file)) as raw:
+        with _opened("", file) as raw:
             feature = Features.from_arrow_schema(read_schema(raw)).get(column)
     except Exception:  # damage is reported when the rows are read
         return None

@@ -1,4 +1,4 @@
-"""Token files of other programs: what they are, and the command that makes this project's own of them."""
+"""Token files of other programs: what they are, and the command that converts them."""
 
 import json
 import shlex
@@ -13,12 +13,12 @@ import numpy as np
 
 MEGATRON = b"MMIDIDX\0\0"
 MEGATRON_DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
-"""Kinds of integers by the number that an index of Megatron's has for them."""
+"""Integer types by their number in an index of Megatron's."""
 LLM_C = {20240520: "uint16", 20240801: "uint32"}
-"""Kinds of integers by the number that a file of llm.c begins with."""
+"""Integer types by the first number of a file of llm.c."""
 LLM_C_HEADER_BYTES = 1024
 LIST_COLUMNS = ("input_ids", "tokens", "token_ids")
-"""What columns of token ids are called."""
+"""Names of columns of token ids."""
 TEXT = {".jsonl": "json", ".json": "json", ".csv": "csv", ".txt": "text"}
 """Corpora by the names of their files."""
 
@@ -27,22 +27,22 @@ Found = tuple[str, str]
 
 
 def conversion(path: Path) -> Found | None:
-    """What a file or folder of tokens is, and the command to type; None: nobody knows. The command writes a .npy file
-    of unsigned integers beside it, whose name ends in .tokens.npy."""
+    """What a file or folder of tokens is, and the command to type; None: unknown. The command writes a .npy file of
+    unsigned integers beside it, whose name ends in .tokens.npy."""
     try:
         return _known_folder(path) if path.is_dir() else _known_file(path)
-    except Exception:  # it is none, or a damaged one
+    except Exception:  # it is damaged, or something else
         return None
 
 
 def column_conversion(file: str, file_format: str, column: str, value: Any) -> str | None:
-    """How to train on a column of a file on this machine whose rows hold no text but such a value; None: no way fits
-    everybody."""
+    """How to train on a column of a local file whose rows hold such a value instead of text; None: unknown."""
     is_parquet = file_format == "parquet"
     if not Path(file).is_file() or file_format not in ("parquet", "json"):
         return None
     if isinstance(value, list) and value and isinstance(value[0], int):
-        command = _ids_of_parquet(file, column) if is_parquet else _ids_of_json_lines(file, column)
+        rows = f"[json.loads(line)[{column!r}] for line in open({file!r})]"
+        command = _ids_of_parquet(file, column) if is_parquet else _saved(file, f"np.concatenate({rows})", "json")
         return f"for token ids, set data=tokens, and train from what this writes: {command}"
     fields = value if isinstance(value, dict) else {}
     names = [name for name, content in fields.items() if isinstance(content, str)]
@@ -62,20 +62,15 @@ def _python(code: str) -> str:
     return f"python -c {shlex.quote(code)}"
 
 
-def _saved(path: Path | str, ids: str, module: str = "", dtype: str = "uint32") -> str:
+def _saved(path: Path | str, ids: str, module: str = "") -> str:
     """The command that saves an expression of token ids, which may need a module."""
     imports = f"numpy as np, {module}" if module else "numpy as np"
-    return _python(f"import {imports}; np.save({f'{path}.tokens.npy'!r}, {ids}.astype(np.{dtype}))")
+    return _python(f"import {imports}; np.save({f'{path}.tokens.npy'!r}, {ids}.astype(np.uint32))")
 
 
 def _ids_of_parquet(file: Path | str, column: str) -> str:
     ids = f"pq.read_table({str(file)!r}, columns=[{column!r}])[0].combine_chunks().flatten().to_numpy()"
     return _saved(file, ids, "pyarrow.parquet as pq")
-
-
-def _ids_of_json_lines(file: Path | str, column: str) -> str:
-    rows = f"[json.loads(line)[{column!r}] for line in open({str(file)!r})]"
-    return _saved(file, f"np.concatenate({rows})", "json")
 
 
 def _first_of_ids(names: Iterable[str]) -> str | None:

@@ -1,8 +1,8 @@
 """The formats that hold rows: JSON lines, csv, parquet, as streams of bytes.
 
 Every row has a number, counted from 0 over all rows of its file, those that cannot be read included: it is the same
-wherever reading begins and whatever is left out. Damage is one of the things that are read; what becomes of it is for
-the taker to say. An exception means that nothing more can be read.
+wherever reading begins and whatever is left out. Readers yield damaged rows, too; the caller decides what becomes of
+them. An exception means that nothing more can be read.
 """
 
 import csv
@@ -10,7 +10,7 @@ import io
 import json
 from codecs import BOM_UTF8
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import Any, BinaryIO
@@ -94,12 +94,8 @@ def _object(number: int, content: Any, line: int | None) -> Row | Damage:
 
 
 def _parsed(text: bytes) -> Any:
-    """A value of JSON, whose text can be encoded again.
-
-    Raises:
-        ValueError: it is none, or no UTF-8, or an object has a key twice.
-        RecursionError: it is nested too deeply.
-    """
+    """A value of JSON, whose text can be encoded again; raises a ValueError where it is not JSON or not UTF-8, or an
+    object has a key twice, and a RecursionError where it is nested too deeply."""
     value = json.loads(text.decode(), object_pairs_hook=_unique)
     if b"\\ud" in text or b"\\uD" in text:  # half a surrogate pair is no character
         json.dumps(value, ensure_ascii=False).encode()
@@ -108,7 +104,7 @@ def _parsed(text: bytes) -> Any:
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
-    if len(content) < len(pairs):  # which of the values counts, nobody can say
+    if len(content) < len(pairs):  # nobody can say which of the values counts
         raise ValueError("a key is there twice")
     return content
 
@@ -118,21 +114,32 @@ def csv_rows(content: BinaryIO) -> Iterator[Row | Damage]:
     # What is no UTF-8 is let through here, so that it damages one row; line ends inside quotes belong to the text.
     text = io.TextIOWrapper(content, encoding="utf-8-sig", errors="surrogateescape", newline="")
     try:
-        yield from _records(_Lines(text))
+        yield from _records(text)
     finally:
         text.detach()  # `content` is its owner's to close
 
 
-def _records(lines: "_Lines") -> Iterator[Row | Damage]:
+def _records(text: io.TextIOWrapper) -> Iterator[Row | Damage]:
+    """Read rows; of a damaged one, the lines after its first are read again, because a quote that nothing closes takes
+    all lines up to the next quote, or to the end of the file."""
+    taken: list[str] = []  # the lines of the present row
+    again: deque[str] = deque()
+
+    def lines() -> Iterator[str]:
+        while line := again.popleft() if again else text.readline():
+            taken.append(line)
+            yield line
+
     csv.field_size_limit(LONGEST_FIELD)  # books are longer than the module's own limit
-    records = csv.reader(lines, strict=True)
+    records = csv.reader(lines(), strict=True)
     header = next(filter(None, records), [])
     "".join(header).encode()
     _check_names(header)
-    lines.settle()
-    number = 0
+    number, line_number = 0, 1
     while True:
-        line, record, lost = lines.settled + 1, None, ""
+        line_number += len(taken)
+        taken.clear()
+        record, lost = None, ""
         try:
             record = next(records, None)
             if record is None:
@@ -142,60 +149,28 @@ def _records(lines: "_Lines") -> Iterator[Row | Damage]:
                 lost = f"has {len(record)} fields, the header names {len(header)}"
         except csv.Error as error:
             lost = reason(error)
-            lines.rewind()
+            again.extendleft(reversed(taken[1:]))
+            del taken[1:]
+            records = csv.reader(lines(), strict=True)
         except UnicodeEncodeError:
             lost = "is no UTF-8"
-        lines.settle()
         if lost:
-            yield Damage(number, lost, line)
+            yield Damage(number, lost, line_number)
         elif record:
-            yield Row(number, dict(zip_longest(header, record)), line)
+            yield Row(number, dict(zip_longest(header, record)), line_number)
         number += bool(lost or record)  # an empty line is no row
 
 
-class _Lines:
-    """The lines of a csv file, of which those after the first of a damaged record are read again. A quote that nothing
-    closes takes all lines up to the next quote, or to the end of the file."""
-
-    def __init__(self, text: Iterable[str]) -> None:
-        self._text = iter(text)
-        self._again: deque[str] = deque()
-        self._taken: list[str] = []
-        self.settled = 0
-        """Lines of the records that were read."""
-
-    def __iter__(self) -> "_Lines":
-        return self
-
-    def __next__(self) -> str:
-        line = self._again.popleft() if self._again else next(self._text)
-        self._taken.append(line)
-        return line
-
-    def settle(self) -> None:
-        """Count the lines of the record as read."""
-        self.settled += len(self._taken)
-        self._taken.clear()
-
-    def rewind(self) -> None:
-        """Put back all lines of the record but its first, to be read again."""
-        self._again.extendleft(reversed(self._taken[1:]))
-        del self._taken[1:]
-
-
 def _check_names(names: Sequence[str]) -> None:
-    """
-    Raises:
-        ValueError: two columns have one name; which of them is wanted, nobody can say. (Many may have none.)
-    """
+    """Raises a ValueError where two columns have the same name: nobody knows which is wanted. (Many may have none.)"""
     twice = [name for name, count in Counter(names).items() if name and count > 1]
     if twice:
         raise ValueError(f"has several columns {', '.join(twice)}")
 
 
 def parquet_rows(raw: BinaryIO, columns: Sequence[str], first_row: int) -> Iterator[Row | Damage]:
-    """Read columns (all, where one is missing) by row groups, from that of `first_row` on; a damaged one loses what is
-    left of it."""
+    """Read columns (all, where one is missing) by row groups, from that of `first_row` on; the rest of a damaged row
+    group is lost."""
     from pyarrow.parquet import ParquetFile
 
     table = ParquetFile(raw, page_checksum_verification=True)

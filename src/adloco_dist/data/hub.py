@@ -22,8 +22,8 @@ READ_WHEN_IMPORTED = ("huggingface_hub.constants", "datasets.config")
 
 
 def prefer_cache_without_hub(*names: str | None) -> None:
-    """Let the hub's libraries look into their cache alone where it is out of reach: they would try for a minute.
-    Nothing is done where all that settings name, perhaps with a subset and a revision, is on this machine."""
+    """Let the hub's libraries use only their cache where the hub is out of reach: they would try for a minute. Nothing
+    is done where everything that settings name, perhaps with a subset and a revision, is on this machine."""
     wanted = [name for name in names if name and not exists_here(split_subset(name)[0])]
     hub = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
     if not wanted or OFFLINE in os.environ or not hub.hostname or (getproxies() and not proxy_bypass(hub.hostname)):
@@ -40,14 +40,14 @@ def prefer_cache_without_hub(*names: str | None) -> None:
 
 
 def split_revision(name: str) -> tuple[str, str | None]:
-    """`NAME@REVISION` taken apart; what exists on this machine is a name as it stands. A revision holds no colon, so
-    that a folder with an @ in its name may have a subset behind it."""
+    """Split `NAME@REVISION`, unless it exists on this machine. A revision has no colon, so that a folder with an @ in
+    its name may be followed by a subset."""
     split = None if exists_here(name) else re.fullmatch(r"(.+?)@([^:@]+)", name)
     return (split[1], split[2]) if split else (name, None)
 
 
 def split_subset(name: str) -> tuple[str, str | None, str | None]:
-    """`NAME:SUBSET@REVISION` of a data set taken apart; what exists on this machine is a name as it stands."""
+    """Split `NAME:SUBSET@REVISION` of a data set, unless it exists on this machine."""
     rest, revision = split_revision(name)
     split = None if exists_here(rest) else re.fullmatch(r"(.+):([^:/]+)", rest)
     return (split[1], split[2], revision) if split else (rest, None, revision)
@@ -55,8 +55,8 @@ def split_subset(name: str) -> tuple[str, str | None, str | None]:
 
 @contextmanager
 def fetching(setting: str, name: str, remedy: str) -> Iterator[None]:
-    """Report what goes wrong while the block asks the hub for what a setting names, once, by a SettingsError with what
-    to do: transformers, datasets and what they stand on have exceptions of many kinds."""
+    """Turn whatever the hub's libraries raise in the block, while they fetch what a setting names, into one
+    SettingsError that says what to do."""
     for library in ("huggingface_hub", "datasets"):  # else every attempt is logged
         logging.getLogger(library).setLevel(logging.ERROR)
     try:

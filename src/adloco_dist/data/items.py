@@ -13,14 +13,14 @@ from torch.utils.data import default_collate
 from adloco_dist.data.protocols import Batch
 
 Collate = Callable[[list[Any]], Any]
-"""Makes what the loss is given out of a list of items."""
+"""Makes the argument of the loss from a list of items."""
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class ItemBatch(Batch):
-    """Items of a user's data set, which are collated when the loss asks for them. Items are split before they are
-    collated, because nothing is known of what `collate` makes of them (it may pad)."""
+    """Items of a user's data set, which are collated when the loss needs them. They are split before, because what
+    `collate` returns is unknown (it may pad)."""
 
     items: Sequence[Any]
     collate: Collate = default_collate
@@ -31,14 +31,14 @@ class ItemBatch(Batch):
 
     @cached_property
     def collated(self) -> Any:
-        """What the loss is given, with its tensors on `device`."""
+        """The argument of the loss, with its tensors on `device`."""
         return moved(self.collate(list(self.items)), self.device)
 
     def part(self, start: int, end: int) -> "ItemBatch":
         return replace(self, items=self.items[start:end])
 
     def to(self, device: torch.device) -> "ItemBatch":
-        """The same items, which will be collated on the CPU and moved to `device`."""
+        """The same items, which are collated on the CPU and then moved to `device`."""
         return self if device == self.device else replace(self, device=device)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,25 +14,18 @@ from torch.utils.data import default_collate
 from adloco_dist.config import SettingsError
 from adloco_dist.data.indexed import IndexedDataset
 from adloco_dist.data.items import Collate, ItemBatch, item_digest
-from adloco_dist.data.own_streams import METHODS, OwnStreams, decode_state, encode_state
+from adloco_dist.data.own_streams import METHODS, OwnStreams, encode_state
 from adloco_dist.data.protocols import SequenceIds, Splits
-from adloco_dist.data.stream_checks import check_states
 from adloco_dist.data.streams import StreamDataset
 from adloco_dist.text import reason
-
-
-class MapDataset(Protocol):
-    """Items by number, from 0 on, as torch's map-style data sets have them."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: int, /) -> Any: ...
 
 
 @dataclass(frozen=True)
 class ItemTable:
     """A user's items as sequences by number."""
 
-    items: MapDataset
+    items: Any
+    """Has a length, and items by number from 0 on, as torch's map-style data sets do."""
     collate: Collate = default_collate
     _lock: Lock = field(default_factory=Lock)
 
@@ -41,7 +34,7 @@ class ItemTable:
         return len(self.items)
 
     def batch(self, ids: SequenceIds) -> ItemBatch:
-        with self._lock:  # workers of one rank may read at once, and a user's data set is not made for that
+        with self._lock:  # workers of one rank may read at the same time, and a user's data set is not made for that
             return ItemBatch([self.items[int(number)] for number in ids], self.collate)
 
 
@@ -50,25 +43,22 @@ class OwnSplits(Splits):
     """A user's training and validation data."""
 
     first_batch: Callable[[int], ItemBatch]
-    """Makes a batch of so many training sequences, from the first one on, to try a model with; the same ones again
-    where there are fewer."""
+    """Makes a batch of so many training sequences, from the first one on, to try a model with; where there are fewer,
+    they are repeated."""
 
 
+@torch.random.fork_rng(devices=[])
 def own_splits(load: Callable[[], Any], collate: Collate = default_collate) -> OwnSplits:
-    """A user's data for training and validation; raises a SettingsError where what is returned is neither, or empty.
+    """A user's data for training and validation; raises a SettingsError where it is of another kind, or empty.
 
     Args:
         load: returns (train, validation). Training data has a length and items by number, or is a function
             stream(index, count) that returns an iterable with a state (`own_streams.MakeStream`). Validation data has
             a length and items. A `digest` attribute, a string, identifies the data; without one, its length and its
             first and last items do, which then must be the same on all ranks.
-        collate: makes what the loss is given out of a list of items.
+        collate: makes the argument of the loss from a list of items.
     """
-    with torch.random.fork_rng(devices=[]):
-        return _splits_of(f"data={getattr(load, '__name__', type(load).__name__)}", load(), collate)
-
-
-def _splits_of(name: str, loaded: Any, collate: Collate) -> OwnSplits:
+    name, loaded = f"data={getattr(load, '__name__', type(load).__name__)}", load()
     if not isinstance(loaded, tuple | list) or len(loaded) != 2:
         raise SettingsError(f"{name}: returned a {type(loaded).__name__}; return two data sets, (train, validation)")
     train, validation = loaded
@@ -90,9 +80,7 @@ def _splits_of(name: str, loaded: Any, collate: Collate) -> OwnSplits:
         raise SettingsError(f"{name}: {_why_neither(train)}")
     streams = OwnStreams(name, train, collate)
     digest = _joined(_digest_of_stream(streams), held_out)
-    note = check_states(
-        f"{name}: train: stream(0, 1)", lambda: streams.new(0, 1), lambda state: decode_state(encode_state(state))
-    )
+    note = streams.check_states()
     if note and not _own_digest(train):  # without one, the first sequence identifies the data
         raise SettingsError(note)
     return OwnSplits(
@@ -105,14 +93,14 @@ def _splits_of(name: str, loaded: Any, collate: Collate) -> OwnSplits:
 
 
 def _missing_of_items(data: Any) -> list[str]:
-    """What a data set of items by number needs and this one lacks."""
+    """The methods of a data set of items by number that this one lacks."""
     is_stream = isinstance(data, torch.utils.data.IterableDataset)  # whose __getitem__ is not implemented
     has_items = hasattr(data, "__getitem__") and not is_stream
     return [*([] if hasattr(data, "__len__") else ["__len__"]), *([] if has_items else ["__getitem__"])]
 
 
 def _why_neither(train: Any) -> str:
-    """Why training data is of neither kind."""
+    """Why training data is neither items by number nor a function that makes streams."""
     kind, state = type(train).__name__, [method for method in METHODS if not hasattr(train, method)]
     if not state:
         rule = "return a function stream(index, count) that makes such an iterable for each worker"
@@ -122,9 +110,9 @@ def _why_neither(train: Any) -> str:
     return f"train is a {kind} without {items}, and without {', '.join(state)}; {rule}"
 
 
-def _digest_of_items(name: str, data: MapDataset, collate: Collate) -> str:
-    """Identifies the data; tries its first and last items; raises a SettingsError where it is empty, has no item under
-    a number, or `collate` cannot join two items."""
+def _digest_of_items(name: str, data: Any, collate: Collate) -> str:
+    """Identifies the data by its first and last items; raises a SettingsError where it is empty, has no item under a
+    number, or `collate` cannot join two items."""
     if not len(data):
         raise SettingsError(f"{name} is empty; return data with at least one item")
     ends = []
@@ -140,8 +128,8 @@ def _digest_of_items(name: str, data: MapDataset, collate: Collate) -> str:
 
 
 def _digest_of_stream(streams: OwnStreams) -> str:
-    """Identifies the data; tries the first sequence of all of it, and a state; raises a SettingsError where there is no
-    sequence, or its state cannot be kept."""
+    """Identifies the data by its first sequence; raises a SettingsError where there is none, or the state after it
+    cannot be kept."""
     name = f"{streams.name}: train"
     torch.manual_seed(0)  # sequences that draw random numbers are equal on all ranks
     whole = streams.new(0, 1)

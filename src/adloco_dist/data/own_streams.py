@@ -1,57 +1,99 @@
-"""A user's own streams: iterables with a state, which continue from it on any rank.
+"""A user's own streams: iterables with a state, which continue from it on any rank; checks of them before training.
 
-The streaming sets of Hugging Face's `datasets` are among them, and lose their place by themselves.
+The streaming sets of Hugging Face's `datasets` are among them; without `StreamingSet` they lose their place.
 """
 
 import base64
 import io
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from adloco_dist.config import SettingsError
-from adloco_dist.data.items import Collate, ItemBatch
-from adloco_dist.data.stream_checks import check_parts
+from adloco_dist.data.items import Collate, ItemBatch, item_digest
 from adloco_dist.data.streams import Stream, StreamError
-
-
-class StatefulIterable(Protocol):
-    """Sequences with a state between any two of them, as torchdata's StatefulDataLoader has it."""
-
-    def __iter__(self) -> Iterator[Any]: ...
-
-    def state_dict(self) -> Any:
-        """The state after the sequences that were given so far."""
-        ...
-
-    def load_state_dict(self, state_dict: Any) -> None: ...
-
+from adloco_dist.text import reason
 
 MakeStream = Callable[[int, int], Any]
-"""Called with (index, count): a new `StatefulIterable` over the `index`-th of `count` disjoint parts of the data."""
+"""Called with (index, count): a new iterable over the `index`-th of `count` disjoint parts of the data. It has a state
+after the sequences that were read so far, as torchdata's StatefulDataLoader does."""
 METHODS = ("__iter__", "state_dict", "load_state_dict")
 END = object()
+NUM_COMPARED, NUM_IN_DOUBT = 4, 32
+"""Sequences of two parts that are compared, and those that are compared where the first ones seem to overlap."""
+MIN_OVERLAP = 3
+"""Consecutive sequences that overlapping parts have in common."""
 BUFFER = "BufferShuffledExamplesIterable"
-"""The class of `datasets` that shuffles rows in memory; its state does not hold the rows that wait there."""
+"""The class of `datasets` that shuffles rows in memory; its state does not contain the rows in that memory."""
 
 
 @dataclass(frozen=True)
 class OwnStreams:
-    """A `StreamSource` of a user's streams. They are read in the thread that needs a batch: a user's code may draw from
-    torch's random numbers, which every update seeds again, and has its own way of reading ahead."""
+    """A `StreamSource` of a user's streams. They are read in the thread that needs a batch, because a user's code may
+    draw torch's random numbers, which every update seeds again; it may read ahead by itself."""
 
     name: str
     """The user's function, for errors."""
     make: MakeStream
     collate_items: Collate
 
+    def check_states(self) -> str | None:
+        """Check that a stream continues from its state; returns a note for the user, or None; raises a SettingsError
+        where the sequence after a loaded state is not the one that came after the state was taken, or a stream cannot
+        be resumed."""
+        name = f"{self.name}: train: stream(0, 1)"
+        whole = self.new(0, 1)
+        sequences = _digests(whole, 0)
+        expected = [*islice(sequences, 1)]
+        state = _copied(whole.state_dict())
+        expected += islice(sequences, 2)
+        other = self.new(0, 1)
+        if other is whole:
+            rule = "it must make a new one whenever it is called, for several are read side by side"
+            raise SettingsError(f"{name} is the same object at every call; {rule}")
+        if [*islice(_digests(other, 0), len(expected))] != expected:
+            return (
+                f"{name} begins with other sequences whenever it is made: a resumed run does not repeat "
+                "what was read, and parts may overlap; seed whatever it draws or shuffles with"
+            )
+        for number, sequence in enumerate(expected[1:], 1):  # the second time from the state of what was resumed
+            try:
+                resumed = self.new(0, 1)
+                resumed.load_state_dict(state)
+                follower = next(_digests(resumed, number), None)
+                state = _copied(resumed.state_dict())
+            except Exception as error:  # of whatever kind a user's code raises
+                rule = "load_state_dict must take what state_dict returned, on any rank"
+                raise SettingsError(f"{name} cannot be resumed ({reason(error)}); {rule}") from error
+            if follower != sequence:
+                raise SettingsError(f"{name} {_what_is_wrong(follower, expected[:number])}")
+        return None
+
     def check_parts(self, parts: int) -> None:
-        check_parts(self.name, lambda part: self.new(part, parts), parts)
+        """Compares the first few sequences of each part, and raises a SettingsError also where two are the same."""
+        first: dict[str, int] = {}
+        neighbour: list[str] = []
+        for part in range(parts):
+            begin = self._begin(part, parts, NUM_COMPARED if part < 2 else 1)
+            if not begin:
+                rule = "use fewer trainers or workers, or divide the data otherwise"
+                raise SettingsError(f"{self.name}: stream({part}, {parts}) is empty; {rule}")
+            alike = first.setdefault(begin[0], part)
+            suspect = alike if alike < part else 0 if part == 1 and set(begin) & set(neighbour) else None
+            if suspect is not None and _overlap(self._begin(suspect, parts), self._begin(part, parts)):
+                twins = f"stream({suspect}, {parts}) and stream({part}, {parts}) give the same sequences"
+                rule = "stream(index, count) must return the index-th of count disjoint parts"
+                raise SettingsError(f"{self.name}: {twins}; {rule}")
+            neighbour = begin
+
+    def _begin(self, part: int, parts: int, count: int = NUM_IN_DOUBT) -> list[str]:
+        """The digests of a part's first sequences, with seeds that differ between parts, as in training."""
+        return [*islice(_digests(self.new(part, parts), part * NUM_IN_DOUBT), count)]
 
     def open(self, stream: Stream) -> "OwnReader":
         return OwnReader(self, stream)
@@ -62,13 +104,51 @@ class OwnStreams:
     def take_notes(self) -> list[str]:
         return []
 
-    def new(self, index: int, count: int) -> StatefulIterable:
+    def new(self, index: int, count: int) -> Any:
         """A part's stream from its beginning; raises a SettingsError where it is no iterable with a state."""
         made = self.make(index, count)
         if missing := [method for method in METHODS if not hasattr(made, method)]:
             lacks = f"stream({index}, {count}) is a {type(made).__name__} without {', '.join(missing)}"
             raise SettingsError(f"{self.name}: {lacks}; see torchdata's StatefulDataLoader for the protocol")
-        return StreamingSet(made) if is_streaming_set(made) else made
+        datasets = sys.modules.get("datasets")  # importing it takes seconds
+        is_streaming_set = datasets is not None and isinstance(made, datasets.IterableDataset)
+        return StreamingSet(made) if is_streaming_set else made
+
+
+def _what_is_wrong(follower: str | None, before: list[str]) -> str:
+    """What is wrong with a stream that gave `before`, then its state was loaded, then `follower` (None: nothing)."""
+    gives = "gives another sequence than the one that followed"
+    if follower is None:
+        gives = "ends"
+    elif follower in before:
+        gives = "gives a sequence again that was read before: its state does not advance"
+    where = "after load_state_dict" if len(before) == 1 else "when it is resumed a second time"
+    rule = "state_dict must return the place after the last sequence, and load_state_dict continue there"
+    return f"{gives} {where}, so that a resumed run would train on other data; {rule}"
+
+
+def _overlap(first: list[str], second: list[str]) -> bool:
+    """Whether one list begins as the other does, perhaps shifted by a few; equal sequences only prove nothing."""
+    for shift in range(NUM_COMPARED):
+        for ahead, behind in ((first[shift:], second), (second[shift:], first)):
+            length = min(len(ahead), len(behind))
+            if length >= MIN_OVERLAP and len(set(ahead[:length])) > 1 and ahead[:length] == behind[:length]:
+                return True
+    return False
+
+
+def _digests(stream: Iterable[Any], number: int) -> Iterator[str]:
+    """The digests of a stream's sequences, of which the first is the `number`-th. Random numbers are seeded before each
+    of them, as in training, so that sequences which draw from torch's are equal where they should be."""
+    items = iter(stream)
+    while True:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(number)
+            item = next(items, END)
+        if item is END:
+            return
+        yield item_digest(item)
+        number += 1
 
 
 class OwnReader:
@@ -96,8 +176,8 @@ class OwnReader:
     def _begin_again(self) -> None:
         """Begin another pass.
 
-        Many iterables that a state was loaded into begin every pass there. So the state at the end of a pass is loaded
-        into a new one; where that gives no sequence even if it is iterated over twice, another begins without a state.
+        Many iterables into which a state was loaded begin every pass there. So the state at the end of a pass is loaded
+        into a new one; if that gives no sequence in two passes either, another one begins without a state.
         """
         if self._has_given and self._is_resumed:
             self._open(self.position())
@@ -117,11 +197,11 @@ class OwnReader:
             raise StreamError(f"{self._name}: state_dict() {error}") from error
 
     def close(self) -> None:
-        """The iterable ends what it has started when it is collected."""
+        """The iterable ends its threads or processes when it is garbage-collected."""
 
 
 def encode_state(state: Any) -> dict[str, Any]:
-    """A state as plain JSON values, which hold what torch saves: JSON alone would make lists of tuples; raises a
+    """A state as plain JSON values that contain what torch saves, because JSON would make lists of tuples; raises a
     ValueError where it holds something that torch would not load without pickle."""
     if foreign := _first_foreign(state):
         rule = "must hold nothing but numbers, strings, bytes, lists, tuples, dicts and tensors"
@@ -136,6 +216,11 @@ def decode_state(position: Mapping[str, Any]) -> Any:
     return torch.load(io.BytesIO(base64.b64decode(position["torch"])), weights_only=True)
 
 
+def _copied(state: Any) -> Any:
+    """A state as a checkpoint would return it."""
+    return decode_state(encode_state(state))
+
+
 def _first_foreign(state: Any) -> str | None:
     """The type of an object that torch would not load with weights_only."""
     if type(state) in (dict, list, tuple):
@@ -148,9 +233,9 @@ def _first_foreign(state: Any) -> str | None:
 class StreamingSet:
     """A `datasets.IterableDataset` with an exact state.
 
-    Its own state is exact unless rows wait in a shuffling buffer. Then the state is the number of rows that were given
-    in this pass, and those are read again before the next one. Its `__iter__` begins again at the state that was
-    loaded, however often it is called; here, a pass that has ended is followed by one from the beginning.
+    Its own state is exact unless a buffer shuffles rows. Then the state is the number of rows that were read in this
+    pass, and those are read again before the next one. Its own `__iter__` always begins at the state that was loaded;
+    here, a pass that has ended is followed by one from the beginning.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -158,7 +243,7 @@ class StreamingSet:
         self._keeps_its_place = not _shuffles(getattr(dataset, "_ex_iterable", None))
         self._num_given = 0
         self._place: Any = None
-        """The data set's own state, where no row was given since it was loaded."""
+        """The data set's own state; None: a row was read since it was loaded."""
 
     def __iter__(self) -> Iterator[Any]:
         rows = iter(self._dataset)
@@ -179,14 +264,8 @@ class StreamingSet:
         self._dataset.load_state_dict(self._place)
 
 
-def is_streaming_set(made: Any) -> bool:
-    """Whether it is a `datasets.IterableDataset`, without importing `datasets`, which takes seconds."""
-    datasets = sys.modules.get("datasets")
-    return datasets is not None and isinstance(made, datasets.IterableDataset)
-
-
 def _shuffles(source: Any) -> bool:
-    """Whether a source of rows, or one that it reads from, shuffles rows in memory; of an unknown one: yes."""
+    """Whether a source of rows, or one from which it reads, shuffles rows in memory; an unknown one does."""
     if source is None:
         return True
     inner = [*getattr(source, "ex_iterables", ()), *filter(None, [getattr(source, "ex_iterable", None)])]

@@ -15,18 +15,15 @@ import torch
 from adloco_dist.config import Shards
 
 SequenceIds = npt.NDArray[np.int64]
+States = Mapping[int, Mapping[str, Any]]
+"""The `state_dict` of cursors, by trainer."""
 
 
 class Batch(Protocol):
     """Sequences that are computed in one micro-batch, or split into several."""
 
-    def __len__(self) -> int:
-        """The number of sequences."""
-        ...
-
-    def part(self, start: int, end: int) -> Self:
-        """Sequences `start` to `end`."""
-        ...
+    def __len__(self) -> int: ...
+    def part(self, start: int, end: int) -> Self: ...
 
     def to(self, device: torch.device) -> Self:
         """The same sequences on `device`; a GPU receives them without waiting."""
@@ -75,12 +72,12 @@ class Cursor(Protocol):
     def batch(
         self, worker: int, num_workers: int, update: int, local_batch: int, updates: Sequence[int] | None = None
     ) -> Batch:
-        """What `worker` takes in an update of the present round, on the CPU; the cursor does not move. Updates of each
-        worker are given where they differ, which they never do where `size` is None."""
+        """What `worker` takes in an update of the present round, on the CPU; the cursor does not move. `updates` has
+        those of each worker where they differ, which they never do where `size` is None."""
         ...
 
     def ends(self, workers: Sequence[int], num_workers: int, sequences: int) -> dict[int, Any]:
-        """What ranks exchange of what was read, at the end of a round: plain JSON values by stream; none if indexed.
+        """The positions that ranks exchange at the end of a round: plain JSON values by stream; none if indexed.
 
         Args:
             workers: those of the trainer that this rank runs.
@@ -127,11 +124,9 @@ class Dataset(Protocol):
         """Every trainer's cursor, as a run begins."""
         ...
 
-    def restore(
-        self, states: Mapping[int, Mapping[str, Any]], num_trainers: int, shards: Shards, seed: int
-    ) -> Mapping[int, Cursor]:
-        """The trainers' cursors from their `state_dict`; the run began with so many trainers. Raises exceptions of
-        several kinds where a state does not belong to this data set."""
+    def restore(self, states: States, num_trainers: int, shards: Shards, seed: int) -> Mapping[int, Cursor]:
+        """The trainers' cursors; the run began with so many trainers. Raises exceptions of several kinds where a state
+        does not belong to this data set."""
         ...
 
     def take_notes(self) -> list[str]:
@@ -148,11 +143,10 @@ class Splits:
     source: str
     """What the data was made of, for people."""
     notes: tuple[str, ...] = ()
-    """What a user should know of how the data was read."""
+    """Lines that tell a user how the data was read."""
 
     @property
     def digest(self) -> str:
-        """Equal digests mean equal data."""
         return self.train.digest
 
     def facts(self) -> dict[str, Any]:

@@ -13,10 +13,9 @@ from itertools import islice
 import numpy as np
 
 from adloco_dist.config import Packing, SettingsError
-from adloco_dist.data.documents import Document, RowFiles
+from adloco_dist.data.documents import Document, RowFiles, class_of
 from adloco_dist.data.encoding import Encoder, Tokens
 from adloco_dist.data.indexed import permutation
-from adloco_dist.data.labels import Labels
 from adloco_dist.data.streams import Stream, StreamError
 from adloco_dist.data.tokens import TokenBatch, padded
 
@@ -60,11 +59,12 @@ class RowStreams:
 
     rows: RowFiles
     encoder: Encoder
-    labels: Labels | None
+    labels: tuple[str, ...] | None
+    """Names of the classes; None: the corpus has none."""
     sequence_length: int
     packing: Packing
     seed: int = 0
-    """Seed of the order of the files, which is another one in every epoch."""
+    """Seed of the order of the files, which differs between epochs."""
 
     def check_parts(self, parts: int) -> None:
         for part in range(parts):
@@ -124,8 +124,8 @@ class RowStreams:
                 yield position, document, ids
 
     def _packed(self, documents: Iterator[tuple[RowPosition, Document]], token: int) -> Iterator[Item]:
-        """Sequences of equal length, the first from `token` of the first document on; neighbours share one token, so
-        each token is predicted once."""
+        """Sequences of equal length, from `token` of the first document on; neighbours share one token, so that each
+        token is predicted once."""
         length, ahead = self.sequence_length, 0
         pending: deque[tuple[RowPosition, Tokens]] = deque()
         for position, _, ids in self._encoded(documents, None):
@@ -146,12 +146,12 @@ class RowStreams:
         width = self.sequence_length + minimum - 1
         for position, document, ids in self._encoded(documents, width):
             if len(ids) >= minimum:
-                label = self.labels.number(document) if self.labels else None
+                label = None if self.labels is None else class_of(document, self.labels)
                 yield Item(ids, label, replace(position, row=position.row + 1))
 
 
 def files_of_part(files: tuple[str, ...], part: int, parts: int) -> tuple[tuple[str, ...], int, int]:
-    """Which files one of `parts` reads, and of their rows each `stride`-th from `index` on: (files, index, stride)."""
+    """The files that one of `parts` reads, every `stride`-th row from `index` on: (files, index, stride)."""
     if len(files) >= parts:
         return files[part::parts], 0, 1
     file = part % len(files)
@@ -159,7 +159,7 @@ def files_of_part(files: tuple[str, ...], part: int, parts: int) -> tuple[tuple[
 
 
 class RowReader:
-    """Reads one stream; a thread of its own tokenises the next sequences ahead."""
+    """Reads one stream; a background thread tokenises the next sequences."""
 
     def __init__(self, corpus: RowStreams, stream: Stream) -> None:
         self._position = RowPosition.of(stream)

@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Any, Protocol, Self
 
 from adloco_dist.config import Shards
-from adloco_dist.data.protocols import Batch
+from adloco_dist.data.protocols import Batch, States
 
 
 class StreamError(RuntimeError):
@@ -31,22 +31,11 @@ class Stream:
     """Where the next one begins, as its reader reported it; None: at the beginning."""
 
 
-@dataclass(frozen=True)
-class StreamRange:
-    """What a worker reads: a sequence of a stream, which several workers may read in turn."""
-
-    stream: Stream
-    ordinal: int
-    reader_index: int = 0
-    """Number of the worker among those that share the stream."""
-
-
 class StreamReader(Protocol):
     """Reads one stream in order."""
 
     def take(self) -> Any:
-        """The next sequence; raises a StreamError where the stream cannot be read any further, or holds no sequence at
-        all."""
+        """The next sequence; raises a StreamError where the stream cannot be read any further, or holds none."""
         ...
 
     def position(self) -> Any:
@@ -77,7 +66,9 @@ class StreamSource(Protocol):
 
 
 @dataclass
-class _OpenStream:
+class OpenStream:
+    """A stream that this rank reads."""
+
     reader: StreamReader
     ordinal: int
     """Ordinal of the sequence that the reader gives next."""
@@ -94,18 +85,15 @@ class StreamDataset:
     source: StreamSource
     digest: str = ""
     num_sequences: None = None
-    _open: dict[tuple[int, int], _OpenStream] = field(default_factory=dict)
+    _open: dict[tuple[int, int], OpenStream] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
     def check_size(self, num_trainers: int, workers_per_trainer: int, shards: Shards) -> None:
         self.source.check_parts(_num_parts(num_trainers, workers_per_trainer, shards))
 
     def deal(self, num_trainers: int, workers_per_trainer: int, shards: Shards, seed: int) -> list["StreamCursor"]:
-        """Every trainer's streams, one for each worker.
-
-        disjoint: all parts of the data. shared: every trainer reads all of it, in streams with ids of their own. A
-        source's own settings decide the order of its sequences, so that `seed` has no influence.
-        """
+        """Every trainer's streams, one for each worker. disjoint: all parts of the data. shared: every trainer reads
+        all of it, in streams with ids of their own. The source decides the order of its sequences, not `seed`."""
         parts = _num_parts(num_trainers, workers_per_trainer, shards)
         streams = [Stream(number, number % parts, parts) for number in range(num_trainers * workers_per_trainer)]
         return [
@@ -113,9 +101,7 @@ class StreamDataset:
             for trainer in range(num_trainers)
         ]
 
-    def restore(
-        self, states: Mapping[int, Mapping[str, Any]], num_trainers: int, shards: Shards, seed: int
-    ) -> dict[int, "StreamCursor"]:
+    def restore(self, states: States, num_trainers: int, shards: Shards, seed: int) -> dict[int, "StreamCursor"]:
         return {
             trainer: StreamCursor(self, state["trainer"], tuple(Stream(**stream) for stream in state["streams"]))
             for trainer, state in states.items()
@@ -124,24 +110,17 @@ class StreamDataset:
     def take_notes(self) -> list[str]:
         return self.source.take_notes()
 
-    def batch(self, ranges: Sequence[StreamRange]) -> Batch:
-        """The sequences that a worker reads, ascending within a stream; waits for those that are not ready yet."""
-        return self.source.collate([self._opened(start).take() for start in ranges])
-
-    def position(self, end: StreamRange) -> Any:
-        """Where a sequence that this rank is about to read begins."""
-        return self._opened(end).reader.position()
-
-    def _opened(self, start: StreamRange) -> _OpenStream:
-        """A reader whose next sequence is the one asked for; those before it were read already, or are skipped."""
-        key = (start.stream.id, start.reader_index)
-        with self._lock:  # workers of one rank may read at once
+    def opened(self, stream: Stream, ordinal: int, reader_index: int = 0) -> OpenStream:
+        """A stream whose next sequence has this ordinal; those before it were read already, or are skipped. Workers
+        that share a stream have readers of their own, by index."""
+        key = (stream.id, reader_index)
+        with self._lock:  # workers of one rank may read at the same time
             known = self._open.get(key)
-            if known is None or start.ordinal < known.ordinal:  # again from the beginning of the round
+            if known is None or ordinal < known.ordinal:  # again from the beginning of the round
                 if known:
                     known.reader.close()
-                known = self._open[key] = _OpenStream(self.source.open(start.stream), start.stream.ordinal)
-        while known.ordinal < start.ordinal:
+                known = self._open[key] = OpenStream(self.source.open(stream), stream.ordinal)
+        while known.ordinal < ordinal:
             known.take()
         return known
 
@@ -151,8 +130,8 @@ class StreamCursor:
     """The streams of one trainer; every rank knows the position of each of them at the beginning of the round.
 
     Worker m of M reads stream m. With more streams than workers (some were retired) it reads m, m + M, ... in turn;
-    with more workers than streams, those that share one take its sequences in turn. All of it follows from the plan,
-    never from the rank that runs a worker.
+    with more workers than streams, those that share one take its sequences in turn. None of this depends on the rank
+    that runs a worker.
     """
 
     dataset: StreamDataset
@@ -162,22 +141,21 @@ class StreamCursor:
 
     @property
     def position(self) -> int:
-        """Sequences taken so far, those included that other trainers took from its streams before a merge."""
+        """Sequences taken so far, including those that other trainers took from its streams before a merge."""
         return sum(stream.ordinal for stream in self.streams)
 
     def batch(
         self, worker: int, num_workers: int, update: int, local_batch: int, updates: Sequence[int] | None = None
     ) -> Batch:
         taken = range(update * local_batch, (update + 1) * local_batch)
-        return self.dataset.batch([self.next_range(worker, num_workers, sequence) for sequence in taken])
+        return self.dataset.source.collate([self._take(worker, num_workers, sequence) for sequence in taken])
 
     def ends(self, workers: Sequence[int], num_workers: int, sequences: int) -> dict[int, Any]:
         """The positions of the streams that one of `workers` reads at the end of a round."""
         positions = {}
         for number, (stream, end) in enumerate(zip(self.streams, self._ends(num_workers, sequences), strict=True)):
-            reader = number % num_workers  # of several that share it, the first
-            if reader in workers:
-                positions[stream.id] = self.dataset.position(StreamRange(stream, end))
+            if number % num_workers in workers:  # the first of those that share it
+                positions[stream.id] = self.dataset.opened(stream, end).reader.position()
         return positions
 
     def advance(self, updates: int, num_workers: int, local_batch: int, ends: Mapping[int, Any]) -> None:
@@ -188,35 +166,32 @@ class StreamCursor:
         )
 
     def unite(self, others: Sequence[Self]) -> "StreamCursor":
-        """Its own streams come first, so that workers who join with theirs continue to read them."""
+        """Its own streams come first, so that workers that join continue to read theirs."""
         streams = [*self.streams, *(stream for other in others for stream in other.streams)]
         return StreamCursor(self.dataset, self.trainer, tuple(streams))
 
     def state_dict(self) -> dict[str, Any]:
         return {"trainer": self.trainer, "streams": [asdict(stream) for stream in self.streams]}
 
-    def next_range(self, worker: int, num_workers: int, sequence: int) -> StreamRange:
-        """The `sequence`-th that a worker takes in the present round."""
-        num_streams = len(self.streams)
-        if num_workers <= num_streams:
-            own = range(worker, num_streams, num_workers)
-            stream = self.streams[own[sequence % len(own)]]
-            return StreamRange(stream, stream.ordinal + sequence // len(own))
-        number = worker % num_streams
-        sharers = len(range(number, num_workers, num_streams))
-        stream, reader_index = self.streams[number], worker // num_streams
-        return StreamRange(stream, stream.ordinal + sequence * sharers + reader_index, reader_index)
+    def _take(self, worker: int, num_workers: int, sequence: int) -> Any:
+        """Read the `sequence`-th that a worker takes in the present round; waits until it is ready."""
+        numbers, num_readers = self._reading(worker, num_workers)
+        stream, reader_index = self.streams[numbers[sequence % len(numbers)]], worker // len(self.streams)
+        ordinal = stream.ordinal + sequence // len(numbers) * num_readers + reader_index
+        return self.dataset.opened(stream, ordinal, reader_index).take()
 
     def _ends(self, num_workers: int, sequences: int) -> Iterator[int]:
         """The ordinal of every stream after a round in which each worker takes so many sequences."""
-        num_streams = len(self.streams)
         for number, stream in enumerate(self.streams):
-            if num_workers <= num_streams:
-                own = range(number % num_workers, num_streams, num_workers)
-                taken = len(range(own.index(number), sequences, len(own)))
-            else:
-                taken = sequences * len(range(number, num_workers, num_streams))
-            yield stream.ordinal + taken
+            numbers, num_readers = self._reading(number % num_workers, num_workers)
+            turns = len(range(numbers.index(number), sequences, len(numbers)))
+            yield stream.ordinal + turns * num_readers
+
+    def _reading(self, worker: int, num_workers: int) -> tuple[range, int]:
+        """The numbers of the streams that a worker reads in turn, and how many workers read each of them."""
+        num_streams = len(self.streams)
+        first = worker % num_streams
+        return range(first, num_streams, num_workers), len(range(first, num_workers, num_streams))
 
 
 def _num_parts(num_trainers: int, workers_per_trainer: int, shards: Shards) -> int:

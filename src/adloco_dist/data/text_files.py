@@ -23,12 +23,12 @@ NOT_TEXT = {
     b"%PDF-": ("PDF", "extract its text, for example with pdftotext"),
     b"SQLite format 3": ("a database", "write its texts as JSON lines, and set data=json"),
 }
-"""How files begin that hold no text, what they are, and what to do."""
+"""The first bytes of files that hold no text, what these files are, and what to do."""
 NOT_LIBRARY = {"test", "tests", "idlelib", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 NUM_PACKAGES, MIN_FILES = 6, 10
-"""Classes of the labelled corpus: so many packages, those with the most text, of so many files or more."""
+"""Classes of the labelled corpus, the packages with the most text, and the least number of files that each has."""
 SNIPPET_BYTES = 256
-"""Minimum size of a piece of text, unless it is a file's last."""
+"""Minimum size of a piece of text, except a file's last."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class TextFiles:
     files: tuple[str, ...]
     data: DataSettings
     maximum: None = None
-    """As of `RowFiles`, whose files hold several documents."""
+    """See `RowFiles`; a text file is one document."""
     _not_utf8: dict[str, str] = field(default_factory=dict)
-    """Files that are no UTF-8, and why, which are to be reported."""
+    """Files that are not UTF-8, with the byte that is not, until they are reported."""
 
     def documents(self) -> Iterator[Document]:
         """The documents of all files that are not empty, in order."""
@@ -50,8 +50,8 @@ class TextFiles:
 
     def of_file(self, file: str) -> Iterator[Document]:
         """The document of one file; none if it is empty or left out; raises a SettingsError where it cannot be read, or
-        holds no text, or no UTF-8 (data.damaged=skip leaves it out; without a tokenizer its bytes are read as they
-        are)."""
+        is not text, or not UTF-8 (data.damaged=skip leaves it out; without a tokenizer its bytes are read as they are).
+        """
         try:
             text = Path(file).read_bytes()
         except OSError as error:
@@ -74,7 +74,7 @@ class TextFiles:
             yield Document(text)
 
     def take_notes(self) -> list[str]:
-        """What was left out or is odd since the last call, in one line."""
+        """One line about the files since the last call that are not UTF-8."""
         if not self._not_utf8:
             return []
         file, place = next(iter(self._not_utf8.items()))
@@ -93,7 +93,7 @@ def library_sources() -> list[Path]:
 
 
 def package_snippets(validation_fraction: float) -> tuple[list[Document], list[Document], list[str]]:
-    """Pieces of the largest packages' sources, each labelled with its package: (training, validation, names). No file
+    """Pieces of the largest packages' sources, each labelled with its package: (training, validation, names). No text
     is in both splits."""
     library = Path(sysconfig.get_path("stdlib"))
     modules: dict[str, list[bytes]] = {}
@@ -112,7 +112,7 @@ def package_snippets(validation_fraction: float) -> tuple[list[Document], list[D
 
 
 def _pieces(text: Text) -> Iterator[bytes]:
-    """Whole lines, SNIPPET_BYTES or a little more of them at a time."""
+    """Whole lines, in pieces of SNIPPET_BYTES or a little more."""
     piece = b""
     for line in as_bytes(text).splitlines(keepends=True):
         piece += line

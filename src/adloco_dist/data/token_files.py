@@ -30,7 +30,7 @@ class TokenFile:
     num_tokens: int
     max_id: int
     sha256: str
-    """Digest of the ids, as they lie in the file."""
+    """Digest of the ids as stored."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Manifest:
         return hashlib.sha256("".join(file.sha256 for file in self.files).encode()).hexdigest()
 
     def write(self, folder: Path) -> None:
-        """Write the manifest, whole or not at all."""
+        """Write the manifest atomically."""
         draft = folder / f".{MANIFEST_FILE}"
         draft.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
         draft.rename(folder / MANIFEST_FILE)
@@ -111,7 +111,7 @@ def _open(setting: str, path: Path) -> Tokens:
 
 
 def _refuse_foreign(setting: str, path: Path) -> None:
-    """Raises a SettingsError where it belongs to another program; the command that converts it is in the message."""
+    """Raises a SettingsError with the command that converts a file of another program, where it is one."""
     if foreign := conversion(path):
         kind, command = foreign
         where = "" if command.startswith("set ") else "convert it: "
@@ -134,7 +134,7 @@ def digest_of(parts: Iterable[Tokens]) -> str:
 
 
 def split_tail(parts: Sequence[Tokens], fraction: float) -> tuple[list[Tokens], list[Tokens]]:
-    """The first parts, and the last `fraction` of all tokens; nothing is copied."""
+    """The first tokens, and the last `fraction` of all; nothing is copied."""
     left = round(sum(map(len, parts)) * fraction)
     head, tail = list(parts), []
     while left > 0:

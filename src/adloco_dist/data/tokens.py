@@ -1,4 +1,4 @@
-"""Sequences of token ids: batches of them, and tables, either cut from long arrays or one for each document.
+"""Sequences of token ids, cut from long arrays or one for each document: batches and tables.
 
 Shape suffixes: B sequences, W tokens of the longest of them, L tokens of a sequence that are predicted (a stored
 sequence has L + 1).
@@ -20,13 +20,13 @@ from adloco_dist.data.token_files import digest_of
 
 @dataclass(frozen=True)
 class TokenBatch(Batch):
-    """Sequences of token ids for one micro-batch, or to be split into several."""
+    """Sequences of token ids."""
 
     tokens: torch.Tensor
-    """(B, W) ids, padded at the right. Of a causal model, position t predicts t + 1; of a classifier, all of them the
+    """(B, W) ids, padded at the right. In a causal model position t predicts t + 1; in a classifier all predict the
     label."""
     num_targets: tuple[int, ...]
-    """What is predicted of each sequence: tokens, or one label. Kept on the CPU, because it weighs the losses."""
+    """The number of targets of each sequence: its predicted tokens, or one label."""
     lengths: torch.Tensor | None = None
     """(B,) tokens of each that are not padding; None: all W."""
     labels: torch.Tensor | None = None
@@ -83,7 +83,6 @@ class TokenTable:
 
     @property
     def digest(self) -> str:
-        """Equal digests mean equal tokens and labels."""
         return digest_of(self.parts)
 
     def batch(self, ids: SequenceIds) -> TokenBatch:
@@ -100,7 +99,7 @@ class TokenTable:
 
 @dataclass(frozen=True)
 class DocumentTable:
-    """Documents of any length, one for each sequence, which padding fills up to the longest of a batch."""
+    """Documents of any length, one for each sequence, padded to the longest of a batch."""
 
     documents: Sequence[Tokens]
     pad: int
@@ -129,7 +128,7 @@ TextTable = TokenTable | DocumentTable
 
 
 def padded(documents: Sequence[Tokens], pad: int, labels: npt.NDArray[np.int64] | None = None) -> TokenBatch:
-    """A batch of documents of different lengths; of a labelled corpus with its labels, (B,)."""
+    """A batch of documents of different lengths, with the labels (B,) of a labelled corpus."""
     lengths = np.array([len(document) for document in documents])
     rows = np.full((len(documents), lengths.max()), pad, dtype=np.int64)
     for row, document in zip(rows, documents, strict=True):

@@ -1,4 +1,4 @@
-"""Which transformers config a model has: an architecture's own or that of a warm start, fitted to the corpus."""
+"""The transformers config of a model: an architecture's own or that of a warm start, fitted to the corpus."""
 
 import difflib
 from collections.abc import Iterable
@@ -43,11 +43,8 @@ def model_config(
 
 
 def local_model(name: str) -> tuple[str, str | None]:
-    """The directory of a model: `name` itself, or model/ of the run directory `name`; else a model of the hub.
-
-    Returns:
-        The directory or the model, and the revision of a model of the hub where `name` has one.
-    """
+    """The directory of a model: `name` itself, or model/ of the run directory `name`; else a model of the hub, with its
+    revision where `name` has one; raises a SettingsError where it can be neither."""
     for candidate in (Path(name), Path(name) / "model"):
         if (candidate / "config.json").is_file():
             return str(candidate), None

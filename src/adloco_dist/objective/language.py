@@ -13,7 +13,7 @@ from adloco_dist.config import ModelSettings, Settings
 from adloco_dist.data.encoding import Vocabulary
 from adloco_dist.data.tokens import TokenBatch, padded
 from adloco_dist.objective.architecture import model_config
-from adloco_dist.objective.losses import Losses, compiled_losses, fused_losses, losses, losses_of, predict
+from adloco_dist.objective.losses import Losses, fused_losses, losses, losses_of, predict
 from adloco_dist.objective.models import build_model, in_words, num_parameters, try_shape
 from adloco_dist.objective.protocol import Objective, ParameterCount
 from adloco_dist.objective.weights import silence_transformers
@@ -22,13 +22,10 @@ from adloco_dist.text import first_line
 
 
 class LanguageObjective(Objective):
-    """Cross-entropy in nats of a causal model, or of a classifier where the corpus has labels.
-
-    Attributes:
-        config: the shape of the model (`model_config`).
-    """
+    """Cross-entropy in nats of a causal model, or of a classifier where the corpus has labels."""
 
     def __init__(self, settings: Settings, config: PretrainedConfig, vocabulary: Vocabulary) -> None:
+        """`config` is the shape of the model (`model_config`)."""
         silence_transformers()
         self.config, self._settings, self._vocabulary = config, settings, vocabulary
         self._losses: Losses = losses
@@ -38,13 +35,9 @@ class LanguageObjective(Objective):
     def fitted(
         cls, settings: Settings, vocabulary: Vocabulary, num_labels: int | None = None, label_names: Sequence[str] = ()
     ) -> "LanguageObjective":
-        """Make the objective for the model that the settings name, fitted to a corpus; raises a SettingsError where
-        there is no such model, or it does not fit the corpus.
-
-        Args:
-            num_labels: classes of a labelled corpus; None: the model is causal.
-            label_names: names of the classes, which the saved model answers with.
-        """
+        """The objective for the model that the settings name, fitted to a corpus, whose classes have names that the
+        saved model answers with (without classes the model is causal); raises a SettingsError where there is no such
+        model, or it does not fit the corpus."""
         config = model_config(settings.model, vocabulary, settings.data.sequence_length, num_labels)
         if label_names:
             config.id2label = dict(enumerate(label_names))
@@ -61,7 +54,7 @@ class LanguageObjective(Objective):
         return try_shape(self._settings.model, self.config, self._settings.data.is_labelled)
 
     def build(self, device: torch.device, in_bf16: bool) -> PreTrainedModel:
-        """Build the model from a seed or a warm start; from then on the loss is compiled where the settings ask it."""
+        """Build the model from a seed or a warm start, and choose how its loss is computed."""
         settings = self._settings
         self._losses, self._losses_in_words = _choose_losses(settings.model, device)
         return build_model(settings.model, self.config, settings.seed, settings.data.is_labelled, device, in_bf16)
@@ -70,7 +63,7 @@ class LanguageObjective(Objective):
         return self._losses(module, batch).sum(), batch.total_targets
 
     def trial_batch(self, num_sequences: int, device: torch.device) -> TokenBatch:
-        """Return sequences of full length, as large as any that training can meet."""
+        """Sequences of full length, as large in memory as any of training."""
         length = self._settings.data.sequence_length
         if self._settings.data.is_labelled:
             labels = np.zeros(num_sequences, dtype=np.int64)
@@ -89,14 +82,13 @@ class LanguageObjective(Objective):
         """Write what transformers load: weights as safetensors, the config, and the tokenizer where it is known."""
         assert isinstance(module, PreTrainedModel)
         self._fit_to_tokenizer(module)
-        # save_pretrained removes duplicates of tied tensors by storage; parameters that are views of one flat vector
-        # would look tied, so it gets tensors of their own.
+        # save_pretrained takes tensors with one storage for tied ones; views of one flat vector would look tied.
         state = {name: tensor.clone() for name, tensor in self.saved_tensors(module).items()}
         module.save_pretrained(directory, state_dict=state)
         self._save_tokenizer(module, directory)
 
     def saved_tensors(self, module: nn.Module) -> dict[str, torch.Tensor]:
-        """The module's tensors, of tied ones the source alone."""
+        """The module's tensors; of tied ones only the source."""
         assert isinstance(module, PreTrainedModel)
         tied = module.all_tied_weights_keys
         return {name: tensor for name, tensor in module.state_dict().items() if name not in tied}
@@ -112,7 +104,7 @@ class LanguageObjective(Objective):
         self._save_tokenizer(module, directory)
 
     def _fit_to_tokenizer(self, module: PreTrainedModel) -> None:
-        """Let the configs name the special tokens that the model was trained on, as generation looks for them."""
+        """Set the special tokens that the model was trained on in its configs, where generation looks for them."""
         vocabulary, chosen = self._vocabulary, self._settings.model.overrides
         tokenizer = vocabulary.tokenizer
         if tokenizer is None:
@@ -128,12 +120,12 @@ class LanguageObjective(Objective):
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else vocabulary.end
         if generation is not None and generation.pad_token_id is None:
             generation.pad_token_id = pad
-        # In a config, embeddings of the padding token are not trained; so it is never that of the end.
+        # The embedding of a config's padding token is not trained, so it is never the end token.
         if module.config.pad_token_id is None and pad != vocabulary.end:
             module.config.pad_token_id = pad
 
     def _save_tokenizer(self, module: PreTrainedModel, directory: Path) -> None:
-        """Write a copy that can fill up a batch, and knows how much the model reads."""
+        """Write a copy that has a padding token, and the model's context as its maximum length."""
         if self._vocabulary.tokenizer is None:
             return
         tokenizer = copy.deepcopy(self._vocabulary.tokenizer)
@@ -151,7 +143,9 @@ class LanguageObjective(Objective):
 
 def _choose_losses(model: ModelSettings, device: torch.device) -> tuple[Losses, str]:
     if model.compile:
-        return compiled_losses(), "loss compiled with the model"
+        # One graph with the model, so that logits are never in memory in fp32, compiled at the first call. Modules of
+        # one shape share it, and so do batches of every size except 1, which has its own.
+        return torch.compile(losses), "loss compiled with the model"
     if device.type != "cuda":
         return losses, "loss not fused"
     try:

@@ -1,4 +1,4 @@
-"""What a model's answers cost it, in nats: eager, or compiled.
+"""Losses of a model's predictions, in nats: eager or compiled.
 
 Shape suffixes: B sequences, W tokens of the longest of them, V vocabulary.
 """
@@ -18,23 +18,14 @@ NO_TARGET = -100
 
 
 def losses(module: Callable[..., Any], batch: TokenBatch) -> torch.Tensor:
-    """Cross-entropy in nats of everything that is predicted, in at least fp32: (B, W - 1), or (B,) of labels. 0 where
-    there is no target, at padding. The module may be a function that is called like one of transformers."""
+    """Cross-entropy in nats of everything that is predicted, in at least fp32: (B, W - 1), or (B,) of labels; 0 at
+    padding. The module may be a function that is called like one of transformers."""
     return losses_of(predict(module, batch), batch)
 
 
-def compiled_losses() -> Losses:
-    """`losses` with the model in one graph: logits are never in memory in fp32. Compiled when it is first called.
-    Modules of one shape share what was compiled, and so do batches of any size but 1, which has a graph of its own."""
-    return torch.compile(losses)
-
-
 def fused_losses(device: torch.device) -> Losses:
-    """`losses` whose last part, from the logits on, is compiled: a few kernels instead of a dozen on a GPU.
-
-    Raises:
-        Exception: of whatever kind torch raises where it cannot compile for `device` (no compiler, no Triton).
-    """
+    """`losses` whose last part, from the logits on, is compiled: a few kernels instead of a dozen on a GPU. Raises
+    whatever torch raises where it cannot compile for `device` (no compiler, no Triton)."""
     fused = torch.compile(losses_of)
     batch = TokenBatch.packed(torch.zeros(2, 5, dtype=torch.int64, device=device))
     logits = torch.zeros(2, 4, 3, device=device, requires_grad=True)
@@ -50,7 +41,7 @@ def predict(module: Callable[..., Any], batch: TokenBatch) -> torch.Tensor:
 
 
 def losses_of(logits: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
-    """Compute `losses` from what was predicted. The one place where labels are shifted."""
+    """`losses` of logits. This is the only place where labels are shifted."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
     if batch.labels is not None:
         return F.cross_entropy(logits, batch.labels, reduction="none")
@@ -63,6 +54,6 @@ def losses_of(logits: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
 
 def _is_token(batch: TokenBatch) -> torch.Tensor:
     """(B, W): which positions are not padding."""
-    places = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
+    positions = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
     assert batch.lengths is not None
-    return places < batch.lengths[:, None]
+    return positions < batch.lengths[:, None]

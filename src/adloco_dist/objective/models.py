@@ -1,4 +1,4 @@
-"""Models from settings: transformers builds them, this module says what is wrong."""
+"""Models from settings: transformers builds them; this file checks them, and chooses their attention."""
 
 import re
 from collections.abc import Iterator
@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from adloco_dist.config import ModelSettings, SettingsError, require
 from adloco_dist.data.hub import fetching
 from adloco_dist.data.tokens import TokenBatch
 from adloco_dist.objective.architecture import FETCH_REMEDY, local_model
-from adloco_dist.objective.attention import attend_without_mask
 from adloco_dist.objective.losses import losses
 from adloco_dist.objective.protocol import ParameterCount
-from adloco_dist.objective.weights import auto_class, load_weights, num_stored, on_meta
+from adloco_dist.objective.weights import auto_class, load_weights, misfit, num_stored, on_meta
 from adloco_dist.text import first_line
 
 CPU = torch.device("cpu")
@@ -26,9 +26,16 @@ MAX_NEW = 2
 """Maximum ratio of parameters to the numbers that a warm start stores: an output layer that it lacks is no larger than
 its embedding."""
 MAX_COMPUTED = 1 << 27
-"""Parameters of a model that is computed for nothing but to find out whether it can be."""
+"""Maximum number of parameters of a model that is computed only to find out whether it can be."""
 NUM_TOKENS = 3
 """Tokens that models are tried with."""
+MASKLESS = "maskless_sdpa"
+"""The name of an attention implementation: transformers' sdpa. No mask function is registered under it, so transformers
+make no mask."""
+TRIAL_TOKENS = 16
+"""Tokens whose logits must be the same with and without a mask."""
+
+AttentionInterface.register(MASKLESS, sdpa_attention_forward)
 
 
 def build_model(
@@ -40,12 +47,8 @@ def build_model(
     in_bf16: bool = False,
 ) -> Any:
     """The module in fp32, with weights from `model.warm_start` or drawn from `seed`: equal on all ranks; raises a
-    SettingsError where the weights cannot be read or do not fit, or there is no model of such settings.
-
-    Args:
-        device: where it will be computed, and is tried out: attention may be made for GPUs alone.
-        in_bf16: whether it will be under bf16 autocast.
-    """
+    SettingsError where the weights cannot be read or do not fit, or there is no model of such settings. It is tried out
+    on `device`, because some kinds of attention need a GPU, and under bf16 autocast with `in_bf16`."""
     torch.manual_seed(seed)  # also of a warm start, for the layers that it does not have
     if model.warm_start is not None and not model.from_scratch:
         module = _warm(model, model.warm_start, config, is_classifier)
@@ -66,23 +69,20 @@ def num_parameters(model: ModelSettings, config: PretrainedConfig, is_classifier
 
 
 def in_words(model: ModelSettings) -> str:
-    """The settings that name the shape, as an error begins."""
+    """The settings that name the shape, with which an error begins."""
     shape = f"model.warm_start={model.warm_start}" if model.warm_start else f"model.architecture={model.architecture}"
     attention = f", model.attention={model.attention}" if model.attention else ""
     return f"{shape}, model.overrides={model.overrides}{attention}"
 
 
 def try_shape(model: ModelSettings, config: PretrainedConfig, is_classifier: bool) -> PreTrainedModel:
-    """Pass a few tokens through the model on the meta device, which knows shapes alone; raises a SettingsError where
-    there is no model of such settings.
+    """The model on the meta device, through which a few tokens were passed; raises a SettingsError where there is no
+    model of such settings.
 
-    What it cannot know, for a layer looks at values, is computed, unless the model is large: then only sizes that do
-    not go together are refused.
-
-    Returns:
-        The model that was tried, on the meta device.
+    A model whose layers look at values cannot be passed there. It is computed instead, unless it is large: then only
+    sizes that do not go together are refused.
     """
-    if "flash" in (model.attention or ""):  # which is made for GPUs, and this machine may have none
+    if "flash" in (model.attention or ""):  # it needs a GPU, and this machine may have none
         model = replace(model, attention=None)
     module = _fresh(model, config, is_classifier, is_meta=True)
     tokens = torch.zeros(1, NUM_TOKENS, dtype=torch.int64, device="meta")
@@ -105,8 +105,7 @@ def try_shape(model: ModelSettings, config: PretrainedConfig, is_classifier: boo
 
 @contextmanager
 def _computable(model: ModelSettings) -> Iterator[None]:
-    """Raises a SettingsError where no such model can be built or computed: transformers have exceptions of many
-    kinds."""
+    """Report by a SettingsError that no such model can be built or computed: transformers have many exceptions."""
     try:
         yield
     except Exception as error:
@@ -128,11 +127,11 @@ def _try_out(
     device: torch.device = CPU,
     in_bf16: bool = False,
 ) -> None:
-    """Choose the attention, move the module to `device`, and take a few tokens forth and back there; raises a
+    """Choose the attention, move the module to `device`, and pass a few tokens forward and backward there; raises a
     SettingsError where it cannot be computed."""
     with _computable(model):
         if model.attention is None and not is_classifier:
-            attend_without_mask(module)
+            _attend_without_mask(module)
         torch.nn.Module.to(module, device)
         with torch.autocast(device.type, torch.bfloat16) if in_bf16 else nullcontext():
             trial_losses(module.eval(), is_classifier).sum().backward()  # in which no buffer changes
@@ -140,8 +139,44 @@ def _try_out(
     module.train()
 
 
+def _attend_without_mask(module: PreTrainedModel) -> None:
+    """Let a causal model that attends to everything before a token do so without a mask.
+
+    Given no mask, transformers look at the values of the positions for sequences packed side by side: one
+    synchronisation with the device in every forward pass. Where `torch.compile` traces the model they cannot look and
+    always build the mask, with which torch takes neither its flash kernel nor grouped queries.
+
+    The module is left as it is where it has an implementation of its own, attends within a window, or computes other
+    logits without the mask.
+    """
+    config = module.config
+    if config._attn_implementation != "sdpa" or _has_windows(config.get_text_config()):
+        return
+    expected = _trial_logits(module)
+    module.set_attn_implementation(MASKLESS)
+    if config._attn_implementation != MASKLESS or not torch.allclose(_trial_logits(module), expected, atol=1e-5):
+        module.set_attn_implementation("sdpa")
+
+
+def _has_windows(config: PretrainedConfig) -> bool:
+    names = ("sliding_window", "attention_chunk_size", "window_size")
+    kinds = set(getattr(config, "layer_types", None) or ())
+    return bool(kinds - {"full_attention"}) or any(getattr(config, name, None) for name in names)
+
+
+def _trial_logits(module: PreTrainedModel) -> torch.Tensor:
+    was_training = module.training
+    config = module.config.get_text_config()
+    count = min(TRIAL_TOKENS, getattr(config, "max_position_embeddings", None) or TRIAL_TOKENS)
+    tokens = torch.arange(count, device=module.device)[None] % config.vocab_size
+    with torch.no_grad():
+        logits = module.eval()(input_ids=tokens, use_cache=False).logits
+    module.train(was_training)
+    return logits
+
+
 def trial_losses(module: PreTrainedModel, is_classifier: bool) -> torch.Tensor:
-    """The losses of a few tokens, to see whether there are any; raises whatever transformers raise."""
+    """The losses of a few tokens, to see whether the module can be computed; raises whatever transformers raise."""
     tokens = torch.zeros(1, NUM_TOKENS, dtype=torch.int64, device=module.device)
     label = torch.zeros(1, dtype=torch.int64, device=module.device)
     labelled = TokenBatch(tokens, (1,), label + NUM_TOKENS, label)
@@ -155,7 +190,7 @@ def _options(model: ModelSettings) -> dict[str, Any]:
 
 def _warm(model: ModelSettings, name: str, config: PretrainedConfig, is_classifier: bool) -> PreTrainedModel:
     """The model with the weights of a warm start, all of them where it is of the same class."""
-    (source, revision), named = local_model(name), config.architectures or ()
+    source, revision = local_model(name)
     remedy = "restore both, or take another shape on purpose: model.from_scratch=true, model.reset_output=true"
     wrong = f"model.warm_start={name}: its weights do not fit its config"
     needed = num_parameters(model, config, is_classifier).total
@@ -163,12 +198,9 @@ def _warm(model: ModelSettings, name: str, config: PretrainedConfig, is_classifi
         stored = num_stored(Path(source))
         if 0 < MAX_NEW * stored < needed:  # refused before as many are built
             raise SettingsError(f"{wrong}: {stored:,} numbers for {needed:,} parameters; {remedy}")
-        module, fit = load_weights(is_classifier, source, config, revision=revision, **_options(model))
-    if model.reset_output:
-        fit = fit.but_for_heads()
-    elif type(module).__name__ not in named:
-        fit = replace(fit.but_for_heads(), of_other_shape=fit.of_other_shape)
-    if problem := fit.in_words():
+        module, loading_info = load_weights(is_classifier, source, config, revision=revision, **_options(model))
+    is_other_class = type(module).__name__ not in (config.architectures or ())
+    if problem := misfit(loading_info, is_other_class or model.reset_output, model.reset_output):
         raise SettingsError(f"{wrong}: {problem}; {remedy}")
     return module
 

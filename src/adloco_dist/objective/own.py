@@ -1,6 +1,7 @@
 """A user's own model and loss."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +17,27 @@ from adloco_dist.policy.evaluation import Evaluation
 WEIGHTS_FILE = "model.safetensors"
 
 
+@dataclass(frozen=True)
 class OwnObjective(Objective):
-    """An objective made of two functions.
+    """An objective made of a user's functions."""
 
-    Args:
-        build: returns the module, with random numbers from torch alone, which is seeded before.
-        loss: takes the module and what was collated; returns the loss summed over all targets, and their number.
-        first_batch: returns that many of the first training items, on the CPU.
-        seed: seed of the initial weights.
-        blocks: returns the layers that ranks gather one by one; None: they are found.
-    """
-
-    def __init__(
-        self,
-        build: Callable[[], nn.Module],
-        loss: Callable[[nn.Module, Any], tuple[torch.Tensor, int]],
-        first_batch: Callable[[int], ItemBatch],
-        seed: int,
-        blocks: Callable[[nn.Module], Sequence[nn.Module]] | None = None,
-    ) -> None:
-        self._build, self._loss, self._blocks = build, loss, blocks
-        self._first_batch, self._seed = first_batch, seed
+    build_module: Callable[[], nn.Module]
+    """Returns the module, with random numbers from torch alone, which is seeded before."""
+    sum_losses: Callable[[nn.Module, Any], tuple[torch.Tensor, int]]
+    """Takes the module and what was collated; returns the loss summed over all targets, and their number."""
+    first_batch: Callable[[int], ItemBatch]
+    """Returns that many of the first training items, on the CPU."""
+    seed: int
+    """Seed of the initial weights."""
+    find_blocks: Callable[[nn.Module], Sequence[nn.Module]] | None = None
+    """Returns the layers that ranks gather one by one; None: they are found."""
 
     def describe(self) -> str:
-        return f"model={_name(self._build)}"
+        return f"model={_name(self.build_module)}"
 
     def build(self, device: torch.device, in_bf16: bool) -> nn.Module:
-        torch.manual_seed(self._seed)
-        module = self._build()
+        torch.manual_seed(self.seed)
+        module = self.build_module()
         if not isinstance(module, nn.Module):
             raise SettingsError(f"{self.describe()}: returned {_shown(module)}; it must return a torch.nn.Module")
         if not any(parameter.requires_grad for parameter in module.parameters()):
@@ -52,9 +46,9 @@ class OwnObjective(Objective):
         return module.to(device)
 
     def blocks(self, module: nn.Module) -> Sequence[nn.Module] | None:
-        if self._blocks is None:
+        if self.find_blocks is None:
             return None
-        blocks = self._blocks(module)
+        blocks = self.find_blocks(module)
         is_list = isinstance(blocks, Sequence | nn.ModuleList) and len(blocks) > 0
         if not is_list or not all(isinstance(block, nn.Module) for block in blocks):
             raise self._blocks_error(f"returned {_shown(blocks)}; it must return a list of the model's layers")
@@ -70,7 +64,7 @@ class OwnObjective(Objective):
         return list(blocks)
 
     def loss(self, module: nn.Module, batch: ItemBatch) -> tuple[torch.Tensor, int]:
-        result = self._loss(module, batch.collated)
+        result = self.sum_losses(module, batch.collated)
         if not isinstance(result, tuple) or len(result) != 2:
             rule = "it must return (sum, count), the loss summed over the batch's targets and their number"
             raise self._error(f"returned {_shown(result)}; {rule}, for a mean cannot weigh batches of other counts")
@@ -85,7 +79,7 @@ class OwnObjective(Objective):
         return loss, count
 
     def trial_batch(self, num_sequences: int, device: torch.device) -> ItemBatch:
-        return self._first_batch(num_sequences).to(device)
+        return self.first_batch(num_sequences).to(device)
 
     def evaluate(self, module: nn.Module, batch: ItemBatch) -> Evaluation:
         loss, count = self.loss(module, batch)
@@ -98,22 +92,21 @@ class OwnObjective(Objective):
         save_file(tensors, directory / WEIGHTS_FILE)
 
     def implementation(self, module: nn.Module) -> str:
-        return f"model {_name(self._build)}, loss {_name(self._loss)}"
+        return f"model {_name(self.build_module)}, loss {_name(self.sum_losses)}"
 
     def _blocks_error(self, detail: str) -> SettingsError:
-        assert self._blocks is not None
-        return SettingsError(f"blocks={_name(self._blocks)}: {detail}")
+        return SettingsError(f"blocks={_name(self.find_blocks)}: {detail}")
 
     def _error(self, detail: str) -> LossError:
-        return LossError(f"loss={_name(self._loss)}: {detail}")
+        return LossError(f"loss={_name(self.sum_losses)}: {detail}")
 
 
-def _name(function: Callable[..., Any]) -> str:
+def _name(function: object) -> str:
     return getattr(function, "__qualname__", type(function).__qualname__)
 
 
 def _shown(value: object) -> str:
-    """Describe a value that a user's function returned, in a few words."""
+    """A value that a user's function returned, in a few words."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {list(value.shape)}"
     if isinstance(value, (int, float)):

@@ -1,4 +1,4 @@
-"""What a run computes, as everything above sees it: a module, and the sum of its losses over targets."""
+"""What a run computes, as higher rooms see it: a module, and the sum of its losses over targets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from adloco_dist.policy.evaluation import Evaluation
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """How many numbers a model's parameters have."""
+    """Elements of a model's parameters."""
 
     trained: int
     frozen: int
-    """Elements of parameters without requires_grad, which are in no flat vector."""
+    """Those of parameters without requires_grad, which are in no flat vector."""
 
     @property
     def total(self) -> int:
@@ -26,7 +26,6 @@ class ParameterCount:
 
     @classmethod
     def of(cls, module: nn.Module) -> "ParameterCount":
-        """Count the parameters of a module."""
         trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
         return cls(trained, sum(parameter.numel() for parameter in module.parameters()) - trained)
 
@@ -40,7 +39,7 @@ class Objective(Protocol):
     right for a module of which nothing is known before it is built."""
 
     def describe(self) -> str:
-        """Return what names the model: an error message about it begins with this."""
+        """Return the settings that name the model: an error message about it begins with them."""
         ...
 
     def num_parameters(self) -> ParameterCount | None:
@@ -48,12 +47,8 @@ class Objective(Protocol):
         return None
 
     def check_shape(self) -> nn.Module | None:
-        """Find out, without memory for the module, whether it can be computed, as far as that can be known; raises a
-        SettingsError where it cannot.
-
-        Returns:
-            The module on the meta device; None: its shape is not known before it is built.
-        """
+        """Check without memory for the module, as far as possible, that it can be computed; raises a SettingsError
+        where it cannot. Return the module on the meta device; None: its shape is not known before it is built."""
         return None
 
     def build(self, device: torch.device, in_bf16: bool) -> nn.Module:
@@ -62,20 +57,14 @@ class Objective(Protocol):
         ...
 
     def blocks(self, module: nn.Module) -> Sequence[nn.Module] | None:
-        """Return the layers whose parameters ranks that hold the module together gather one layer after the other;
-        raises a SettingsError where these are not such layers.
-
-        Returns:
-            Modules of which none lies in another; None: the lists of layers of one class that the module has.
-        """
+        """Return the layers whose parameters are gathered one layer after the other by ranks that hold the module
+        together, none of them inside another; None: the lists of layers of one class that the module has. Raises a
+        SettingsError where the user names other modules."""
         return None
 
     def loss(self, module: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
-        """Compute the loss summed over the batch's targets, a scalar, and the number of targets; raises a LossError
-        where the loss function did not return that.
-
-        Every target of an update weighs the same, whatever the micro-batches it is cut into.
-        """
+        """Compute the loss summed over the batch's targets, a scalar, and the number of targets, which weigh the same
+        however an update is cut into micro-batches; raises a LossError where the function returned something else."""
         ...
 
     def trial_batch(self, num_sequences: int, device: torch.device) -> Batch:
@@ -91,11 +80,11 @@ class Objective(Protocol):
         ...
 
     def saved_tensors(self, module: nn.Module) -> dict[str, torch.Tensor]:
-        """The tensors that a saved model has, by name: those that it is loaded from."""
+        """The tensors of a saved model, by name."""
         return module.state_dict()
 
     def save_beside_weights(self, module: nn.Module, directory: Path) -> None:
-        """Write what belongs to the module beside its weights, where nobody has these whole."""
+        """Write what belongs to the module beside its weights, of which each rank has a part."""
 
     def implementation(self, module: nn.Module) -> str:
         """Return how the module and the loss are computed on this rank, for people."""

@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,74 +13,57 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from transformers.utils import logging
 
 MAX_LAYERS = 1024
-"""A second on the meta device, as all of a model is built there."""
+"""Building so many layers on the meta device takes a second."""
 OF_BODY = re.compile(r"(^|\.)(\d+|w[tp]e)\.|embed")
-"""What names of parameters in layers and embeddings have."""
-Build = Callable[[PretrainedConfig], nn.Module]
+"""Matches names of parameters in layers and embeddings."""
 
 
-@dataclass(frozen=True)
-class Fit:
-    """What there is to say when weights are loaded into a model; names of parameters, in ascending order."""
+def misfit(loading_info: Mapping[str, Any], is_other_head: bool = False, is_new_head: bool = False) -> str | None:
+    """The first parameter that does not fit when weights are loaded into a model; None: all of them fit.
 
-    missing: list[str]
-    left_over: list[str]
-    of_other_shape: list[str]
-    """Each with the shape that it has and the shape that the model needs."""
-
-    @classmethod
-    def of(cls, loading_info: Mapping[str, Any]) -> "Fit":
-        """Return what transformers report (`output_loading_info`), without what an architecture ignores."""
-        mismatched = loading_info["mismatched_keys"]
-        others = [f"{name} {list(has)} instead of {list(needs)}" for name, has, needs in mismatched]
-        return cls(sorted(loading_info["missing_keys"]), sorted(loading_info["unexpected_keys"]), sorted(others))
-
-    def but_for_heads(self) -> "Fit":
-        """Leave out what a model of another class may lack or bring: what is neither in a layer nor an embedding."""
-        return Fit(*([name for name in names if OF_BODY.search(name)] for names in vars(self).values()))
-
-    def in_words(self) -> str | None:
-        """The first thing that does not fit; None: all does."""
-        names_by_pattern = {"has no {}": self.missing, "holds {} too": self.left_over, "has {}": self.of_other_shape}
-        for pattern, names in names_by_pattern.items():
-            if names:
-                more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-                return pattern.format(names[0] + more)
-        return None
+    Args:
+        loading_info: what transformers report (`output_loading_info`).
+        is_other_head: the weights may lack or bring parameters that are neither in a layer nor an embedding.
+        is_new_head: such parameters may have another shape.
+    """
+    mismatched = loading_info["mismatched_keys"]
+    of_other_shape = [f"{name} {list(has)} instead of {list(needs)}" for name, has, needs in mismatched]
+    for pattern, names, is_head_free in (
+        ("has no {}", loading_info["missing_keys"], is_other_head),
+        ("holds {} too", loading_info["unexpected_keys"], is_other_head),
+        ("has {}", of_other_shape, is_new_head),
+    ):
+        wrong = sorted(name for name in names if OF_BODY.search(name) or not is_head_free)
+        if wrong:
+            more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+            return pattern.format(wrong[0] + more)
+    return None
 
 
 def silence_transformers() -> None:
-    """Turn off the library's progress bars, because the program has its own, and its warnings, which `Fit` replaces."""
+    """Turn off the library's progress bars and warnings: the program has its own, and `misfit`."""
     logging.disable_progress_bar()
     logging.set_verbosity_error()
 
 
 def load_weights(
     is_classifier: bool, source: str, config: PretrainedConfig, **options: Any
-) -> tuple[PreTrainedModel, Fit]:
-    """A model with the weights of a directory or of the hub, and how they fit; safetensors alone: no code is run.
-
-    Raises:
-        Exception: of whatever kind transformers raise, where they do not say what does not fit.
-    """
+) -> tuple[PreTrainedModel, Mapping[str, Any]]:
+    """A model with the weights of a directory or of the hub, and what `misfit` needs; safetensors alone, so no code is
+    run. Raises whatever transformers raise where they do not say what does not fit."""
     silence_transformers()
     options |= {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
-    module, loading_info = auto_class(is_classifier).from_pretrained(source, config=config, **options)
-    return module, Fit.of(loading_info)
+    return auto_class(is_classifier).from_pretrained(source, config=config, **options)
 
 
 def auto_class(is_classifier: bool) -> Any:
-    """What builds models of a kind."""
+    """The class of transformers that builds causal models or classifiers."""
     return AutoModelForSequenceClassification if is_classifier else AutoModelForCausalLM
 
 
-def on_meta(config: PretrainedConfig, build: Build) -> Any:
-    """The module that `build` makes of a config, on the meta device: all shapes, and memory for none of them.
-
-    Raises:
-        Exception: of whatever kind `build` raises.
-        ValueError: it has so many layers that to build it alone would take minutes.
-    """
+def on_meta(config: PretrainedConfig, build: Callable[[PretrainedConfig], nn.Module]) -> Any:
+    """The module that `build` makes of a config, on the meta device, which takes no memory; raises whatever `build`
+    raises, and a ValueError where there are so many layers that building them would take minutes."""
     for name, value in vars(config.get_text_config()).items():
         if "layer" in name and isinstance(value, int) and value > MAX_LAYERS:
             raise ValueError(f"{name}={value}: must be <= {MAX_LAYERS} layers")
@@ -90,11 +72,8 @@ def on_meta(config: PretrainedConfig, build: Build) -> Any:
 
 
 def num_stored(folder: Path) -> int:
-    """Numbers in a folder's safetensors files, from their headers; 0 where there is no such file.
-
-    Raises:
-        Exception: of whatever kind safetensors raises, for a file that is damaged.
-    """
+    """The number of elements in a folder's safetensors files, from their headers; 0 where there is no such file;
+    raises whatever safetensors raises for a damaged file."""
     count = 0
     for path in folder.glob("*.safetensors"):
         with safe_open(path, framework="pt") as file:

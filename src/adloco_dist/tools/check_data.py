@@ -62,7 +62,7 @@ def check_data(settings: Settings, num_sequences: int, num_samples: int) -> None
         console.print(one_line(f"note: {note}"))
     console.print(_table(splits, seen, settings))
     if splits.labels:
-        console.print(_label_table(splits.labels.names, seen))
+        console.print(_label_table(splits.labels, seen))
     else:
         maximum = OVERLAP_TOKENS // settings.data.sequence_length
         train = seen["train"] if splits.table is None else _spread(splits.table, maximum)
@@ -172,5 +172,5 @@ def _sample(batch: TokenBatch, place: int, splits: TextSplits) -> str:
     text = " ".join(map(str, row)) if tokenizer is None else str(tokenizer.decode(row))
     label = ""
     if splits.labels and batch.labels is not None:
-        label = f"[{splits.labels.names[int(batch.labels[place])]}] "
+        label = f"[{splits.labels[int(batch.labels[place])]}] "
     return label + repr(text[:SAMPLE_CHARACTERS])

@@ -16,7 +16,7 @@ from adloco_dist.objective.language import LanguageObjective
 from adloco_dist.objective.models import trial_losses
 from adloco_dist.objective.own import WEIGHTS_FILE
 from adloco_dist.objective.protocol import ParameterCount
-from adloco_dist.objective.weights import auto_class, load_weights, num_stored, on_meta
+from adloco_dist.objective.weights import auto_class, load_weights, misfit, num_stored, on_meta
 from adloco_dist.pool.arithmetic import set_up_arithmetic
 from adloco_dist.pool.capacity import available_bytes
 from adloco_dist.pool.flat_model import FlatModel, vector_dtype
@@ -59,10 +59,10 @@ def load_model(
     rule = f"its model takes {needed / 1e6:,.0f} MB here, and {memory / 1e6:,.0f} MB are available"
     require(needed <= memory, "RUN", directory, f"{rule}; use a larger machine")
     with readable(directory, f"its {MODEL_DIRECTORY}/"):
-        module, fit = load_weights(is_labelled, str(path), config, local_files_only=True, trust_remote_code=False)
+        module, loaded = load_weights(is_labelled, str(path), config, local_files_only=True, trust_remote_code=False)
         with torch.no_grad():
             trial_losses(module, is_labelled)
-    if problem := fit.in_words():
+    if problem := misfit(loaded):
         rule = f"the weights in its {MODEL_DIRECTORY}/ do not fit its config.json: {problem}; restore both"
         raise SettingsError(f"RUN={directory}: {rule}")
     return module

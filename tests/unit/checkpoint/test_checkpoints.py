@@ -14,7 +14,7 @@ from adloco_dist.checkpoint.files import number_in, obsolete, prune
 from adloco_dist.checkpoint.resume import check_resumed
 from adloco_dist.checkpoint.tensor_file import BLOCK_BYTES, StagingBuffer
 from adloco_dist.config import CheckpointSettings, Placement, SettingsError
-from adloco_dist.data.indexed import Shard, deal
+from adloco_dist.data.indexed import ShardCursor
 from adloco_dist.policy.budget import is_checkpoint_due
 from adloco_dist.policy.layout import Layout, place_again
 from adloco_dist.policy.plan import CheckpointId
@@ -28,6 +28,7 @@ from adloco_dist.run.manifest import (
     write_content,
     write_manifest,
 )
+from helpers.tables import advance, deal
 
 
 def test_a_checkpoint_is_due_when_its_interval_is_over() -> None:
@@ -113,25 +114,24 @@ def test_a_shard_is_restored_through_any_merges() -> None:
     rng = random.Random(1)
     for _ in range(50):
         dealt = dict(enumerate(deal(97, 5, seed=3)))
-        shards: dict[int, Shard] = dict(enumerate(deal(97, 5, seed=3)))
+        shards = dict(enumerate(deal(97, 5, seed=3)))
         for _ in range(12):
-            shards[rng.choice(list(shards))].advance(rng.randint(0, 60))
+            advance(shards[rng.choice(list(shards))], rng.randint(0, 60))
             if len(shards) > 1 and rng.random() < 0.3:
                 survivor, *ended = sorted(rng.sample(sorted(shards), 2), key=lambda _: rng.random())
-                members = [shards[member] for member in sorted([survivor, *ended])]
-                shards[survivor] = shards[survivor].unite(members)
+                shards[survivor] = shards[survivor].unite([shards[member] for member in ended])
                 if rng.random() < 0.5:  # read, so that its ids are put together
                     shards[survivor].peek(0, 3)
                 for member in ended:
                     del shards[member]
         for shard in shards.values():
-            twin = Shard.restore(json.loads(json.dumps(shard.state_dict())), dealt)
-            assert len(twin) == len(shard)
+            twin = ShardCursor.restore(json.loads(json.dumps(shard.state_dict())), dealt)
+            assert twin.size == shard.size
             assert twin.num_unread == shard.num_unread
             for _ in range(2):
                 np.testing.assert_array_equal(twin.peek(0, 150), shard.peek(0, 150))
-                twin.advance(111)
-                shard.advance(111)
+                advance(twin, 111)
+                advance(shard, 111)
             assert twin.state_dict() == shard.state_dict()
 
 

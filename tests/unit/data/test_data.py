@@ -11,9 +11,10 @@ from transformers import AutoTokenizer
 from adloco_dist.config import Corpus, DataSettings, SettingsError, Shards
 from adloco_dist.data.corpora import load_corpus
 from adloco_dist.data.encoding import END_OF_TEXT, Tokens, byte_tokenizer, encode_bytes
-from adloco_dist.data.indexed import Shard, deal, permutation
+from adloco_dist.data.indexed import ShardCursor, permutation
 from adloco_dist.data.token_files import Manifest, TokenFile
 from adloco_dist.data.tokens import TokenTable
+from helpers.tables import advance, deal, ids_of_shard
 
 
 def text(*paths: Path, **more: object) -> DataSettings:
@@ -158,14 +159,15 @@ def test_sequences_predict_every_token_but_the_first_once() -> None:
 
 def test_shards_are_disjoint_and_whole() -> None:
     shards = deal(101, 4, seed=3)
-    assert sorted(np.concatenate([shard.peek(0, len(shard)) for shard in shards]).tolist()) == list(range(101))
-    assert {len(shard) for shard in shards} == {25, 26}
+    assert sorted(number for shard in shards for number in ids_of_shard(shard)) == list(range(101))
+    assert {shard.size for shard in shards} == {25, 26}
 
 
 def test_each_sequence_is_used_once_per_epoch_whatever_the_batches() -> None:
     """Each sequence is used once per epoch: batches and workers change from round to round, updates straddle epochs."""
     rng = random.Random(1)
-    shard = Shard(np.arange(100, 137), seed=5, trainer=2)
+    table = TokenTable([np.zeros(138, np.uint16)], sequence_length=1)
+    shard = ShardCursor(table, np.arange(100, 137), seed=5, trainer=2)
     seen: list[int] = []
     while shard.position < 37 * 6:
         workers, local_batch, updates = rng.randint(1, 4), rng.randint(1, 30), rng.randint(1, 5)
@@ -173,7 +175,7 @@ def test_each_sequence_is_used_once_per_epoch_whatever_the_batches() -> None:
         for update in range(updates):
             for worker in range(workers):
                 seen += shard.peek(update * total + worker * local_batch, local_batch).tolist()
-        shard.advance(updates * total)
+        shard.advance(updates, workers, local_batch, {})
     epochs = [seen[start : start + 37] for start in range(0, len(seen) - 36, 37)]
     assert all(Counter(epoch) == Counter(range(100, 137)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == len(epochs), "a fresh order every epoch"
@@ -184,7 +186,7 @@ def test_merges_lose_no_sequence_and_read_none_twice(seed: int) -> None:
     """Through merges, too: every id of a shard is read as often as the others, or once less if still unread."""
     rng = random.Random(seed)
     shards = dict(enumerate(deal(rng.randint(30, 90), rng.randint(2, 6), seed)))
-    ids = {trainer: set(shard.peek(0, len(shard)).tolist()) for trainer, shard in shards.items()}
+    ids = {trainer: set(ids_of_shard(shard)) for trainer, shard in shards.items()}
     members = {trainer: [trainer] for trainer in shards}
     seen: Counter[int] = Counter()
     orders: dict[int, set[tuple[int, ...]]] = {trainer: set() for trainer in shards}
@@ -193,26 +195,25 @@ def test_merges_lose_no_sequence_and_read_none_twice(seed: int) -> None:
         shard = shards[trainer]
         if len(shards) > 1 and rng.random() < 0.1:
             ended = rng.sample([other for other in shards if other != trainer], rng.randint(1, len(shards) - 1))
-            united = sorted([trainer, *ended])
-            shards[trainer] = shard.unite([shards[member] for member in united])
+            shards[trainer] = shard.unite([shards[other] for other in ended])
             for other in ended:
                 del shards[other]
                 members[trainer] += members[other]
         elif shard.num_unread and rng.random() < 0.5:  # to the end of the epoch, where everything begins again
             count = shard.num_unread
             seen.update(shard.peek(0, count).tolist())
-            shard.advance(count)
-            order = tuple(shard.peek(0, len(shard)).tolist())
+            advance(shard, count)
+            order = tuple(ids_of_shard(shard))
             assert order not in orders[trainer], "a fresh order every epoch, also after merges"
             orders[trainer].add(order)
         else:
-            count = rng.randint(1, 2 * len(shard))
+            count = rng.randint(1, 2 * shard.size)
             seen.update(shard.peek(0, count).tolist())
-            shard.advance(count)
+            advance(shard, count)
         for survivor, shard in shards.items():
             unread = set(shard.unread().tolist())
             assert len(unread) == shard.num_unread
-            assert len(shard) == sum(len(ids[member]) for member in members[survivor])
+            assert shard.size == sum(len(ids[member]) for member in members[survivor])
             for member in members[survivor]:
                 maximum = max(seen[sequence] for sequence in ids[member])
                 behind = {sequence for sequence in ids[member] if seen[sequence] < maximum}

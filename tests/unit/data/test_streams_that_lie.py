@@ -11,8 +11,8 @@ import torch
 from adloco_dist.config import SettingsError, Shards
 from adloco_dist.data.items import ItemBatch
 from adloco_dist.data.own import OwnSplits, own_splits
+from adloco_dist.data.own_streams import NUM_IN_DOUBT
 from adloco_dist.data.protocols import Cursor
-from adloco_dist.data.stream_checks import NUM_IN_DOUBT
 from helpers.reading import read_round, states_of
 
 pytestmark = pytest.mark.stranger

@@ -13,10 +13,9 @@ from adloco_dist.config.compose import compose
 from adloco_dist.data.encoding import Vocabulary
 from adloco_dist.data.tokens import TokenBatch
 from adloco_dist.objective.architecture import model_config
-from adloco_dist.objective.attention import MASKLESS
 from adloco_dist.objective.language import LanguageObjective
 from adloco_dist.objective.losses import fused_losses, losses
-from adloco_dist.objective.models import build_model
+from adloco_dist.objective.models import MASKLESS, build_model
 from adloco_dist.pool.gradient import mean_gradient
 from adloco_dist.pool.slot import further_slot, new_slot
 from helpers.support import SEQUENCE_LENGTH, VOCAB_SIZE, first_sequences
