@@ -29,9 +29,9 @@ from adloco_dist.policy.layout import experiment_layout
 from adloco_dist.policy.plan import PlanInputs, PoolReport
 from adloco_dist.policy.planning import plan_round
 from adloco_dist.policy.replay import Trajectory
-from adloco_dist.round.estimator import GradientEstimator
+from adloco_dist.pool.estimator import GradientEstimator
+from adloco_dist.pool.local_pool import LocalPool
 from adloco_dist.round.inner import InnerPhase
-from adloco_dist.round.local_pool import LocalPool
 from adloco_dist.run.journal import Journal
 from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
 from adloco_dist.train import train

@@ -17,9 +17,9 @@ from adloco_dist.cluster.failures import about
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.policy.plan import INTERRUPTED, NONFINITE, CheckpointId, PlanInputs, RoundPlan
 from adloco_dist.policy.report import MergeReport, RankReport
+from adloco_dist.pool.local_pool import LocalPool
 from adloco_dist.round.coordinate import Coordinator, merged_reports
 from adloco_dist.round.finish import finish
-from adloco_dist.round.local_pool import LocalPool
 from adloco_dist.round.steps import (
     advance_cursors,
     average,

@@ -18,7 +18,7 @@ from adloco_dist.noise.estimation import statistics_from_gram
 from adloco_dist.policy.layout import Layout
 from adloco_dist.policy.plan import PlanInputs, PoolReport
 from adloco_dist.policy.planning import plan_round
-from adloco_dist.round.estimator import GradientEstimator
+from adloco_dist.pool.estimator import GradientEstimator
 from adloco_dist.round.evaluate import evaluate
 from adloco_dist.round.inner import InnerPhase
 from adloco_dist.run.journal import MetricsFile

@@ -11,7 +11,7 @@ import pytest
 from adloco_dist.checkpoint.saving import schema_of
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.policy.plan import INTERRUPTED
-from adloco_dist.round.local_pool import LocalPool
+from adloco_dist.pool.local_pool import LocalPool
 from adloco_dist.schema import NOTHING, Kind
 from helpers.processes import run_ranks
 from helpers.resuming import train_kept

@@ -11,7 +11,6 @@ import torch
 
 from adloco_dist.checkpoint.files import CHECKPOINTS_DIRECTORY, Share, number_in, trainer_file, worker_file
 from adloco_dist.checkpoint.resharding import Resharding
-from adloco_dist.checkpoint.saving import Held
 from adloco_dist.checkpoint.search import CheckpointReader, ReportLine, find
 from adloco_dist.checkpoint.state import RunState
 from adloco_dist.checkpoint.storage import StorageDomains, domains_of
@@ -20,6 +19,7 @@ from adloco_dist.config import Settings, SettingsError, Unfinished
 from adloco_dist.config.compose import flatten, to_plain
 from adloco_dist.data.hub import split_subset
 from adloco_dist.policy.layout import seat_nodes
+from adloco_dist.pool.local_pool import LocalPool
 from adloco_dist.run.directory import LOCK_FILE, free_name
 from adloco_dist.run.manifest import DamagedError
 from adloco_dist.schema import Entry
@@ -111,15 +111,15 @@ def resumed(runtime: Runtime, settings: Settings, report_line: ReportLine) -> It
         yield ResumePoint(reader, state.placed_on(seats, settings.pool.placement, is_same), was_concurrent)
 
 
-def restore_pool(held: Held, resume_point: ResumePoint) -> None:
+def restore_pool(pool: LocalPool, resume_point: ResumePoint) -> None:
     """Give this rank's share of the pool the state of the checkpoint. Collective.
 
     Raises:
         SettingsError: on all ranks, when a part does not fit the model, or cannot be read any more.
     """
-    with held.runtime.control.agreed():
+    with pool.runtime.control.agreed():
         try:
-            _restore(held, resume_point)
+            _restore(pool, resume_point)
         except (DamagedError, OSError) as mistake:
             where = resume_point.reader.domains.folder / resume_point.reader.name
             rule = "name the model that the run began with, or move the checkpoint away to resume from the one before"
@@ -153,34 +153,34 @@ def check_resumed(where: str, saved: Mapping[str, Any], wanted: Mapping[str, Any
     return remarks
 
 
-def _restore(held: Held, resume_point: ResumePoint) -> None:
+def _restore(pool: LocalPool, resume_point: ResumePoint) -> None:
     """As `restore_pool`, on this rank, with the errors that it turns into a line."""
-    state, runtime = resume_point.state, held.runtime
-    for trainer_id, trainer in held.trainers.items():
-        file, saved = _read(held, resume_point, state.schema.trainer, partial(trainer_file, trainer_id))
+    state, runtime = resume_point.state, pool.runtime
+    for trainer_id, trainer in pool.trainers.items():
+        file, saved = _read(pool, resume_point, state.schema.trainer, partial(trainer_file, trainer_id))
         _check_fit(file, saved, trainer.state())
         trainer.restore(saved)
         for worker in trainer.workers:
-            file, saved = _read(held, resume_point, state.schema.worker, partial(worker_file, trainer_id, worker.id))
+            file, saved = _read(pool, resume_point, state.schema.worker, partial(worker_file, trainer_id, worker.id))
             own = {name: value for name, value in trainer.own_state().items() if name in saved}
             _check_fit(file, saved, worker.state(state.schema.is_away) | own)
             worker.restore(saved, trainer.anchor)
             for name, value in own.items():  # adds up what other ranks kept, where there are fewer now
                 value += saved[name].to(value.device)
-            estimator = held.estimators.get(trainer_id)
+            estimator = pool.estimators.get(trainer_id)
             if estimator and all(entry.name in saved for entry in estimator.ENTRIES):
                 estimator.restore(worker.id, saved)
     capacity = state.pool.capacities[runtime.seat] if state.pool and state.pool.capacities else None
     if capacity is not None:  # micro-batches of the same size: the same sums
-        for slot in held.slots:
+        for slot in pool.slots:
             slot.flat_model.capacity = min(capacity, slot.flat_model.capacity or capacity)
 
 
 def _read(
-    held: Held, resume_point: ResumePoint, entries: Sequence[Entry], file_of: Callable[[Share], str]
+    pool: LocalPool, resume_point: ResumePoint, entries: Sequence[Entry], file_of: Callable[[Share], str]
 ) -> tuple[str, Mapping[str, torch.Tensor]]:
     """A file and this rank's tensors of it, from several files where another number of ranks held a worker."""
-    runtime, flat_model, read = held.runtime, held.flat_model, resume_point.reader.read
+    runtime, flat_model, read = pool.runtime, pool.flat_model, resume_point.reader.read
     shares = Share.all_of(resume_point.state.ranks_per_worker)
     if len(shares) == runtime.ranks_per_worker:
         file = file_of(shares[runtime.shard])
@@ -189,7 +189,7 @@ def _read(
     if flat_model.num_buffer_elements:
         raise DamagedError(f"{file}: is of {len(shares)} ranks a worker, and training changes buffers of this model")
     resharding = Resharding(
-        flat_model.whole_layout, held.settings.wire.fragments, len(shares), runtime.ranks_per_worker, runtime.shard
+        flat_model.whole_layout, pool.settings.wire.fragments, len(shares), runtime.ranks_per_worker, runtime.shard
     )
     return file, resharding.collect(file, entries, [read(file_of(share)) for share in shares])
 

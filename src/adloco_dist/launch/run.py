@@ -20,8 +20,8 @@ from adloco_dist.launch.launchers import max_restarts
 from adloco_dist.policy.evaluation import in_words
 from adloco_dist.policy.plan import INTERRUPTED, NONFINITE, PlanInputs
 from adloco_dist.pool.arithmetic import set_up_arithmetic
+from adloco_dist.pool.local_pool import LocalPool
 from adloco_dist.report.processes import listen, shown_live, write_report
-from adloco_dist.round.local_pool import LocalPool
 from adloco_dist.run.directory import PROFILE_DIRECTORY, STOP_FILE, STOP_VARIABLE
 from adloco_dist.run.journal import Journal
 from adloco_dist.run.log import open_log

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+from adloco_dist.averaging.group import Group
 from adloco_dist.averaging.shards import Shards
 from adloco_dist.data.protocols import Batch
 from adloco_dist.objective.protocol import Objective
@@ -27,21 +28,34 @@ class GradientWatcher(Protocol):
         ...
 
 
-class GradientAverager(Protocol):
-    """Averages the gradients of every update over ranks, while they are computed."""
+class GradientAverager:
+    """Averages the gradients of every update over ranks while they are computed, by a flat model's wrapped module.
 
-    @property
-    def module(self) -> nn.Module:
-        """What computes in place of the flat model's own module."""
-        ...
+    Ranks divide their loss sums by their numbers of sequences, which are equal, and DistributedDataParallel averages
+    that; the mean number of targets then makes every target of the trainer's batch weigh the same.
+    """
+
+    def __init__(self, flat_model: FlatModel, group: Group) -> None:
+        self._flat_model = flat_model
+        self._group = group
+        self.module = DistributedDataParallel(
+            flat_model.module,
+            device_ids=[flat_model.device.index] if flat_model.device.type == "cuda" else None,
+            process_group=group.process_group,
+            # All ranks built the same module, and its buffers are averaged once a round: only gradients travel.
+            init_sync=False,
+            broadcast_buffers=False,
+        )
 
     def micro_batch(self, is_last: bool) -> AbstractContextManager[object]:
         """Surround the backward pass of a micro-batch; gradients are averaged in the last one of an update."""
-        ...
+        return nullcontext() if is_last else self.module.no_sync()
 
     def mean_targets(self, num_targets: int) -> torch.Tensor:
         """Average the number of targets of an update over the ranks: a scalar on the device. Collective."""
-        ...
+        total = torch.tensor([num_targets], dtype=torch.float64, device=self._flat_model.device)  # exact up to 2^53
+        self._group.all_reduce(total)
+        return total[0] / len(self._group.ranks)
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,16 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from adloco_dist.averaging.averager import Averager
 from adloco_dist.averaging.checks import checksum
 from adloco_dist.averaging.entries import outer_entries
 from adloco_dist.averaging.fragments import Fragment, largest
 from adloco_dist.averaging.group import Group
 from adloco_dist.averaging.outer_sgd import OuterSGD, chunks
 from adloco_dist.averaging.outer_step import Division, OuterStep
+from adloco_dist.averaging.report import OuterStepReport
 from adloco_dist.config import OuterSettings, OuterState, Settings, WireSettings
 from adloco_dist.data.protocols import Cursor
+from adloco_dist.pool.averager import new_averager
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.worker import Worker
 from adloco_dist.schema import NOTHING, Entry, Kind, assign, gather
@@ -42,8 +43,12 @@ class Trainer(OuterStep[Worker]):
         flat_model: FlatModel,
         cursor: Cursor,
         settings: Settings,
-        averager: Averager,
+        nodes: Sequence[int],
     ) -> None:
+        """
+        Args:
+            nodes: the node of every rank of the run.
+        """
         self.id, self.cursor, self.flat_model = trainer_id, cursor, flat_model
         outer, wire = settings.outer, settings.wire
         fragments, boundary = flat_model.fragments(wire.fragments), flat_model.buffer_boundary
@@ -55,17 +60,25 @@ class Trainer(OuterStep[Worker]):
             anchor,
             Division(fragments, flat_model.shards, flat_model.device),
             OuterSGD(outer.lr, outer.momentum),
-            averager,
+            new_averager(wire, initial_weights.dtype, nodes),
             FlatBuffers(anchor, boundary),
             # The flat model's gradient is free while nobody computes.
             initial_weights.new_empty(largest(fragments) + len(flat_model.payload) - boundary)
             if wire.is_delayed
             else flat_model.payload,
         )
-        self._average_span, self.entries = outer.average_span, trainer_entries(outer, wire)
+        self.entries = trainer_entries(outer, wire)
+        self._average_span, self._is_delayed = outer.average_span, wire.is_delayed
         self.mean_anchor = None
         if outer.average_span:
             self.mean_anchor = torch.empty_like(anchor, pin_memory=is_pinned).copy_(anchor)
+
+    def average(self, fragment: int, group: Group | None) -> OuterStepReport:
+        """Average the workers' pseudo-gradients in a fragment, or prepare to. Collective over the trainer's ranks."""
+        if self._is_delayed:
+            before = self.mix_awaited()  # in a last round that is too short for what is under way to be mixed in
+            return before + self.start(fragment, group, is_delayed=True)
+        return self.step(fragment, group)
 
     @property
     def outer_vectors(self) -> list[torch.Tensor]:

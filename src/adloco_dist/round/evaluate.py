@@ -14,8 +14,8 @@ from adloco_dist.policy.report import EvaluationReport
 from adloco_dist.pool.capacity import free_device_memory, is_out_of_memory
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.gradient import own_sequences
+from adloco_dist.pool.local_pool import LocalPool
 from adloco_dist.pool.timing import timed
-from adloco_dist.round.local_pool import LocalPool
 
 BATCH = 16
 """Sequences of a forward pass, where the device takes as many."""

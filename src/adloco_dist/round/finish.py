@@ -12,9 +12,9 @@ from adloco_dist.cluster.control import ControlPlane
 from adloco_dist.config import Final
 from adloco_dist.policy.evaluation import Evaluation, candidate_name, subsets
 from adloco_dist.policy.layout import Layout
+from adloco_dist.pool.local_pool import LocalPool
 from adloco_dist.round.combine import Transfer, combine
 from adloco_dist.round.evaluate import evaluate_part
-from adloco_dist.round.local_pool import LocalPool
 
 AVERAGE = "average of all trainers"
 

@@ -20,13 +20,13 @@ from adloco_dist.policy.plan import RoundPlan
 from adloco_dist.policy.report import InnerReport, sums_by_update
 from adloco_dist.policy.schedule import batch_scale, learning_rate
 from adloco_dist.pool.capacity import free_device_memory, is_out_of_memory
+from adloco_dist.pool.estimator import GradientEstimator
 from adloco_dist.pool.gradient import AccumulatedLoss, accumulate_gradient, micro_batch_size, scale_and_clip
 from adloco_dist.pool.offload import Offload
 from adloco_dist.pool.slot import ComputeSlot
 from adloco_dist.pool.timing import Timing, timed, wait_for
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.pool.worker import Worker
-from adloco_dist.round.estimator import GradientEstimator
 
 
 @dataclass(frozen=True)

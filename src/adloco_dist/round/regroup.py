@@ -13,12 +13,11 @@ from adloco_dist.policy.layout import Layout
 from adloco_dist.policy.merging import Merge
 from adloco_dist.policy.plan import RoundPlan
 from adloco_dist.policy.report import MergeReport
-from adloco_dist.pool.averager import new_averager
+from adloco_dist.pool.local_pool import LocalPool, probe_in_turn, set_up_estimators
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.pool.worker import Worker
 from adloco_dist.round.combine import Transfer, combine
 from adloco_dist.round.evaluate import evaluate_anchors
-from adloco_dist.round.local_pool import LocalPool, probe_in_turn, set_up_estimators
 
 
 @record_function("merge")
@@ -55,7 +54,7 @@ def _losses(pool: LocalPool, layout: Layout, trainers: Collection[int]) -> dict[
 
 def _bring_together(pool: LocalPool, before: Layout, after: Layout, merge: Merge) -> int:
     """Make this rank's members the survivor, with all their workers here; return the bytes that this rank sent."""
-    seat, flat_model, settings = pool.runtime.seat, pool.flat_model, pool.settings
+    seat, flat_model = pool.runtime.seat, pool.flat_model
     members = {member: pool.trainers[member] for member in merge.shares if member in pool.trainers}
     workers = {(member, worker.id): worker for member, trainer in members.items() for worker in trainer.workers}
     for trainer in members.values():
@@ -76,8 +75,8 @@ def _bring_together(pool: LocalPool, before: Layout, after: Layout, merge: Merge
         flat_model.gradient,
         flat_model,
         pool.cursors[merge.survivor],
-        settings,
-        new_averager(settings.wire, flat_model.dtype, pool.runtime.nodes),
+        pool.settings,
+        pool.runtime.nodes,
     )
     others = {trainer_id: trainer for trainer_id, trainer in pool.trainers.items() if trainer_id not in merge.shares}
     pool.trainers = dict(sorted({**others, merge.survivor: survivor}.items()))

@@ -7,7 +7,9 @@ in the trace of a profiled round, as the records name where the time went.
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
+from msgspec import structs
 from torch.profiler import record_function
 
 from adloco_dist.averaging.report import OuterStepReport
@@ -19,16 +21,15 @@ from adloco_dist.policy.plan import RoundPlan
 from adloco_dist.policy.report import (
     AnchorReport,
     EvaluationReport,
-    MeasureReport,
     MergeReport,
     RankReport,
     TrainerReport,
 )
+from adloco_dist.pool.local_pool import LocalPool
 from adloco_dist.pool.timing import timed
 from adloco_dist.round.coordinate import ask_all, exchange_ends
 from adloco_dist.round.evaluate import evaluate_anchors
 from adloco_dist.round.inner import InnerPhase
-from adloco_dist.round.local_pool import LocalPool, round_ends
 from adloco_dist.round.regroup import regroup
 
 
@@ -111,9 +112,13 @@ def advance_cursors(pool: LocalPool, plan: RoundPlan, report: RankReport) -> Non
     Args:
         report: the cost of the exchange is added to it.
     """
-    control = pool.runtime.control
-    has_streams = any(cursor.size is None for cursor in pool.cursors.values())  # the same on all ranks
-    ends = exchange_ends(control, report, round_ends(pool, plan)) if has_streams else {}
+    ends: dict[int, Any] = {}
+    if any(cursor.size is None for cursor in pool.cursors.values()):  # streams, on all ranks
+        for trainer_id, trainer in pool.trainers.items():
+            workers, num_workers = [worker.id for worker in trainer.workers], plan.layout.num_workers(trainer_id)
+            sequences = plan.updates * plan.batches[trainer_id].local_batch
+            ends |= trainer.cursor.ends(workers, num_workers, sequences)
+        ends = exchange_ends(pool.runtime.control, report, ends)
     for trainer_id, cursor in pool.cursors.items():
         updates, num_workers = plan.updates, plan.layout.num_workers(trainer_id)
         if trainer_id in plan.worker_updates:
@@ -129,7 +134,7 @@ def measure(pool: LocalPool, plan: RoundPlan, report: RankReport) -> None:
         if plan.measures and (estimator := pool.estimators.get(trainer_id)):
             with about(f"trainer {trainer_id}"), timed(pool.runtime.device) as timing:
                 measured = estimator.measure(pool.trainers[trainer_id], plan.layout, group)
-            report.of(trainer_id).measure = MeasureReport(measured.statistics, timing.seconds, measured.bytes_sent)
+            report.of(trainer_id).measure = structs.replace(measured, seconds=timing.seconds)
 
 
 @record_function("outer")
@@ -142,7 +147,7 @@ def average(pool: LocalPool, plan: RoundPlan, event: Event, report: RankReport) 
     for trainer_id in plan.layout.trainers:
         group = pool.groups.of(plan.layout.ranks(trainer_id))  # on all ranks, for it may have to be formed
         if trainer := pool.trainers.get(trainer_id):
-            step = partial(pool.algorithm.average, trainer, group, event.fragment)
+            step = partial(trainer.average, event.fragment, group)
             report.of(trainer_id).outer += _timed(pool, trainer_id, step)
     if event.action is Action.start:
         begin_averages(pool)

@@ -12,19 +12,10 @@ from adloco_dist.noise.estimation import statistics_from_gram
 from adloco_dist.noise.sketch import BUCKETS
 from adloco_dist.noise.statistics import GradientStatistics, num_chunks
 from adloco_dist.policy.layout import Layout
+from adloco_dist.policy.report import MeasureReport
 from adloco_dist.pool.slot import ComputeSlot
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.schema import Entry, Kind
-
-
-@dataclass(frozen=True)
-class Measured:
-    """The result of a measurement."""
-
-    statistics: GradientStatistics | None = None
-    """Statistics on the trainer's lowest rank; None elsewhere, and where there was nothing to measure."""
-    bytes_sent: int = 0
-    """Bytes that this rank sent."""
 
 
 @dataclass
@@ -97,8 +88,12 @@ class GradientEstimator:
             sums = list(state["sketches"].view(count, -1))
             self._seen[worker] = _FirstGradient(sums, state["chunk_targets"].tolist(), int(state["num_sequences"]))
 
-    def measure(self, trainer: Trainer, layout: Layout, group: Group | None) -> Measured:
-        """Exchange what was seen, and forget it. Collective over the trainer's ranks."""
+    def measure(self, trainer: Trainer, layout: Layout, group: Group | None) -> MeasureReport:
+        """Exchange what was seen, and forget it. Collective over the trainer's ranks.
+
+        Returns:
+            A report whose seconds are still to be measured.
+        """
         rows = {}
         for worker, seen in sorted(self._seen.items()):
             joined = torch.cat([torch.stack(seen.sums), seen.sums[0].new_tensor(seen.num_targets)[:, None]], dim=1)
@@ -110,15 +105,15 @@ class GradientEstimator:
         self._seen.clear()
         num_chunks_each = len(next(iter(rows.values())))
         if num_chunks_each * (1 if self._is_streaming else layout.num_workers(trainer.id)) < 2:
-            return Measured()
+            return MeasureReport()
         gathered, bytes_sent = gather_rows(rows, trainer.id, layout, group)
         if gathered is None:
-            return Measured(None, bytes_sent)
+            return MeasureReport(bytes_sent=bytes_sent)
         statistics = [
             self._statistics(at_one_point[:, :-1].double(), at_one_point[:, -1])
             for at_one_point in (gathered.split(num_chunks_each) if self._is_streaming else [gathered])
         ]
-        return Measured(GradientStatistics.mean_of(statistics), bytes_sent)
+        return MeasureReport(GradientStatistics.mean_of(statistics), bytes_sent=bytes_sent)
 
     def _statistics(self, chunks: torch.Tensor, sizes: torch.Tensor) -> GradientStatistics:
         return statistics_from_gram(chunks @ chunks.T, sizes, self._is_plugin, BUCKETS)

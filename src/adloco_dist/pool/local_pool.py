@@ -1,7 +1,6 @@
 """What a rank holds of the pool, which regrouping changes."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.runtime import Runtime
@@ -10,17 +9,14 @@ from adloco_dist.data.protocols import Cursor, Splits
 from adloco_dist.objective.protocol import Objective
 from adloco_dist.policy.batch import max_local_batch
 from adloco_dist.policy.layout import Layout
-from adloco_dist.policy.plan import RoundPlan
 from adloco_dist.policy.report import smallest_capacity
+from adloco_dist.pool.estimator import GradientEstimator
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.offload import Offload
 from adloco_dist.pool.probe import probe_capacity
 from adloco_dist.pool.slot import ComputeSlot
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.pool.worker import Worker
-from adloco_dist.round.algorithm import Algorithm
-from adloco_dist.round.estimator import GradientEstimator
-from adloco_dist.schema import Entry
 
 
 @dataclass
@@ -31,7 +27,6 @@ class LocalPool:
     runtime: Runtime
     splits: Splits
     objective: Objective
-    algorithm: Algorithm
     groups: Groups
     slots: list[ComputeSlot]
     offload: Offload
@@ -55,23 +50,8 @@ class LocalPool:
         return smallest_capacity(slot.flat_model.capacity for slot in self.slots)
 
     @property
-    def estimator_entries(self) -> tuple[Entry, ...]:
-        """What estimators keep of every worker, wherever it is placed."""
-        return GradientEstimator.ENTRIES if self.settings.batching.measures_gradients else ()
-
-    @property
     def workers(self) -> list[Worker]:
         return [worker for trainer in self.trainers.values() for worker in trainer.workers]
-
-
-def round_ends(pool: LocalPool, plan: RoundPlan) -> dict[int, Any]:
-    """What other ranks must know, at the end of a round, of the data that workers here have read."""
-    ends: dict[int, Any] = {}
-    for trainer_id, trainer in pool.trainers.items():
-        workers = [worker.id for worker in trainer.workers]
-        sequences = plan.updates * plan.batches[trainer_id].local_batch
-        ends |= trainer.cursor.ends(workers, plan.layout.num_workers(trainer_id), sequences)
-    return ends
 
 
 def set_up_estimators(pool: LocalPool) -> None:
