@@ -20,8 +20,8 @@ from adloco_dist.policy.plan import CheckpointId, PlanInputs, PoolReport
 from adloco_dist.policy.planning import plan_round
 from adloco_dist.policy.replay import Trajectory
 from adloco_dist.policy.report import RankReport
+from adloco_dist.pool.capacity import probe_capacity
 from adloco_dist.pool.offload import Offload
-from adloco_dist.pool.probe import probe_capacity
 from adloco_dist.pool.slot import ComputeSlot
 from adloco_dist.pool.timing import wait_for
 from adloco_dist.pool.trainer import Trainer

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from adloco_dist.checkpoint.files import CHECKPOINTS_DIRECTORY, Share, number_in, trainer_file, worker_file
+from adloco_dist.checkpoint.files import CHECKPOINTS_DIRECTORY, number_in, part_suffixes, trainer_file, worker_file
 from adloco_dist.checkpoint.resharding import Resharding
 from adloco_dist.checkpoint.search import CheckpointReader, ReportLine, find
 from adloco_dist.checkpoint.state import RunState
@@ -177,21 +177,26 @@ def _restore(pool: LocalPool, resume_point: ResumePoint) -> None:
 
 
 def _read(
-    pool: LocalPool, resume_point: ResumePoint, entries: Sequence[Entry], file_of: Callable[[Share], str]
+    pool: LocalPool, resume_point: ResumePoint, entries: Sequence[Entry], file_of: Callable[[str], str]
 ) -> tuple[str, Mapping[str, torch.Tensor]]:
-    """A file and this rank's tensors of it, from several files where another number of ranks held a worker."""
+    """This rank's tensors of a trainer or a worker, and the name of a file that has them.
+
+    They are in several files, whose first is named, where another number of ranks held a worker.
+
+    Args:
+        file_of: the name of the file with a suffix for the part of the model.
+    """
     runtime, flat_model, read = pool.runtime, pool.flat_model, resume_point.reader.read
-    shares = Share.all_of(resume_point.state.ranks_per_worker)
-    if len(shares) == runtime.ranks_per_worker:
-        file = file_of(shares[runtime.shard])
+    files = [file_of(suffix) for suffix in part_suffixes(resume_point.state.ranks_per_worker)]
+    if len(files) == runtime.ranks_per_worker:
+        file = files[runtime.shard]
         return file, read(file)
-    file = file_of(shares[0])
     if flat_model.num_buffer_elements:
-        raise DamagedError(f"{file}: is of {len(shares)} ranks a worker, and training changes buffers of this model")
+        raise DamagedError(f"{files[0]}: is of {len(files)} ranks a worker, and training changes buffers of this model")
     resharding = Resharding(
-        flat_model.whole_layout, pool.settings.wire.fragments, len(shares), runtime.ranks_per_worker, runtime.shard
+        flat_model.whole_layout, pool.settings.wire.fragments, len(files), runtime.ranks_per_worker, runtime.shard
     )
-    return file, resharding.collect(file, entries, [read(file_of(share)) for share in shares])
+    return files[0], resharding.collect(files[0], entries, [read(file) for file in files])
 
 
 def _check_fit(file: str, saved: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> None:

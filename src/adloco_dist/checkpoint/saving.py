@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch.profiler import record_function
 
-from adloco_dist.checkpoint.files import RECORDS_FILE, STATE_FILE, Share, trainer_file, worker_file
+from adloco_dist.checkpoint.files import RECORDS_FILE, STATE_FILE, part_suffixes, trainer_file, worker_file
 from adloco_dist.checkpoint.state import Midway, RunState, Schema
 from adloco_dist.checkpoint.writer import CheckpointWriter, Snapshot
 from adloco_dist.config import Settings
@@ -87,17 +87,17 @@ def parts(pool: LocalPool, plan: RoundPlan, is_midway: bool) -> Snapshot:
     can. What a rank keeps of a trainer for itself is written with the first of its workers, zeros with the others.
     """
     runtime, away = pool.runtime, is_away(pool.settings, is_midway)
-    shard = Share(runtime.shard, runtime.ranks_per_worker)
+    suffix = part_suffixes(runtime.ranks_per_worker)[runtime.shard]
     files: dict[str, dict[str, torch.Tensor]] = {}
     for trainer_id, trainer in pool.trainers.items():
         ranks = plan.layout.ranks(trainer_id)
         if ranks[trainer_id % len(ranks)] == runtime.seat:
-            files[trainer_file(trainer_id, shard)] = trainer.state()
+            files[trainer_file(trainer_id, suffix)] = trainer.state()
         for worker in trainer.workers:
             state, own = worker.state(away), trainer.own_state()
             is_first = worker is trainer.workers[0]
             state |= own if is_first else {name: torch.zeros_like(value) for name, value in own.items()}
             if away and trainer_id in pool.estimators:
                 state |= pool.estimators[trainer_id].state(worker.id)
-            files[worker_file(trainer_id, worker.id, shard)] = state
+            files[worker_file(trainer_id, worker.id, suffix)] = state
     return files

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, TypedDict
 
-from adloco_dist.checkpoint.files import Share, trainer_file, worker_file
+from adloco_dist.checkpoint.files import part_suffixes, trainer_file, worker_file
 from adloco_dist.config import Placement
 from adloco_dist.messages import decode, encode
 from adloco_dist.policy.layout import place_again
@@ -37,13 +37,14 @@ class Schema:
 
 
 class JournalState(TypedDict, total=False):
-    """Where the records stand; without what a run of other sinks does not have."""
+    """What the sinks of the records need to continue; those that a run does not have keep nothing."""
 
     metrics_bytes: int
     merges: list[dict[str, Any]]
     totals: dict[str, int]
     seconds: float
     started: str
+    hosts: list[str]
     resumed: list[dict[str, Any]]
     tracking_id: str | None
 
@@ -94,10 +95,10 @@ class RunState:
         """The files of tensors that the checkpoint must have, and what each holds."""
         entries: dict[str, tuple[Entry, ...]] = {}
         layout = self.plan.layout
-        for trainer, share in product(layout.trainers, Share.all_of(self.ranks_per_worker)):
-            entries[trainer_file(trainer, share)] = self.schema.trainer
+        for trainer, suffix in product(layout.trainers, part_suffixes(self.ranks_per_worker)):
+            entries[trainer_file(trainer, suffix)] = self.schema.trainer
             for worker in range(layout.num_workers(trainer)):
-                entries[worker_file(trainer, worker, share)] = self.schema.worker
+                entries[worker_file(trainer, worker, suffix)] = self.schema.worker
         return entries
 
     def to_message(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import http.server
 import logging
 import re
 import secrets
+import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -13,12 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from xxhash import xxh3_128
-
 from adloco_dist.checkpoint.files import prune
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import CheckpointSettings
-from adloco_dist.run.manifest import MANIFEST_FILE, Part
+from adloco_dist.run.manifest import MANIFEST_FILE, Part, digest_of
 
 log = logging.getLogger(__name__)
 TOKEN_HEADER = "X-Adloco-Token"
@@ -69,13 +68,9 @@ class StorageDomains:
         Raises:
             OSError: it is not there, cannot be read, or cannot be written here.
         """
-        digest, num_bytes = xxh3_128(), 0
         with self._request(domain, "GET", path) as response, file.open("wb") as copy:
-            while piece := response.read(COPY_BYTES):
-                copy.write(piece)
-                digest.update(piece)
-                num_bytes += len(piece)
-        return Part(num_bytes, digest.hexdigest())
+            shutil.copyfileobj(response, copy, COPY_BYTES)
+        return digest_of(file)
 
     def send(self, domain: int, path: str, file: Path) -> None:
         """Copy a file to another volume, whole or not at all.
@@ -200,8 +195,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_response(http.HTTPStatus.OK)
             self.send_header("Content-Length", str(path.stat().st_size))
             self.end_headers()
-            while chunk := file.read(COPY_BYTES):
-                self.wfile.write(chunk)
+            shutil.copyfileobj(file, self.wfile, COPY_BYTES)
 
     def do_PUT(self) -> None:
         path = self._allowed()

@@ -13,6 +13,7 @@ from adloco_dist.noise.sketch import BUCKETS
 from adloco_dist.noise.statistics import GradientStatistics, num_chunks
 from adloco_dist.policy.layout import Layout
 from adloco_dist.policy.report import MeasureReport
+from adloco_dist.pool.gradient import GradientWatcher
 from adloco_dist.pool.slot import ComputeSlot
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.schema import Entry, Kind
@@ -20,29 +21,24 @@ from adloco_dist.schema import Entry, Kind
 
 @dataclass
 class _FirstGradient:
-    """What was seen of a worker's first gradient."""
+    """Watches a worker's first gradient of a round: sketches what has accumulated after each chunk of the batch."""
 
+    slot: ComputeSlot | None = None
+    """Where it is computed; None: it was, before the round was interrupted."""
     sums: list[torch.Tensor] = field(default_factory=list)
     """Sketches of the accumulated gradient after each chunk."""
     num_targets: list[int] = field(default_factory=list)
     """Targets of each chunk."""
     num_sequences: int = 0
 
-
-@dataclass
-class _Watcher:
-    """Sketches the accumulated gradient of one worker after each chunk of its batch."""
-
-    slot: ComputeSlot
-    seen: _FirstGradient = field(default_factory=_FirstGradient)
-
     def chunks(self, batch: Batch) -> Sequence[Batch]:
-        self.seen.num_sequences = len(batch)
+        self.num_sequences = len(batch)
         return batch.chunks(num_chunks(len(batch)))
 
     def observe(self, num_targets: int) -> None:
-        self.seen.num_targets.append(num_targets)
-        self.seen.sums.append(self.slot.flat_model.sketch(self.slot.sketch))
+        assert self.slot
+        self.num_targets.append(num_targets)
+        self.sums.append(self.slot.flat_model.sketch(self.slot.sketch))
 
 
 class GradientEstimator:
@@ -67,11 +63,10 @@ class GradientEstimator:
         self._is_plugin, self._is_streaming = is_plugin, is_streaming
         self._seen: dict[int, _FirstGradient] = {}
 
-    def watch(self, worker: int, slot: ComputeSlot) -> _Watcher:
+    def watch(self, worker: int, slot: ComputeSlot) -> GradientWatcher:
         """The watcher of `worker`'s first update of the round; requested again where the update is repeated."""
-        watcher = _Watcher(slot)
-        self._seen[worker] = watcher.seen
-        return watcher
+        self._seen[worker] = _FirstGradient(slot)
+        return self._seen[worker]
 
     def state(self, worker: int) -> dict[str, torch.Tensor]:
         """Its entries, as far as it has seen the worker in this round; else empty ones."""
@@ -85,8 +80,8 @@ class GradientEstimator:
     def restore(self, worker: int, state: Mapping[str, torch.Tensor]) -> None:
         """Have seen of a worker what `state` was taken of."""
         if count := len(state["chunk_targets"]):
-            sums = list(state["sketches"].view(count, -1))
-            self._seen[worker] = _FirstGradient(sums, state["chunk_targets"].tolist(), int(state["num_sequences"]))
+            sums, num_targets = list(state["sketches"].view(count, -1)), state["chunk_targets"].tolist()
+            self._seen[worker] = _FirstGradient(None, sums, num_targets, int(state["num_sequences"]))
 
     def measure(self, trainer: Trainer, layout: Layout, group: Group | None) -> MeasureReport:
         """Exchange what was seen, and forget it. Collective over the trainer's ranks.

@@ -10,10 +10,10 @@ from adloco_dist.objective.protocol import Objective
 from adloco_dist.policy.batch import max_local_batch
 from adloco_dist.policy.layout import Layout
 from adloco_dist.policy.report import smallest_capacity
+from adloco_dist.pool.capacity import probe_capacity
 from adloco_dist.pool.estimator import GradientEstimator
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.offload import Offload
-from adloco_dist.pool.probe import probe_capacity
 from adloco_dist.pool.slot import ComputeSlot
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.pool.worker import Worker

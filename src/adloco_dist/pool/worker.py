@@ -43,15 +43,15 @@ def leaves_of(flat_model: FlatModel, inner: InnerSettings) -> list[Leaf]:
         tensors = (index for index, offset in enumerate(layout.offsets) if where.start <= offset < where.stop)
         return Leaf(where, shape, tuple(tensors), optimizer, decay)
 
-    found = [leaf(where, shape, InnerOptimizer.muon, inner.weight_decay) for where, shape in matrices]
+    leaves = [leaf(where, shape, InnerOptimizer.muon, inner.weight_decay) for where, shape in matrices]
     starts, ends = [where.start for where, _ in matrices], [where.stop for where, _ in matrices]
     boundary, end = flat_model.decay_boundary, flat_model.num_elements
     between = zip([0, *ends, boundary], [*starts, boundary, end], strict=True)
     for start, stop in between:
         if stop > start:
             decay = inner.weight_decay if start < boundary else 0.0
-            found.append(leaf(slice(start, stop), (stop - start,), others, decay))
-    return found
+            leaves.append(leaf(slice(start, stop), (stop - start,), others, decay))
+    return leaves
 
 
 def moment_entries(leaves: Sequence[Leaf], inner: InnerSettings) -> list[Entry]:
@@ -89,15 +89,14 @@ class Worker(Replica):
         weights: torch.Tensor,
         flat_model: FlatModel,
         inner: InnerSettings,
-        wire: WireSettings | None = None,
+        wire: WireSettings,
     ) -> None:
         """
         Args:
             weights: (num_elements,); the worker keeps this very tensor.
             flat_model: says where weight decay ends, and the device on which steps are taken; nothing else.
-            wire: in which parts the model is averaged, and when; None: as a whole, without delay.
+            wire: in which parts the model is averaged, and when.
         """
-        wire = wire or WireSettings(delay_updates=0)
         departed = largest(flat_model.fragments(wire.fragments)) if wire.is_delayed else 0
         super().__init__(worker_id, weights.new_zeros(departed))
         self.weights, self._device = weights, flat_model.device
@@ -113,7 +112,7 @@ class Worker(Replica):
         """Mean losses of the updates since the run (re)started, where they are recorded; scalars on the device."""
         self.entries, leaves = own_entries(wire), leaves_of(flat_model, inner)
         self._moment_entries = moment_entries(leaves, inner)
-        self._own_leaves = [_OwnLeaf.of(leaf, weights, inner, flat_model.device) for leaf in leaves]
+        self._own_leaves = [_OwnLeaf(leaf, weights, inner, flat_model.device) for leaf in leaves]
         self._optimizers = [
             _new_optimizer(kind, [own for own in self._own_leaves if own.leaf.optimizer is kind], inner)
             for kind in dict.fromkeys(leaf.optimizer for leaf in leaves)
@@ -126,7 +125,7 @@ class Worker(Replica):
             own.parameter.grad = flat_model.gradient[own.leaf.where].view(own.leaf.shape)
 
     def step(self) -> None:
-        """Take an update with the gradients that are there."""
+        """Let every optimizer take a step with the gradients that are in the flat model."""
         for optimizer in self._optimizers:
             optimizer.step()
 
@@ -233,23 +232,15 @@ class Worker(Replica):
                 group["lr"] = rate
 
 
-@dataclass(frozen=True)
 class _OwnLeaf:
     """A leaf of one worker, which shares memory with its weights, and what the optimizer keeps of it."""
 
-    leaf: Leaf
-    parameter: torch.Tensor
-    state: dict[str, torch.Tensor]
-
-    @classmethod
-    def of(cls, leaf: Leaf, weights: torch.Tensor, inner: InnerSettings, device: torch.device) -> "_OwnLeaf":
-        parameter = weights[leaf.where].view(leaf.shape)
-        scalar = torch.zeros((), device=device)
-        state = {
-            name: torch.zeros_like(parameter) if kind is Kind.part else scalar
+    def __init__(self, leaf: Leaf, weights: torch.Tensor, inner: InnerSettings, device: torch.device) -> None:
+        self.leaf, self.parameter = leaf, weights[leaf.where].view(leaf.shape)
+        self.state = {
+            name: torch.zeros_like(self.parameter) if kind is Kind.part else torch.zeros((), device=device)
             for name, kind in leaf.moments(inner).items()
         }
-        return cls(leaf, parameter, state)
 
 
 def _new_optimizer(kind: InnerOptimizer, own_leaves: Sequence[_OwnLeaf], inner: InnerSettings) -> torch.optim.Optimizer:

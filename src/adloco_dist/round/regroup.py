@@ -15,7 +15,6 @@ from adloco_dist.policy.plan import RoundPlan
 from adloco_dist.policy.report import MergeReport
 from adloco_dist.pool.local_pool import LocalPool, probe_in_turn, set_up_estimators
 from adloco_dist.pool.trainer import Trainer
-from adloco_dist.pool.worker import Worker
 from adloco_dist.round.combine import Transfer, combine
 from adloco_dist.round.evaluate import evaluate_anchors
 
@@ -63,8 +62,10 @@ def _bring_together(pool: LocalPool, before: Layout, after: Layout, merge: Merge
             # What it has learned since it last met the others: nothing, unless fragments meet at different times.
             if is_finite:
                 worker.shift(trainer.anchor, trainer.awaited_by(worker), -1)
-            else:
-                _begin_anew(worker)
+            else:  # the worker's moments are no better than the anchor
+                worker.weights.zero_()
+                worker.departed.zero_()
+                worker.reset_optimizer()
     transfer = Transfer.of(merge.shares, before, after.ranks(merge.survivor))
     if not members:
         pool.groups.of(transfer.ranks)  # which all ranks form together
@@ -127,13 +128,6 @@ def average_members(pool: LocalPool, merge: Merge, transfer: Transfer, members: 
             result.copy_(total)
     survivor.begin_average()
     return bytes_sent
-
-
-def _begin_anew(worker: Worker) -> None:
-    """Leave an anchor that is not finite: the worker's moments are no better."""
-    worker.weights.zero_()
-    worker.departed.zero_()
-    worker.reset_optimizer()
 
 
 def _unite_cursors(cursors: dict[int, Cursor], merge: Merge, settings: Settings) -> None:

@@ -147,8 +147,7 @@ def average(pool: LocalPool, plan: RoundPlan, event: Event, report: RankReport) 
     for trainer_id in plan.layout.trainers:
         group = pool.groups.of(plan.layout.ranks(trainer_id))  # on all ranks, for it may have to be formed
         if trainer := pool.trainers.get(trainer_id):
-            step = partial(trainer.average, event.fragment, group)
-            report.of(trainer_id).outer += _timed(pool, trainer_id, step)
+            _report_outer(pool, report, trainer_id, partial(trainer.average, event.fragment, group))
     if event.action is Action.start:
         begin_averages(pool)
 
@@ -164,20 +163,21 @@ def begin_averages(pool: LocalPool) -> None:
 def mix_in(pool: LocalPool, event: Event, report: RankReport) -> None:
     """Bring a fragment's outer steps to the workers that await them; wait for its averages. No collective."""
     for trainer_id, trainer in pool.trainers.items():
-        report.of(trainer_id).outer += _timed(pool, trainer_id, partial(trainer.mix, event.fragment))
+        _report_outer(pool, report, trainer_id, partial(trainer.mix, event.fragment))
 
 
 @record_function("outer")
 def complete_all(pool: LocalPool, report: RankReport) -> None:
     """Wait for all averages under way, and take their outer steps: the anchors are the newest then."""
     for trainer_id, trainer in pool.trainers.items():
-        report.of(trainer_id).outer += _timed(pool, trainer_id, trainer.complete)
+        _report_outer(pool, report, trainer_id, trainer.complete)
 
 
-def _timed(pool: LocalPool, trainer_id: int, step: Callable[[], OuterStepReport]) -> OuterStepReport:
+def _report_outer(pool: LocalPool, report: RankReport, trainer_id: int, step: Callable[[], OuterStepReport]) -> None:
+    """Take a part of a trainer's outer step, and add what it did to the rank's report."""
     with about(f"trainer {trainer_id}"), timed(pool.runtime.device) as timing:
-        report = step()
-    return replace(report, seconds=timing.seconds)
+        done = step()
+    report.of(trainer_id).outer += replace(done, seconds=timing.seconds)
 
 
 def average_anchors(pool: LocalPool, plan: RoundPlan) -> None:

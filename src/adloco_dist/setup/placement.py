@@ -19,9 +19,9 @@ from adloco_dist.policy.merging import Network
 from adloco_dist.policy.plan import PlanInputs
 from adloco_dist.policy.replay import Trajectory
 from adloco_dist.policy.report import smallest_capacity
+from adloco_dist.pool.capacity import count_resident
 from adloco_dist.pool.local_pool import LocalPool, bytes_reserved_for_groups, probe_in_turn, set_up_estimators
 from adloco_dist.pool.offload import Offload
-from adloco_dist.pool.probe import count_resident
 from adloco_dist.pool.slot import new_slot
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.pool.worker import Worker

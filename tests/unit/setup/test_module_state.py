@@ -13,8 +13,8 @@ from adloco_dist.config import Settings
 from adloco_dist.data.indexed import permutation
 from adloco_dist.data.tokens import TokenBatch
 from adloco_dist.objective.losses import losses
+from adloco_dist.pool.capacity import micro_batch_bytes
 from adloco_dist.pool.gradient import mean_gradient
-from adloco_dist.pool.probe import micro_batch_bytes
 from adloco_dist.pool.slot import ComputeSlot, further_slot
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.pool.worker import Worker
