@@ -11,8 +11,8 @@ from torch.profiler import record_function
 
 from adloco_dist.averaging.checks import RanksDisagreeError
 from adloco_dist.averaging.schedule import Action
-from adloco_dist.checkpoint.saving import Checkpoints
 from adloco_dist.checkpoint.state import Midway, RunState
+from adloco_dist.checkpoint.writer import Checkpoints
 from adloco_dist.cluster.failures import about
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.policy.plan import INTERRUPTED, NONFINITE, CheckpointId, PlanInputs, RoundPlan
@@ -20,7 +20,7 @@ from adloco_dist.policy.report import MergeReport, RankReport
 from adloco_dist.pool.local_pool import LocalPool
 from adloco_dist.round import steps
 from adloco_dist.round.coordinate import Coordinator, merged_reports
-from adloco_dist.round.finish import finish
+from adloco_dist.round.evaluate import finish
 from adloco_dist.run.journal import Journal
 from adloco_dist.run.profiler import RoundProfiler
 from adloco_dist.run.recording import round_rows

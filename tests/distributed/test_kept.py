@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from adloco_dist.checkpoint.saving import schema_of
+from adloco_dist.checkpoint.writer import schema_of
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.policy.plan import INTERRUPTED
 from adloco_dist.pool.local_pool import LocalPool
@@ -64,7 +64,7 @@ def trained(runtime: Runtime, folder: str, overrides: Sequence[str], looks: int)
 
     result = train_kept(runtime, folder, looks, *FOUR_TRAINERS, *overrides, prepare=look)
     assert result["stop"] == INTERRUPTED
-    schema = schema_of(pools[0], is_midway=True)
+    schema = schema_of(pools[0], is_away=True)
     return begun[0], kept(pools[0]), {entry.name: entry.kind for entry in (*schema.trainer, *schema.worker)}
 
 

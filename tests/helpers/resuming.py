@@ -9,8 +9,7 @@ from typing import Any
 from torch import nn
 
 from adloco_dist.checkpoint.resume import fresh_domains, restore_pool, resumed
-from adloco_dist.checkpoint.saving import Checkpoints
-from adloco_dist.checkpoint.writer import CheckpointWriter
+from adloco_dist.checkpoint.writer import Checkpoints, CheckpointWriter
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.policy.layout import experiment_layout

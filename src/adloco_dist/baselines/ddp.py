@@ -50,12 +50,10 @@ class DataParallelTrainer(Trainer):
         if group is not None and boundary < flat_model.num_elements:
             group.all_reduce(buffers)
             buffer_bytes = ring_bytes_sent(buffers.nbytes, num_ranks)
-        num_contributing = int(buffers[-1])
         if is_finite:
             self.anchor[:boundary].copy_(worker.weights[:boundary])
-            if num_contributing:
-                self.anchor[boundary:].copy_(buffers[:-1].mul_(1 / num_contributing))
-            worker.weights[boundary:].copy_(self.anchor[boundary:])
+            self._buffers.step(buffers[:-1], int(buffers[-1]))
+            self._buffers.restart(self.workers)
         else:
             worker.weights.copy_(self.anchor)
             worker.reset_optimizer()

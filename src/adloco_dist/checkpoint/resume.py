@@ -53,7 +53,7 @@ class ResumePoint:
 def fresh_domains(runtime: Runtime, directory: Path, settings: Settings) -> Iterator[StorageDomains]:
     """Where a run that begins writes its checkpoints, while the block runs. Collective.
 
-    Checkpoints of another run, which may be left on nodes with directories of their own, are archived there.
+    Checkpoints of another run that are left there are archived: nodes may have directories of their own.
     """
     folder = directory / CHECKPOINTS_DIRECTORY
     with domains_of(runtime, folder, settings.checkpoint) as domains:
@@ -72,7 +72,7 @@ def fresh_domains(runtime: Runtime, directory: Path, settings: Settings) -> Iter
 def resumed(runtime: Runtime, settings: Settings, report_line: ReportLine) -> Iterator[ResumePoint | None]:
     """The checkpoint that the settings say to resume from, readable while the block runs; None: the run begins.
 
-    Collective; lines for the user are reported.
+    Collective. Lines for the user go to `report_line`.
 
     Raises:
         SettingsError: on all ranks, when the run there cannot resume with these settings.
@@ -128,7 +128,7 @@ def restore_pool(pool: LocalPool, resume_point: ResumePoint) -> None:
 
 
 def check_resumed(where: str, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """One remark for each setting that a run resumes with and its checkpoint has not, both by dotted key.
+    """One remark for each setting with another value than in the checkpoint; both by dotted key.
 
     Raises:
         SettingsError: the run cannot resume with such a setting.
@@ -154,7 +154,7 @@ def check_resumed(where: str, saved: Mapping[str, Any], wanted: Mapping[str, Any
 
 
 def _restore(pool: LocalPool, resume_point: ResumePoint) -> None:
-    """As `restore_pool`, on this rank, with the errors that it turns into a line."""
+    """Restore this rank's share; raises the errors that `restore_pool` turns into a line."""
     state, runtime = resume_point.state, pool.runtime
     for trainer_id, trainer in pool.trainers.items():
         file, saved = _read(pool, resume_point, state.schema.trainer, partial(trainer_file, trainer_id))

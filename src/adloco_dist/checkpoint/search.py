@@ -47,10 +47,8 @@ class CheckpointReader:
 
     @contextmanager
     def _at_hand(self, file: str) -> Iterator[Path]:
-        """Where a part can be read while the block runs: as it is here, or as a copy of another node's.
-
-        A copy is removed at the end; what has been mapped of it by then stays readable.
-        """
+        """Where a part can be read while the block runs: its own path, or that of a copy from another node, which is
+        removed at the end; what was mapped of it stays readable."""
         if file not in self.holders:
             raise DamagedError(f"{file}: is not in its {MANIFEST_FILE}")
         holders, path = self.holders[file], self.domains.folder / self.name / file
@@ -72,10 +70,10 @@ class CheckpointReader:
 def find(
     control: ControlPlane, domains: StorageDomains, report_line: ReportLine
 ) -> tuple[CheckpointReader, RunState] | None:
-    """The newest checkpoint of which every part is somewhere and can be understood; collective; lines for newer ones.
+    """The newest checkpoint whose parts are all somewhere and can be understood; newer ones are reported. Collective.
 
     Raises:
-        SettingsError: on all ranks, when the folder of checkpoints cannot be read on one, or holds none but those of
+        SettingsError: on all ranks, when the folder of checkpoints cannot be read on one, or holds only those of
             another release.
     """
     manifests: dict[str, Any] = {}
@@ -192,6 +190,6 @@ def _check_tensors(control: ControlPlane, reader: CheckpointReader, state: RunSt
 
 
 def _dealt(domains: StorageDomains, files: list[str]) -> list[str]:
-    """This rank's share of files that all ranks of its volume could read."""
+    """The files that this rank checks, of those that all ranks of its volume could read."""
     sharers = [rank for rank, domain in enumerate(domains.of_rank) if domain == domains.mine]
     return files[sharers.index(domains.rank) :: len(sharers)]

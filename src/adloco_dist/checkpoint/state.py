@@ -1,4 +1,4 @@
-"""Everything but tensors that decides how a run continues: what a checkpoint keeps beside them."""
+"""Everything that decides how a run continues, except tensors: what a checkpoint keeps beside them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ STATE_VERSION = 5
 
 
 class OtherVersionError(ValueError):
-    """A state that another release wrote; half a line that says which."""
+    """Another release wrote the state; half a line that says which."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Midway:
     """Where a run stands that was interrupted in the middle of a round."""
 
     next_event: int
-    """The event of the plan at which the round is entered again; workers take the updates that are left before it."""
+    """The event of the plan at which the round goes on; workers first take the updates that are left before it."""
     merge: MergeReport
-    """What merges before the round came to, of all ranks: it is recorded when the round ends."""
+    """What the merges before the round came to, of all ranks; recorded when the round ends."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ class RunState:
         """The state in a message that anybody may have written.
 
         Raises:
-            ValueError: it holds no state.
-            OtherVersionError: one of another version.
+            ValueError: it is no state.
+            OtherVersionError: it is the state of another version.
         """
         version = message.get("version") if isinstance(message, dict) else None
         if version != STATE_VERSION:
@@ -132,7 +132,7 @@ class RunState:
         return state
 
     def placed_on(self, nodes: Sequence[int], placement: Placement, is_same: bool) -> "RunState":
-        """The same run on these ranks: on as many as before nothing changes, on others workers are placed again.
+        """The same run on these ranks: workers are placed again unless there are as many ranks as before.
 
         Args:
             nodes: the node of each rank, or seat.

@@ -35,8 +35,8 @@ COPY_BYTES = 1 << 20
 class StorageDomains:
     """The volumes that a folder's path means on a run's ranks, and which ranks share each.
 
-    The lowest rank of each volume serves it to the others, as soon as there are several: plain HTTP between the nodes'
-    interfaces, for those who know the token of this start of the run.
+    If there are several, the lowest rank of each serves it to the others: plain HTTP between the nodes' interfaces, for
+    those who know the token of this start of the run.
     """
 
     rank: int
@@ -44,7 +44,7 @@ class StorageDomains:
     of_rank: tuple[int, ...]
     """The volume of every rank, by its lowest rank."""
     addresses: dict[int, tuple[str, int]]
-    """Host and port that serve each volume; empty if there is but one."""
+    """Host and port that serve each volume; empty if there is only one."""
     token: str
 
     @property
@@ -58,12 +58,12 @@ class StorageDomains:
 
     @property
     def buddy(self) -> int | None:
-        """The volume that keeps copies of what this one holds; None where there is no other."""
+        """The volume that keeps copies of this one's files; None if there is no other."""
         others = self.all
         return others[(others.index(self.mine) + 1) % len(others)] if len(others) > 1 else None
 
     def fetch(self, domain: int, path: str, file: Path) -> Part:
-        """Copy a file of another volume to `file`, a piece at a time; size and digest of what came, which may be less.
+        """Copy a file of another volume to `file`; return size and digest of what has come, which may be less.
 
         Raises:
             OSError: it is not there, cannot be read, or cannot be written here.
@@ -102,10 +102,8 @@ class StorageDomains:
 
 @contextmanager
 def domains_of(runtime: Runtime, folder: Path, settings: CheckpointSettings) -> Iterator[StorageDomains]:
-    """Find out which ranks share `folder`, and serve it while the block runs where they do not all. Collective.
-
-    It is made where it is not there. With a manifest from another volume, older checkpoints are pruned here as well.
-    """
+    """Find out which ranks share `folder`, which is made if it is missing, and serve it while the block runs unless all
+    do. Collective. When a manifest comes from another volume, older checkpoints are pruned here as well."""
 
     def received(path: str) -> None:
         if path.endswith(MANIFEST_FILE):
@@ -115,16 +113,15 @@ def domains_of(runtime: Runtime, folder: Path, settings: CheckpointSettings) -> 
     token = control.broadcast({"token": secrets.token_hex(16)} if runtime.rank == 0 else None)["token"]
     of_rank = _find_out(runtime, folder, token)
     heads = sorted(set(of_rank))
-    server: http.server.ThreadingHTTPServer | None = None
-    address = None
+    server = address = None
     if len(heads) > 1 and runtime.rank in heads:
         host = runtime.interface.address if runtime.interface else "127.0.0.1"
         server = _Server(folder, token, received, host, CONNECTIONS_PER_RANK * runtime.world_size)
         threading.Thread(target=server.serve_forever, name="files", daemon=True).start()
         address = server.server_address[:2]
-    replies = control.exchange({"address": address})
-    addresses = {head: (str(host), int(port)) for head in heads for host, port in [replies[head]["address"] or ("", 0)]}
-    yield StorageDomains(runtime.rank, folder, of_rank, addresses if len(heads) > 1 else {}, token)
+    replies = enumerate(control.exchange({"address": address}))
+    addresses = {rank: tuple(reply["address"]) for rank, reply in replies if reply["address"]}
+    yield StorageDomains(runtime.rank, folder, of_rank, addresses, token)
     if server:
         server.shutdown()
         server.server_close()
@@ -151,7 +148,7 @@ def _find_out(runtime: Runtime, folder: Path, token: str) -> tuple[int, ...]:
 
 
 class _Server(http.server.ThreadingHTTPServer):
-    """A thread for each connection, in a process that trains: those beyond a number are closed at once."""
+    """A thread for each connection, in a process that trains: connections beyond a number are closed at once."""
 
     daemon_threads = True
 

@@ -10,8 +10,7 @@ from typing import TextIO
 
 from adloco_dist.checkpoint.model import save_model
 from adloco_dist.checkpoint.resume import ResumePoint, fresh_domains, restore_pool, resumed
-from adloco_dist.checkpoint.saving import Checkpoints
-from adloco_dist.checkpoint.writer import CheckpointWriter
+from adloco_dist.checkpoint.writer import Checkpoints, CheckpointWriter
 from adloco_dist.cluster.runtime import Place, Runtime
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.cluster.survey import Link

@@ -48,10 +48,7 @@ class Coordinator:
     def plan_next(
         self, control: ControlPlane, report: RankReport, last: RoundPlan | None
     ) -> tuple[RoundPlan, RankReport]:
-        """Send this rank's report; receive the plan of the round after `last`, and the rank's next report. Collective.
-
-        The next report begins with the cost of this exchange.
-        """
+        """Do as `coordinate` for the round after `last`. Collective."""
         return coordinate(control, report, lambda reports: self._decide(reports, last))
 
     def _decide(self, of_ranks: Sequence[RankReport], last: RoundPlan | None) -> RoundPlan:
@@ -72,7 +69,7 @@ class Coordinator:
 def coordinate(
     control: ControlPlane, report: RankReport, decide: Callable[[Sequence[RankReport]], RoundPlan]
 ) -> tuple[RoundPlan, RankReport]:
-    """One gather and one broadcast. `decide` runs on rank 0 alone; its plan holds for all ranks.
+    """One gather and one broadcast: rank 0 decides by all ranks' reports, and its plan holds for all. Collective.
 
     Returns:
         The plan, and the rank's next report, which begins with the cost of this exchange.
@@ -88,10 +85,10 @@ def coordinate(
 
 
 def ask_all(control: ControlPlane, report: RankReport, is_coming: bool) -> Callable[[], bool]:
-    """Ask whether all ranks are coming, before any enters a collective of the outer step.
+    """Ask whether all ranks are coming, before any enters a collective of the outer step; cost is added to the report.
 
-    Args:
-        report: the cost of the exchange is added to it, of waiting when the answer is asked for.
+    Returns:
+        A function that waits for the answer.
     """
     sent = control.bytes_sent
     answer = control.start_all(is_coming)
@@ -105,11 +102,7 @@ def ask_all(control: ControlPlane, report: RankReport, is_coming: bool) -> Calla
 
 
 def exchange_ends(control: ControlPlane, report: RankReport, ends: dict[int, Any]) -> dict[int, Any]:
-    """Tell all ranks, by stream, what they must know of the data that this rank has read; return what all have told.
-
-    Args:
-        report: the cost of the exchange is added to it.
-    """
+    """Exchange what all ranks must know of the data that each has read, by stream; cost is added to the report."""
     with _added_cost(control, report), record_function("control"):
         replies = control.exchange({"ends": ends})
     return {int(stream): end for reply in replies for stream, end in reply["ends"].items()}

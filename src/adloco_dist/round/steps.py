@@ -44,7 +44,7 @@ def begin_round(pool: LocalPool, last: RoundPlan | None, plan: RoundPlan, report
 
 
 def resume_round(pool: LocalPool, plan: RoundPlan, merge: MergeReport) -> RankReport:
-    """Prepare the rest of a round, in the middle of which the workers are; return this rank's report, to be added to.
+    """Prepare the rest of a round that was interrupted; return this rank's report of it so far.
 
     Args:
         merge: what the merges before the round came to, of all ranks; rank 0 reports it.
@@ -63,9 +63,8 @@ def _renew_sketches(pool: LocalPool, plan: RoundPlan) -> None:
 def inner(pool: LocalPool, plan: RoundPlan, event: Event, report: RankReport, stop: StopRequest) -> bool:
     """Every worker takes its updates up to an event of the round.
 
-    Before an average, ranks tell each other whether they come: ahead of the last update before one in the middle of a
-    round. They take that update in any case then: by its end the answers are there, and a rank that is less than an
-    update ahead does not wait. Collective, except before what is mixed in.
+    Before an average, ranks tell each other whether they come; in the middle of a round one update earlier, which they
+    then take in any case: the answers arrive meanwhile. Collective, except before what is mixed in.
 
     Args:
         stop: ends the updates before they are complete.
@@ -91,7 +90,7 @@ def inner(pool: LocalPool, plan: RoundPlan, event: Event, report: RankReport, st
 
 @record_function("inner")
 def take_updates(pool: LocalPool, plan: RoundPlan, until: int, report: RankReport, stop: StopRequest) -> None:
-    """Every worker takes its updates until it has taken its part of so many of the round; no communication."""
+    """Every worker takes its updates up to update `until` of the round; no communication."""
     phase = InnerPhase(plan, pool.settings, pool.estimators if plan.measures else {}, stop)
     for trainer_id, done in phase.run(list(pool.trainers.values()), pool.slots, pool.offload, until).items():
         report.of(trainer_id).inner += done
@@ -107,11 +106,7 @@ def has_reached(pool: LocalPool, plan: RoundPlan, update: int) -> bool:
 
 
 def advance_cursors(pool: LocalPool, plan: RoundPlan, report: RankReport) -> None:
-    """Note in the cursors of all trainers what was read in the round. Collective.
-
-    Args:
-        report: the cost of the exchange is added to it.
-    """
+    """Note in the cursors of all trainers what was read in the round. Collective."""
     ends: dict[int, Any] = {}
     if any(cursor.size is None for cursor in pool.cursors.values()):  # streams, on all ranks
         for trainer_id, trainer in pool.trainers.items():
@@ -141,8 +136,8 @@ def measure(pool: LocalPool, plan: RoundPlan, report: RankReport) -> None:
 def average(pool: LocalPool, plan: RoundPlan, event: Event, report: RankReport) -> None:
     """Average a fragment of every trainer's pseudo-gradients, or let its average travel. Collective.
 
-    At the end of a round averages begin to travel when the next plan has come (`begin_averages`): on a slow link report
-    and plan would wait behind them.
+    Delayed averages at the end of a round begin to travel after the next plan has come (`begin_averages`): on a slow
+    link, report and plan would wait behind them.
     """
     for trainer_id in plan.layout.trainers:
         group = pool.groups.of(plan.layout.ranks(trainer_id))  # on all ranks, for it may have to be formed
@@ -153,7 +148,7 @@ def average(pool: LocalPool, plan: RoundPlan, event: Event, report: RankReport) 
 
 
 def begin_averages(pool: LocalPool) -> None:
-    """Let averages that were prepared travel while updates are computed, one trainer's after the other's."""
+    """Let prepared averages travel while updates are computed, one trainer after the other."""
     after = None
     for trainer in pool.trainers.values():
         after = trainer.begin(after)
@@ -168,7 +163,7 @@ def mix_in(pool: LocalPool, event: Event, report: RankReport) -> None:
 
 @record_function("outer")
 def complete_all(pool: LocalPool, report: RankReport) -> None:
-    """Wait for all averages under way, and take their outer steps: the anchors are the newest then."""
+    """Wait for all averages under way, and take their outer steps: the anchors are up to date then."""
     for trainer_id, trainer in pool.trainers.items():
         _report_outer(pool, report, trainer_id, trainer.complete)
 
