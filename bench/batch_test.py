@@ -95,8 +95,8 @@ def measure_costs(runtime: Runtime, model: str, batch: int, workers: int, pairs:
     estimator, bytes_sent = GradientEstimator(is_plugin=False, is_streaming=False), [0]
 
     def measured() -> None:
-        pool.slots[0].sketch.renew(next(numbers))
-        InnerPhase(first_update, settings, {0: estimator}).run([trainer], pool.slots)
+        pool.flat_model.sketch.renew(next(numbers))
+        InnerPhase(first_update, settings, estimator).run([trainer], pool.slots)
         bytes_sent[0] = estimator.measure(trainer, layout, group).bytes_sent
 
     def without() -> None:

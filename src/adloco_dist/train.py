@@ -40,9 +40,9 @@ class Outcome:
     plan: RoundPlan
     """The last plan."""
     result: dict[str, Any] | None = None
-    """The evaluation of all candidates and which one was chosen, the same on every rank; None: stopped early."""
+    """The evaluations of all candidates, and which was chosen; the same on every rank; None: stopped early."""
     weights: torch.Tensor | None = None
-    """The flat weights that were chosen, on rank 0; where ranks hold a worker together, on the first such ranks."""
+    """The flat weights that were chosen, on rank 0, or on the first ranks that hold a worker together."""
 
 
 def train(
@@ -59,9 +59,9 @@ def train(
     Collective: every rank calls it with equal settings, data and module.
 
     Args:
-        checkpoints: takes the state of the run when a plan says so, or when the run is stopped; None: nothing is kept.
-        resumed: where the run resumes, of which `pool` holds the tensors; None: it begins.
-        profiler: profiles chosen rounds; None: no round is.
+        checkpoints: saves the run when a plan says so, or when the run is stopped; None: nothing is saved.
+        resumed: the state from which the run resumes, whose tensors `pool` holds; None: it begins.
+        profiler: profiles chosen rounds; None: profiles none.
 
     Raises:
         RanksDisagreeError: on every rank, when ranks hold different anchors of a trainer or acted on different plans.
@@ -112,10 +112,10 @@ def run_round(
     """Take the updates and the outer steps of one round, and note in the report what came of them.
 
     Args:
-        first_event: where in the plan's events the round is entered; every average before it has been taken or travels.
+        first_event: the event of the plan with which the round begins; averages before it have been taken or travel.
 
     Returns:
-        None; or, where ranks were asked to stop in the middle of the round, the event at which it is to be entered.
+        None; or, if ranks were asked to stop in the middle of the round, the event with which it is to go on.
     """
     heartbeat, where = pool.runtime.heartbeat, f"round {plan.round + 1}"
     updates_before = sum(worker.updates_done for worker in pool.workers)

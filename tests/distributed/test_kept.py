@@ -41,8 +41,8 @@ def kept(pool: LocalPool) -> Kept:
         owners[f"trainer {trainer.id}"] = trainer.state()
         owners[f"trainer {trainer.id} on rank {pool.runtime.rank}"] = trainer.own_state()
         for worker in trainer.workers:
-            measured = pool.estimators[trainer.id].state(worker.id)
-            state = worker.state(True) | measured
+            assert pool.estimator
+            state = worker.state(True) | pool.estimator.state((trainer.id, worker.id))
             if "departed" in state:  # what lies behind the fragment's elements is of a fragment before
                 awaited = 0 if worker.awaits == NOTHING else trainer.fragments[worker.awaits].num_elements
                 state["departed"] = state["departed"][:awaited]

@@ -59,12 +59,12 @@ def fresh_domains(runtime: Runtime, directory: Path, settings: Settings) -> Iter
     with domains_of(runtime, folder, settings.checkpoint) as domains:
         with runtime.control.agreed():
             try:
-                if runtime.rank == domains.mine and any(number_in(path.name) for path in folder.iterdir()):
+                if runtime.rank == domains.volume and any(number_in(path.name) for path in folder.iterdir()):
                     folder.rename(free_name(folder))
                     folder.mkdir()
             except OSError as mistake:
-                detail = f"{folder} cannot be written ({mistake.strerror}); move it away, or name another"
-                raise SettingsError(f"run.directory={directory}: {detail}") from mistake
+                rule = f"{folder} cannot be written ({mistake.strerror}); move it away, or name another"
+                raise SettingsError(f"run.directory={directory}: {rule}") from mistake
         yield domains
 
 
@@ -89,12 +89,12 @@ def resumed(runtime: Runtime, settings: Settings, report_line: ReportLine) -> It
         yield None
         return
     with domains_of(runtime, folder, settings.checkpoint) as domains:
-        found = find(control, domains, report_line)
-        if found is None:
+        newest = find(control, domains, report_line)
+        if newest is None:
             report_line(f"{directory} holds no whole checkpoint: the run starts from the beginning")
             yield None
             return
-        reader, state = found
+        reader, state = newest
         where, num_ranks = folder / reader.name, state.world_size * state.ranks_per_worker
         remarks = check_resumed(str(where), state.settings, flatten(to_plain(settings)))
         seats = seat_nodes(runtime.nodes, settings.pool.ranks_per_worker)
@@ -162,14 +162,13 @@ def _restore(pool: LocalPool, resume_point: ResumePoint) -> None:
         trainer.restore(saved)
         for worker in trainer.workers:
             file, saved = _read(pool, resume_point, state.schema.worker, partial(worker_file, trainer_id, worker.id))
-            own = {name: value for name, value in trainer.own_state().items() if name in saved}
-            _check_fit(file, saved, worker.state(state.schema.is_away) | own)
+            of_rank = {name: value for name, value in trainer.own_state().items() if name in saved}
+            _check_fit(file, saved, worker.state(state.schema.is_away) | of_rank)
             worker.restore(saved, trainer.anchor)
-            for name, value in own.items():  # adds up what other ranks kept, where there are fewer now
+            for name, value in of_rank.items():  # adds up what other ranks kept, where there are fewer now
                 value += saved[name].to(value.device)
-            estimator = pool.estimators.get(trainer_id)
-            if estimator and all(entry.name in saved for entry in estimator.ENTRIES):
-                estimator.restore(worker.id, saved)
+            if pool.estimator and all(entry.name in saved for entry in pool.estimator.ENTRIES):
+                pool.estimator.restore((trainer_id, worker.id), saved)
     capacity = state.pool.capacities[runtime.seat] if state.pool and state.pool.capacities else None
     if capacity is not None:  # micro-batches of the same size: the same sums
         for slot in pool.slots:

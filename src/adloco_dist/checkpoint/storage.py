@@ -48,19 +48,20 @@ class StorageDomains:
     token: str
 
     @property
-    def mine(self) -> int:
+    def volume(self) -> int:
+        """The volume of this rank."""
         return self.of_rank[self.rank]
 
     @property
-    def all(self) -> list[int]:
+    def volumes(self) -> list[int]:
         """All volumes, ascending."""
         return sorted(set(self.of_rank))
 
     @property
     def buddy(self) -> int | None:
         """The volume that keeps copies of this one's files; None if there is no other."""
-        others = self.all
-        return others[(others.index(self.mine) + 1) % len(others)] if len(others) > 1 else None
+        volumes = self.volumes
+        return volumes[(volumes.index(self.volume) + 1) % len(volumes)] if len(volumes) > 1 else None
 
     def fetch(self, domain: int, path: str, file: Path) -> Part:
         """Copy a file of another volume to `file`; return size and digest of what has come, which may be less.

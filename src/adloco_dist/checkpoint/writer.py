@@ -23,7 +23,6 @@ from adloco_dist.config import CheckpointSettings, Settings
 from adloco_dist.config.compose import flatten, to_plain
 from adloco_dist.messages import decode, encode
 from adloco_dist.policy.plan import CheckpointId, PoolReport, RoundPlan
-from adloco_dist.pool.estimator import GradientEstimator
 from adloco_dist.pool.local_pool import LocalPool
 from adloco_dist.pool.trainer import trainer_entries
 from adloco_dist.pool.worker import leaves_of, moment_entries, own_entries
@@ -93,7 +92,7 @@ def schema_of(pool: LocalPool, is_away: bool) -> Schema:
     of_worker = [*moment_entries(leaves, settings.inner), *own_entries(settings.wire)]
     of_trainer = trainer_entries(settings.outer, settings.wire)
     shared = tuple(entry for entry in of_trainer if entry.is_shared)
-    estimated = GradientEstimator.ENTRIES if settings.batching.measures_gradients else ()
+    estimated = pool.estimator.ENTRIES if pool.estimator else ()
     kept = (*of_worker, *(entry for entry in of_trainer if not entry.is_shared), *estimated)
     return Schema(shared, tuple(entry for entry in kept if is_away or not entry.is_progress))
 
@@ -112,11 +111,11 @@ def parts(pool: LocalPool, plan: RoundPlan, is_away: bool) -> Snapshot:
         if ranks[trainer_id % len(ranks)] == runtime.seat:
             files[trainer_file(trainer_id, suffix)] = trainer.state()
         for worker in trainer.workers:
-            state, own = worker.state(is_away), trainer.own_state()
+            state, of_rank = worker.state(is_away), trainer.own_state()
             is_first = worker is trainer.workers[0]
-            state |= own if is_first else {name: torch.zeros_like(value) for name, value in own.items()}
-            if is_away and trainer_id in pool.estimators:
-                state |= pool.estimators[trainer_id].state(worker.id)
+            state |= of_rank if is_first else {name: torch.zeros_like(value) for name, value in of_rank.items()}
+            if is_away and pool.estimator:
+                state |= pool.estimator.state((trainer_id, worker.id))
             files[worker_file(trainer_id, worker.id, suffix)] = state
     return files
 
@@ -223,8 +222,8 @@ class CheckpointWriter:
             shutil.rmtree(folder, ignore_errors=True)  # all ranks have ended their part: room for what else is written
             return
         self.newest = checkpoint_id.name
-        for domain in self.domains.all:
-            if domain != self.domains.mine:
+        for domain in self.domains.volumes:
+            if domain != self.domains.volume:
                 try:
                     self.domains.send(domain, f"{folder.name}/{MANIFEST_FILE}", folder / MANIFEST_FILE)
                 except OSError as error:

@@ -31,9 +31,9 @@ SIGNS_OF_NO_MEMORY = (
 
 
 def state_vectors(settings: Settings, num_trainers: int, num_workers: int, num_slots: int = 1) -> dict[str, int]:
-    """Flat vectors that a rank holds for its share of the pool, by kind; the checkpoint's copy always on the CPU."""
+    """Number of flat vectors that a rank holds for its share of the pool, by kind; the checkpoint's are on the CPU."""
     inner, wire = settings.inner, settings.wire
-    # Of Muon's matrices there is one moment, but which parameters those are is known when the model has been built.
+    # Muon keeps one moment of its matrices, but which parameters those are is known only with the model.
     optimizer = InnerOptimizer.sgd if inner.optimizer is InnerOptimizer.sgd else InnerOptimizer.adamw
     whole = Leaf(slice(0), (0,), (), optimizer, weight_decay=0.0)
     kinds = Counter((entry.kind, entry.is_shared) for entry in trainer_entries(settings.outer, wire))
@@ -52,8 +52,8 @@ def state_vectors(settings: Settings, num_trainers: int, num_workers: int, num_s
 
 
 def state_bytes(settings: Settings, num_trainers: int, num_workers: int, num_trained: int, num_frozen: int) -> int:
-    """Memory of a rank for those vectors, of so many parameters, of which frozen ones are there once; the model is
-    built on a rank without workers, too, with its gradient."""
+    """Memory of a rank for those vectors and for frozen parameters, which exist once; a rank without workers has the
+    model and its gradient, too."""
     num_vectors = max(2, sum(state_vectors(settings, num_trainers, num_workers).values()))
     return (num_vectors * num_trained + num_frozen) * vector_dtype(settings.precision).itemsize
 
@@ -79,7 +79,7 @@ def free_device_memory() -> None:
 
 
 def max_fitting(fits: Callable[[int], bool], maximum: int) -> int:
-    """The largest count up to `maximum` that fits, as all below it do, by doubling and bisection; 0: none does."""
+    """The largest count up to `maximum` that fits, by doubling and bisection; 0: none does."""
     lower, upper = 0, 1
     while upper <= maximum and fits(upper):
         lower, upper = upper, 2 * upper
@@ -182,9 +182,9 @@ def _by_counting(
 ) -> int:
     """Find the capacity from the bytes of micro-batches of one and of two sequences.
 
-    More take no more each than two do: where what grows with them is largest, what does not grow is the smaller part.
-    The difference between one and two would be too little: with a large vocabulary both have their peak where its
-    gradients are, and many have it where their logits are.
+    Each of more sequences takes no more than each of two: where the growing part has its peak, the rest is small.
+    The difference between one and two would be too little: with a large vocabulary both have their peak at its
+    gradients, and many sequences have it at their logits.
     """
     counted = [micro_batch_bytes(slots[0], batch) for batch in range(1, min(maximum, 2) + 1)]
     memory, device = settings.cluster.memory_bytes, slots[0].flat_model.device
@@ -210,7 +210,7 @@ def micro_batch_bytes(slot: ComputeSlot, num_sequences: int) -> int:
 
 
 class PeakBytes(TorchDispatchMode):
-    """Counts the bytes of tensors that are made inside of it, on any device: `peak` is the maximum at one time."""
+    """Counts the bytes of tensors that are made inside of it, on any device; `peak` is their maximum at any time."""
 
     def __init__(self, existing: Sequence[torch.Tensor]) -> None:
         super().__init__()

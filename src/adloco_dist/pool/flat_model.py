@@ -63,6 +63,7 @@ class FlatModel:
         embeddings: indices of the trained embeddings in that layout.
         hidden_matrices: where they hold matrices between embeddings and output, and their shapes; ascending.
         changing: names of the buffers that training changes.
+        sketch: sketches vectors of the whole module.
         num_parameters: trained and frozen.
         payload: what travels of an averaged vector: num_elements + 1 elements, of which the last is a count.
         gradient: `payload` without that count. Free outside the inner phase: the outer step keeps the
@@ -108,6 +109,7 @@ class FlatModel:
         self._buffer_layout = VectorLayout.of((buffer.name, tensor) for buffer, tensor in self._buffers)
         self._constants = Watched([buffer for buffer in buffers if buffer.name not in changing])
         self.num_elements = self.buffer_boundary + self._buffer_layout.num_elements
+        self.sketch = Sketch(self.whole_layout.num_elements + self.num_buffer_elements, self.dtype, device)
         self.num_parameters = sum(parameter.numel() for parameter in module.parameters())
         self.payload = torch.zeros(self.num_elements + 1, dtype=self.dtype, device=device)
         self.gradient = self.payload[:-1]
@@ -177,9 +179,9 @@ class FlatModel:
         """The norm of the whole gradient, a scalar on the device."""
         return torch.linalg.vector_norm(self.gradient)
 
-    def sketch(self, sketch: Sketch) -> torch.Tensor:
+    def gradient_sketch(self) -> torch.Tensor:
         """The sketch of the gradient, (BUCKETS,)."""
-        return sketch(self.gradient)
+        return self.sketch(self.gradient)
 
     def autocast(self) -> torch.autocast:
         return autocast(self.device, self._precision)

@@ -34,10 +34,15 @@ class LocalPool:
     """Cursors of all trainers, wherever these are placed: every rank can take any of them over."""
     trainers: dict[int, Trainer]
     """Trainers with a worker on this rank, by id, ascending."""
-    estimators: dict[int, GradientEstimator]
-    """Gradient estimators by trainer; empty where the batch does not follow the gradients."""
     is_concurrent: bool = False
     """Whether the instances of a rank have their turns at once; the same on all ranks."""
+
+    def __post_init__(self) -> None:
+        batching, is_streaming = self.settings.batching, self.settings.wire.is_streaming
+        self.estimator: GradientEstimator | None = None
+        """Measures the trainers' gradients; None where batches do not follow them."""
+        if batching.measures_gradients:
+            self.estimator = GradientEstimator(batching.gradient_norm is GradientNorm.plugin, is_streaming)
 
     @property
     def flat_model(self) -> FlatModel:
@@ -54,16 +59,6 @@ class LocalPool:
         return [worker for trainer in self.trainers.values() for worker in trainer.workers]
 
 
-def set_up_estimators(pool: LocalPool) -> None:
-    """Make an estimator for each trainer on this rank, where batches follow the gradients."""
-    settings = pool.settings
-    if settings.batching.measures_gradients:
-        is_plugin = settings.batching.gradient_norm is GradientNorm.plugin
-        pool.estimators = {
-            trainer_id: GradientEstimator(is_plugin, settings.wire.is_streaming) for trainer_id in pool.trainers
-        }
-
-
 def bytes_reserved_for_groups(settings: Settings, groups: Groups, layout: Layout, rank: int) -> int:
     """GPU memory for the groups that merges may yet bring this rank."""
     merges = settings.merge.policy is not MergePolicy.none
@@ -71,7 +66,7 @@ def bytes_reserved_for_groups(settings: Settings, groups: Groups, layout: Layout
 
 
 def probe_in_turn(pool: LocalPool, layout: Layout, takes_part: bool = True) -> bool:
-    """Call `_probe` on ranks that share a GPU one after the other: each looks at its free memory. Collective."""
+    """Call `_probe` on this rank; ranks that share a GPU take turns, for each measures its free memory. Collective."""
     runtime, fits = pool.runtime, True
     # Ranks that hold a worker together try it together; their memory is counted.
     turn_of_rank, num_turns = (0, 1) if runtime.ranks_per_worker > 1 else (runtime.turn, runtime.num_turns)
@@ -84,7 +79,7 @@ def probe_in_turn(pool: LocalPool, layout: Layout, takes_part: bool = True) -> b
 
 
 def _probe(pool: LocalPool, layout: Layout) -> bool:
-    """Find this rank's capacity; false where not even one sequence fits, which is tried all the same."""
+    """Find this rank's capacity; false if not even one sequence fits, though the capacity is one then."""
     if not pool.trainers:
         return True
     settings, trainers = pool.settings, list(pool.trainers.values())

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from adloco_dist.averaging.group import Group
 from adloco_dist.deal import Deal
-from adloco_dist.noise.sketch import BUCKETS, Sketch
+from adloco_dist.noise.sketch import BUCKETS
 from adloco_dist.pool.flat_model import FlatModel
 
 
@@ -153,7 +153,7 @@ class ShardedFlatModel(FlatModel):
         """Collective over the ranks that hold the module together."""
         return self.shards.joined_norm(super().gradient_norm())
 
-    def sketch(self, sketch: Sketch) -> torch.Tensor:
+    def gradient_sketch(self) -> torch.Tensor:
         """This rank's part of the sketch: those of all ranks add up to that of the sum of their gradients.
 
         fully_shard leaves the mean of what the ranks have computed. Elements are signed by their places in the whole
@@ -166,7 +166,7 @@ class ShardedFlatModel(FlatModel):
             assert isinstance(parameter, DTensor)
             size = shape.numel()
             place = offset + parameter.device_mesh.get_local_rank() * size
-            total += sketch(self.gradient[start : start + size], place)
+            total += self.sketch(self.gradient[start : start + size], place)
         return total * len(self.shards.ranks)
 
 

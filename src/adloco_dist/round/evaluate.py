@@ -44,14 +44,14 @@ def evaluate(
     """
     sums = Evaluation()
     with flat_model.borrowed(weights) as module:
-        mine, start = np.array(chosen), 0
+        places, start = np.array(chosen), 0
         size = min(batch, flat_model.capacity or batch)
-        while start < len(mine):
-            sequences = table.batch(mine[start : start + size]).to(flat_model.device)
-            own, counts = own_sequences(sequences, flat_model.shards)
+        while start < len(places):
+            sequences = table.batch(places[start : start + size]).to(flat_model.device)
+            of_rank, counts = own_sequences(sequences, flat_model.shards)
             evaluated: Evaluation | None = None
             try:
-                evaluated = objective.evaluate(module, own)
+                evaluated = objective.evaluate(module, of_rank)
             except RuntimeError as error:
                 # Ranks that hold the module together wait in the pass that failed.
                 if not is_out_of_memory(error) or size == 1 or flat_model.shards.ranks:
@@ -67,8 +67,8 @@ def evaluate(
 
 def evaluate_part(pool: LocalPool, weights: torch.Tensor, chosen: Sequence[int], ranks: Sequence[int]) -> Evaluation:
     """Evaluate `weights` on this rank's part of some of the run's validation sequences, which `ranks` share."""
-    mine = chosen[ranks.index(pool.runtime.seat) :: len(ranks)]
-    return evaluate(pool.flat_model, pool.objective, weights, pool.splits.validation, mine, BATCH)
+    places = chosen[ranks.index(pool.runtime.seat) :: len(ranks)]
+    return evaluate(pool.flat_model, pool.objective, weights, pool.splits.validation, places, BATCH)
 
 
 @record_function("evaluation")

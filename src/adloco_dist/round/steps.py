@@ -57,7 +57,7 @@ def resume_round(pool: LocalPool, plan: RoundPlan, merge: MergeReport) -> RankRe
 def _renew_sketches(pool: LocalPool, plan: RoundPlan) -> None:
     """Draw the random signs of the round, with which gradients are compared."""
     for slot in pool.slots if plan.measures else ():
-        slot.sketch.renew(pool.settings.seed, plan.round)
+        slot.flat_model.sketch.renew(pool.settings.seed, plan.round)
 
 
 def inner(pool: LocalPool, plan: RoundPlan, event: Event, report: RankReport, stop: StopRequest) -> bool:
@@ -75,12 +75,11 @@ def inner(pool: LocalPool, plan: RoundPlan, event: Event, report: RankReport, st
     heartbeat, where = pool.runtime.heartbeat, f"round {plan.round + 1}"
     heartbeat.enter(f"{where}: inner phase")
     if event.action is Action.mix:
-        take_updates(pool, plan, event.update, report, stop)
+        is_reached = take_updates(pool, plan, event.update, report, stop)
         heartbeat.enter(f"{where}: outer step")
-        return has_reached(pool, plan, event.update)
+        return is_reached
     told_at = event.update if event.action is Action.end else max(event.update - 1, 1)
-    take_updates(pool, plan, told_at, report, stop)
-    is_coming = has_reached(pool, plan, told_at)
+    is_coming = take_updates(pool, plan, told_at, report, stop)
     all_come = ask_all(pool.runtime.control, report, is_coming)
     if is_coming and told_at < event.update:
         take_updates(pool, plan, event.update, report, StopRequest())
@@ -89,17 +88,14 @@ def inner(pool: LocalPool, plan: RoundPlan, event: Event, report: RankReport, st
 
 
 @record_function("inner")
-def take_updates(pool: LocalPool, plan: RoundPlan, until: int, report: RankReport, stop: StopRequest) -> None:
-    """Every worker takes its updates up to update `until` of the round; no communication."""
-    phase = InnerPhase(plan, pool.settings, pool.estimators if plan.measures else {}, stop)
+def take_updates(pool: LocalPool, plan: RoundPlan, until: int, report: RankReport, stop: StopRequest) -> bool:
+    """Every worker takes its updates up to update `until` of the round, unless the rank is asked to stop; whether all
+    have done so. No communication."""
+    phase = InnerPhase(plan, pool.settings, pool.estimator if plan.measures else None, stop)
     for trainer_id, done in phase.run(list(pool.trainers.values()), pool.slots, pool.offload, until).items():
         report.of(trainer_id).inner += done
-
-
-def has_reached(pool: LocalPool, plan: RoundPlan, update: int) -> bool:
-    """Whether this rank's workers have taken so many updates of the round; if not, it was asked to stop."""
     return all(
-        worker.updates_done >= plan.updates_by(update, trainer.id, worker.id)
+        worker.updates_done >= plan.updates_by(until, trainer.id, worker.id)
         for trainer in pool.trainers.values()
         for worker in trainer.workers
     )
@@ -123,12 +119,12 @@ def advance_cursors(pool: LocalPool, plan: RoundPlan, report: RankReport) -> Non
 
 @record_function("measure")
 def measure(pool: LocalPool, plan: RoundPlan, report: RankReport) -> None:
-    """Exchange what estimators have seen of every trainer's first gradients. Collective."""
+    """Exchange what was seen of every trainer's first gradients. Collective."""
     for trainer_id in plan.layout.trainers:
         group = pool.groups.of(plan.layout.ranks(trainer_id))  # on all ranks, for it may have to be formed
-        if plan.measures and (estimator := pool.estimators.get(trainer_id)):
+        if pool.estimator and plan.measures and trainer_id in pool.trainers:
             with about(f"trainer {trainer_id}"), timed(pool.runtime.device) as timing:
-                measured = estimator.measure(pool.trainers[trainer_id], plan.layout, group)
+                measured = pool.estimator.measure(pool.trainers[trainer_id], plan.layout, group)
             report.of(trainer_id).measure = structs.replace(measured, seconds=timing.seconds)
 
 

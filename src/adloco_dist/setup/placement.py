@@ -20,7 +20,7 @@ from adloco_dist.policy.plan import PlanInputs
 from adloco_dist.policy.replay import Trajectory
 from adloco_dist.policy.report import smallest_capacity
 from adloco_dist.pool.capacity import count_resident
-from adloco_dist.pool.local_pool import LocalPool, bytes_reserved_for_groups, probe_in_turn, set_up_estimators
+from adloco_dist.pool.local_pool import LocalPool, bytes_reserved_for_groups, probe_in_turn
 from adloco_dist.pool.offload import Offload
 from adloco_dist.pool.slot import new_slot
 from adloco_dist.pool.trainer import Trainer
@@ -74,7 +74,7 @@ def set_up_pool(
         cursor = cursors[trainer_id]
         trainers[trainer_id] = kind(trainer_id, instances, initial_weights, flat_model, cursor, settings, runtime.nodes)
     offload = Offload(runtime.device, resident)
-    pool = LocalPool(settings, runtime, splits, objective, groups, [first], offload, cursors, trainers, {})
+    pool = LocalPool(settings, runtime, splits, objective, groups, [first], offload, cursors, trainers)
     del initial_weights  # which workers and trainers have copies of
     offload.settle(pool.workers)
     recorded = resume_point.was_concurrent if resume_point else None
@@ -83,7 +83,6 @@ def set_up_pool(
     )
     # Once everything that takes memory is there, and before a backward pass does more than compute.
     _find_capacity(pool, layout)
-    set_up_estimators(pool)
     if settings.algorithm.is_data_parallel:
         (trainer,) = trainers.values()
         pool.slots[0] = data_parallel_slot(pool.slots[0], trainer, groups.of(layout.ranks(trainer.id)))
