@@ -29,9 +29,9 @@ from adloco_dist.policy.layout import experiment_layout
 from adloco_dist.policy.plan import PlanInputs, PoolReport
 from adloco_dist.policy.planning import plan_round
 from adloco_dist.policy.replay import Trajectory
-from adloco_dist.round.estimator import GradientEstimator
+from adloco_dist.pool.estimator import GradientEstimator
+from adloco_dist.pool.local_pool import LocalPool
 from adloco_dist.round.inner import InnerPhase
-from adloco_dist.round.local_pool import LocalPool
 from adloco_dist.run.journal import Journal
 from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
 from adloco_dist.train import train
@@ -95,8 +95,8 @@ def measure_costs(runtime: Runtime, model: str, batch: int, workers: int, pairs:
     estimator, bytes_sent = GradientEstimator(is_plugin=False, is_streaming=False), [0]
 
     def measured() -> None:
-        pool.slots[0].sketch.renew(next(numbers))
-        InnerPhase(first_update, settings, {0: estimator}).run([trainer], pool.slots)
+        pool.flat_model.sketch.renew(next(numbers))
+        InnerPhase(first_update, settings, estimator).run([trainer], pool.slots)
         bytes_sent[0] = estimator.measure(trainer, layout, group).bytes_sent
 
     def without() -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 import torch
 
 from adloco_dist.checkpoint.resume import fresh_domains
-from adloco_dist.checkpoint.saving import Checkpoints, parts
-from adloco_dist.checkpoint.writer import CheckpointWriter
+from adloco_dist.checkpoint.writer import Checkpoints, CheckpointWriter, parts
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config.compose import compose
@@ -78,7 +77,7 @@ def measure_on_rank(runtime: Runtime, folder: str, pairs: int) -> dict[str, list
                 taken[name].append(rounds(one))
         written = [path for path in (domains.folder / mark.name).iterdir()]
         taken["bytes"].append(sum(digest_of(path).num_bytes for path in written))
-    state = parts(pool, plan, is_midway=False)
+    state = parts(pool, plan, pool.settings.wire.is_streaming)
     taken["state"] = [float(sum(tensor.nbytes for tensors in state.values() for tensor in tensors.values()))]
     return {name: values if name in ("bytes", "state") else values[1:] for name, values in taken.items()}
 

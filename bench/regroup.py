@@ -30,9 +30,9 @@ from adloco_dist.policy.planning import plan_round
 from adloco_dist.policy.replay import Trajectory
 from adloco_dist.policy.report import RankReport
 from adloco_dist.policy.summary import pool_report
+from adloco_dist.pool.local_pool import LocalPool
 from adloco_dist.round.combine import Transfer
 from adloco_dist.round.coordinate import coordinate
-from adloco_dist.round.local_pool import LocalPool
 from adloco_dist.round.regroup import average_members, regroup
 from adloco_dist.round.steps import opening_report
 from adloco_dist.setup.placement import find_plan_inputs, set_up_pool

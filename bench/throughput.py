@@ -37,11 +37,10 @@ from adloco_dist.objective.protocol import Objective
 from adloco_dist.policy.layout import experiment_layout
 from adloco_dist.policy.plan import PlanInputs, PoolReport
 from adloco_dist.policy.planning import plan_round
-from adloco_dist.pool.capacity import free_device_memory, is_out_of_memory
-from adloco_dist.pool.probe import probe_capacity
+from adloco_dist.pool.capacity import free_device_memory, is_out_of_memory, probe_capacity
+from adloco_dist.pool.local_pool import LocalPool
 from adloco_dist.pool.slot import ComputeSlot
 from adloco_dist.round.inner import InnerPhase
-from adloco_dist.round.local_pool import LocalPool
 from adloco_dist.setup.concurrency import find_slots
 from adloco_dist.setup.placement import set_up_pool
 from common import interleave, median_ratio, parse, report, save, spread

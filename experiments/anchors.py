@@ -15,8 +15,8 @@ from followed import PATIENT, TIMEOUT_SECONDS, train_followed
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.messages import Json
 from adloco_dist.policy.evaluation import subsets
+from adloco_dist.pool.local_pool import LocalPool
 from adloco_dist.round.evaluate import evaluate
-from adloco_dist.round.local_pool import LocalPool
 from helpers.processes import run_ranks
 
 SPANS = (0.0, 0.02, 0.05, 0.1, 0.2)

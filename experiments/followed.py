@@ -13,7 +13,7 @@ from adloco_dist.messages import Json, encode
 from adloco_dist.objective.language import LanguageObjective
 from adloco_dist.policy.layout import experiment_layout
 from adloco_dist.policy.replay import Trajectory
-from adloco_dist.round.local_pool import LocalPool
+from adloco_dist.pool.local_pool import LocalPool
 from adloco_dist.run.journal import Journal
 from adloco_dist.run.rows import TrainerRow
 from adloco_dist.setup.placement import find_plan_inputs, set_up_pool

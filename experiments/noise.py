@@ -19,7 +19,7 @@ from adloco_dist.data.tokens import TokenBatch
 from adloco_dist.messages import Json
 from adloco_dist.noise.estimation import statistics_from_gram
 from adloco_dist.noise.requests import norm_test
-from adloco_dist.round.local_pool import LocalPool
+from adloco_dist.pool.local_pool import LocalPool
 from helpers.gradients import per_sequence_gradients
 from helpers.processes import run_ranks
 

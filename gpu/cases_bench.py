@@ -11,8 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from adloco_dist.averaging.schedule import round_events
 from adloco_dist.checkpoint.resume import fresh_domains
-from adloco_dist.checkpoint.saving import parts
-from adloco_dist.checkpoint.writer import CheckpointWriter
+from adloco_dist.checkpoint.writer import CheckpointWriter, parts
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import Device
 from adloco_dist.policy.layout import experiment_layout
@@ -20,8 +19,8 @@ from adloco_dist.policy.plan import CheckpointId, PlanInputs, PoolReport
 from adloco_dist.policy.planning import plan_round
 from adloco_dist.policy.replay import Trajectory
 from adloco_dist.policy.report import RankReport
+from adloco_dist.pool.capacity import probe_capacity
 from adloco_dist.pool.offload import Offload
-from adloco_dist.pool.probe import probe_capacity
 from adloco_dist.pool.slot import ComputeSlot
 from adloco_dist.pool.timing import wait_for
 from adloco_dist.pool.trainer import Trainer
@@ -211,7 +210,7 @@ def checkpoint(here: Here) -> dict[str, float]:
             wait_for(here.device)
             rounds.append(time.perf_counter() - start)
             start = time.perf_counter()
-            writer.begin(CheckpointId(number, number), parts(pool, plan, is_midway=False), {})
+            writer.begin(CheckpointId(number, number), parts(pool, plan, is_away=False), {})
             copies.append(time.perf_counter() - start)
             writer.wait()
             writing.append(time.perf_counter() - start)

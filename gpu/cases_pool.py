@@ -11,8 +11,7 @@ from torch.cuda._sanitizer import enable_cuda_sanitizer
 from torch.profiler import ProfilerActivity, profile
 
 from adloco_dist.checkpoint.resume import fresh_domains
-from adloco_dist.checkpoint.saving import parts
-from adloco_dist.checkpoint.writer import CheckpointWriter
+from adloco_dist.checkpoint.writer import CheckpointWriter, parts
 from adloco_dist.config import Device
 from adloco_dist.policy.layout import experiment_layout
 from adloco_dist.policy.plan import CheckpointId, PoolReport
@@ -119,7 +118,7 @@ def checkpoint_as_of_its_moment(here: Here) -> dict[str, float]:
         plan = plan_round(settings, find_plan_inputs(pool, layout, Trajectory()), None, PoolReport())
         writer = CheckpointWriter(domains, runtime.store, 1, settings.checkpoint, print)
         for number in (1, 2):
-            mark, state = CheckpointId(number, number), parts(pool, plan, is_midway=True)
+            mark, state = CheckpointId(number, number), parts(pool, plan, is_away=True)
             expected = {file: {name: one.cpu().clone() for name, one in some.items()} for file, some in state.items()}
             writer.begin(mark, state, {})
             for some in state.values():

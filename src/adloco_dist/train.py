@@ -11,29 +11,16 @@ from torch.profiler import record_function
 
 from adloco_dist.averaging.checks import RanksDisagreeError
 from adloco_dist.averaging.schedule import Action
-from adloco_dist.checkpoint.saving import Checkpoints
 from adloco_dist.checkpoint.state import Midway, RunState
+from adloco_dist.checkpoint.writer import Checkpoints
 from adloco_dist.cluster.failures import about
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.policy.plan import INTERRUPTED, NONFINITE, CheckpointId, PlanInputs, RoundPlan
 from adloco_dist.policy.report import MergeReport, RankReport
+from adloco_dist.pool.local_pool import LocalPool
+from adloco_dist.round import steps
 from adloco_dist.round.coordinate import Coordinator, merged_reports
-from adloco_dist.round.finish import finish
-from adloco_dist.round.local_pool import LocalPool
-from adloco_dist.round.steps import (
-    advance_cursors,
-    average,
-    average_anchors,
-    begin_averages,
-    begin_round,
-    complete_all,
-    inner,
-    measure,
-    mix_in,
-    opening_report,
-    report_round,
-    resume_round,
-)
+from adloco_dist.round.evaluate import finish
 from adloco_dist.run.journal import Journal
 from adloco_dist.run.profiler import RoundProfiler
 from adloco_dist.run.recording import round_rows
@@ -53,9 +40,9 @@ class Outcome:
     plan: RoundPlan
     """The last plan."""
     result: dict[str, Any] | None = None
-    """The evaluation of all candidates and which one was chosen, the same on every rank; None: stopped early."""
+    """The evaluations of all candidates, and which was chosen; the same on every rank; None: stopped early."""
     weights: torch.Tensor | None = None
-    """The flat weights that were chosen, on rank 0; where ranks hold a worker together, on the first such ranks."""
+    """The flat weights that were chosen, on rank 0, or on the first ranks that hold a worker together."""
 
 
 def train(
@@ -72,9 +59,9 @@ def train(
     Collective: every rank calls it with equal settings, data and module.
 
     Args:
-        checkpoints: takes the state of the run when a plan says so, or when the run is stopped; None: nothing is kept.
-        resumed: where the run resumes, of which `pool` holds the tensors; None: it begins.
-        profiler: profiles chosen rounds; None: no round is.
+        checkpoints: saves the run when a plan says so, or when the run is stopped; None: nothing is saved.
+        resumed: the state from which the run resumes, whose tensors `pool` holds; None: it begins.
+        profiler: profiles chosen rounds; None: profiles none.
 
     Raises:
         RanksDisagreeError: on every rank, when ranks hold different anchors of a trainer or acted on different plans.
@@ -84,14 +71,14 @@ def train(
     if resumed:
         plan, seconds, saved, midway = resumed.plan, resumed.seconds, resumed.pool, resumed.midway
     coordinator = Coordinator(pool.settings, inputs, seconds, saved)
-    report = opening_report(pool, inputs.layout, is_new=resumed is None)
+    report = steps.opening_report(pool, inputs.layout, is_new=resumed is None)
     while True:
         if midway is None:
             report.stop_requested = stop.requested
             last, (plan, report) = plan, coordinator.plan_next(pool.runtime.control, report, plan)
-            begin_averages(pool)
+            steps.begin_averages(pool)
             if plan.needs_newest_anchors:
-                complete_all(pool, report)
+                steps.complete_all(pool, report)
             record(pool, coordinator, last, plan, journal, checkpoints, report)
             if plan.stop:
                 break
@@ -100,9 +87,9 @@ def train(
         profiler.enter(plan.round + 1)
         with about(where), record_function(where):
             if midway:
-                report = resume_round(pool, plan, midway.merge)
+                report = steps.resume_round(pool, plan, midway.merge)
             else:
-                begin_round(pool, last, plan, report)
+                steps.begin_round(pool, last, plan, report)
             interrupted_at = run_round(pool, plan, report, stop, midway.next_event if midway else 0)
         if interrupted_at is not None:
             profiler.end()
@@ -125,31 +112,31 @@ def run_round(
     """Take the updates and the outer steps of one round, and note in the report what came of them.
 
     Args:
-        first_event: where in the plan's events the round is entered; every average before it has been taken or travels.
+        first_event: the event of the plan with which the round begins; averages before it have been taken or travel.
 
     Returns:
-        None; or, where ranks were asked to stop in the middle of the round, the event at which it is to be entered.
+        None; or, if ranks were asked to stop in the middle of the round, the event with which it is to go on.
     """
     heartbeat, where = pool.runtime.heartbeat, f"round {plan.round + 1}"
     updates_before = sum(worker.updates_done for worker in pool.workers)
     next_event = first_event
     for number, event in enumerate(plan.events[first_event:], first_event):
-        is_reached = inner(pool, plan, event, report, stop)
+        is_reached = steps.inner(pool, plan, event, report, stop)
         if event.action is Action.mix:
             if is_reached:
-                mix_in(pool, event, report)
+                steps.mix_in(pool, event, report)
             continue
         if not is_reached:
             return next_event
         if event.action is Action.end:
-            measure(pool, plan, report)
-        average(pool, plan, event, report)
+            steps.measure(pool, plan, report)
+        steps.average(pool, plan, event, report)
         next_event = number + 1
-    advance_cursors(pool, plan, report)
+    steps.advance_cursors(pool, plan, report)
     if plan.evaluate:
-        complete_all(pool, report)
-    average_anchors(pool, plan)
-    report_round(pool, plan, report, updates_before)
+        steps.complete_all(pool, report)
+    steps.average_anchors(pool, plan)
+    steps.report_round(pool, plan, report, updates_before)
     heartbeat.enter(f"{where}: report")
     return None
 
@@ -193,7 +180,7 @@ def interrupted(
     checkpoints: Checkpoints | None,
 ) -> Outcome:
     """End in the middle of a round, with a checkpoint from which the round can be completed."""
-    complete_all(pool, report)
+    steps.complete_all(pool, report)
     if checkpoints:
         seconds = coordinator.seconds
         checkpoint_id = CheckpointId(plan.last_checkpoint.number + 1, plan.round, plan.pool_tokens, seconds)

@@ -20,8 +20,7 @@ import torch
 
 from adloco_dist.checkpoint.files import CHECKPOINTS_DIRECTORY, number_in
 from adloco_dist.checkpoint.resume import fresh_domains, resumed
-from adloco_dist.checkpoint.saving import Checkpoints
-from adloco_dist.checkpoint.writer import CheckpointWriter
+from adloco_dist.checkpoint.writer import Checkpoints, CheckpointWriter
 from adloco_dist.cluster.runtime import Place, Runtime, join_store, started
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import ClusterSettings, Device, Settings

@@ -26,8 +26,8 @@ from typing import Any
 import psutil
 
 import adloco_dist.checkpoint.writer as writer
-import adloco_dist.launch.rank as launch
-import adloco_dist.launch.run as launched_run
+import adloco_dist.launch.rank as launch_rank
+import adloco_dist.launch.run as launch_run
 import adloco_dist.round.coordinate as coordinate
 import adloco_dist.round.steps as steps
 import adloco_dist.train as train
@@ -55,13 +55,13 @@ CLOCKS = (
 )  # fmt: skip
 START, END = "start: ", "end: "
 CALLS = (
-    (launch, "join_store", START + "store"), (launch, "started", START + "joining"),
-    (launched_run, "survey_cluster", START + "survey"), (launched_run, "resumed", START + "search"),
-    (launched_run, "_set_up_pool", START + "placement"), (launched_run, "restore_pool", START + "restoring"),
-    (launched_run, "open_journal", START + "records"),
+    (launch_rank, "join_store", START + "store"), (launch_rank, "started", START + "joining"),
+    (launch_run, "survey_cluster", START + "survey"), (launch_run, "resumed", START + "search"),
+    (launch_run, "_set_up_pool", START + "placement"), (launch_run, "restore_pool", START + "restoring"),
+    (launch_run, "open_journal", START + "records"),
     (coordinate, "coordinate", "report and plan"), (steps, "regroup", "merge"),
     (Heartbeat, "enter", ""), (writer.CheckpointWriter, "begin", "snapshot"), (train, "finish", END + "evaluation"),
-    (launched_run, "save_model", END + "model"), (writer.CheckpointWriter, "_write", "writing"),
+    (launch_run, "save_model", END + "model"), (writer.CheckpointWriter, "_write", "writing"),
     (writer, "write_manifest", "manifest"), (writer, "prune", "prune"),
 )  # fmt: skip
 """What a rank calls when it comes to a place; heartbeats name their own."""

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from adloco_dist.pool.local_pool import LocalPool
 from adloco_dist.pool.trainer import average_in, weight_of
-from adloco_dist.round.local_pool import LocalPool
 from helpers.processes import run_ranks
 from helpers.support import FOUR_TRAINERS, held_anchors, train_small_pool
 

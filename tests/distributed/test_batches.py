@@ -18,7 +18,7 @@ from adloco_dist.noise.estimation import statistics_from_gram
 from adloco_dist.policy.layout import Layout
 from adloco_dist.policy.plan import PlanInputs, PoolReport
 from adloco_dist.policy.planning import plan_round
-from adloco_dist.round.estimator import GradientEstimator
+from adloco_dist.pool.estimator import GradientEstimator
 from adloco_dist.round.evaluate import evaluate
 from adloco_dist.round.inner import InnerPhase
 from adloco_dist.run.journal import MetricsFile
@@ -163,10 +163,11 @@ def measured(runtime: Runtime, batch: int) -> dict[str, Any]:
         for worker in range(4)
     ]
     rows, sizes = (torch.cat(parts) for parts in zip(*one_by_one, strict=True))
-    pool.slots[0].sketch.renew(0)
+    pool.flat_model.sketch.renew(0)
     plan = plan_round(settings, PlanInputs(layout), None, PoolReport())
-    InnerPhase(plan, settings, pool.estimators).run([trainer], pool.slots)
-    done = pool.estimators[0].measure(trainer, layout, pool.groups.of(layout.ranks(0)))
+    InnerPhase(plan, settings, pool.estimator).run([trainer], pool.slots)
+    assert pool.estimator
+    done = pool.estimator.measure(trainer, layout, pool.groups.of(layout.ranks(0)))
     return {
         "sketched": done.statistics,
         "exact": statistics_from_gram(rows @ rows.T, sizes[:, 0]),
@@ -214,12 +215,12 @@ def out_of_memory(runtime: Runtime, local_batch: int, allowed_bytes: int | None)
     )  # fmt: skip
     objective, table = small_objective(settings), table_of(2 * local_batch)
     trainer, slot = lone_trainer(settings, objective, small_module(settings), table)
-    slot.sketch.renew(0)
+    slot.flat_model.sketch.renew(0)
     estimator = GradientEstimator(is_plugin=False, is_streaming=False)
     plan = plan_round(settings, PlanInputs(Layout.one_rank_per_worker({0: (0,)})), None, PoolReport())
     if allowed_bytes is not None:
         limit_memory(allowed_bytes)
-    done = InnerPhase(plan, settings, {0: estimator}).run([trainer], [slot])[0]
+    done = InnerPhase(plan, settings, estimator).run([trainer], [slot])[0]
     statistics = estimator.measure(trainer, plan.layout, None).statistics
     return {
         "weights": trainer.workers[0].weights.numpy().copy(),

@@ -7,7 +7,7 @@ import pytest
 
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.policy.evaluation import candidate_name
-from adloco_dist.round.local_pool import LocalPool
+from adloco_dist.pool.local_pool import LocalPool
 from helpers.processes import run_ranks
 from helpers.support import FOUR_TRAINERS, held_anchors, train_poisoned_pool, train_small_pool
 

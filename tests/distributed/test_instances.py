@@ -9,7 +9,7 @@ import pytest
 from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Backend, SettingsError
-from adloco_dist.round.local_pool import LocalPool
+from adloco_dist.pool.local_pool import LocalPool
 from helpers.processes import run_ranks
 from helpers.support import FOUR_TRAINERS, train_small_pool
 

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 from adloco_dist.averaging.checks import RanksDisagreeError
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.policy.plan import NONFINITE
-from adloco_dist.round.local_pool import LocalPool
+from adloco_dist.pool.local_pool import LocalPool
 from helpers.processes import run_ranks
 from helpers.resuming import train_kept
 from helpers.support import FOUR_TRAINERS, held_anchors

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from adloco_dist.checkpoint.saving import schema_of
+from adloco_dist.checkpoint.writer import schema_of
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.policy.plan import INTERRUPTED
-from adloco_dist.round.local_pool import LocalPool
+from adloco_dist.pool.local_pool import LocalPool
 from adloco_dist.schema import NOTHING, Kind
 from helpers.processes import run_ranks
 from helpers.resuming import train_kept
@@ -41,8 +41,8 @@ def kept(pool: LocalPool) -> Kept:
         owners[f"trainer {trainer.id}"] = trainer.state()
         owners[f"trainer {trainer.id} on rank {pool.runtime.rank}"] = trainer.own_state()
         for worker in trainer.workers:
-            measured = pool.estimators[trainer.id].state(worker.id)
-            state = worker.state(True) | measured
+            assert pool.estimator
+            state = worker.state(True) | pool.estimator.state((trainer.id, worker.id))
             if "departed" in state:  # what lies behind the fragment's elements is of a fragment before
                 awaited = 0 if worker.awaits == NOTHING else trainer.fragments[worker.awaits].num_elements
                 state["departed"] = state["departed"][:awaited]
@@ -64,7 +64,7 @@ def trained(runtime: Runtime, folder: str, overrides: Sequence[str], looks: int)
 
     result = train_kept(runtime, folder, looks, *FOUR_TRAINERS, *overrides, prepare=look)
     assert result["stop"] == INTERRUPTED
-    schema = schema_of(pools[0], is_midway=True)
+    schema = schema_of(pools[0], is_away=True)
     return begun[0], kept(pools[0]), {entry.name: entry.kind for entry in (*schema.trainer, *schema.worker)}
 
 

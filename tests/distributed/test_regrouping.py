@@ -18,9 +18,8 @@ from adloco_dist.policy.merging import Merge, TrainerView, choose_merge
 from adloco_dist.policy.plan import PoolReport
 from adloco_dist.policy.planning import plan_round
 from adloco_dist.policy.replay import Trajectory
-from adloco_dist.pool.capacity import state_vectors
-from adloco_dist.pool.probe import micro_batch_bytes
-from adloco_dist.round.local_pool import LocalPool
+from adloco_dist.pool.capacity import micro_batch_bytes, state_vectors
+from adloco_dist.pool.local_pool import LocalPool
 from adloco_dist.round.regroup import regroup
 from adloco_dist.run.rows import TrainerRow, merge_in_words
 from adloco_dist.setup.placement import find_plan_inputs, set_up_pool

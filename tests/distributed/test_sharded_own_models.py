@@ -19,7 +19,7 @@ from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import SettingsError
 from adloco_dist.data.tokens import TokenBatch
 from adloco_dist.objective.own import OwnObjective
-from adloco_dist.round.local_pool import LocalPool
+from adloco_dist.pool.local_pool import LocalPool
 from helpers.processes import run_ranks
 from helpers.sharded import whole_anchors
 from helpers.support import FOUR_TRAINERS, own_first_batch, own_small_splits, train_small_pool

@@ -11,7 +11,7 @@ from adloco_dist.averaging.averager import Commit, FullPrecision
 from adloco_dist.averaging.group import Group
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import SettingsError
-from adloco_dist.round.local_pool import LocalPool
+from adloco_dist.pool.local_pool import LocalPool
 from helpers.processes import run_ranks
 from helpers.support import (
     FOUR_TRAINERS,

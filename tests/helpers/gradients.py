@@ -4,9 +4,9 @@ import torch
 
 from adloco_dist.data.protocols import Batch
 from adloco_dist.objective.protocol import Objective
+from adloco_dist.pool.estimator import relative_sizes
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.gradient import mean_gradient
-from adloco_dist.round.estimator import relative_sizes
 
 
 def per_sequence_gradients(

@@ -14,7 +14,6 @@ from adloco_dist.config import ClusterSettings, Device, Settings
 from adloco_dist.data.indexed import ShardCursor, permutation
 from adloco_dist.data.protocols import SequenceTable
 from adloco_dist.objective.protocol import Objective
-from adloco_dist.pool.averager import new_averager
 from adloco_dist.pool.slot import ComputeSlot, new_slot
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.pool.worker import Worker
@@ -35,9 +34,8 @@ def lone_trainer(
     flat_model = slot.flat_model
     weights = flat_model.initial_weights()
     instances = [Worker(worker, weights.clone(), flat_model, settings.inner, settings.wire) for worker in workers]
-    averager = new_averager(settings.wire, weights.dtype, (0,))
     shard = ShardCursor(table, permutation(table.num_sequences, settings.seed), settings.seed, trainer_id)
-    return Trainer(trainer_id, instances, weights, flat_model, shard, settings, averager), slot
+    return Trainer(trainer_id, instances, weights, flat_model, shard, settings, (0,)), slot
 
 
 @contextmanager

@@ -9,13 +9,12 @@ from typing import Any
 from torch import nn
 
 from adloco_dist.checkpoint.resume import fresh_domains, restore_pool, resumed
-from adloco_dist.checkpoint.saving import Checkpoints
-from adloco_dist.checkpoint.writer import CheckpointWriter
+from adloco_dist.checkpoint.writer import Checkpoints, CheckpointWriter
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.policy.layout import experiment_layout
 from adloco_dist.policy.replay import Trajectory
-from adloco_dist.round.local_pool import LocalPool
+from adloco_dist.pool.local_pool import LocalPool
 from adloco_dist.run.journal import Journal, MetricsFile, RunFile
 from adloco_dist.setup.building import build_module
 from adloco_dist.setup.journal import restore_records

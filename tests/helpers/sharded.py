@@ -10,7 +10,7 @@ from torch import nn
 
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import ClusterSettings
-from adloco_dist.round.local_pool import LocalPool
+from adloco_dist.pool.local_pool import LocalPool
 from helpers.processes import CPU_RANKS, run_ranks
 from helpers.resuming import train_kept
 from helpers.support import FOUR_TRAINERS

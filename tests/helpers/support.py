@@ -26,8 +26,8 @@ from adloco_dist.objective.protocol import Objective
 from adloco_dist.policy.batch import BatchInputs, BatchPlan, BatchReport, next_target, take
 from adloco_dist.policy.layout import experiment_layout
 from adloco_dist.policy.replay import Trajectory
+from adloco_dist.pool.local_pool import LocalPool
 from adloco_dist.pool.trainer import Trainer
-from adloco_dist.round.local_pool import LocalPool
 from adloco_dist.run.journal import Journal
 from adloco_dist.setup.building import build_module
 from adloco_dist.setup.placement import find_plan_inputs, set_up_pool

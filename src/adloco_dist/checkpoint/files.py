@@ -3,7 +3,6 @@
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,37 +18,26 @@ NAME = re.compile(r"(\d{6,})-round-(\d+)")
 """Name of a checkpoint's directory: its number, and the rounds that were complete."""
 
 
-@dataclass(frozen=True)
-class Share:
-    """Which part of a model a file is about: that of the rank at `index` of `size` that hold it together."""
-
-    index: int
-    size: int
-
-    @property
-    def suffix(self) -> str:
-        return "" if self.size == 1 else f"-part-{self.index + 1}-of-{self.size}"
-
-    @classmethod
-    def all_of(cls, size: int) -> "list[Share]":
-        return [cls(index, size) for index in range(size)]
+def part_suffixes(size: int) -> list[str]:
+    """What file names say of the parts of a model that `size` ranks hold together, by rank."""
+    return [""] if size == 1 else [f"-part-{index + 1}-of-{size}" for index in range(size)]
 
 
-def trainer_file(trainer: int, share: Share) -> str:
-    """What holds a trainer's outer state."""
-    return f"trainer-{trainer}{share.suffix}.safetensors"
+def trainer_file(trainer: int, suffix: str) -> str:
+    """Name of the file with a trainer's outer state."""
+    return f"trainer-{trainer}{suffix}.safetensors"
 
 
-def worker_file(trainer: int, worker: int, share: Share) -> str:
-    """What holds one worker's inner state."""
-    return f"trainer-{trainer}-worker-{worker}{share.suffix}.safetensors"
+def worker_file(trainer: int, worker: int, suffix: str) -> str:
+    """Name of the file with one worker's inner state."""
+    return f"trainer-{trainer}-worker-{worker}{suffix}.safetensors"
 
 
 def mapped_tensors(path: Path, name: str) -> dict[str, torch.Tensor]:
-    """The tensors of a part on the CPU, in mapped memory: of the file only what is looked at is read.
+    """The tensors of a file on the CPU, in mapped memory: only what is accessed is read.
 
     Raises:
-        DamagedError: it holds none, whatever its digest says; `name` is what the line calls it.
+        DamagedError: it holds no tensors, whatever its digest says; the error calls the file `name`.
         OSError: it cannot be read.
     """
     try:
@@ -61,13 +49,13 @@ def mapped_tensors(path: Path, name: str) -> dict[str, torch.Tensor]:
 
 
 def number_in(name: str) -> int | None:
-    """The number of the checkpoint that a directory of this name holds; None: it is called like none."""
+    """The number of the checkpoint in a directory of this name; None: it is not the name of a checkpoint."""
     match = NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def obsolete(settings: CheckpointSettings, names: Sequence[str]) -> list[str]:
-    """The names of those checkpoints, of the directories of all whole ones, that are kept no longer."""
+    """Which of the whole checkpoints with these names are no longer kept."""
     matches = sorted((int(match[1]), int(match[2]), name) for name in names if (match := NAME.fullmatch(name)))
     every = settings.keep_every_rounds
     return [
@@ -76,7 +64,7 @@ def obsolete(settings: CheckpointSettings, names: Sequence[str]) -> list[str]:
 
 
 def prune(checkpoints: Path, settings: CheckpointSettings) -> None:
-    """Remove the checkpoints in a folder that are kept no longer, and what is left of older, unfinished ones."""
+    """Remove the checkpoints in a folder that are no longer kept, and what is left of older, unfinished ones."""
     numbers = {path.name: number for path in checkpoints.iterdir() if (number := number_in(path.name)) is not None}
     whole = [name for name in numbers if (checkpoints / name / MANIFEST_FILE).exists()]
     newest = max((numbers[name] for name in whole), default=0)

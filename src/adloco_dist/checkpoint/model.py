@@ -2,7 +2,6 @@
 
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -59,15 +58,6 @@ def check_model(setting: str, path: Path) -> None:
         raise SettingsError(f"{setting}={path}: is not the model that the run has saved ({error}); {remedy}") from error
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where a file has a tensor."""
-
-    path: Path
-    start: int
-    """Its first byte."""
-
-
 def _write_together(directory: Path, flat_model: FlatModel, objective: Objective) -> None:
     """Write the weights that the flat model points at as safetensors, every rank its parts at their places.
 
@@ -80,10 +70,10 @@ def _write_together(directory: Path, flat_model: FlatModel, objective: Objective
     state = objective.saved_tensors(module)
     whole = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in state.items()}
     split = split_torch_state_dict_into_shards(whole, max_shard_size=FILE_BYTES)
-    places: dict[str, _Place] = {}
+    places: dict[str, tuple[Path, int]] = {}  # the file that has a tensor, and its first byte there
     for file, held in split.filename_to_tensors.items():
         start_of_file, starts = header({name: whole[name] for name in held}, {"format": "pt"})
-        places |= {name: _Place(directory / file, len(start_of_file) + start) for name, start in starts.items()}
+        places |= {name: (directory / file, len(start_of_file) + start) for name, start in starts.items()}
         if is_first:
             with (directory / file).open("wb") as stream:
                 stream.write(start_of_file)
@@ -98,21 +88,21 @@ def _write_together(directory: Path, flat_model: FlatModel, objective: Objective
         if is_sharded(tensor):
             deal = Deal.of(tensor.shape, len(shards.ranks))
             assert deal is not None
-            _write(places[name], local(tensor), deal, shards.index)
+            _write(*places[name], local(tensor), deal, shards.index)
         elif is_first:
-            _write(places[name], tensor, Deal((1, *tensor.shape), 0, 1), 0)
+            _write(*places[name], tensor, Deal((1, *tensor.shape), 0, 1), 0)
     shards.all_agree(True)  # and whole
 
 
-def _write(place: _Place, part: torch.Tensor, deal: Deal, index: int) -> None:
-    """Write a rank's part of a tensor."""
+def _write(path: Path, start: int, part: torch.Tensor, deal: Deal, index: int) -> None:
+    """Write a rank's part of a tensor whose first byte in the file is at `start`."""
     if not part.numel():
         return
     width = deal.width * part.element_size()
     rows = part.detach().cpu().contiguous().view(torch.uint8).view(deal.num_rows, width).numpy()
-    with place.path.open("r+b") as file:  # not a mapped one, whose pages would count as memory of this process
+    with path.open("r+b") as file:  # not a mapped one, whose pages would count as memory of this process
         for number, row in enumerate(rows):
-            file.seek(place.start + (number * deal.size + index) * width)
+            file.seek(start + (number * deal.size + index) * width)
             file.write(row)
         file.flush()
         os.fsync(file.fileno())

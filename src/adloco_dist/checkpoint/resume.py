@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from adloco_dist.checkpoint.files import CHECKPOINTS_DIRECTORY, Share, number_in, trainer_file, worker_file
+from adloco_dist.checkpoint.files import CHECKPOINTS_DIRECTORY, number_in, part_suffixes, trainer_file, worker_file
 from adloco_dist.checkpoint.resharding import Resharding
-from adloco_dist.checkpoint.saving import Held
 from adloco_dist.checkpoint.search import CheckpointReader, ReportLine, find
 from adloco_dist.checkpoint.state import RunState
 from adloco_dist.checkpoint.storage import StorageDomains, domains_of
@@ -20,6 +19,7 @@ from adloco_dist.config import Settings, SettingsError, Unfinished
 from adloco_dist.config.compose import flatten, to_plain
 from adloco_dist.data.hub import split_subset
 from adloco_dist.policy.layout import seat_nodes
+from adloco_dist.pool.local_pool import LocalPool
 from adloco_dist.run.directory import LOCK_FILE, free_name
 from adloco_dist.run.manifest import DamagedError
 from adloco_dist.schema import Entry
@@ -53,18 +53,18 @@ class ResumePoint:
 def fresh_domains(runtime: Runtime, directory: Path, settings: Settings) -> Iterator[StorageDomains]:
     """Where a run that begins writes its checkpoints, while the block runs. Collective.
 
-    Checkpoints of another run, which may be left on nodes with directories of their own, are archived there.
+    Checkpoints of another run that are left there are archived: nodes may have directories of their own.
     """
     folder = directory / CHECKPOINTS_DIRECTORY
     with domains_of(runtime, folder, settings.checkpoint) as domains:
         with runtime.control.agreed():
             try:
-                if runtime.rank == domains.mine and any(number_in(path.name) for path in folder.iterdir()):
+                if runtime.rank == domains.volume and any(number_in(path.name) for path in folder.iterdir()):
                     folder.rename(free_name(folder))
                     folder.mkdir()
             except OSError as mistake:
-                detail = f"{folder} cannot be written ({mistake.strerror}); move it away, or name another"
-                raise SettingsError(f"run.directory={directory}: {detail}") from mistake
+                rule = f"{folder} cannot be written ({mistake.strerror}); move it away, or name another"
+                raise SettingsError(f"run.directory={directory}: {rule}") from mistake
         yield domains
 
 
@@ -72,7 +72,7 @@ def fresh_domains(runtime: Runtime, directory: Path, settings: Settings) -> Iter
 def resumed(runtime: Runtime, settings: Settings, report_line: ReportLine) -> Iterator[ResumePoint | None]:
     """The checkpoint that the settings say to resume from, readable while the block runs; None: the run begins.
 
-    Collective; lines for the user are reported.
+    Collective. Lines for the user go to `report_line`.
 
     Raises:
         SettingsError: on all ranks, when the run there cannot resume with these settings.
@@ -89,12 +89,12 @@ def resumed(runtime: Runtime, settings: Settings, report_line: ReportLine) -> It
         yield None
         return
     with domains_of(runtime, folder, settings.checkpoint) as domains:
-        found = find(control, domains, report_line)
-        if found is None:
+        newest = find(control, domains, report_line)
+        if newest is None:
             report_line(f"{directory} holds no whole checkpoint: the run starts from the beginning")
             yield None
             return
-        reader, state = found
+        reader, state = newest
         where, num_ranks = folder / reader.name, state.world_size * state.ranks_per_worker
         remarks = check_resumed(str(where), state.settings, flatten(to_plain(settings)))
         seats = seat_nodes(runtime.nodes, settings.pool.ranks_per_worker)
@@ -111,15 +111,15 @@ def resumed(runtime: Runtime, settings: Settings, report_line: ReportLine) -> It
         yield ResumePoint(reader, state.placed_on(seats, settings.pool.placement, is_same), was_concurrent)
 
 
-def restore_pool(held: Held, resume_point: ResumePoint) -> None:
+def restore_pool(pool: LocalPool, resume_point: ResumePoint) -> None:
     """Give this rank's share of the pool the state of the checkpoint. Collective.
 
     Raises:
         SettingsError: on all ranks, when a part does not fit the model, or cannot be read any more.
     """
-    with held.runtime.control.agreed():
+    with pool.runtime.control.agreed():
         try:
-            _restore(held, resume_point)
+            _restore(pool, resume_point)
         except (DamagedError, OSError) as mistake:
             where = resume_point.reader.domains.folder / resume_point.reader.name
             rule = "name the model that the run began with, or move the checkpoint away to resume from the one before"
@@ -128,7 +128,7 @@ def restore_pool(held: Held, resume_point: ResumePoint) -> None:
 
 
 def check_resumed(where: str, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """One remark for each setting that a run resumes with and its checkpoint has not, both by dotted key.
+    """One remark for each setting with another value than in the checkpoint; both by dotted key.
 
     Raises:
         SettingsError: the run cannot resume with such a setting.
@@ -153,45 +153,49 @@ def check_resumed(where: str, saved: Mapping[str, Any], wanted: Mapping[str, Any
     return remarks
 
 
-def _restore(held: Held, resume_point: ResumePoint) -> None:
-    """As `restore_pool`, on this rank, with the errors that it turns into a line."""
-    state, runtime = resume_point.state, held.runtime
-    for trainer_id, trainer in held.trainers.items():
-        file, saved = _read(held, resume_point, state.schema.trainer, partial(trainer_file, trainer_id))
+def _restore(pool: LocalPool, resume_point: ResumePoint) -> None:
+    """Restore this rank's share; raises the errors that `restore_pool` turns into a line."""
+    state, runtime = resume_point.state, pool.runtime
+    for trainer_id, trainer in pool.trainers.items():
+        file, saved = _read(pool, resume_point, state.schema.trainer, partial(trainer_file, trainer_id))
         _check_fit(file, saved, trainer.state())
         trainer.restore(saved)
         for worker in trainer.workers:
-            file, saved = _read(held, resume_point, state.schema.worker, partial(worker_file, trainer_id, worker.id))
-            own = {name: value for name, value in trainer.own_state().items() if name in saved}
-            _check_fit(file, saved, worker.state(state.schema.is_away) | own)
+            file, saved = _read(pool, resume_point, state.schema.worker, partial(worker_file, trainer_id, worker.id))
+            of_rank = {name: value for name, value in trainer.own_state().items() if name in saved}
+            _check_fit(file, saved, worker.state(state.schema.is_away) | of_rank)
             worker.restore(saved, trainer.anchor)
-            for name, value in own.items():  # adds up what other ranks kept, where there are fewer now
+            for name, value in of_rank.items():  # adds up what other ranks kept, where there are fewer now
                 value += saved[name].to(value.device)
-            estimator = held.estimators.get(trainer_id)
-            if estimator and all(entry.name in saved for entry in estimator.ENTRIES):
-                estimator.restore(worker.id, saved)
+            if pool.estimator and all(entry.name in saved for entry in pool.estimator.ENTRIES):
+                pool.estimator.restore((trainer_id, worker.id), saved)
     capacity = state.pool.capacities[runtime.seat] if state.pool and state.pool.capacities else None
     if capacity is not None:  # micro-batches of the same size: the same sums
-        for slot in held.slots:
+        for slot in pool.slots:
             slot.flat_model.capacity = min(capacity, slot.flat_model.capacity or capacity)
 
 
 def _read(
-    held: Held, resume_point: ResumePoint, entries: Sequence[Entry], file_of: Callable[[Share], str]
+    pool: LocalPool, resume_point: ResumePoint, entries: Sequence[Entry], file_of: Callable[[str], str]
 ) -> tuple[str, Mapping[str, torch.Tensor]]:
-    """A file and this rank's tensors of it, from several files where another number of ranks held a worker."""
-    runtime, flat_model, read = held.runtime, held.flat_model, resume_point.reader.read
-    shares = Share.all_of(resume_point.state.ranks_per_worker)
-    if len(shares) == runtime.ranks_per_worker:
-        file = file_of(shares[runtime.shard])
+    """This rank's tensors of a trainer or a worker, and the name of a file that has them.
+
+    They are in several files, whose first is named, where another number of ranks held a worker.
+
+    Args:
+        file_of: the name of the file with a suffix for the part of the model.
+    """
+    runtime, flat_model, read = pool.runtime, pool.flat_model, resume_point.reader.read
+    files = [file_of(suffix) for suffix in part_suffixes(resume_point.state.ranks_per_worker)]
+    if len(files) == runtime.ranks_per_worker:
+        file = files[runtime.shard]
         return file, read(file)
-    file = file_of(shares[0])
     if flat_model.num_buffer_elements:
-        raise DamagedError(f"{file}: is of {len(shares)} ranks a worker, and training changes buffers of this model")
+        raise DamagedError(f"{files[0]}: is of {len(files)} ranks a worker, and training changes buffers of this model")
     resharding = Resharding(
-        flat_model.whole_layout, held.settings.wire.fragments, len(shares), runtime.ranks_per_worker, runtime.shard
+        flat_model.whole_layout, pool.settings.wire.fragments, len(files), runtime.ranks_per_worker, runtime.shard
     )
-    return file, resharding.collect(file, entries, [read(file_of(share)) for share in shares])
+    return files[0], resharding.collect(files[0], entries, [read(file) for file in files])
 
 
 def _check_fit(file: str, saved: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> None:

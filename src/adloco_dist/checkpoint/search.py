@@ -47,14 +47,12 @@ class CheckpointReader:
 
     @contextmanager
     def _at_hand(self, file: str) -> Iterator[Path]:
-        """Where a part can be read while the block runs: as it is here, or as a copy of another node's.
-
-        A copy is removed at the end; what has been mapped of it by then stays readable.
-        """
+        """Where a part can be read while the block runs: its own path, or that of a copy from another node, which is
+        removed at the end; what was mapped of it stays readable."""
         if file not in self.holders:
             raise DamagedError(f"{file}: is not in its {MANIFEST_FILE}")
         holders, path = self.holders[file], self.domains.folder / self.name / file
-        if self.domains.mine in holders:
+        if self.domains.volume in holders:
             yield path
             return
         copy = self.domains.folder / f".{self.name}-{file}.rank{self.domains.rank}"
@@ -72,25 +70,25 @@ class CheckpointReader:
 def find(
     control: ControlPlane, domains: StorageDomains, report_line: ReportLine
 ) -> tuple[CheckpointReader, RunState] | None:
-    """The newest checkpoint of which every part is somewhere and can be understood; collective; lines for newer ones.
+    """The newest checkpoint whose parts are all somewhere and can be understood; newer ones are reported. Collective.
 
     Raises:
-        SettingsError: on all ranks, when the folder of checkpoints cannot be read on one, or holds none but those of
+        SettingsError: on all ranks, when the folder of checkpoints cannot be read on one, or holds only those of
             another release.
     """
     manifests: dict[str, Any] = {}
     problems: dict[str, str] = {}
     with control.agreed():
         try:
-            for path in domains.folder.iterdir() if domains.rank == domains.mine else ():
+            for path in domains.folder.iterdir() if domains.rank == domains.volume else ():
                 if number_in(path.name) is not None:
                     try:
                         manifests[path.name] = encode(read_manifest(path))
                     except DamagedError as error:
                         problems[path.name] = str(error)
         except OSError as mistake:
-            detail = f"{domains.folder} cannot be read ({mistake.strerror}); move it away, or name another"
-            raise SettingsError(f"run.directory={domains.folder.parent}: {detail}") from mistake
+            rule = f"{domains.folder} cannot be read ({mistake.strerror}); move it away, or name another"
+            raise SettingsError(f"run.directory={domains.folder.parent}: {rule}") from mistake
     replies = control.exchange({"manifests": manifests, "problems": problems})
     everywhere = {name: parts for reply in replies for name, parts in reply["manifests"].items()}
     without = {(name, line) for reply in replies for name, line in reply["problems"].items()}
@@ -181,7 +179,7 @@ def _check_tensors(control: ControlPlane, reader: CheckpointReader, state: RunSt
     entries, domains = state.entries_by_file(), reader.domains
     problems = [f"{file}: is not in its {MANIFEST_FILE}" for file in sorted(entries.keys() - reader.manifest.keys())]
     for file in _dealt(domains, sorted(entries.keys() & reader.manifest.keys())):
-        if domains.mine in reader.holders[file]:
+        if domains.volume in reader.holders[file]:
             try:
                 held = reader.read(file)
                 problems += [f"{file}: has no {entry.name}" for entry in entries[file] if entry.name not in held]
@@ -192,6 +190,6 @@ def _check_tensors(control: ControlPlane, reader: CheckpointReader, state: RunSt
 
 
 def _dealt(domains: StorageDomains, files: list[str]) -> list[str]:
-    """This rank's share of files that all ranks of its volume could read."""
-    sharers = [rank for rank, domain in enumerate(domains.of_rank) if domain == domains.mine]
+    """The files that this rank checks, of those that all ranks of its volume could read."""
+    sharers = [rank for rank, domain in enumerate(domains.of_rank) if domain == domains.volume]
     return files[sharers.index(domains.rank) :: len(sharers)]

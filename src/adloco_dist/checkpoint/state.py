@@ -1,11 +1,11 @@
-"""Everything but tensors that decides how a run continues: what a checkpoint keeps beside them."""
+"""Everything that decides how a run continues, except tensors: what a checkpoint keeps beside them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, TypedDict
 
-from adloco_dist.checkpoint.files import Share, trainer_file, worker_file
+from adloco_dist.checkpoint.files import part_suffixes, trainer_file, worker_file
 from adloco_dist.config import Placement
 from adloco_dist.messages import decode, encode
 from adloco_dist.policy.layout import place_again
@@ -18,7 +18,7 @@ STATE_VERSION = 5
 
 
 class OtherVersionError(ValueError):
-    """A state that another release wrote; half a line that says which."""
+    """Another release wrote the state; half a line that says which."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,14 @@ class Schema:
 
 
 class JournalState(TypedDict, total=False):
-    """Where the records stand; without what a run of other sinks does not have."""
+    """What the sinks of the records need to continue; those that a run does not have keep nothing."""
 
     metrics_bytes: int
     merges: list[dict[str, Any]]
     totals: dict[str, int]
     seconds: float
     started: str
+    hosts: list[str]
     resumed: list[dict[str, Any]]
     tracking_id: str | None
 
@@ -53,9 +54,9 @@ class Midway:
     """Where a run stands that was interrupted in the middle of a round."""
 
     next_event: int
-    """The event of the plan at which the round is entered again; workers take the updates that are left before it."""
+    """The event of the plan at which the round goes on; workers first take the updates that are left before it."""
     merge: MergeReport
-    """What merges before the round came to, of all ranks: it is recorded when the round ends."""
+    """What the merges before the round came to, of all ranks; recorded when the round ends."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +95,10 @@ class RunState:
         """The files of tensors that the checkpoint must have, and what each holds."""
         entries: dict[str, tuple[Entry, ...]] = {}
         layout = self.plan.layout
-        for trainer, share in product(layout.trainers, Share.all_of(self.ranks_per_worker)):
-            entries[trainer_file(trainer, share)] = self.schema.trainer
+        for trainer, suffix in product(layout.trainers, part_suffixes(self.ranks_per_worker)):
+            entries[trainer_file(trainer, suffix)] = self.schema.trainer
             for worker in range(layout.num_workers(trainer)):
-                entries[worker_file(trainer, worker, share)] = self.schema.worker
+                entries[worker_file(trainer, worker, suffix)] = self.schema.worker
         return entries
 
     def to_message(self) -> dict[str, Any]:
@@ -109,8 +110,8 @@ class RunState:
         """The state in a message that anybody may have written.
 
         Raises:
-            ValueError: it holds no state.
-            OtherVersionError: one of another version.
+            ValueError: it is no state.
+            OtherVersionError: it is the state of another version.
         """
         version = message.get("version") if isinstance(message, dict) else None
         if version != STATE_VERSION:
@@ -131,7 +132,7 @@ class RunState:
         return state
 
     def placed_on(self, nodes: Sequence[int], placement: Placement, is_same: bool) -> "RunState":
-        """The same run on these ranks: on as many as before nothing changes, on others workers are placed again.
+        """The same run on these ranks: workers are placed again unless there are as many ranks as before.
 
         Args:
             nodes: the node of each rank, or seat.

@@ -5,6 +5,7 @@ import http.server
 import logging
 import re
 import secrets
+import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -13,12 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from xxhash import xxh3_128
-
 from adloco_dist.checkpoint.files import prune
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import CheckpointSettings
-from adloco_dist.run.manifest import MANIFEST_FILE, Part
+from adloco_dist.run.manifest import MANIFEST_FILE, Part, digest_of
 
 log = logging.getLogger(__name__)
 TOKEN_HEADER = "X-Adloco-Token"
@@ -36,8 +35,8 @@ COPY_BYTES = 1 << 20
 class StorageDomains:
     """The volumes that a folder's path means on a run's ranks, and which ranks share each.
 
-    The lowest rank of each volume serves it to the others, as soon as there are several: plain HTTP between the nodes'
-    interfaces, for those who know the token of this start of the run.
+    If there are several, the lowest rank of each serves it to the others: plain HTTP between the nodes' interfaces, for
+    those who know the token of this start of the run.
     """
 
     rank: int
@@ -45,37 +44,34 @@ class StorageDomains:
     of_rank: tuple[int, ...]
     """The volume of every rank, by its lowest rank."""
     addresses: dict[int, tuple[str, int]]
-    """Host and port that serve each volume; empty if there is but one."""
+    """Host and port that serve each volume; empty if there is only one."""
     token: str
 
     @property
-    def mine(self) -> int:
+    def volume(self) -> int:
+        """The volume of this rank."""
         return self.of_rank[self.rank]
 
     @property
-    def all(self) -> list[int]:
+    def volumes(self) -> list[int]:
         """All volumes, ascending."""
         return sorted(set(self.of_rank))
 
     @property
     def buddy(self) -> int | None:
-        """The volume that keeps copies of what this one holds; None where there is no other."""
-        others = self.all
-        return others[(others.index(self.mine) + 1) % len(others)] if len(others) > 1 else None
+        """The volume that keeps copies of this one's files; None if there is no other."""
+        volumes = self.volumes
+        return volumes[(volumes.index(self.volume) + 1) % len(volumes)] if len(volumes) > 1 else None
 
     def fetch(self, domain: int, path: str, file: Path) -> Part:
-        """Copy a file of another volume to `file`, a piece at a time; size and digest of what came, which may be less.
+        """Copy a file of another volume to `file`; return size and digest of what has come, which may be less.
 
         Raises:
             OSError: it is not there, cannot be read, or cannot be written here.
         """
-        digest, num_bytes = xxh3_128(), 0
         with self._request(domain, "GET", path) as response, file.open("wb") as copy:
-            while piece := response.read(COPY_BYTES):
-                copy.write(piece)
-                digest.update(piece)
-                num_bytes += len(piece)
-        return Part(num_bytes, digest.hexdigest())
+            shutil.copyfileobj(response, copy, COPY_BYTES)
+        return digest_of(file)
 
     def send(self, domain: int, path: str, file: Path) -> None:
         """Copy a file to another volume, whole or not at all.
@@ -107,10 +103,8 @@ class StorageDomains:
 
 @contextmanager
 def domains_of(runtime: Runtime, folder: Path, settings: CheckpointSettings) -> Iterator[StorageDomains]:
-    """Find out which ranks share `folder`, and serve it while the block runs where they do not all. Collective.
-
-    It is made where it is not there. With a manifest from another volume, older checkpoints are pruned here as well.
-    """
+    """Find out which ranks share `folder`, which is made if it is missing, and serve it while the block runs unless all
+    do. Collective. When a manifest comes from another volume, older checkpoints are pruned here as well."""
 
     def received(path: str) -> None:
         if path.endswith(MANIFEST_FILE):
@@ -120,16 +114,15 @@ def domains_of(runtime: Runtime, folder: Path, settings: CheckpointSettings) -> 
     token = control.broadcast({"token": secrets.token_hex(16)} if runtime.rank == 0 else None)["token"]
     of_rank = _find_out(runtime, folder, token)
     heads = sorted(set(of_rank))
-    server: http.server.ThreadingHTTPServer | None = None
-    address = None
+    server = address = None
     if len(heads) > 1 and runtime.rank in heads:
         host = runtime.interface.address if runtime.interface else "127.0.0.1"
         server = _Server(folder, token, received, host, CONNECTIONS_PER_RANK * runtime.world_size)
         threading.Thread(target=server.serve_forever, name="files", daemon=True).start()
         address = server.server_address[:2]
-    replies = control.exchange({"address": address})
-    addresses = {head: (str(host), int(port)) for head in heads for host, port in [replies[head]["address"] or ("", 0)]}
-    yield StorageDomains(runtime.rank, folder, of_rank, addresses if len(heads) > 1 else {}, token)
+    replies = enumerate(control.exchange({"address": address}))
+    addresses = {rank: tuple(reply["address"]) for rank, reply in replies if reply["address"]}
+    yield StorageDomains(runtime.rank, folder, of_rank, addresses, token)
     if server:
         server.shutdown()
         server.server_close()
@@ -156,7 +149,7 @@ def _find_out(runtime: Runtime, folder: Path, token: str) -> tuple[int, ...]:
 
 
 class _Server(http.server.ThreadingHTTPServer):
-    """A thread for each connection, in a process that trains: those beyond a number are closed at once."""
+    """A thread for each connection, in a process that trains: connections beyond a number are closed at once."""
 
     daemon_threads = True
 
@@ -200,8 +193,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_response(http.HTTPStatus.OK)
             self.send_header("Content-Length", str(path.stat().st_size))
             self.end_headers()
-            while chunk := file.read(COPY_BYTES):
-                self.wfile.write(chunk)
+            shutil.copyfileobj(file, self.wfile, COPY_BYTES)
 
     def do_PUT(self) -> None:
         path = self._allowed()

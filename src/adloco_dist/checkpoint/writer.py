@@ -1,4 +1,4 @@
-"""Checkpoints written in the background, from a snapshot: training waits for the copy alone."""
+"""Checkpoints of a rank's share of the pool, written in the background: training waits only for a copy."""
 
 import json
 import logging
@@ -6,20 +6,29 @@ import shutil
 import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 from torch.distributed.distributed_c10d import Store
+from torch.profiler import record_function
 
-from adloco_dist.checkpoint.files import prune
+from adloco_dist.checkpoint.files import RECORDS_FILE, STATE_FILE, part_suffixes, prune, trainer_file, worker_file
+from adloco_dist.checkpoint.state import Midway, RunState, Schema
 from adloco_dist.checkpoint.storage import StorageDomains
 from adloco_dist.checkpoint.tensor_file import StagingBuffer
 from adloco_dist.cluster.heartbeat import own_client
-from adloco_dist.config import CheckpointSettings
+from adloco_dist.config import CheckpointSettings, Settings
+from adloco_dist.config.compose import flatten, to_plain
 from adloco_dist.messages import decode, encode
-from adloco_dist.policy.plan import CheckpointId
+from adloco_dist.policy.plan import CheckpointId, PoolReport, RoundPlan
+from adloco_dist.pool.local_pool import LocalPool
+from adloco_dist.pool.trainer import trainer_entries
+from adloco_dist.pool.worker import leaves_of, moment_entries, own_entries
+from adloco_dist.run.journal import Journal
 from adloco_dist.run.manifest import MANIFEST_FILE, Part, write_content, write_manifest
+from adloco_dist.run.rows import METRICS_FILE
 from adloco_dist.text import reason
 
 log = logging.getLogger(__name__)
@@ -27,6 +36,88 @@ Snapshot = Mapping[str, Mapping[str, torch.Tensor]]
 """Tensors by file and name."""
 PATIENCE = timedelta(hours=24)
 """How long rank 0 waits for ranks that write; those that die are noticed elsewhere."""
+
+
+class Checkpoints:
+    """Saves what a rank holds of the pool; rank 0 adds what all ranks know."""
+
+    def __init__(self, writer: "CheckpointWriter", journal: Journal, directory: Path, settings: Settings) -> None:
+        self._writer, self._journal, self._directory = writer, journal, directory
+        self._settings = flatten(to_plain(settings))  # once: it takes longer than the copy of a small model
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether this rank has not finished the last checkpoint."""
+        return self._writer.is_busy
+
+    @record_function("checkpoint")
+    def save(
+        self, pool: LocalPool, checkpoint_id: CheckpointId, plan: RoundPlan, known: PoolReport | Midway, seconds: float
+    ) -> None:
+        """Write a checkpoint in the background; returns when the state is copied.
+
+        Args:
+            plan: the plan of the last round that was begun.
+            known: what the next plan is decided from, or where in the middle of the round the run stands.
+        """
+        midway = known if isinstance(known, Midway) else None
+        is_away = midway is not None or pool.settings.wire.is_streaming
+        contents: dict[str, bytes] = {}
+        if pool.runtime.rank == 0:
+            state = RunState(
+                settings=self._settings,
+                schema=schema_of(pool, is_away),
+                corpus=pool.splits.digest,
+                world_size=pool.runtime.num_seats,
+                plan=replace(plan, last_checkpoint=checkpoint_id),
+                pool=known if isinstance(known, PoolReport) else None,
+                midway=midway,
+                seconds=seconds,
+                shards={trainer: cursor.state_dict() for trainer, cursor in pool.cursors.items()},
+                journal=self._journal.state(),
+            )
+            contents[STATE_FILE] = json.dumps(state.to_message()).encode()
+            if self._writer.domains.buddy is not None:  # the node of the records may be the one that is lost
+                contents[RECORDS_FILE] = (self._directory / METRICS_FILE).read_bytes()
+        self._writer.begin(checkpoint_id, parts(pool, plan, is_away), contents)
+
+
+def schema_of(pool: LocalPool, is_away: bool) -> Schema:
+    """What the ranks' files hold, the same for all trainers and workers.
+
+    Args:
+        is_away: whether workers do not stand at their anchors. They do at the end of a round that is not streamed.
+    """
+    settings, leaves = pool.settings, leaves_of(pool.flat_model, pool.settings.inner)
+    of_worker = [*moment_entries(leaves, settings.inner), *own_entries(settings.wire)]
+    of_trainer = trainer_entries(settings.outer, settings.wire)
+    shared = tuple(entry for entry in of_trainer if entry.is_shared)
+    estimated = pool.estimator.ENTRIES if pool.estimator else ()
+    kept = (*of_worker, *(entry for entry in of_trainer if not entry.is_shared), *estimated)
+    return Schema(shared, tuple(entry for entry in kept if is_away or not entry.is_progress))
+
+
+def parts(pool: LocalPool, plan: RoundPlan, is_away: bool) -> Snapshot:
+    """This rank's files of a checkpoint: its workers, and the outer state of trainers that it speaks for.
+
+    A trainer's outer state is equal on all its ranks, of which one writes it; trainers take different ones where they
+    can. What a rank keeps of a trainer for itself is written with the first of its workers, zeros with the others.
+    """
+    runtime = pool.runtime
+    suffix = part_suffixes(runtime.ranks_per_worker)[runtime.shard]
+    files: dict[str, dict[str, torch.Tensor]] = {}
+    for trainer_id, trainer in pool.trainers.items():
+        ranks = plan.layout.ranks(trainer_id)
+        if ranks[trainer_id % len(ranks)] == runtime.seat:
+            files[trainer_file(trainer_id, suffix)] = trainer.state()
+        for worker in trainer.workers:
+            state, of_rank = worker.state(is_away), trainer.own_state()
+            is_first = worker is trainer.workers[0]
+            state |= of_rank if is_first else {name: torch.zeros_like(value) for name, value in of_rank.items()}
+            if is_away and pool.estimator:
+                state |= pool.estimator.state((trainer_id, worker.id))
+            files[worker_file(trainer_id, worker.id, suffix)] = state
+    return files
 
 
 class CheckpointWriter:
@@ -131,8 +222,8 @@ class CheckpointWriter:
             shutil.rmtree(folder, ignore_errors=True)  # all ranks have ended their part: room for what else is written
             return
         self.newest = checkpoint_id.name
-        for domain in self.domains.all:
-            if domain != self.domains.mine:
+        for domain in self.domains.volumes:
+            if domain != self.domains.volume:
                 try:
                     self.domains.send(domain, f"{folder.name}/{MANIFEST_FILE}", folder / MANIFEST_FILE)
                 except OSError as error:

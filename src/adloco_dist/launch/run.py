@@ -8,8 +8,7 @@ from pathlib import Path
 
 from adloco_dist.checkpoint.model import save_model
 from adloco_dist.checkpoint.resume import ResumePoint, fresh_domains, restore_pool, resumed
-from adloco_dist.checkpoint.saving import Checkpoints
-from adloco_dist.checkpoint.writer import CheckpointWriter
+from adloco_dist.checkpoint.writer import Checkpoints, CheckpointWriter
 from adloco_dist.cluster.runtime import Place, Runtime
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.cluster.survey import Link
@@ -18,8 +17,8 @@ from adloco_dist.launch.launchers import max_restarts
 from adloco_dist.policy.evaluation import in_words
 from adloco_dist.policy.plan import INTERRUPTED, NONFINITE, PlanInputs
 from adloco_dist.pool.arithmetic import set_up_arithmetic
+from adloco_dist.pool.local_pool import LocalPool
 from adloco_dist.report.processes import listen, shown_live, write_report
-from adloco_dist.round.local_pool import LocalPool
 from adloco_dist.run.directory import PROFILE_DIRECTORY, STOP_FILE, STOP_VARIABLE
 from adloco_dist.run.log import open_log
 from adloco_dist.run.profiler import RoundProfiler

@@ -4,7 +4,8 @@ import os
 
 import torch
 
-from adloco_dist.config import Precision, Settings, SettingsError
+from adloco_dist.config import Precision, Settings
+from adloco_dist.config.errors import require
 from adloco_dist.pool.flat_model import computes_in_bf16, has_bf16
 from adloco_dist.pool.slot import ComputeSlot
 
@@ -22,13 +23,10 @@ def set_up_arithmetic(settings: Settings, device: torch.device) -> None:
     """
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
-        if settings.precision is Precision.bf16 and not has_bf16(device):
-            raise SettingsError.of(
-                "precision", settings.precision, f"{name} does not compute in bf16; use precision=fp32 or auto"
-            )
+        rule = f"{name} does not compute in bf16; use precision=fp32 or auto"
+        require(settings.precision is not Precision.bf16 or has_bf16(device), "precision", settings.precision, rule)
         has_tf32 = torch.version.hip is None and torch.cuda.get_device_capability(device) >= TF32_CAPABILITY
-        if settings.tf32 and not has_tf32:
-            raise SettingsError.of("tf32", settings.tf32, f"{name} has no TF32; leave it out")
+        require(has_tf32 or not settings.tf32, "tf32", settings.tf32, f"{name} has no TF32; leave it out")
     torch.set_float32_matmul_precision("high" if settings.tf32 else "highest")
     if settings.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)

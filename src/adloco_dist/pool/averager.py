@@ -14,7 +14,7 @@ from adloco_dist.config import WireFormat, WireSettings
 
 def averagers() -> dict[str, Averager]:
     """Every format with its own settings as they stand, by name."""
-    return {one.name: _by_format(WireSettings(one), torch.float32) for one in WireFormat}
+    return {format.name: _by_format(WireSettings(format), torch.float32) for format in WireFormat}
 
 
 def new_averager(wire: WireSettings, dtype: torch.dtype, nodes: Sequence[int]) -> Averager:

@@ -20,7 +20,7 @@ from adloco_dist.vectors import VectorLayout, embeddings_of, is_sharded, local
 
 
 def vector_dtype(precision: Precision) -> torch.dtype:
-    """Return the type of flat vectors' elements: bf16 computes in bf16, and keeps its weights in fp32."""
+    """The type of flat vectors' elements: with bf16, passes compute in bf16 and weights stay in fp32."""
     return torch.float64 if precision is Precision.fp64 else torch.float32
 
 
@@ -35,13 +35,13 @@ def has_bf16(device: torch.device) -> bool:
 
 
 def converted(module: nn.Module, device: torch.device, precision: Precision) -> nn.Module:
-    """The very module on the device, its floating-point tensors in the type of flat vectors; others keep theirs."""
+    """The module itself, on the device, with floating-point tensors in the type of flat vectors."""
     module.to(device)
     return module.double() if precision is Precision.fp64 else module.float()
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
-    """Return the context in which forward passes are computed."""
+    """The context in which forward passes are computed."""
     return torch.autocast(device.type, torch.bfloat16, enabled=computes_in_bf16(precision, device))
 
 
@@ -51,12 +51,10 @@ class FlatModel:
     Parameters with two or more dimensions come first: `weights[:decay_boundary]` is what weight decay applies to.
     Behind the parameters, `weights[buffer_boundary:]` holds the values of the buffers that training changes; the
     gradient is zero there, so no inner optimizer touches them. They are copied into the module when it is pointed at a
-    vector, and back by `store_buffers`: a pass that is not followed by that leaves no trace in the vector.
-    The gaps between aligned parameters are zero in every vector and stay zero under every optimizer.
+    vector, and back by `store_buffers`: a pass without that leaves no trace in the vector. Gaps between aligned
+    parameters stay zero. Frozen parameters (without requires_grad) and all other buffers are in no vector.
 
-    Frozen parameters (without requires_grad) and all other buffers stay in the module as they are, in no vector.
-
-    Of a module whose parameters several ranks hold together (pool/sharding.py) vectors have this rank's parts.
+    If several ranks hold the module's parameters together (pool/sharding.py), vectors have this rank's parts.
 
     Attributes:
         shards: the ranks that hold the module together; this one alone where it is whole.
@@ -65,13 +63,13 @@ class FlatModel:
         embeddings: indices of the trained embeddings in that layout.
         hidden_matrices: where they hold matrices between embeddings and output, and their shapes; ascending.
         changing: names of the buffers that training changes.
+        sketch: sketches vectors of the whole module.
         num_parameters: trained and frozen.
         payload: what travels of an averaged vector: num_elements + 1 elements, of which the last is a count.
         gradient: `payload` without that count. Free outside the inner phase: the outer step keeps the
             pseudo-gradient in it, an evaluation the weights that are to be evaluated.
         weights: the vector that the module points at.
-        capacity: sequences that the device takes in one micro-batch; None: any number. Decides micro-batches, never a
-            batch.
+        capacity: sequences that the device takes in one micro-batch, which decides no batch; None: any number.
     """
 
     def __init__(
@@ -111,6 +109,7 @@ class FlatModel:
         self._buffer_layout = VectorLayout.of((buffer.name, tensor) for buffer, tensor in self._buffers)
         self._constants = Watched([buffer for buffer in buffers if buffer.name not in changing])
         self.num_elements = self.buffer_boundary + self._buffer_layout.num_elements
+        self.sketch = Sketch(self.whole_layout.num_elements + self.num_buffer_elements, self.dtype, device)
         self.num_parameters = sum(parameter.numel() for parameter in module.parameters())
         self.payload = torch.zeros(self.num_elements + 1, dtype=self.dtype, device=device)
         self.gradient = self.payload[:-1]
@@ -127,7 +126,7 @@ class FlatModel:
         return fragments_of(self.parameter_layout, count, self.whole_layout)
 
     def initial_weights(self) -> torch.Tensor:
-        """The module's present parameters and changing buffers as a new flat vector, to which it then points."""
+        """Copy the module's parameters and changing buffers into a new flat vector, and point the module at it."""
         weights = torch.zeros(self.num_elements, dtype=self.dtype, device=self.device)
         for parameter, view in self._parameter_views(weights):
             view.copy_(local(parameter))
@@ -137,25 +136,25 @@ class FlatModel:
         return weights
 
     def point_at(self, weights: torch.Tensor) -> None:
-        """Make `weights` the module's parameters, of which nothing is copied, and the values of its buffers."""
+        """Make `weights` the module's parameters, without a copy, and the values of its changing buffers."""
         self._set_parameters(weights)
         self.weights = weights
         self.load_buffers()
 
     def load_buffers(self) -> None:
-        """Give the module's changing buffers the values in `weights`; once more before a pass that is repeated.
+        """Give the module's changing buffers the values in `weights`, also before a pass is repeated.
 
-        Averages of whole numbers are rounded. Every load puts the same tensors into the module, whatever it had put
-        there itself.
+        Averages of whole numbers are rounded. The module gets the same tensors each time, whatever it has put in their
+        place itself.
         """
         for buffer, tensor, value in self._buffer_views(self.weights):
             buffer.put(tensor.copy_(value if tensor.is_floating_point() else value.round()))
 
     def store_buffers(self) -> None:
-        """Keep the present values of the module's changing buffers in `weights`: an update is done.
+        """Store the values of the module's changing buffers in `weights`, after an update.
 
         Raises:
-            RuntimeError: a buffer was changed that had not changed when the module was tried out, or its shape was.
+            RuntimeError: a buffer has another shape, or one was changed that had not changed when the module was tried.
         """
         for buffer, tensor, view in self._buffer_views(self.weights):
             present = buffer.tensor
@@ -163,15 +162,13 @@ class FlatModel:
                 raise RuntimeError(f"the module's buffer {buffer.name} has lost its shape {list(tensor.shape)}")
             view.copy_(present.detach())
         for buffer in self._constants.touched():
-            detail = "was changed by an update, but not when the module was tried out"
-            raise RuntimeError(
-                f"the module's buffer {buffer.name} {detail}; a cache is registered with persistent=False"
-            )
+            rule = "was changed by an update, but not when the module was tried out; a cache is registered with"
+            raise RuntimeError(f"the module's buffer {buffer.name} {rule} persistent=False")
 
     @contextmanager
     def borrowed(self, weights: torch.Tensor) -> Iterator[nn.Module]:
-        """The module for a forward pass without gradients, on `weights`; from another device they are copied over the
-        gradient, which is not in use then."""
+        """The module for forward passes without gradients, on `weights`; those on another device are copied over the
+        gradient, which nobody uses meanwhile."""
         self.point_at(weights if weights.device == self.device else self.gradient.copy_(weights))
         self.module.eval()
         with torch.no_grad(), self.autocast():
@@ -182,20 +179,19 @@ class FlatModel:
         """The norm of the whole gradient, a scalar on the device."""
         return torch.linalg.vector_norm(self.gradient)
 
-    def sketch(self, sketch: Sketch) -> torch.Tensor:
+    def gradient_sketch(self) -> torch.Tensor:
         """The sketch of the gradient, (BUCKETS,)."""
-        return sketch(self.gradient)
+        return self.sketch(self.gradient)
 
     def autocast(self) -> torch.autocast:
         return autocast(self.device, self._precision)
 
     def _set_gradients(self) -> None:
-        """Make the flat gradient what backward passes add to."""
+        """Let backward passes add to the flat gradient."""
         for parameter, view in self._parameter_views(self.gradient):
             parameter.grad = view
 
     def _set_parameters(self, weights: torch.Tensor) -> None:
-        """Make a flat vector the module's parameters."""
         for parameter, view in self._parameter_views(weights):
             parameter.data = view
 
@@ -213,9 +209,9 @@ class FlatModel:
 def _hidden_matrices(
     module: nn.Module, trained: Sequence[tuple[str, nn.Parameter]], layout: VectorLayout, embeddings: Collection[int]
 ) -> list[tuple[slice, tuple[int, ...]]]:
-    """The matrices that Muon updates: all but embeddings, and the output layer of a model of transformers."""
+    """The matrices that Muon updates: all except embeddings and the output layer of a model of transformers."""
     if any(map(is_sharded, module.parameters())):
-        return []  # of which no rank has one whole
+        return []  # no rank has a whole one
     output = getattr(module, "get_output_embeddings", lambda: None)()
     others = {id(output.weight)} if isinstance(output, nn.Linear) else set()
     return [

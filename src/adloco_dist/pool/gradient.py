@@ -2,46 +2,69 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
 
 import torch
-from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+from adloco_dist.averaging.group import Group
 from adloco_dist.averaging.shards import Shards
 from adloco_dist.data.protocols import Batch
+from adloco_dist.noise.statistics import num_chunks
 from adloco_dist.objective.protocol import Objective
 from adloco_dist.pool.flat_model import FlatModel
 
 
-class GradientWatcher(Protocol):
-    """Sees a gradient grow."""
+@dataclass
+class GradientWatcher:
+    """Watches the first gradient of a worker in a round: sketches it as it is after each chunk of the batch."""
+
+    sums: list[torch.Tensor] = field(default_factory=list)
+    """Sketches of the accumulated gradient after each chunk."""
+    num_targets: list[int] = field(default_factory=list)
+    """Targets of each chunk."""
+    num_sequences: int = 0
 
     def chunks(self, batch: Batch) -> Sequence[Batch]:
-        """Return the chunks of the batch, cut by sequence index, after each of which it wants to see the gradient."""
-        ...
+        """The chunks of the batch, cut by sequence index, after each of which the gradient is sketched."""
+        self.num_sequences = len(batch)
+        return batch.chunks(num_chunks(len(batch)))
 
-    def observe(self, num_targets: int) -> None:
-        """Look at the flat model's gradient, which now includes a chunk of so many targets: that of the sum of the
-        losses so far over len(batch)."""
-        ...
+    def observe(self, flat_model: FlatModel, num_targets: int) -> None:
+        """Sketch the gradient, which now includes a chunk of so many targets: that of the sum of the losses so far over
+        the number of sequences."""
+        self.num_targets.append(num_targets)
+        self.sums.append(flat_model.gradient_sketch())
 
 
-class GradientAverager(Protocol):
-    """Averages the gradients of every update over ranks, while they are computed."""
+class GradientAverager:
+    """Averages the gradients of every update over ranks while they are computed, by a flat model's wrapped module.
 
-    @property
-    def module(self) -> nn.Module:
-        """What computes in place of the flat model's own module."""
-        ...
+    Ranks divide their loss sums by their numbers of sequences, which are equal, and DistributedDataParallel averages
+    that; the mean number of targets then makes every target of the trainer's batch weigh the same.
+    """
+
+    def __init__(self, flat_model: FlatModel, group: Group) -> None:
+        self._flat_model = flat_model
+        self._group = group
+        self.module = DistributedDataParallel(
+            flat_model.module,
+            device_ids=[flat_model.device.index] if flat_model.device.type == "cuda" else None,
+            process_group=group.process_group,
+            # All ranks built the same module, and its buffers are averaged once a round: only gradients travel.
+            init_sync=False,
+            broadcast_buffers=False,
+        )
 
     def micro_batch(self, is_last: bool) -> AbstractContextManager[object]:
         """Surround the backward pass of a micro-batch; gradients are averaged in the last one of an update."""
-        ...
+        return nullcontext() if is_last else self.module.no_sync()
 
     def mean_targets(self, num_targets: int) -> torch.Tensor:
         """Average the number of targets of an update over the ranks: a scalar on the device. Collective."""
-        ...
+        total = torch.tensor([num_targets], dtype=torch.float64, device=self._flat_model.device)  # exact up to 2^53
+        self._group.all_reduce(total)
+        return total[0] / len(self._group.ranks)
 
 
 @dataclass(frozen=True)
@@ -69,11 +92,9 @@ def accumulate_gradient(
 ) -> AccumulatedLoss:  # fmt: skip
     """Fill the flat model's gradient with that of the loss summed over `batch`, divided by its number of sequences.
 
-    Ranks that hold the module together share every micro-batch out among themselves, and the gradient is the mean of
-    what they come to, whose sum is wanted: the mean number of targets makes up for that.
-
-    How many targets there are is known only when all losses were computed, so the gradient still has to be multiplied
-    by the returned scale (`scale_and_clip`); every target then has the same weight, whatever the micro-batches.
+    The number of targets is known only when all losses were computed, so the gradient still has to be multiplied by the
+    returned scale (`scale_and_clip`); every target then has the same weight, whatever the micro-batches. Ranks that
+    hold the module together share out every micro-batch; the scale turns the mean of their gradients into the sum.
 
     Args:
         batch: the sequences of the update, on the device.
@@ -91,16 +112,16 @@ def accumulate_gradient(
         for micro_batch in micro_batches:
             is_last = chunk is chunks[-1] and micro_batch is micro_batches[-1]
             with averager.micro_batch(is_last) if averager else nullcontext():
-                own, counts = own_sequences(micro_batch, flat_model.shards)
+                sequences, counts = own_sequences(micro_batch, flat_model.shards)
                 with flat_model.autocast():
-                    loss, num_targets = objective.loss(module, own)
+                    loss, num_targets = objective.loss(module, sequences)
                 if not counts:
                     loss, num_targets = 0 * loss, 0
                 (loss / len(batch)).backward()
             loss_sum += loss.detach()
             chunk_targets += num_targets
         if watcher:
-            watcher.observe(chunk_targets)
+            watcher.observe(flat_model, chunk_targets)
         total_targets += chunk_targets
     if averager:
         scale = len(batch) / averager.mean_targets(total_targets)
@@ -120,10 +141,10 @@ def micro_batch_size(batch: int, capacity: int | None) -> int:
 
 
 def own_sequences(batch: Batch, shards: Shards) -> tuple[Batch, bool]:
-    """The sequences of a batch that are this rank's, and whether they count: all, where it holds the module by itself.
+    """This rank's sequences of a batch, and whether they count: all of them if it holds the module by itself.
 
-    All ranks must compute, for they gather parameters from each other: one that has no sequence takes the first, which
-    counts as nothing.
+    All ranks must compute, for they gather parameters from each other: one without a sequence takes the first, which
+    does not count.
     """
     num_ranks = len(shards.ranks)
     if num_ranks < 2:
@@ -135,7 +156,7 @@ def own_sequences(batch: Batch, shards: Shards) -> tuple[Batch, bool]:
 
 
 def scale_and_clip(flat_model: FlatModel, scale: float | torch.Tensor, clip_norm: float | None) -> None:
-    """Multiply the accumulated gradient by `scale`, and clip its norm then; in place, in one multiplication."""
+    """Multiply the accumulated gradient by `scale`, then clip its norm; in place, in one multiplication."""
     if clip_norm is not None:
         norm = flat_model.gradient_norm() * scale
         scale = (clip_norm / (norm + 1e-6)).clamp(max=1.0) * scale  # on the device: no synchronisation

@@ -15,8 +15,8 @@ class Offload:
     """Which workers' weights and moments are on the device.
 
     The first `resident` - 2 stay there; the others share two slots and are brought in ahead of their turn, on a
-    stream of their own. On a CPU the same copies are made, to no purpose but that of a test. (torch rounds pinned
-    memory up to powers of two: up to twice what the vectors hold.)
+    stream of their own. On a CPU the same copies are made, for tests alone. (torch rounds pinned memory up to powers of
+    two, so it takes up to twice what the vectors hold.)
     """
 
     def __init__(self, device: torch.device, resident: int | None) -> None:
@@ -27,7 +27,7 @@ class Offload:
         self._homes: dict[Worker, list[torch.Tensor]] = {}
 
     def settle(self, workers: Sequence[Worker]) -> None:
-        """Give every worker that must wait a place in CPU memory; called when the rank's workers have changed."""
+        """Give every worker that must wait a place in CPU memory; called after the rank's workers have changed."""
         num_staying, device = len(workers), self._device
         if self.resident is not None and num_staying > self.resident:
             num_staying = max(0, self.resident - SLOTS)
@@ -48,7 +48,7 @@ class Offload:
         self._wait_for_copies()
 
     def turns(self, workers: Sequence[Worker]) -> Iterator[Worker]:
-        """Every worker in turn, on the device while it has its turn; all are back when the last has ended."""
+        """Every worker in turn, on the device during its turn; all are back in their places after the last."""
         ahead: dict[Worker, torch.Event | None] = {}
         for place, worker in enumerate(workers):
             if worker not in ahead:
@@ -66,7 +66,7 @@ class Offload:
         self._wait_for_copies()
 
     def _bring(self, worker: Worker, turn: int) -> torch.Event | None:
-        """Copy into the slot that was left the turn before last, or is being left: copies keep their order."""
+        """Copy a worker into the slot of the turn before last; if that is still copied out, copies keep their order."""
         if worker not in self._homes:
             return None
         with self._copying():
@@ -77,6 +77,6 @@ class Offload:
         return nullcontext() if self._copies is None else torch.cuda.stream(self._copies)
 
     def _wait_for_copies(self) -> None:
-        """The CPU reads what was copied out: not before it has arrived."""
+        """The CPU may read what was copied out only after it has arrived."""
         if self._copies is not None:
             self._copies.synchronize()

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from adloco_dist.averaging.group import Group
-from adloco_dist.noise.sketch import BUCKETS, Sketch
+from adloco_dist.noise.sketch import BUCKETS
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.vectors import Deal
 
@@ -35,7 +35,7 @@ def shard_module(
 
     Args:
         module: whole, with the same weights on all ranks.
-        blocks: modules within it, of which none lies in another.
+        blocks: modules within it; none lies in another.
         device: where this rank computes; of one type on all ranks.
         in_bf16: whether it is computed in bf16; its weights stay as they are, and gradients are averaged in fp32.
 
@@ -46,8 +46,8 @@ def shard_module(
     mesh = DeviceMesh.from_group(group.process_group, device.type)
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if in_bf16 else MixedPrecisionPolicy()
     _save_memory_of_ties(module)
-    for one in (*blocks, module):
-        fully_shard(one, mesh=mesh, mp_policy=policy, shard_placement_fn=lambda one: Shard(deals[one].dimension))
+    for part in (*blocks, module):
+        fully_shard(part, mesh=mesh, mp_policy=policy, shard_placement_fn=lambda weight: Shard(deals[weight].dimension))
 
 
 def check_division(module: nn.Module, blocks: Sequence[nn.Module], size: int) -> dict[nn.Parameter, Deal]:
@@ -73,21 +73,21 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
     Raises:
         UnsuitableModuleError: there are none.
     """
-    lists = [one for one in module.modules() if isinstance(one, nn.ModuleList | nn.Sequential) and _repeats(one)]
-    inner = {id(one) for outer in lists for one in outer.modules() if one is not outer}
-    blocks = [block for one in lists if id(one) not in inner for block in one]
+    lists = [part for part in module.modules() if isinstance(part, nn.ModuleList | nn.Sequential) and _repeats(part)]
+    inner = {id(part) for outer in lists for part in outer.modules() if part is not outer}
+    blocks = [block for layers in lists if id(layers) not in inner for block in layers]
     if not blocks:
         rule = "has no list of layers (torch.nn.ModuleList or Sequential), whose members ranks would gather one by one"
         raise UnsuitableModuleError(f"{rule}; build it of one, or use pool.ranks_per_worker=1")
     return blocks
 
 
-def _repeats(modules: nn.ModuleList | nn.Sequential) -> bool:
+def _repeats(layers: nn.ModuleList | nn.Sequential) -> bool:
     """Whether these are several layers of a kind, with parameters, that can be called."""
-    kinds = {type(one) for one in modules}
+    kinds = {type(layer) for layer in layers}
     is_called = not kinds & {nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict}
-    have_parameters = all(next(one.parameters(), None) is not None for one in modules)
-    return len(modules) > 1 and len(kinds) == 1 and is_called and have_parameters
+    have_parameters = all(next(layer.parameters(), None) is not None for layer in layers)
+    return len(layers) > 1 and len(kinds) == 1 and is_called and have_parameters
 
 
 class TiedLinear(nn.Linear):
@@ -121,7 +121,7 @@ class ShardedFlatModel(FlatModel):
     """
 
     def _set_gradients(self) -> None:
-        """Nothing yet: parameters that are made anew get theirs."""
+        """Only note the parameters' names: new parameters get their gradients with `_set_parameters`."""
         names: dict[int, list[str]] = {id(parameter): [] for parameter in self._parameters}
         for name, parameter in self.module.named_parameters(remove_duplicate=False):
             if id(parameter) in names:
@@ -130,7 +130,7 @@ class ShardedFlatModel(FlatModel):
         self._address = 0
 
     def _set_parameters(self, weights: torch.Tensor) -> None:
-        if weights.data_ptr() == self._address:  # of the memory, for a worker that is swapped takes its vector along
+        if weights.data_ptr() == self._address:  # a worker that is swapped keeps its vector in other memory
             return
         self._address = weights.data_ptr()
         placed = [self._parameter_views(vector) for vector in (weights, self.gradient)]
@@ -153,12 +153,11 @@ class ShardedFlatModel(FlatModel):
         """Collective over the ranks that hold the module together."""
         return self.shards.joined_norm(super().gradient_norm())
 
-    def sketch(self, sketch: Sketch) -> torch.Tensor:
+    def gradient_sketch(self) -> torch.Tensor:
         """This rank's part of the sketch: those of all ranks add up to that of the sum of their gradients.
 
-        What fully_shard leaves is the mean of what ranks have computed of their shares of a batch.
-        Elements are signed by their places in the whole module's vectors, so that it is the same sketch; but where
-        columns are dealt they are those that the part would have if it were rows.
+        fully_shard leaves the mean of what the ranks have computed. Elements are signed by their places in the whole
+        module's vectors, so the sketch is that of the whole; columns get the places that rows would have.
         """
         layout, total = self.parameter_layout, torch.zeros(BUCKETS, dtype=self.dtype, device=self.device)
         for parameter, start, shape, offset in zip(
@@ -167,26 +166,24 @@ class ShardedFlatModel(FlatModel):
             assert isinstance(parameter, DTensor)
             size = shape.numel()
             place = offset + parameter.device_mesh.get_local_rank() * size
-            total += sketch(self.gradient[start : start + size], place)
+            total += self.sketch(self.gradient[start : start + size], place)
         return total * len(self.shards.ranks)
 
 
 def _placed(parameter: nn.Parameter, part: torch.Tensor) -> DTensor:
     """The distributed tensor of which this rank has `part`, placed as `parameter` is."""
     assert isinstance(parameter, DTensor)
-    shape, stride = parameter.shape, parameter.stride()
-    return DTensor.from_local(
-        part, parameter.device_mesh, parameter.placements, run_check=False, shape=shape, stride=stride
-    )
+    mesh, shape, stride = parameter.device_mesh, parameter.shape, parameter.stride()
+    return DTensor.from_local(part, mesh, parameter.placements, run_check=False, shape=shape, stride=stride)
 
 
 def _check_ties(module: nn.Module, blocks: Sequence[nn.Module]) -> None:
     """Refuse parameters that several blocks use, or a block and the root: they are gathered at different times."""
     owners: dict[int, int] = {}
-    inside = {id(one): number for number, block in enumerate(blocks) for one in block.modules()}
-    for prefix, one in module.named_modules():
-        for name, parameter in one.named_parameters(recurse=False):
-            owner = inside.get(id(one), len(blocks))
+    inside = {id(part): number for number, block in enumerate(blocks) for part in block.modules()}
+    for prefix, part in module.named_modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            owner = inside.get(id(part), len(blocks))
             if owners.setdefault(id(parameter), owner) != owner:
                 rule = f"its parameter {prefix}.{name} is used in several of its layers"
                 raise UnsuitableModuleError(f"{rule}; give each its own, or use pool.ranks_per_worker=1")
@@ -195,6 +192,6 @@ def _check_ties(module: nn.Module, blocks: Sequence[nn.Module]) -> None:
 def _save_memory_of_ties(module: nn.Module) -> None:
     """Make linear layers that share their weight `TiedLinear`, in place (fully_shard, too, changes classes)."""
     uses = Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))
-    for one in module.modules():
-        if type(one) is nn.Linear and uses[id(one.weight)] > 1:
-            one.__class__ = TiedLinear
+    for part in module.modules():
+        if type(part) is nn.Linear and uses[id(part.weight)] > 1:
+            part.__class__ = TiedLinear

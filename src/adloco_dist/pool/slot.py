@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from adloco_dist.config import Settings
-from adloco_dist.noise.sketch import Sketch
 from adloco_dist.objective.protocol import Objective
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.gradient import GradientAverager
@@ -21,7 +20,6 @@ class ComputeSlot:
     flat_model: FlatModel
     objective: Objective
     """What computes the loss of the flat model's module."""
-    sketch: Sketch
     averager: GradientAverager | None = None
     """Averages the gradient of every update over ranks; None: it is the instance's own."""
     stream: torch.cuda.Stream | None = None
@@ -46,8 +44,7 @@ def new_slot(
 
         kind = ShardedFlatModel
     flat_model = kind(module, device, settings.precision, changing, settings.cluster.timeout_seconds)
-    sketch = Sketch(flat_model.whole_layout.num_elements + flat_model.num_buffer_elements, flat_model.dtype, device)
-    return ComputeSlot(flat_model, objective, sketch)
+    return ComputeSlot(flat_model, objective)
 
 
 def further_slot(first: ComputeSlot, settings: Settings) -> ComputeSlot:
@@ -56,6 +53,5 @@ def further_slot(first: ComputeSlot, settings: Settings) -> ComputeSlot:
     shared = {id(parameter): parameter for parameter in module.parameters() if not parameter.requires_grad}
     flat_model = FlatModel(copy.deepcopy(module, shared), device, settings.precision, first.flat_model.changing)
     flat_model.point_at(first.flat_model.weights)  # the copy's own parameters are not needed
-    sketch = Sketch(flat_model.num_elements, flat_model.dtype, device)
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-    return replace(first, flat_model=flat_model, sketch=sketch, stream=stream)
+    return replace(first, flat_model=flat_model, stream=stream)

@@ -4,14 +4,15 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from adloco_dist.averaging.averager import Averager
 from adloco_dist.averaging.checks import checksum
 from adloco_dist.averaging.fragments import Fragment, largest
 from adloco_dist.averaging.group import Group
 from adloco_dist.averaging.outer_sgd import OuterSGD, chunks
 from adloco_dist.averaging.outer_step import Division, OuterStep, outer_entries
+from adloco_dist.averaging.report import OuterStepReport
 from adloco_dist.config import OuterSettings, OuterState, Settings, WireSettings
 from adloco_dist.data.protocols import Cursor
+from adloco_dist.pool.averager import new_averager
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.worker import Worker
 from adloco_dist.schema import NOTHING, Entry, Kind, assign, gather
@@ -25,12 +26,11 @@ def trainer_entries(outer: OuterSettings, wire: WireSettings) -> list[Entry]:
 
 
 class Trainer(OuterStep[Worker]):
-    """Trainer `id`: the outer step of its workers that are placed here, and its cursor; anchor, momentum and cursor are
+    """Trainer `id` on this rank: the outer step of its workers here, and its cursor. Anchor, momentum and cursor are
     equal on all its ranks.
 
     Attributes:
-        mean_anchor: the average of the anchors so far (outer.average_span), in the place of the anchor; None: there is
-            none.
+        mean_anchor: the average of the anchors so far, on the anchor's device; None without outer.average_span.
     """
 
     def __init__(
@@ -41,8 +41,12 @@ class Trainer(OuterStep[Worker]):
         flat_model: FlatModel,
         cursor: Cursor,
         settings: Settings,
-        averager: Averager,
+        nodes: Sequence[int],
     ) -> None:
+        """
+        Args:
+            nodes: the node of every rank of the run.
+        """
         self.id, self.cursor, self.flat_model = trainer_id, cursor, flat_model
         outer, wire = settings.outer, settings.wire
         fragments, boundary = flat_model.fragments(wire.fragments), flat_model.buffer_boundary
@@ -54,17 +58,25 @@ class Trainer(OuterStep[Worker]):
             anchor,
             Division(fragments, flat_model.shards, flat_model.device),
             OuterSGD(outer.lr, outer.momentum),
-            averager,
+            new_averager(wire, initial_weights.dtype, nodes),
             FlatBuffers(anchor, boundary),
             # The flat model's gradient is free while nobody computes.
             initial_weights.new_empty(largest(fragments) + len(flat_model.payload) - boundary)
             if wire.is_delayed
             else flat_model.payload,
         )
-        self._average_span, self.entries = outer.average_span, trainer_entries(outer, wire)
+        self.entries = trainer_entries(outer, wire)
+        self._average_span, self._is_delayed = outer.average_span, wire.is_delayed
         self.mean_anchor = None
         if outer.average_span:
             self.mean_anchor = torch.empty_like(anchor, pin_memory=is_pinned).copy_(anchor)
+
+    def average(self, fragment: int, group: Group | None) -> OuterStepReport:
+        """Average the workers' pseudo-gradients in a fragment, or prepare to. Collective over the trainer's ranks."""
+        if self._is_delayed:
+            before = self.mix_awaited()  # in a last round that is too short for what is under way to be mixed in
+            return before + self.start(fragment, group, is_delayed=True)
+        return self.step(fragment, group)
 
     @property
     def outer_vectors(self) -> list[torch.Tensor]:
@@ -72,34 +84,34 @@ class Trainer(OuterStep[Worker]):
         return [self.anchor] if self.momentum is None else [self.anchor, self.momentum]
 
     def begin_average(self) -> None:
-        """Let the average of anchors begin at this one."""
+        """Start the average of anchors again, from the present one."""
         if self.mean_anchor is not None:
             self.mean_anchor.copy_(self.anchor)
 
     @property
     def result(self) -> torch.Tensor:
-        """What is evaluated and saved: the anchor, or the average of the anchors."""
+        """What is evaluated and saved: the average of the anchors, or the anchor if there is none."""
         return self.anchor if self.mean_anchor is None else self.mean_anchor
 
     def average_anchors(self, tokens_before: int, tokens: int) -> None:
-        """Let the anchor of this round count in the average, by the whole pool's tokens before the round and in it."""
+        """Add the anchor of this round to the average, by the whole pool's tokens before the round and in it."""
         if self.mean_anchor is not None and self._average_span:
             average_in(self.mean_anchor, self.anchor, weight_of(tokens_before, tokens, self._average_span))
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint keeps of what all ranks of the trainer share, by name: these very tensors."""
+        """What a checkpoint keeps of the trainer that all its ranks share: the tensors themselves, by name."""
         return gather(self, [entry for entry in self.entries if entry.is_shared])
 
     def own_state(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint keeps of what this rank has for itself."""
+        """What a checkpoint keeps of the trainer that only this rank has."""
         return gather(self, [entry for entry in self.entries if not entry.is_shared])
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Become what `state` was taken of; a KeyError where a part is missing."""
+        """Restore what the ranks share; KeyError: a part is missing."""
         assign(self, [entry for entry in self.entries if entry.is_shared], state)
 
     def awaited_by(self, worker: Worker) -> Fragment | None:
-        """The fragment whose outer step a worker has not received yet."""
+        """The fragment whose outer step a worker has not received yet; None: there is none."""
         return None if worker.awaits == NOTHING else self.fragments[worker.awaits]
 
     def checksum(self) -> list[int]:
@@ -113,7 +125,7 @@ class Trainer(OuterStep[Worker]):
 
 
 class FlatBuffers:
-    """The buffers in flat vectors, the anchor and every worker's weights, behind a boundary."""
+    """The buffers behind a boundary of flat vectors: of the anchor and of every worker's weights."""
 
     def __init__(self, anchor: torch.Tensor, boundary: int) -> None:
         self._anchor, self._boundary = anchor, boundary
@@ -124,7 +136,7 @@ class FlatBuffers:
         return len(self._anchor) - self._boundary
 
     def find_changing(self, group: Group | None) -> None:
-        """They are known when vectors are laid out."""
+        """Nothing to find: they were known when vectors were laid out."""
 
     def sum_of(self, replicas: Sequence[Worker], total: torch.Tensor) -> None:
         total.zero_()
@@ -141,13 +153,13 @@ class FlatBuffers:
 
 
 def weight_of(tokens_before: int, tokens: int, span: float) -> float:
-    """What the anchor counts for in its average after a round of `tokens` > 0; the rest is the average before.
+    """The anchor's weight in the average after a round of `tokens` > 0; the rest is the weight of the average before.
 
-    Polynomial-decay averaging (Shamir and Zhang 2013, 1212.1824, section 4): the average spans a share of what lies
-    behind, so it forgets the start of the run however long that becomes.
+    Polynomial-decay averaging (Shamir and Zhang 2013, 1212.1824, section 4): the average spans a share of the run so
+    far, so it forgets the start.
 
     Args:
-        span: share of the tokens so far over which an anchor's weight falls by a factor of e, about; in (0, 1].
+        span: share of the tokens so far over which an anchor's weight falls by a factor of about e; in (0, 1].
     """
     return 1.0 - (tokens_before / (tokens_before + tokens)) ** (1.0 / span)
 

@@ -33,7 +33,7 @@ class Leaf:
 
 
 def leaves_of(flat_model: FlatModel, inner: InnerSettings) -> list[Leaf]:
-    """What the inner optimizers see of the weights: Muon every hidden matrix; then what is decayed, and what is not."""
+    """The leaves of the inner optimizers: with Muon every hidden matrix; then what is decayed, and what is not."""
     layout, is_muon = flat_model.parameter_layout, inner.optimizer is InnerOptimizer.muon
     matrices = flat_model.hidden_matrices if is_muon else []
     others = InnerOptimizer.adamw if is_muon else inner.optimizer
@@ -42,15 +42,15 @@ def leaves_of(flat_model: FlatModel, inner: InnerSettings) -> list[Leaf]:
         tensors = (index for index, offset in enumerate(layout.offsets) if where.start <= offset < where.stop)
         return Leaf(where, shape, tuple(tensors), optimizer, decay)
 
-    found = [leaf(where, shape, InnerOptimizer.muon, inner.weight_decay) for where, shape in matrices]
+    leaves = [leaf(where, shape, InnerOptimizer.muon, inner.weight_decay) for where, shape in matrices]
     starts, ends = [where.start for where, _ in matrices], [where.stop for where, _ in matrices]
     boundary, end = flat_model.decay_boundary, flat_model.num_elements
     between = zip([0, *ends, boundary], [*starts, boundary, end], strict=True)
     for start, stop in between:
         if stop > start:
             decay = inner.weight_decay if start < boundary else 0.0
-            found.append(leaf(slice(start, stop), (stop - start,), others, decay))
-    return found
+            leaves.append(leaf(slice(start, stop), (stop - start,), others, decay))
+    return leaves
 
 
 def moment_entries(leaves: Sequence[Leaf], inner: InnerSettings) -> list[Entry]:
@@ -75,11 +75,11 @@ def own_entries(wire: WireSettings) -> list[Entry]:
 
 
 class Worker(Replica):
-    """Worker `id` of a trainer: `weights` also holds, at its end, the buffers that its training changes.
+    """Worker `id` of a trainer; the end of `weights` holds the buffers that its training changes.
 
     Its optimizers hold leaves that share memory with `weights`: the decayed and the undecayed part, with Muon every
     hidden matrix by itself. Their gradients are those of the flat model on which it has its turn, so a step must follow
-    the worker's own backward pass. Moments exist from the start: what an instance takes of a device never grows.
+    the worker's own backward pass. Moments exist from the start: the memory of an instance never grows.
     """
 
     def __init__(
@@ -88,15 +88,14 @@ class Worker(Replica):
         weights: torch.Tensor,
         flat_model: FlatModel,
         inner: InnerSettings,
-        wire: WireSettings | None = None,
+        wire: WireSettings,
     ) -> None:
         """
         Args:
             weights: (num_elements,); the worker keeps this very tensor.
-            flat_model: says where weight decay ends, and the device on which steps are taken; nothing else.
-            wire: in which parts the model is averaged, and when; None: as a whole, without delay.
+            flat_model: says only where weight decay ends, and on which device steps are taken.
+            wire: in which parts the model is averaged, and when.
         """
-        wire = wire or WireSettings(delay_updates=0)
         departed = largest(flat_model.fragments(wire.fragments)) if wire.is_delayed else 0
         super().__init__(worker_id, weights.new_zeros(departed))
         self.weights, self._device = weights, flat_model.device
@@ -107,25 +106,25 @@ class Worker(Replica):
         self.num_targets = 0
         """Tokens or labels that those updates predicted; padding is not counted."""
         self.has_restarted = False
-        """Whether it took the anchor in this round, for weights that were not finite: only losses since then count."""
+        """Whether it restarted from the anchor in this round because its weights were not finite."""
         self.step_losses: list[torch.Tensor] = []
         """Mean losses of the updates since the run (re)started, where they are recorded; scalars on the device."""
         self.entries, leaves = own_entries(wire), leaves_of(flat_model, inner)
         self._moment_entries = moment_entries(leaves, inner)
-        self._own_leaves = [_OwnLeaf.of(leaf, weights, inner, flat_model.device) for leaf in leaves]
+        self._states = [_LeafState(leaf, weights, inner, flat_model.device) for leaf in leaves]
         self._optimizers = [
-            _new_optimizer(kind, [own for own in self._own_leaves if own.leaf.optimizer is kind], inner)
+            _new_optimizer(kind, [state for state in self._states if state.leaf.optimizer is kind], inner)
             for kind in dict.fromkeys(leaf.optimizer for leaf in leaves)
         ]
 
     def attach(self, flat_model: FlatModel) -> None:
-        """Point a module at this worker's weights, and the optimizers at the gradients which that module fills."""
+        """Point a module at this worker's weights, and the optimizers at the gradients that the module fills."""
         flat_model.point_at(self.weights)
-        for own in self._own_leaves:
-            own.parameter.grad = flat_model.gradient[own.leaf.where].view(own.leaf.shape)
+        for state in self._states:
+            state.parameter.grad = flat_model.gradient[state.leaf.where].view(state.leaf.shape)
 
     def step(self) -> None:
-        """Take an update with the gradients that are there."""
+        """Let every optimizer take a step with the gradients that are in the flat model."""
         for optimizer in self._optimizers:
             optimizer.step()
 
@@ -165,7 +164,7 @@ class Worker(Replica):
             self.departed[run.packed].add_(anchor[run.where].to(self.departed.device), alpha=sign)
 
     def recover(self, anchor: torch.Tensor) -> None:
-        """Take the anchor for weights that are not finite, with fresh moments; the round's mean loss stays unknown."""
+        """Replace weights that are not finite by the anchor, with fresh moments; the round's mean loss is unknown."""
         self.weights.copy_(anchor)
         self.reset_optimizer()
         self.loss_sum.zero_()
@@ -181,7 +180,7 @@ class Worker(Replica):
         return [math.nan] * (self.updates_done - len(known)) + known
 
     def state(self, is_away: bool) -> dict[str, torch.Tensor]:
-        """What a checkpoint keeps of the worker, by name of the entry: these very tensors.
+        """What a checkpoint keeps of the worker, by name of the entry: the tensors themselves, not copies.
 
         Args:
             is_away: whether it does not stand at its anchor: then its weights and its progress are kept as well.
@@ -190,10 +189,7 @@ class Worker(Replica):
         return {**self._moments(), **gather(self, entries)}
 
     def restore(self, state: Mapping[str, torch.Tensor], anchor: torch.Tensor) -> None:
-        """Become what `state` was taken of; without weights in it the worker stands at `anchor`.
-
-        A KeyError says that a part of the state is missing.
-        """
+        """Restore a state; without weights in it the worker stands at `anchor`. KeyError: a part is missing."""
         self.weights.copy_(anchor)
         for name, value in self._moments().items():
             value.copy_(state[name])
@@ -201,28 +197,27 @@ class Worker(Replica):
 
     def _moments(self) -> dict[str, torch.Tensor]:
         """What the optimizers keep, by name of the entry."""
-        values = (value for own in self._own_leaves for value in own.state.values())
+        values = (value for state in self._states for value in state.moments.values())
         entries = zip(self._moment_entries, values, strict=True)
         return {entry.name: value.view(-1) if entry.kind is Kind.part else value for entry, value in entries}
 
     def vectors(self) -> list[torch.Tensor]:
-        """The weights and the moments of all leaves: all that is as large as the model, in a fixed order."""
-        moments = [value for own in self._own_leaves for value in own.state.values() if value.ndim]
+        """The weights and the moments of all leaves, in a fixed order: everything that is as large as the model."""
+        moments = [value for state in self._states for value in state.moments.values() if value.ndim]
         return [self.weights, *moments]
 
     def move(self, places: Sequence[torch.Tensor]) -> None:
-        """Copy all `vectors` into `places`, of the same shapes on any device, and live there.
+        """Copy all `vectors` into `places`, of the same shapes on any device, and use those from now on.
 
         The copies are made in the order of the device's work, without waiting for it.
         """
         for vector, place in zip(self.vectors(), places, strict=True):
             vector.data = place.copy_(vector, non_blocking=True)
-        for own in self._own_leaves:
-            own.parameter.grad = None  # of the device that it was on
-            own.parameter.data = self.weights.data[own.leaf.where].view(own.leaf.shape)
+        for state in self._states:
+            state.parameter.grad = None  # of the device that it was on
+            state.parameter.data = self.weights.data[state.leaf.where].view(state.leaf.shape)
 
     def reset_optimizer(self) -> None:
-        """Start with fresh moments."""
         for value in self._moments().values():
             value.zero_()
 
@@ -232,28 +227,20 @@ class Worker(Replica):
                 group["lr"] = rate
 
 
-@dataclass(frozen=True)
-class _OwnLeaf:
-    """A leaf of one worker, which shares memory with its weights, and what the optimizer keeps of it."""
+class _LeafState:
+    """A leaf of one worker, which shares memory with its weights, with the state that the optimizer keeps of it."""
 
-    leaf: Leaf
-    parameter: torch.Tensor
-    state: dict[str, torch.Tensor]
-
-    @classmethod
-    def of(cls, leaf: Leaf, weights: torch.Tensor, inner: InnerSettings, device: torch.device) -> "_OwnLeaf":
-        parameter = weights[leaf.where].view(leaf.shape)
-        scalar = torch.zeros((), device=device)
-        state = {
-            name: torch.zeros_like(parameter) if kind is Kind.part else scalar
+    def __init__(self, leaf: Leaf, weights: torch.Tensor, inner: InnerSettings, device: torch.device) -> None:
+        self.leaf, self.parameter = leaf, weights[leaf.where].view(leaf.shape)
+        self.moments = {
+            name: torch.zeros_like(self.parameter) if kind is Kind.part else torch.zeros((), device=device)
             for name, kind in leaf.moments(inner).items()
         }
-        return cls(leaf, parameter, state)
 
 
-def _new_optimizer(kind: InnerOptimizer, own_leaves: Sequence[_OwnLeaf], inner: InnerSettings) -> torch.optim.Optimizer:
-    """The optimizer of these leaves, with the state that they have."""
-    groups = [{"params": [own.parameter], "weight_decay": own.leaf.weight_decay} for own in own_leaves]
+def _new_optimizer(kind: InnerOptimizer, states: Sequence[_LeafState], inner: InnerSettings) -> torch.optim.Optimizer:
+    """One optimizer for these leaves, with their state."""
+    groups = [{"params": [state.parameter], "weight_decay": state.leaf.weight_decay} for state in states]
     match kind:
         case InnerOptimizer.adamw:
             betas = (inner.beta1, inner.beta2)
@@ -262,6 +249,6 @@ def _new_optimizer(kind: InnerOptimizer, own_leaves: Sequence[_OwnLeaf], inner: 
             optimizer = torch.optim.SGD(groups, lr=inner.lr, momentum=inner.momentum, fused=True)
         case InnerOptimizer.muon:  # its rate is adjusted so that one suits both optimizers (Moonlight, 2502.16982)
             optimizer = torch.optim.Muon(groups, lr=inner.lr, momentum=inner.momentum, adjust_lr_fn="match_rms_adamw")
-    for own in own_leaves:
-        optimizer.state[own.parameter] = own.state
+    for state in states:
+        optimizer.state[state.parameter] = state.moments
     return optimizer

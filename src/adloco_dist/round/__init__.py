@@ -1,1 +1,1 @@
-"""The steps of a round, named as in docs/architecture.md, "A round"; the only users of collectives on tensors."""
+"""The steps of a round, named as in docs/architecture.md, "A round"; they alone start collectives on tensors."""

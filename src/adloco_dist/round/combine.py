@@ -1,6 +1,6 @@
 """Weighted sums over trainers, brought to the ranks that need them: at a merge, and at the end of a run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -19,14 +19,14 @@ class Transfer:
     holders: Mapping[int, tuple[int, ...]]
     """The ranks among `ranks` that hold each of them."""
     ranks: tuple[int, ...]
-    """The ranks that need the result, and the lowest rank of every member that none of them holds; ascending."""
+    """The ranks that need the result, and the lowest rank of every member that these do not hold; ascending."""
 
     @classmethod
     def of(cls, shares: Mapping[int, float], layout: Layout, needed: tuple[int, ...]) -> "Transfer":
-        """What brings a weighted sum over trainers of `layout` to the ranks in `needed`.
+        """The transfer of a weighted sum over trainers of `layout` to the ranks in `needed`.
 
         Args:
-            shares: what each member counts for; those without a share are left out.
+            shares: the weight of each member; those without one are left out.
         """
         held_by = {member: layout.ranks(member) for member in sorted(shares) if shares[member]}
         far = [ranks[0] for ranks in held_by.values() if not set(ranks) & set(needed)]
@@ -35,7 +35,7 @@ class Transfer:
         return cls({member: shares[member] for member in held_by}, holders, everyone)
 
     def sent(self, sender: int, receiver: int) -> list[int]:
-        """The members that `sender` sends to `receiver`, which holds none of them; a member's holders alternate."""
+        """The members whose slice `sender` sends to `receiver`, which does not hold them; holders take turns."""
         position = self.ranks.index(receiver)
         return [
             member
@@ -54,9 +54,9 @@ def combine(
 ) -> int:
     """Fill `total` with the sum of share times vector over the members of a transfer, on all its ranks.
 
-    Every rank sums one slice. It already has that slice of the members whose workers it has; of each other member, one
-    of the ranks that hold it sends that slice; and every sum is broadcast. An all-reduce, to which one rank for each
-    member brings the vector and the others zeros, sends half as much again for two members on two ranks each.
+    Every rank sums one slice and broadcasts the sum. It has that slice of the members whose workers are here, and gets
+    it of each other member from one rank that holds it. An all-reduce, to which one rank for each member brings the
+    vector and the others zeros, sends half as much again for two members on two ranks each.
 
     Args:
         vectors: this rank's vectors of the members, (num_elements,), by member, on any device; `total` may be one.
@@ -70,8 +70,8 @@ def combine(
     ranks = transfer.ranks
     bounds = [len(total) * number // len(ranks) for number in range(len(ranks) + 1)]
     slices = [slice(*pair) for pair in pairwise(bounds)]
-    mine = slices[ranks.index(rank)]
-    pieces = {member: vectors[member][mine] for member, holders in transfer.holders.items() if rank in holders}
+    rank_slice = slices[ranks.index(rank)]
+    pieces = {member: vectors[member][rank_slice] for member, holders in transfer.holders.items() if rank in holders}
     bytes_sent = 0
     if group is not None:
         outgoing = [
@@ -79,8 +79,9 @@ def combine(
             for receiver, part in zip(ranks, slices, strict=True)
         ]
         sizes_out = [sum(map(len, parts)) for parts in outgoing]
-        sizes_in = [len(transfer.sent(sender, rank)) * (mine.stop - mine.start) for sender in ranks]
-        sent = _joined([piece for parts in outgoing for piece in parts], total)
+        sizes_in = [len(transfer.sent(sender, rank)) * (rank_slice.stop - rank_slice.start) for sender in ranks]
+        leaving = [piece for parts in outgoing for piece in parts]
+        sent = leaving[0] if len(leaving) == 1 else torch.cat([total[:0], *leaving])  # one piece needs no copy
         if in_bf16:
             sent = sent.to(torch.bfloat16)
         content, size = sent.view(torch.uint8), sent.element_size()
@@ -88,21 +89,17 @@ def combine(
         group.all_to_all(arrived, content, [size * n for n in sizes_in], [size * n for n in sizes_out])
         received = arrived.view(sent.dtype).to(total.dtype)
         incoming = [member for sender in ranks for member in transfer.sent(sender, rank)]
-        pieces |= zip(incoming, received.split(mine.stop - mine.start) if incoming else (), strict=True)
+        pieces |= zip(incoming, received.split(rank_slice.stop - rank_slice.start) if incoming else (), strict=True)
         bytes_sent = sent.nbytes
-    _sum_into(total[mine], {member: pieces[member].to(total.device) for member in transfer.shares}, transfer.shares)
+    near = {member: pieces[member].to(total.device) for member in transfer.shares}
+    _sum_into(total[rank_slice], near, transfer.shares)
     if group is not None:
         whole = total.to(torch.bfloat16) if in_bf16 else total
         group.broadcast_each([whole[part].view(torch.uint8) for part in slices])
-        bytes_sent += (len(ranks) - 1) * whole[mine].nbytes
+        bytes_sent += (len(ranks) - 1) * whole[rank_slice].nbytes
         if in_bf16:
             total.copy_(whole)
     return bytes_sent
-
-
-def _joined(pieces: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    """One piece as it is; several, or none, in a tensor of their own."""
-    return pieces[0] if len(pieces) == 1 else torch.cat([like[:0], *pieces])
 
 
 def _sum_into(total: torch.Tensor, pieces: Mapping[int, torch.Tensor], shares: Mapping[int, float]) -> None:

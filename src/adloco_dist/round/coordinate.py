@@ -1,7 +1,8 @@
 """Report and plan: every rank reports its round to rank 0, which decides the next one for all."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -46,10 +47,7 @@ class Coordinator:
     def plan_next(
         self, control: ControlPlane, report: RankReport, last: RoundPlan | None
     ) -> tuple[RoundPlan, RankReport]:
-        """Send this rank's report; receive the plan of the round after `last`, and the rank's next report. Collective.
-
-        The next report begins with the cost of this exchange.
-        """
+        """Do as `coordinate` for the round after `last`. Collective."""
         return coordinate(control, report, lambda reports: self._decide(reports, last))
 
     def _decide(self, of_ranks: Sequence[RankReport], last: RoundPlan | None) -> RoundPlan:
@@ -70,51 +68,42 @@ class Coordinator:
 def coordinate(
     control: ControlPlane, report: RankReport, decide: Callable[[Sequence[RankReport]], RoundPlan]
 ) -> tuple[RoundPlan, RankReport]:
-    """One gather and one broadcast. `decide` runs on rank 0 alone; its plan holds for all ranks.
+    """One gather and one broadcast: rank 0 decides by all ranks' reports, and its plan holds for all. Collective.
 
     Returns:
         The plan, and the rank's next report, which begins with the cost of this exchange.
     """
-    start, sent = time.perf_counter(), control.bytes_sent
-    with record_function("report"):
-        reports = [decode(RankReport, message) for message in control.gather(encode(report))]
-    with record_function("plan"):
-        plan = decode(RoundPlan, control.broadcast(encode(decide(reports)) if reports else None))
-    next_report = RankReport(report.rank, plan_digest=plan.digest())
-    _add_cost(next_report, control, start, sent)
+    next_report = RankReport(report.rank)
+    with _added_cost(control, next_report):
+        with record_function("report"):
+            reports = [decode(RankReport, message) for message in control.gather(encode(report))]
+        with record_function("plan"):
+            plan = decode(RoundPlan, control.broadcast(encode(decide(reports)) if reports else None))
+        next_report.plan_digest = plan.digest()
     return plan, next_report
 
 
 def ask_all(control: ControlPlane, report: RankReport, is_coming: bool) -> Callable[[], bool]:
-    """Ask whether all ranks are coming, before any enters a collective of the outer step.
+    """Ask whether all ranks are coming, before any enters a collective of the outer step; cost is added to the report.
 
-    Args:
-        report: the cost of the exchange is added to it, of waiting when the answer is asked for.
+    Returns:
+        A function that waits for the answer.
     """
     sent = control.bytes_sent
-    answered = control.start_all(is_coming)
+    answer = control.start_all(is_coming)
     report.control_bytes_sent += control.bytes_sent - sent
 
     def wait() -> bool:
-        start = time.perf_counter()
-        with record_function("control"):
-            answer = answered()
-        report.control_seconds += time.perf_counter() - start
-        return answer
+        with _added_cost(control, report), record_function("control"):
+            return answer()
 
     return wait
 
 
 def exchange_ends(control: ControlPlane, report: RankReport, ends: dict[int, Any]) -> dict[int, Any]:
-    """What all ranks must know of the data that this rank has read: the same of all ranks, by stream.
-
-    Args:
-        report: the cost of the exchange is added to it.
-    """
-    start, sent = time.perf_counter(), control.bytes_sent
-    with record_function("control"):
+    """Exchange what all ranks must know of the data that each has read, by stream; cost is added to the report."""
+    with _added_cost(control, report), record_function("control"):
         replies = control.exchange({"ends": ends})
-    _add_cost(report, control, start, sent)
     return {int(stream): end for reply in replies for stream, end in reply["ends"].items()}
 
 
@@ -124,6 +113,10 @@ def merged_reports(control: ControlPlane, report: RankReport) -> MergeReport:
     return sum((decode(MergeReport, message) for message in messages), MergeReport())
 
 
-def _add_cost(report: RankReport, control: ControlPlane, start: float, sent: int) -> None:
+@contextmanager
+def _added_cost(control: ControlPlane, report: RankReport) -> Iterator[None]:
+    """Add the time and the bytes of the exchange in the block to a report."""
+    start, sent = time.perf_counter(), control.bytes_sent
+    yield
     report.control_seconds += time.perf_counter() - start
     report.control_bytes_sent += control.bytes_sent - sent

@@ -1,7 +1,7 @@
 """The inner phase: every worker takes its updates from its trainer's anchor; no communication."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -20,13 +20,13 @@ from adloco_dist.policy.plan import RoundPlan
 from adloco_dist.policy.report import InnerReport, sums_by_update
 from adloco_dist.policy.schedule import batch_scale, learning_rate
 from adloco_dist.pool.capacity import free_device_memory, is_out_of_memory
+from adloco_dist.pool.estimator import GradientEstimator
 from adloco_dist.pool.gradient import AccumulatedLoss, accumulate_gradient, micro_batch_size, scale_and_clip
 from adloco_dist.pool.offload import Offload
 from adloco_dist.pool.slot import ComputeSlot
 from adloco_dist.pool.timing import Timing, timed, wait_for
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.pool.worker import Worker
-from adloco_dist.round.estimator import GradientEstimator
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class InnerPhase:
 
     plan: RoundPlan
     settings: Settings
-    estimators: Mapping[int, GradientEstimator] = field(default_factory=dict)
-    """Watchers of the workers' first gradients, by trainer. A trainer that is missing is not measured."""
+    estimator: GradientEstimator | None = None
+    """Watches the workers' first gradients; None: they are not measured."""
     stop: StopRequest = field(default_factory=StopRequest)
     """Ends the phase after the updates that are being taken."""
 
@@ -61,12 +61,12 @@ class InnerPhase:
         """Take the updates of all workers: one worker after the other, or as many at once as there are slots.
 
         Args:
-            slots: one alone, or one for each worker that has its turn at the same time; they share nothing but data.
+            slots: one, or one for each worker that computes at the same time; they share nothing except data.
             offload: brings workers to the device for their turns; None: they are all there.
-            until: updates of the round that are taken then, earlier ones included; None: all, from the first.
+            until: updates of the round that are taken in the end, earlier ones included; None: all, from the first.
 
         Returns:
-            The reports, by trainer: losses and targets of the round so far, all else of what was done now.
+            The reports by trainer: losses and targets of the round so far, and what was spent in this call.
         """
         if until is None:
             until = self.plan.updates
@@ -138,12 +138,11 @@ class InnerPhase:
             yield
 
     def _updates(self, task: _Task, slot: ComputeSlot) -> Iterator[int]:
-        """Take the updates of one worker; yields after each, how many it has taken in the round."""
+        """Take the updates of one worker; after each, yields how many it has taken in the round."""
         settings, plan, trainer, worker, result = self.settings, self.plan, task.trainer, task.worker, task.result
         clip_norm, batch, gradient = settings.inner.clip_norm, plan.batches[trainer.id], slot.flat_model.gradient
         rate_scale = batch_scale(settings.inner.batch_scaling, batch.local_batch / settings.batching.local_batch)
-        timing, estimator = Timing(), self.estimators.get(trainer.id)
-        num_updates = plan.updates_of(trainer.id, worker.id)
+        timing, num_updates = Timing(), plan.updates_of(trainer.id, worker.id)
         with about(f"trainer {trainer.id}, worker {worker.id}"):
             worker.attach(slot.flat_model)
             for update in range(worker.updates_done, task.until):
@@ -153,14 +152,14 @@ class InnerPhase:
                 with timed(gradient.device) if is_timed else nullcontext(timing) as timing:
                     # Seeded by trainer, worker and update, never by rank: placement changes no random number.
                     seed = (settings.seed, trainer.id, worker.id, plan.round, update)
-                    sequences, watching = self._read(task, slot, update, seed), estimator if update == 0 else None
-                    done = _update_gradient(slot, worker.id, sequences, seed, watching, result.notes)
+                    sequences, estimator = self._read(task, slot, update, seed), self.estimator if update == 0 else None
+                    done = _update_gradient(slot, (trainer.id, worker.id), sequences, seed, estimator, result.notes)
                     worker.loss_sum += done.mean
                     if settings.run.step_losses:
                         worker.step_losses.append(done.mean)
                     worker.num_targets += done.num_targets
                 scale_and_clip(slot.flat_model, done.scale, clip_norm)
-                place = update * plan.updates // num_updates  # of slower workers, the last has the same rate
+                place = update * plan.updates // num_updates  # the last update of slower workers has the same rate
                 worker.set_learning_rate(learning_rate(settings.inner, plan.progress, place) * rate_scale)
                 worker.step()
                 slot.flat_model.store_buffers()
@@ -189,7 +188,7 @@ class InnerPhase:
         return batch
 
     def _by_trainer(self, tasks: Sequence[_Task], seconds: float) -> dict[int, InnerReport]:
-        """The turns' results added up, in the order of the turns whatever came first."""
+        """The results of the turns, added up in their order, whichever ended first."""
         sequences = [self.plan.batches[task.trainer.id].local_batch for task in tasks]
         total = sum(sequences)
         results: dict[int, InnerReport] = {}
@@ -207,7 +206,7 @@ class InnerPhase:
 
 def _update_gradient(
     slot: ComputeSlot,
-    worker: int,
+    worker: tuple[int, int],
     batch: Batch,
     seed: Sequence[int],
     estimator: GradientEstimator | None,
@@ -216,7 +215,9 @@ def _update_gradient(
     """Accumulate the gradient of one update; where memory runs out, once more in micro-batches of half the size.
 
     Args:
+        worker: the ids of its trainer and of the worker.
         seed: of the random numbers with which it is computed.
+        estimator: watches the gradient; None: it is not measured.
 
     Raises:
         torch.OutOfMemoryError: not even one sequence fits (RuntimeError where it is the CPU's memory).
@@ -227,7 +228,7 @@ def _update_gradient(
             # Ranks that share a batch out draw numbers of their own.
             shards = slot.flat_model.shards
             _seed(slot.flat_model.device, *seed, *([shards.index] if shards.ranks else []))
-            watcher = estimator.watch(worker, slot) if estimator else None
+            watcher = estimator.watch(worker) if estimator else None
             return accumulate_gradient(slot.flat_model, slot.objective, batch, size, watcher, slot.averager)
         except RuntimeError as error:
             # Ranks that average gradients wait in the backward pass that failed: it cannot be repeated.

@@ -6,26 +6,21 @@ from collections.abc import Collection, Mapping
 import torch
 from torch.profiler import record_function
 
-from adloco_dist.config import Settings, Shards, WireFormat
-from adloco_dist.data.protocols import Cursor
+from adloco_dist.config import Shards, WireFormat
 from adloco_dist.policy.evaluation import Evaluation
 from adloco_dist.policy.layout import Layout
 from adloco_dist.policy.merging import Merge
 from adloco_dist.policy.plan import RoundPlan
 from adloco_dist.policy.report import MergeReport
-from adloco_dist.pool.averager import new_averager
+from adloco_dist.pool.local_pool import LocalPool, probe_in_turn
 from adloco_dist.pool.trainer import Trainer
-from adloco_dist.pool.worker import Worker
 from adloco_dist.round.combine import Transfer, combine
 from adloco_dist.round.evaluate import evaluate_anchors
-from adloco_dist.round.local_pool import LocalPool, probe_in_turn, set_up_estimators
 
 
 @record_function("merge")
 def regroup(pool: LocalPool, before: Layout, plan: RoundPlan) -> MergeReport:
-    """Make of several trainers one, as the plan says.
-
-    Collective over the whole world.
+    """Merge trainers into one, as the plan says. Collective over the whole world.
 
     Args:
         before: the layout of the last round.
@@ -34,10 +29,13 @@ def regroup(pool: LocalPool, before: Layout, plan: RoundPlan) -> MergeReport:
     assert merge
     members = _losses(pool, before, merge.shares)
     start = time.perf_counter()
-    _unite_cursors(pool.cursors, merge, pool.settings)
+    if pool.settings.data.shards is Shards.disjoint:
+        others = [pool.cursors[member] for member in merge.ended]
+        pool.cursors[merge.survivor] = pool.cursors[merge.survivor].unite(others)
+    for ended in merge.ended:
+        del pool.cursors[ended]
     bytes_sent = _bring_together(pool, before, plan.layout, merge)
     pool.groups.form_all(plan.layout.rank_sets)
-    set_up_estimators(pool)
     if plan.probed:
         probe_in_turn(pool, plan.layout, takes_part=pool.runtime.seat in plan.probed)
     seconds = round(time.perf_counter() - start, 6)
@@ -46,7 +44,7 @@ def regroup(pool: LocalPool, before: Layout, plan: RoundPlan) -> MergeReport:
 
 
 def _losses(pool: LocalPool, layout: Layout, trainers: Collection[int]) -> dict[int, Evaluation]:
-    """This rank's parts of the evaluations of some anchors; none where no curves are drawn."""
+    """This rank's parts of the evaluations of some anchors; none unless curves are drawn."""
     if pool.settings.evaluation.every is None:
         return {}
     reports = evaluate_anchors(pool, layout, trainers)
@@ -54,8 +52,8 @@ def _losses(pool: LocalPool, layout: Layout, trainers: Collection[int]) -> dict[
 
 
 def _bring_together(pool: LocalPool, before: Layout, after: Layout, merge: Merge) -> int:
-    """Make this rank's members the survivor, with all their workers here; return the bytes that this rank sent."""
-    seat, flat_model, settings = pool.runtime.seat, pool.flat_model, pool.settings
+    """Merge the members on this rank, and their workers, into the survivor; return the bytes that this rank sent."""
+    seat, flat_model = pool.runtime.seat, pool.flat_model
     members = {member: pool.trainers[member] for member in merge.shares if member in pool.trainers}
     workers = {(member, worker.id): worker for member, trainer in members.items() for worker in trainer.workers}
     for trainer in members.values():
@@ -64,11 +62,13 @@ def _bring_together(pool: LocalPool, before: Layout, after: Layout, merge: Merge
             # What it has learned since it last met the others: nothing, unless fragments meet at different times.
             if is_finite:
                 worker.shift(trainer.anchor, trainer.awaited_by(worker), -1)
-            else:
-                _begin_anew(worker)
+            else:  # the worker's moments are no better than the anchor
+                worker.weights.zero_()
+                worker.departed.zero_()
+                worker.reset_optimizer()
     transfer = Transfer.of(merge.shares, before, after.ranks(merge.survivor))
     if not members:
-        pool.groups.of(transfer.ranks)  # which all ranks form together
+        pool.groups.of(transfer.ranks)  # all ranks form it together
         return 0
     survivor = members.get(merge.survivor) or Trainer(
         merge.survivor,
@@ -76,8 +76,8 @@ def _bring_together(pool: LocalPool, before: Layout, after: Layout, merge: Merge
         flat_model.gradient,
         flat_model,
         pool.cursors[merge.survivor],
-        settings,
-        new_averager(settings.wire, flat_model.dtype, pool.runtime.nodes),
+        pool.settings,
+        pool.runtime.nodes,
     )
     others = {trainer_id: trainer for trainer_id, trainer in pool.trainers.items() if trainer_id not in merge.shares}
     pool.trainers = dict(sorted({**others, merge.survivor: survivor}.items()))
@@ -128,18 +128,3 @@ def average_members(pool: LocalPool, merge: Merge, transfer: Transfer, members: 
             result.copy_(total)
     survivor.begin_average()
     return bytes_sent
-
-
-def _begin_anew(worker: Worker) -> None:
-    """Leave an anchor that is not finite: the worker's moments are no better."""
-    worker.weights.zero_()
-    worker.departed.zero_()
-    worker.reset_optimizer()
-
-
-def _unite_cursors(cursors: dict[int, Cursor], merge: Merge, settings: Settings) -> None:
-    if settings.data.shards is Shards.disjoint:
-        others = [cursors[member] for member in merge.ended]
-        cursors[merge.survivor] = cursors[merge.survivor].unite(others)
-    for ended in merge.ended:
-        del cursors[ended]

@@ -7,7 +7,9 @@ in the trace of a profiled round, as the records name where the time went.
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
+from msgspec import structs
 from torch.profiler import record_function
 
 from adloco_dist.averaging.report import OuterStepReport
@@ -19,16 +21,15 @@ from adloco_dist.policy.plan import RoundPlan
 from adloco_dist.policy.report import (
     AnchorReport,
     EvaluationReport,
-    MeasureReport,
     MergeReport,
     RankReport,
     TrainerReport,
 )
+from adloco_dist.pool.local_pool import LocalPool
 from adloco_dist.pool.timing import timed
 from adloco_dist.round.coordinate import ask_all, exchange_ends
 from adloco_dist.round.evaluate import evaluate_anchors
 from adloco_dist.round.inner import InnerPhase
-from adloco_dist.round.local_pool import LocalPool, round_ends
 from adloco_dist.round.regroup import regroup
 
 
@@ -43,7 +44,7 @@ def begin_round(pool: LocalPool, last: RoundPlan | None, plan: RoundPlan, report
 
 
 def resume_round(pool: LocalPool, plan: RoundPlan, merge: MergeReport) -> RankReport:
-    """Prepare the rest of a round, in the middle of which the workers are; return this rank's report, to be added to.
+    """Prepare the rest of a round that was interrupted; return this rank's report of it so far.
 
     Args:
         merge: what the merges before the round came to, of all ranks; rank 0 reports it.
@@ -56,15 +57,14 @@ def resume_round(pool: LocalPool, plan: RoundPlan, merge: MergeReport) -> RankRe
 def _renew_sketches(pool: LocalPool, plan: RoundPlan) -> None:
     """Draw the random signs of the round, with which gradients are compared."""
     for slot in pool.slots if plan.measures else ():
-        slot.sketch.renew(pool.settings.seed, plan.round)
+        slot.flat_model.sketch.renew(pool.settings.seed, plan.round)
 
 
 def inner(pool: LocalPool, plan: RoundPlan, event: Event, report: RankReport, stop: StopRequest) -> bool:
     """Every worker takes its updates up to an event of the round.
 
-    Before an average, ranks tell each other whether they come: ahead of the last update before one in the middle of a
-    round. They take that update in any case then: by its end the answers are there, and a rank that is less than an
-    update ahead does not wait. Collective, except before what is mixed in.
+    Before an average, ranks tell each other whether they come; in the middle of a round one update earlier, which they
+    then take in any case: the answers arrive meanwhile. Collective, except before what is mixed in.
 
     Args:
         stop: ends the updates before they are complete.
@@ -75,12 +75,11 @@ def inner(pool: LocalPool, plan: RoundPlan, event: Event, report: RankReport, st
     heartbeat, where = pool.runtime.heartbeat, f"round {plan.round + 1}"
     heartbeat.enter(f"{where}: inner phase")
     if event.action is Action.mix:
-        take_updates(pool, plan, event.update, report, stop)
+        is_reached = take_updates(pool, plan, event.update, report, stop)
         heartbeat.enter(f"{where}: outer step")
-        return has_reached(pool, plan, event.update)
+        return is_reached
     told_at = event.update if event.action is Action.end else max(event.update - 1, 1)
-    take_updates(pool, plan, told_at, report, stop)
-    is_coming = has_reached(pool, plan, told_at)
+    is_coming = take_updates(pool, plan, told_at, report, stop)
     all_come = ask_all(pool.runtime.control, report, is_coming)
     if is_coming and told_at < event.update:
         take_updates(pool, plan, event.update, report, StopRequest())
@@ -89,31 +88,28 @@ def inner(pool: LocalPool, plan: RoundPlan, event: Event, report: RankReport, st
 
 
 @record_function("inner")
-def take_updates(pool: LocalPool, plan: RoundPlan, until: int, report: RankReport, stop: StopRequest) -> None:
-    """Every worker takes its updates until it has taken its part of so many of the round; no communication."""
-    phase = InnerPhase(plan, pool.settings, pool.estimators if plan.measures else {}, stop)
+def take_updates(pool: LocalPool, plan: RoundPlan, until: int, report: RankReport, stop: StopRequest) -> bool:
+    """Every worker takes its updates up to update `until` of the round, unless the rank is asked to stop; whether all
+    have done so. No communication."""
+    phase = InnerPhase(plan, pool.settings, pool.estimator if plan.measures else None, stop)
     for trainer_id, done in phase.run(list(pool.trainers.values()), pool.slots, pool.offload, until).items():
         report.of(trainer_id).inner += done
-
-
-def has_reached(pool: LocalPool, plan: RoundPlan, update: int) -> bool:
-    """Whether this rank's workers have taken so many updates of the round; if not, it was asked to stop."""
     return all(
-        worker.updates_done >= plan.updates_by(update, trainer.id, worker.id)
+        worker.updates_done >= plan.updates_by(until, trainer.id, worker.id)
         for trainer in pool.trainers.values()
         for worker in trainer.workers
     )
 
 
 def advance_cursors(pool: LocalPool, plan: RoundPlan, report: RankReport) -> None:
-    """Note in the cursors of all trainers what was read in the round. Collective.
-
-    Args:
-        report: the cost of the exchange is added to it.
-    """
-    control = pool.runtime.control
-    has_streams = any(cursor.size is None for cursor in pool.cursors.values())  # the same on all ranks
-    ends = exchange_ends(control, report, round_ends(pool, plan)) if has_streams else {}
+    """Note in the cursors of all trainers what was read in the round. Collective."""
+    ends: dict[int, Any] = {}
+    if any(cursor.size is None for cursor in pool.cursors.values()):  # streams, on all ranks
+        for trainer_id, trainer in pool.trainers.items():
+            workers, num_workers = [worker.id for worker in trainer.workers], plan.layout.num_workers(trainer_id)
+            sequences = plan.updates * plan.batches[trainer_id].local_batch
+            ends |= trainer.cursor.ends(workers, num_workers, sequences)
+        ends = exchange_ends(pool.runtime.control, report, ends)
     for trainer_id, cursor in pool.cursors.items():
         updates, num_workers = plan.updates, plan.layout.num_workers(trainer_id)
         if trainer_id in plan.worker_updates:
@@ -123,33 +119,32 @@ def advance_cursors(pool: LocalPool, plan: RoundPlan, report: RankReport) -> Non
 
 @record_function("measure")
 def measure(pool: LocalPool, plan: RoundPlan, report: RankReport) -> None:
-    """Exchange what estimators have seen of every trainer's first gradients. Collective."""
+    """Exchange what was seen of every trainer's first gradients. Collective."""
     for trainer_id in plan.layout.trainers:
         group = pool.groups.of(plan.layout.ranks(trainer_id))  # on all ranks, for it may have to be formed
-        if plan.measures and (estimator := pool.estimators.get(trainer_id)):
+        if pool.estimator and plan.measures and trainer_id in pool.trainers:
             with about(f"trainer {trainer_id}"), timed(pool.runtime.device) as timing:
-                measured = estimator.measure(pool.trainers[trainer_id], plan.layout, group)
-            report.of(trainer_id).measure = MeasureReport(measured.statistics, timing.seconds, measured.bytes_sent)
+                measured = pool.estimator.measure(pool.trainers[trainer_id], plan.layout, group)
+            report.of(trainer_id).measure = structs.replace(measured, seconds=timing.seconds)
 
 
 @record_function("outer")
 def average(pool: LocalPool, plan: RoundPlan, event: Event, report: RankReport) -> None:
     """Average a fragment of every trainer's pseudo-gradients, or let its average travel. Collective.
 
-    At the end of a round averages begin to travel when the next plan has come (`begin_averages`): on a slow link report
-    and plan would wait behind them.
+    Delayed averages at the end of a round begin to travel after the next plan has come (`begin_averages`): on a slow
+    link, report and plan would wait behind them.
     """
     for trainer_id in plan.layout.trainers:
         group = pool.groups.of(plan.layout.ranks(trainer_id))  # on all ranks, for it may have to be formed
         if trainer := pool.trainers.get(trainer_id):
-            step = partial(pool.algorithm.average, trainer, group, event.fragment)
-            report.of(trainer_id).outer += _timed(pool, trainer_id, step)
+            _report_outer(pool, report, trainer_id, partial(trainer.average, event.fragment, group))
     if event.action is Action.start:
         begin_averages(pool)
 
 
 def begin_averages(pool: LocalPool) -> None:
-    """Let averages that were prepared travel while updates are computed, one trainer's after the other's."""
+    """Let prepared averages travel while updates are computed, one trainer after the other."""
     after = None
     for trainer in pool.trainers.values():
         after = trainer.begin(after)
@@ -159,20 +154,21 @@ def begin_averages(pool: LocalPool) -> None:
 def mix_in(pool: LocalPool, event: Event, report: RankReport) -> None:
     """Bring a fragment's outer steps to the workers that await them; wait for its averages. No collective."""
     for trainer_id, trainer in pool.trainers.items():
-        report.of(trainer_id).outer += _timed(pool, trainer_id, partial(trainer.mix, event.fragment))
+        _report_outer(pool, report, trainer_id, partial(trainer.mix, event.fragment))
 
 
 @record_function("outer")
 def complete_all(pool: LocalPool, report: RankReport) -> None:
-    """Wait for all averages under way, and take their outer steps: the anchors are the newest then."""
+    """Wait for all averages under way, and take their outer steps: the anchors are up to date then."""
     for trainer_id, trainer in pool.trainers.items():
-        report.of(trainer_id).outer += _timed(pool, trainer_id, trainer.complete)
+        _report_outer(pool, report, trainer_id, trainer.complete)
 
 
-def _timed(pool: LocalPool, trainer_id: int, step: Callable[[], OuterStepReport]) -> OuterStepReport:
+def _report_outer(pool: LocalPool, report: RankReport, trainer_id: int, step: Callable[[], OuterStepReport]) -> None:
+    """Take a part of a trainer's outer step, and add what it did to the rank's report."""
     with about(f"trainer {trainer_id}"), timed(pool.runtime.device) as timing:
-        report = step()
-    return replace(report, seconds=timing.seconds)
+        done = step()
+    report.of(trainer_id).outer += replace(done, seconds=timing.seconds)
 
 
 def average_anchors(pool: LocalPool, plan: RoundPlan) -> None:

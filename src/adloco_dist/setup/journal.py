@@ -23,7 +23,7 @@ from adloco_dist.config.compose import to_plain
 from adloco_dist.messages import encode, strict_json
 from adloco_dist.policy.plan import PlanInputs
 from adloco_dist.pool.arithmetic import in_words
-from adloco_dist.round.local_pool import LocalPool
+from adloco_dist.pool.local_pool import LocalPool
 from adloco_dist.run.directory import RunDirectory
 from adloco_dist.run.display import Display
 from adloco_dist.run.journal import Journal, MetricsFile, RunFile, whole_lines

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from adloco_dist.averaging.group import GroupError
-from adloco_dist.baselines.ddp import DataParallel
+from adloco_dist.baselines.ddp import DataParallelTrainer, data_parallel_slot
 from adloco_dist.checkpoint.resume import ResumePoint
 from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.runtime import Runtime
@@ -19,14 +19,12 @@ from adloco_dist.policy.merging import Network
 from adloco_dist.policy.plan import PlanInputs
 from adloco_dist.policy.replay import Trajectory
 from adloco_dist.policy.report import smallest_capacity
-from adloco_dist.pool.averager import new_averager
+from adloco_dist.pool.capacity import count_resident
+from adloco_dist.pool.local_pool import LocalPool, bytes_reserved_for_groups, probe_in_turn
 from adloco_dist.pool.offload import Offload
-from adloco_dist.pool.probe import count_resident
 from adloco_dist.pool.slot import new_slot
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.pool.worker import Worker
-from adloco_dist.round.algorithm import PseudoGradients
-from adloco_dist.round.local_pool import LocalPool, bytes_reserved_for_groups, probe_in_turn, set_up_estimators
 from adloco_dist.setup.building import examine_module
 from adloco_dist.setup.concurrency import find_slots
 
@@ -63,18 +61,17 @@ def set_up_pool(
     reserved_bytes = bytes_reserved_for_groups(settings, groups, layout, seat)
     resident = count_resident(first, settings, len(placed), num_workers, runtime.ranks_on_device, reserved_bytes)
     born_on = runtime.device if resident is None else "cpu"
-    trainers = {}
-    for trainer, ids in placed.items():
-        workers = [
+    kind = DataParallelTrainer if settings.algorithm.is_data_parallel else Trainer
+    trainers: dict[int, Trainer] = {}
+    for trainer_id, workers in placed.items():
+        instances = [
             Worker(worker, initial_weights.to(born_on, copy=True), flat_model, settings.inner, settings.wire)
-            for worker in ids
+            for worker in workers
         ]
-        averager = new_averager(settings.wire, initial_weights.dtype, runtime.nodes)
-        cursor = cursors[trainer]
-        trainers[trainer] = Trainer(trainer, workers, initial_weights, flat_model, cursor, settings, averager)
-    algorithm = DataParallel() if settings.algorithm.is_data_parallel else PseudoGradients(settings.wire)
+        cursor = cursors[trainer_id]
+        trainers[trainer_id] = kind(trainer_id, instances, initial_weights, flat_model, cursor, settings, runtime.nodes)
     offload = Offload(runtime.device, resident)
-    pool = LocalPool(settings, runtime, splits, objective, algorithm, groups, [first], offload, cursors, trainers, {})
+    pool = LocalPool(settings, runtime, splits, objective, groups, [first], offload, cursors, trainers)
     del initial_weights  # which workers and trainers have copies of
     offload.settle(pool.workers)
     recorded = resume_point.was_concurrent if resume_point else None
@@ -83,9 +80,9 @@ def set_up_pool(
     )
     # Once everything that takes memory is there, and before a backward pass does more than compute.
     _find_capacity(pool, layout)
-    set_up_estimators(pool)
-    for trainer in trainers.values():
-        pool.slots[0] = algorithm.prepare(pool.slots[0], trainer, groups.of(layout.ranks(trainer.id)))
+    if settings.algorithm.is_data_parallel:
+        (trainer,) = trainers.values()
+        pool.slots[0] = data_parallel_slot(pool.slots[0], trainer, groups.of(layout.ranks(trainer.id)))
     return pool
 
 

@@ -6,9 +6,15 @@ import pytest
 import torch
 
 from adloco_dist.config import Settings
-from adloco_dist.pool.capacity import PeakBytes, is_out_of_memory, max_fitting, state_vectors
+from adloco_dist.pool.capacity import (
+    PeakBytes,
+    is_out_of_memory,
+    max_fitting,
+    micro_batch_bytes,
+    probe_capacity,
+    state_vectors,
+)
 from adloco_dist.pool.flat_model import FlatModel
-from adloco_dist.pool.probe import micro_batch_bytes, probe_capacity
 from helpers.lone import lone_trainer
 from helpers.support import FOUR_TRAINERS, small_module, small_objective, small_settings, small_store
 

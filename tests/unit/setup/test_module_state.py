@@ -13,8 +13,8 @@ from adloco_dist.config import Settings
 from adloco_dist.data.indexed import permutation
 from adloco_dist.data.tokens import TokenBatch
 from adloco_dist.objective.losses import losses
+from adloco_dist.pool.capacity import micro_batch_bytes
 from adloco_dist.pool.gradient import mean_gradient
-from adloco_dist.pool.probe import micro_batch_bytes
 from adloco_dist.pool.slot import ComputeSlot, further_slot
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.pool.worker import Worker
@@ -138,7 +138,7 @@ def test_a_pass_that_ran_out_of_memory_does_not_count() -> None:
     settings, batch, notes = small_settings(*FOUR_TRAINERS), batches(1)[0], list[str]()
     trainer, slot = lone_trainer(settings, small_objective(settings), Large(), small_store(), changing=CHANGING)
     trainer.workers[0].attach(slot.flat_model)
-    _update_gradient(slot, 0, batch, (0,), None, notes)
+    _update_gradient(slot, (0, 0), batch, (0,), None, notes)
     slot.flat_model.store_buffers()
     assert len(notes) == 1
     assert slot.flat_model.capacity == 1

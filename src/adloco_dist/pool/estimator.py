@@ -1,61 +1,23 @@
 """Gradient statistics of a trainer, from sketches of chunks of its workers' first gradients in a round."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
 
 from adloco_dist.averaging.group import Group
-from adloco_dist.data.protocols import Batch
 from adloco_dist.noise.estimation import statistics_from_gram
 from adloco_dist.noise.sketch import BUCKETS
-from adloco_dist.noise.statistics import GradientStatistics, num_chunks
+from adloco_dist.noise.statistics import GradientStatistics
 from adloco_dist.policy.layout import Layout
-from adloco_dist.pool.slot import ComputeSlot
+from adloco_dist.policy.report import MeasureReport
+from adloco_dist.pool.gradient import GradientWatcher
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.schema import Entry, Kind
 
 
-@dataclass(frozen=True)
-class Measured:
-    """The result of a measurement."""
-
-    statistics: GradientStatistics | None = None
-    """Statistics on the trainer's lowest rank; None elsewhere, and where there was nothing to measure."""
-    bytes_sent: int = 0
-    """Bytes that this rank sent."""
-
-
-@dataclass
-class _FirstGradient:
-    """What was seen of a worker's first gradient."""
-
-    sums: list[torch.Tensor] = field(default_factory=list)
-    """Sketches of the accumulated gradient after each chunk."""
-    num_targets: list[int] = field(default_factory=list)
-    """Targets of each chunk."""
-    num_sequences: int = 0
-
-
-@dataclass
-class _Watcher:
-    """Sketches the accumulated gradient of one worker after each chunk of its batch."""
-
-    slot: ComputeSlot
-    seen: _FirstGradient = field(default_factory=_FirstGradient)
-
-    def chunks(self, batch: Batch) -> Sequence[Batch]:
-        self.seen.num_sequences = len(batch)
-        return batch.chunks(num_chunks(len(batch)))
-
-    def observe(self, num_targets: int) -> None:
-        self.seen.num_targets.append(num_targets)
-        self.seen.sums.append(self.slot.flat_model.sketch(self.slot.sketch))
-
-
 class GradientEstimator:
-    """Measures one trainer, from the first gradients of its workers on this rank.
+    """Measures trainers, from the first gradients of their workers on this rank.
 
     The accumulated gradient is sketched after each chunk of a batch; the differences are the chunks' own gradients.
     """
@@ -74,54 +36,59 @@ class GradientEstimator:
             is_streaming: workers stand at points of their own, and each is measured by itself.
         """
         self._is_plugin, self._is_streaming = is_plugin, is_streaming
-        self._seen: dict[int, _FirstGradient] = {}
+        self._seen: dict[tuple[int, int], GradientWatcher] = {}
+        """By the ids of trainer and worker."""
 
-    def watch(self, worker: int, slot: ComputeSlot) -> _Watcher:
-        """The watcher of `worker`'s first update of the round; requested again where the update is repeated."""
-        watcher = _Watcher(slot)
-        self._seen[worker] = watcher.seen
-        return watcher
+    def watch(self, worker: tuple[int, int]) -> GradientWatcher:
+        """The watcher of a worker's first update of the round; requested again where the update is repeated.
 
-    def state(self, worker: int) -> dict[str, torch.Tensor]:
-        """Its entries, as far as it has seen the worker in this round; else empty ones."""
-        seen = self._seen.get(worker, _FirstGradient())
+        Args:
+            worker: the ids of its trainer and of the worker.
+        """
+        self._seen[worker] = GradientWatcher()
+        return self._seen[worker]
+
+    def state(self, worker: tuple[int, int]) -> dict[str, torch.Tensor]:
+        """Its entries for a worker; empty ones before the worker's first update of the round."""
+        seen = self._seen.get(worker, GradientWatcher())
         return {
             "sketches": torch.cat(seen.sums) if seen.sums else torch.empty(0),
             "chunk_targets": torch.tensor(seen.num_targets, dtype=torch.int64),
             "num_sequences": torch.tensor(seen.num_sequences),
         }
 
-    def restore(self, worker: int, state: Mapping[str, torch.Tensor]) -> None:
-        """Have seen of a worker what `state` was taken of."""
+    def restore(self, worker: tuple[int, int], state: Mapping[str, torch.Tensor]) -> None:
+        """Restore what `state` has returned for a worker."""
         if count := len(state["chunk_targets"]):
-            sums = list(state["sketches"].view(count, -1))
-            self._seen[worker] = _FirstGradient(sums, state["chunk_targets"].tolist(), int(state["num_sequences"]))
+            sums, num_targets = list(state["sketches"].view(count, -1)), state["chunk_targets"].tolist()
+            self._seen[worker] = GradientWatcher(sums, num_targets, int(state["num_sequences"]))
 
-    def measure(self, trainer: Trainer, layout: Layout, group: Group | None) -> Measured:
-        """Exchange what was seen, and forget it. Collective over the trainer's ranks."""
+    def measure(self, trainer: Trainer, layout: Layout, group: Group | None) -> MeasureReport:
+        """Exchange what was seen of a trainer, and forget it. Collective over the trainer's ranks.
+
+        Returns:
+            A report whose seconds are still to be measured.
+        """
         rows = {}
-        for worker, seen in sorted(self._seen.items()):
+        for worker in sorted(worker for trainer_id, worker in self._seen if trainer_id == trainer.id):
+            seen = self._seen.pop((trainer.id, worker))
             joined = torch.cat([torch.stack(seen.sums), seen.sums[0].new_tensor(seen.num_targets)[:, None]], dim=1)
             trainer.flat_model.shards.sum(joined)  # of parts of the gradient, and of shares of the batch
             sums, targets = joined[:, :-1], joined[:, -1:]
             chunks = sums.diff(dim=0, prepend=torch.zeros_like(sums[:1]))
             means = chunks * (seen.num_sequences / targets)  # what was seen are sums over so many sequences
             rows[worker] = torch.cat([means, relative_sizes(targets, seen.num_sequences)], dim=1)
-        self._seen.clear()
         num_chunks_each = len(next(iter(rows.values())))
         if num_chunks_each * (1 if self._is_streaming else layout.num_workers(trainer.id)) < 2:
-            return Measured()
+            return MeasureReport()
         gathered, bytes_sent = gather_rows(rows, trainer.id, layout, group)
         if gathered is None:
-            return Measured(None, bytes_sent)
-        statistics = [
-            self._statistics(at_one_point[:, :-1].double(), at_one_point[:, -1])
-            for at_one_point in (gathered.split(num_chunks_each) if self._is_streaming else [gathered])
-        ]
-        return Measured(GradientStatistics.mean_of(statistics), bytes_sent)
-
-    def _statistics(self, chunks: torch.Tensor, sizes: torch.Tensor) -> GradientStatistics:
-        return statistics_from_gram(chunks @ chunks.T, sizes, self._is_plugin, BUCKETS)
+            return MeasureReport(bytes_sent=bytes_sent)
+        statistics = []
+        for at_one_point in gathered.split(num_chunks_each) if self._is_streaming else [gathered]:
+            chunks, sizes = at_one_point[:, :-1].double(), at_one_point[:, -1]
+            statistics.append(statistics_from_gram(chunks @ chunks.T, sizes, self._is_plugin, BUCKETS))
+        return MeasureReport(GradientStatistics.mean_of(statistics), bytes_sent=bytes_sent)
 
 
 def gather_rows(
@@ -137,14 +104,14 @@ def gather_rows(
     Returns:
         (M K, width) or None, and the bytes that this rank sent.
     """
-    own = torch.cat([rows[worker] for worker in sorted(rows)])
+    rank_rows = torch.cat([rows[worker] for worker in sorted(rows)])
     if group is None:
-        return own, 0
+        return rank_rows, 0
     ranks = layout.ranks(trainer)
     workers_of = {rank: layout.workers_on(rank, trainer) for rank in ranks}
     max_workers = max(len(workers) for workers in workers_of.values())
     height, width = next(iter(rows.values())).shape
-    padded = torch.cat([own, own.new_zeros(max_workers * height - len(own), width)])
+    padded = torch.cat([rank_rows, rank_rows.new_zeros(max_workers * height - len(rank_rows), width)])
     received = group.gather(padded)
     if not received:
         return None, padded.nbytes
@@ -156,8 +123,8 @@ def gather_rows(
 
 
 def relative_sizes(targets: torch.Tensor, num_sequences: int) -> torch.Tensor:
-    """Return what chunks weigh in the mean of their batch: targets over the batch's mean targets per sequence.
+    """What chunks weigh in the mean of their batch: targets over the batch's mean targets per sequence.
 
-    Their sum is the number of sequences; without padding they are the chunks' numbers of sequences.
+    They add up to the number of sequences; without padding they are the chunks' numbers of sequences.
     """
     return targets * (num_sequences / targets.sum())

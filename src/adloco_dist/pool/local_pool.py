@@ -1,7 +1,6 @@
 """What a rank holds of the pool, which regrouping changes."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.runtime import Runtime
@@ -10,17 +9,14 @@ from adloco_dist.data.protocols import Cursor, Splits
 from adloco_dist.objective.protocol import Objective
 from adloco_dist.policy.batch import max_local_batch
 from adloco_dist.policy.layout import Layout
-from adloco_dist.policy.plan import RoundPlan
 from adloco_dist.policy.report import smallest_capacity
+from adloco_dist.pool.capacity import probe_capacity
+from adloco_dist.pool.estimator import GradientEstimator
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.offload import Offload
-from adloco_dist.pool.probe import probe_capacity
 from adloco_dist.pool.slot import ComputeSlot
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.pool.worker import Worker
-from adloco_dist.round.algorithm import Algorithm
-from adloco_dist.round.estimator import GradientEstimator
-from adloco_dist.schema import Entry
 
 
 @dataclass
@@ -31,7 +27,6 @@ class LocalPool:
     runtime: Runtime
     splits: Splits
     objective: Objective
-    algorithm: Algorithm
     groups: Groups
     slots: list[ComputeSlot]
     offload: Offload
@@ -39,10 +34,15 @@ class LocalPool:
     """Cursors of all trainers, wherever these are placed: every rank can take any of them over."""
     trainers: dict[int, Trainer]
     """Trainers with a worker on this rank, by id, ascending."""
-    estimators: dict[int, GradientEstimator]
-    """Gradient estimators by trainer; empty where the batch does not follow the gradients."""
     is_concurrent: bool = False
     """Whether the instances of a rank have their turns at once; the same on all ranks."""
+
+    def __post_init__(self) -> None:
+        batching, is_streaming = self.settings.batching, self.settings.wire.is_streaming
+        self.estimator: GradientEstimator | None = None
+        """Measures the trainers' gradients; None where batches do not follow them."""
+        if batching.measures_gradients:
+            self.estimator = GradientEstimator(batching.gradient_norm is GradientNorm.plugin, is_streaming)
 
     @property
     def flat_model(self) -> FlatModel:
@@ -55,33 +55,8 @@ class LocalPool:
         return smallest_capacity(slot.flat_model.capacity for slot in self.slots)
 
     @property
-    def estimator_entries(self) -> tuple[Entry, ...]:
-        """What estimators keep of every worker, wherever it is placed."""
-        return GradientEstimator.ENTRIES if self.settings.batching.measures_gradients else ()
-
-    @property
     def workers(self) -> list[Worker]:
         return [worker for trainer in self.trainers.values() for worker in trainer.workers]
-
-
-def round_ends(pool: LocalPool, plan: RoundPlan) -> dict[int, Any]:
-    """What other ranks must know, at the end of a round, of the data that workers here have read."""
-    ends: dict[int, Any] = {}
-    for trainer_id, trainer in pool.trainers.items():
-        workers = [worker.id for worker in trainer.workers]
-        sequences = plan.updates * plan.batches[trainer_id].local_batch
-        ends |= trainer.cursor.ends(workers, plan.layout.num_workers(trainer_id), sequences)
-    return ends
-
-
-def set_up_estimators(pool: LocalPool) -> None:
-    """Make an estimator for each trainer on this rank, where batches follow the gradients."""
-    settings = pool.settings
-    if settings.batching.measures_gradients:
-        is_plugin = settings.batching.gradient_norm is GradientNorm.plugin
-        pool.estimators = {
-            trainer_id: GradientEstimator(is_plugin, settings.wire.is_streaming) for trainer_id in pool.trainers
-        }
 
 
 def bytes_reserved_for_groups(settings: Settings, groups: Groups, layout: Layout, rank: int) -> int:
@@ -91,7 +66,7 @@ def bytes_reserved_for_groups(settings: Settings, groups: Groups, layout: Layout
 
 
 def probe_in_turn(pool: LocalPool, layout: Layout, takes_part: bool = True) -> bool:
-    """Call `_probe` on ranks that share a GPU one after the other: each looks at its free memory. Collective."""
+    """Call `_probe` on this rank; ranks that share a GPU take turns, for each measures its free memory. Collective."""
     runtime, fits = pool.runtime, True
     # Ranks that hold a worker together try it together; their memory is counted.
     turn_of_rank, num_turns = (0, 1) if runtime.ranks_per_worker > 1 else (runtime.turn, runtime.num_turns)
@@ -104,7 +79,7 @@ def probe_in_turn(pool: LocalPool, layout: Layout, takes_part: bool = True) -> b
 
 
 def _probe(pool: LocalPool, layout: Layout) -> bool:
-    """Find this rank's capacity; false where not even one sequence fits, which is tried all the same."""
+    """Find this rank's capacity; false if not even one sequence fits, though the capacity is one then."""
     if not pool.trainers:
         return True
     settings, trainers = pool.settings, list(pool.trainers.values())
