@@ -20,8 +20,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from torch.nn.parallel import DistributedDataParallel
 
 import their_diloco
-from adloco_dist import DiLoCo, OuterSGD, Streaming
-from adloco_dist.averaging.averager import Averager
+from adloco_dist import DiLoCo, OuterSGD, Wire
 from adloco_dist.averaging.codecs import WholeNumbers
 from adloco_dist.averaging.quantized import Quantized
 from adloco_dist.config.compose import compose
@@ -31,7 +30,7 @@ from adloco_dist.objective.language import LanguageObjective
 UPDATES, ROUNDS, DDP_UPDATES = 25, 3, 2
 FRAGMENTS, DELAY = 5, 4
 """Of torchft's streaming DiLoCo, which wants updates that are a multiple of the fragments."""
-PLAIN = Streaming()
+PLAIN = Wire()
 TakeUpdates = Callable[[int], None]
 
 
@@ -57,15 +56,15 @@ def alone(cleanup: ExitStack) -> TakeUpdates:
     return updates_of(module, torch.optim.AdamW(module.parameters(), fused=True))
 
 
-def ours(cleanup: ExitStack, averager: Averager | None = None, streaming: Streaming = PLAIN) -> TakeUpdates:
+def ours(cleanup: ExitStack, wire: Wire = PLAIN) -> TakeUpdates:
     module = new_module()
     optimizer = torch.optim.AdamW(module.parameters(), fused=True)
-    cleanup.enter_context(DiLoCo(module, optimizer, UPDATES, OuterSGD(), averager=averager, streaming=streaming))
+    cleanup.enter_context(DiLoCo(module, optimizer, UPDATES, OuterSGD(), wire=wire))
     return updates_of(module, optimizer)
 
 
 def ours_slow_link(cleanup: ExitStack) -> TakeUpdates:
-    return ours(cleanup, Quantized(WholeNumbers(4)), Streaming(fragments=4, delay_updates=5))
+    return ours(cleanup, Wire(Quantized(WholeNumbers(4)), fragments=4, delay_updates=5))
 
 
 def ddp(cleanup: ExitStack) -> TakeUpdates:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from adloco_dist import DiLoCo, Streaming
+from adloco_dist import DiLoCo, Wire
 from adloco_dist.averaging.averager import Averager, FullPrecision
 from adloco_dist.averaging.codecs import BFloat16, WholeNumbers
 from adloco_dist.averaging.group import group_of
@@ -101,8 +101,8 @@ def average_beside_updates(runtime: Runtime, rounds: int, averager: Averager) ->
     """Weights at the end, and the bytes that torch had of the device after every average."""
     module, device = Tied(width=512).double().to(runtime.device), runtime.device
     optimizers, reserved = adamw(module), list[int]()
-    streaming = Streaming(delay_updates=1)
-    with DiLoCo(module, optimizers, UPDATES, averager=averager, streaming=streaming) as diloco:
+    wire = Wire(averager, delay_updates=1)
+    with DiLoCo(module, optimizers, UPDATES, wire=wire) as diloco:
         for number in range(rounds * UPDATES):
             update(module, optimizers, batch(runtime.rank, number).to(device))
             if diloco.is_round_end:
@@ -129,7 +129,7 @@ def average_sharded(runtime: Runtime) -> list[Any]:
     fully_shard(module, mesh=mesh["shard"])
     optimizers, (worker, part) = adamw(module), divmod(runtime.rank, 2)
     with DiLoCo(module, optimizers, UPDATES, group=mesh["worker"].get_group(),
-                streaming=Streaming(delay_updates=2)) as diloco:  # fmt: skip
+                wire=Wire(delay_updates=2)) as diloco:  # fmt: skip
         for number in range(5 * UPDATES):
             update(module, optimizers, batch(worker, number).chunk(2)[part].to(runtime.device))
         diloco.outer_step()

@@ -4,14 +4,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from adloco_dist.averaging.averager import Wire
     from adloco_dist.averaging.checks import PeerLostError, RanksDisagreeError
     from adloco_dist.averaging.outer_sgd import OuterSGD
-    from adloco_dist.averaging.schedule import Streaming
     from adloco_dist.diloco import DiLoCo
     from adloco_dist.noise_scale import NoiseEstimate, NoiseScale
 
 __version__ = "0.1.0"
-__all__ = ["DiLoCo", "NoiseEstimate", "NoiseScale", "OuterSGD", "PeerLostError", "RanksDisagreeError", "Streaming"]
+__all__ = ["DiLoCo", "NoiseEstimate", "NoiseScale", "OuterSGD", "PeerLostError", "RanksDisagreeError", "Wire"]
 
 # The library's names are imported when they are first used: the launcher imports packages below this one, and reports
 # mistakes in its settings before it has spent a second on importing torch.
@@ -22,7 +22,7 @@ _MODULES = {
     "OuterSGD": "adloco_dist.averaging.outer_sgd",
     "PeerLostError": "adloco_dist.averaging.checks",
     "RanksDisagreeError": "adloco_dist.averaging.checks",
-    "Streaming": "adloco_dist.averaging.schedule",
+    "Wire": "adloco_dist.averaging.averager",
 }
 
 

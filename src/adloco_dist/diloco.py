@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from adloco_dist.averaging.agreement import load_state, refuse, settings_in_words, start_alike, state_of
-from adloco_dist.averaging.averager import Averager, FullPrecision
+from adloco_dist.averaging.averager import FullPrecision, Wire
 from adloco_dist.averaging.checks import RESTART, PeerLostError
 from adloco_dist.averaging.fragments import largest
 from adloco_dist.averaging.group import group_of
@@ -22,7 +22,7 @@ from adloco_dist.averaging.outer_step import OuterStep
 from adloco_dist.averaging.own_group import Connection
 from adloco_dist.averaging.parameters import TrainedParameters, check_data_parallel, unwrapped
 from adloco_dist.averaging.report import OuterStepReport
-from adloco_dist.averaging.schedule import Action, Event, Streaming, round_events
+from adloco_dist.averaging.schedule import Action, Event, round_events
 from adloco_dist.averaging.steps import StepCounter
 
 log = logging.getLogger(__name__)
@@ -77,8 +77,7 @@ class DiLoCo:
         updates_per_round: int = 500,
         outer: OuterSGD = OuterSGD(),
         group: dist.ProcessGroup | None = None,
-        averager: Averager | None = None,
-        streaming: Streaming = Streaming(),
+        wire: Wire = Wire(),
         timeout_seconds: float = 1800.0,
     ) -> None:
         """Compare the ranks' models and settings, and give all of them the lowest rank's weights. Collective.
@@ -91,29 +90,28 @@ class DiLoCo:
             outer: the optimizer of the anchor.
             group: the ranks, each of which has one worker, or the same part of one; None: the default process group.
                 Averages have connections of their own.
-            averager: how pseudo-gradients travel; None: in full precision.
-            streaming: how averages are spread over a round, and hidden behind updates.
+            wire: how pseudo-gradients travel: in how many bits, in how many fragments, and beside how many updates.
             timeout_seconds: how long a rank waits for the others, whose rounds may take longer than its own.
 
         Raises:
             ValueError: model, optimizer or settings cannot be used, or differ between ranks; one line.
             PeerLostError: another rank is gone, or did not come in time.
         """
-        refuse(updates_per_round, timeout_seconds, outer, averager)
+        refuse(updates_per_round, timeout_seconds, outer, wire)
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
-        self._streaming, is_delayed = streaming, streaming.delay_updates > 0
-        self._events = round_events(updates_per_round, streaming.fragments, streaming.delay_updates)
+        self._wire, is_delayed = wire, wire.delay_updates > 0
+        self._events = round_events(updates_per_round, wire.fragments, wire.delay_updates)
         parameters, buffers = TrainedParameters(model, optimizers), AveragedBuffers(unwrapped(model))
         shared = group_of(group, parameters.device, timeout_seconds)
         ranks = shared.ranks if shared else ()
         check_data_parallel(model, ranks)
-        division = parameters.division(streaming.fragments, ranks, timeout_seconds)
+        division = parameters.division(wire.fragments, ranks, timeout_seconds)
         self._connection = Connection(shared, division.shards.met, timeout_seconds, is_delayed)
-        averager = averager or FullPrecision(parameters.dtype)
+        averager = wire.averager or FullPrecision(parameters.dtype)
         self._replica = InPlace(parameters, buffers, largest(division.fragments) if is_delayed else 0)
         self._outer = OuterStep([self._replica], parameters.vector(), division, outer, averager, buffers)
         self._outer.compares_anchors = shared is not None
-        self._settings = settings_in_words(updates_per_round, outer, averager, streaming)
+        self._settings = settings_in_words(updates_per_round, outer, averager, wire)
         self.round = self.updates = 0
         self.last_step: OuterStepReport | None = None
         self.holds_anchor = True
@@ -127,7 +125,8 @@ class DiLoCo:
 
     @property
     def is_round_end(self) -> bool:
-        """Whether no update has been taken in this round; without streaming all workers then have the same weights."""
+        """Whether no update has been taken in this round; all workers then have the same weights, unless there are
+        fragments or a delay."""
         return self.updates == 0
 
     def __enter__(self) -> "DiLoCo":
@@ -149,7 +148,7 @@ class DiLoCo:
         if error is None:
             self._settle()
         if error is None and not self.holds_anchor:
-            count = f"{self.updates} updates since the last outer step" if self._streaming.is_plain else "some updates"
+            count = f"{self.updates} updates since the last outer step" if self._wire.is_plain else "some updates"
             remedy = "to average them, call outer_step() on all ranks at the end of the loop"
             log.warning(f"{count} are in this rank's model alone; {remedy}")
         are_lost = self._has_failed and isinstance(error, PeerLostError)
@@ -193,13 +192,13 @@ class DiLoCo:
                     self._take(event)
         if self.updates == self._events[-1].update:
             self.round, self.updates = self.round + 1, 0
-            self.holds_anchor = self._streaming.is_plain
+            self.holds_anchor = self._wire.is_plain
 
     def _take(self, event: Event) -> None:
         if event.action is Action.mix:
             self._complete()
             self._outer.mix(event.fragment)
-        elif self._streaming.delay_updates:
+        elif self._wire.delay_updates:
             self._started = self._outer.start(event.fragment, self._connection.group, is_delayed=True)
             self._outer.begin()
         else:
@@ -238,14 +237,14 @@ class DiLoCo:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from this rank's `state_dict`; the states of model and optimizer are loaded before, and not by this.
 
-        At the end of a round, without streaming and residual, ranks do not differ: any rank's state will do.
+        At the end of a round, without fragments, delay and residual, ranks do not differ: any rank's state will do.
 
         Raises:
             ValueError: it is the state of another model, optimizer, rank or setting, or the model does not have the
                 weights that it had; nothing has been loaded; one line.
         """
         self._settle()
-        load_state(state, self._outer, self._name, self._settings, self._streaming.is_plain)
+        load_state(state, self._outer, self._name, self._settings, self._wire.is_plain)
         self.round, self.updates = int(state["round"]), int(state["updates"])
         self.holds_anchor = self._replica.parameters.equal(self._outer.anchor)
 

@@ -11,17 +11,17 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from adloco_dist import OuterSGD, Streaming
+from adloco_dist import OuterSGD, Wire
 from adloco_dist.cluster.runtime import Runtime
 from helpers.processes import run_ranks
 
 WIDTH = 8
 PLAIN = OuterSGD(lr=1.0, momentum=0.0)
 STREAMING = {
-    "plain": Streaming(),
-    "delayed": Streaming(delay_updates=2),
-    "in fragments": Streaming(fragments=2),
-    "in fragments, delayed": Streaming(fragments=2, delay_updates=1),
+    "plain": Wire(),
+    "delayed": Wire(delay_updates=2),
+    "in fragments": Wire(fragments=2),
+    "in fragments, delayed": Wire(fragments=2, delay_updates=1),
 }
 Optimizers = Callable[[nn.Module], Sequence[torch.optim.Optimizer]]
 TakeUpdate = Callable[[nn.Module, Sequence[torch.optim.Optimizer], int, int], None]

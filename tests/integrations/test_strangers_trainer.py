@@ -23,7 +23,7 @@ def train(runtime: Runtime, folder: str, streaming: str, num_updates: int) -> di
     from adloco_dist.integrations.trainer import DiLoCoCallback
 
     outer = OuterSGD(lr=0.5, momentum=0.0)
-    callback = DiLoCoCallback(updates_per_round=4, streaming=STREAMING[streaming], outer=outer)
+    callback = DiLoCoCallback(updates_per_round=4, wire=STREAMING[streaming], outer=outer)
     model = Model(seed=runtime.rank)
     new_trainer(runtime, folder, callback, model, num_updates).train()
     assert callback.diloco

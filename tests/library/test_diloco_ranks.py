@@ -5,7 +5,7 @@ from contextlib import suppress
 import pytest
 import torch
 
-from adloco_dist import DiLoCo, OuterSGD, PeerLostError, RanksDisagreeError
+from adloco_dist import DiLoCo, OuterSGD, PeerLostError, RanksDisagreeError, Wire
 from adloco_dist.averaging.averager import Averager
 from adloco_dist.averaging.codecs import WholeNumbers
 from adloco_dist.averaging.quantized import Quantized
@@ -18,7 +18,7 @@ def drift(runtime: Runtime, what: str, averager: Averager | None) -> tuple[str, 
     """In the second round something happens to rank 1 of three."""
     module = Tied()
     optimizers = sgd(module)
-    with DiLoCo(module, optimizers, updates_per_round=2, outer=OuterSGD(1.0, 0.0), averager=averager) as diloco:
+    with DiLoCo(module, optimizers, updates_per_round=2, outer=OuterSGD(1.0, 0.0), wire=Wire(averager)) as diloco:
         for number in range(4):
             if number == 3 and runtime.rank == 1:
                 if what == "anchor":

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from adloco_dist import DiLoCo, OuterSGD, Streaming
+from adloco_dist import DiLoCo, OuterSGD, Wire
 from adloco_dist.averaging.codecs import BFloat16, WholeNumbers
 from adloco_dist.averaging.quantized import Quantized
 from adloco_dist.averaging.sparse import Sparse
@@ -21,8 +21,8 @@ from helpers.plain import Tied, adamw, batch, loss, on_ranks, update
 UPDATES, ROUNDS = 4, 3
 WAYS: dict[str, dict[str, Any]] = {
     "whole": {},
-    "fragments": {"streaming": Streaming(fragments=4)},
-    "delayed": {"streaming": Streaming(delay_updates=2)},
+    "fragments": {"wire": Wire(fragments=4)},
+    "delayed": {"wire": Wire(delay_updates=2)},
 }
 
 
@@ -115,8 +115,8 @@ def test_parts_resume_bitwise(way: str, resumes_at: int) -> None:
 def compressed(runtime: Runtime) -> list[torch.Tensor]:
     module, group = sharded(2)
     optimizers = adamw(module)
-    averager, streaming = Quantized(WholeNumbers(8)), Streaming(fragments=2, delay_updates=1)
-    with DiLoCo(module, optimizers, UPDATES, group=group, averager=averager, streaming=streaming) as diloco:
+    wire = Wire(Quantized(WholeNumbers(8)), fragments=2, delay_updates=1)
+    with DiLoCo(module, optimizers, UPDATES, group=group, wire=wire) as diloco:
         for number in range(UPDATES * ROUNDS):
             update(module, optimizers, batch(runtime.rank, number))
     anchor = diloco.state_dict()["anchor"]
@@ -175,9 +175,9 @@ def train_with_a_short_bias(runtime: Runtime, name: str) -> dict[str, Any]:
     module = nn.Sequential(nn.Linear(16, 16, bias=False), nn.Linear(16, 1))
     fully_shard(module, mesh=mesh["shard"])
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
-    streaming, outer = Streaming(fragments=3), OuterSGD(1.0, 0.0)
+    wire, outer = Wire(averagers[name], fragments=3), OuterSGD(1.0, 0.0)
     with DiLoCo(
-        module, optimizer, 3, outer, mesh["worker"].get_group(), averagers[name], streaming
+        module, optimizer, 3, outer, mesh["worker"].get_group(), wire
     ) as diloco:  # fmt: skip
         for number in range(6):
             rows = torch.randn(4, 16, generator=torch.Generator().manual_seed(10 * number + runtime.rank))

@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from adloco_dist import DiLoCo, OuterSGD, Streaming
+from adloco_dist import DiLoCo, OuterSGD, Wire
 from adloco_dist.averaging.agreement import FIELDS
 from adloco_dist.averaging.codecs import BFloat16
 from adloco_dist.averaging.outer_step import outer_entries
@@ -170,8 +170,8 @@ def kept(runtime: Runtime) -> tuple[set[str], set[str]]:
     """The names of what is kept of an outer step, and of a state; one with empty parts is loaded, as they once were."""
     module = Tied()
     optimizers = adamw(module)
-    streaming = Streaming(delay_updates=1)
-    diloco = DiLoCo(module, optimizers, 2, OuterSGD(1.0, 0.9), None, Quantized(BFloat16(), True), streaming)
+    wire = Wire(Quantized(BFloat16(), True), delay_updates=1)
+    diloco = DiLoCo(module, optimizers, 2, OuterSGD(1.0, 0.9), None, wire)
     state = diloco.state_dict()
     entries = [*outer_entries(OuterSGD(), keeps_residual=True), *replica_entries(is_delayed=True)]
     diloco = DiLoCo(module, optimizers, 2)

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from adloco_dist import DiLoCo, OuterSGD, Streaming
-from adloco_dist.averaging.averager import Averager
+from adloco_dist import DiLoCo, OuterSGD, Wire
 from adloco_dist.averaging.checks import MARK_ELEMENTS, PeerLostError
 from adloco_dist.averaging.codecs import WholeNumbers
 from adloco_dist.averaging.quantized import Quantized
@@ -15,11 +14,11 @@ from adloco_dist.cluster.runtime import Runtime
 from helpers.plain import Normed, Tied, adamw, batch, on_ranks, sgd, update
 
 PLAIN_SGD = OuterSGD(lr=1.0, momentum=0.0)
-WAYS: dict[str, tuple[Streaming, Averager | None, OuterSGD]] = {
-    "fragments": (Streaming(fragments=3), None, OuterSGD()),
-    "delay": (Streaming(delay_updates=2), None, OuterSGD()),
-    "both": (Streaming(fragments=2, delay_updates=2), Quantized(WholeNumbers(4)), OuterSGD()),
-    "sparse": (Streaming(fragments=2, delay_updates=1), Sparse(0.1), PLAIN_SGD),
+WAYS: dict[str, tuple[Wire, OuterSGD]] = {
+    "fragments": (Wire(fragments=3), OuterSGD()),
+    "delay": (Wire(delay_updates=2), OuterSGD()),
+    "both": (Wire(Quantized(WholeNumbers(4)), 2, 2), OuterSGD()),
+    "sparse": (Wire(Sparse(0.1), 2, 1), PLAIN_SGD),
 }
 UPDATES, LAST = 6, 21
 
@@ -27,8 +26,8 @@ UPDATES, LAST = 6, 21
 def new(way: str) -> tuple[Normed, list[torch.optim.Optimizer], DiLoCo]:
     module = Normed()
     optimizers = adamw(module)
-    streaming, averager, outer = WAYS[way]
-    return module, optimizers, DiLoCo(module, optimizers, UPDATES, outer, averager=averager, streaming=streaming)
+    wire, outer = WAYS[way]
+    return module, optimizers, DiLoCo(module, optimizers, UPDATES, outer, wire=wire)
 
 
 def train(runtime: Runtime, way: str, saved_after: int | None) -> dict[str, Any]:
@@ -73,7 +72,7 @@ def test_ranks_hold_one_anchor_and_resume_bitwise(way: str) -> None:
 def take_outer_steps(runtime: Runtime, fragments: int) -> dict[str, Any]:
     module = Tied()
     optimizers = sgd(module)
-    diloco = DiLoCo(module, optimizers, UPDATES, PLAIN_SGD, streaming=Streaming(fragments))
+    diloco = DiLoCo(module, optimizers, UPDATES, PLAIN_SGD, wire=Wire(fragments=fragments))
     for number in range(4):  # outside of the block, nothing is counted
         update(module, optimizers, batch(runtime.rank, number))
         diloco.outer_step()
@@ -92,8 +91,8 @@ def test_fragments_that_are_averaged_together_are_one() -> None:
 def lose_a_peer(runtime: Runtime) -> str:
     module = Tied()
     optimizers = sgd(module)
-    streaming = Streaming(delay_updates=2)
-    with DiLoCo(module, optimizers, 3, streaming=streaming, timeout_seconds=10.0) as diloco:
+    wire = Wire(delay_updates=2)
+    with DiLoCo(module, optimizers, 3, wire=wire, timeout_seconds=10.0) as diloco:
         for number in range(6):
             if runtime.rank == 1 and number == 2:
                 return ""  # gone before it has begun to average

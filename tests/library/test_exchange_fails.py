@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from adloco_dist import DiLoCo, OuterSGD, Streaming
+from adloco_dist import DiLoCo, OuterSGD, Wire
 from adloco_dist.averaging.averager import Averager, Commit, FullPrecision
 from adloco_dist.averaging.codecs import BFloat16, WholeNumbers
 from adloco_dist.averaging.group import Group
@@ -73,8 +73,8 @@ def lose_a_rank(runtime: Runtime, name: str, take: Callable[..., list[str]]) -> 
     averager, last_call = WIRES[name]
     leaving = Leaving(averager, last_call)
     outer = PLAIN if averager.keeps_residual else OuterSGD()
-    streaming = Streaming(delay_updates=DELAY if take is delayed else 0)
-    diloco = DiLoCo(module, optimizers, UPDATES, outer, averager=leaving, streaming=streaming, timeout_seconds=30)
+    wire = Wire(leaving, delay_updates=DELAY if take is delayed else 0)
+    diloco = DiLoCo(module, optimizers, UPDATES, outer, wire=wire, timeout_seconds=30)
     with diloco:
         for number in range(2 * UPDATES + 3):
             update(module, optimizers, batch(runtime.rank, number))

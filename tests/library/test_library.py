@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from torch import nn
 
 import adloco_dist
-from adloco_dist import DiLoCo
+from adloco_dist import DiLoCo, Wire
 from adloco_dist.averaging.averager import Commit
 from adloco_dist.averaging.checks import checksum
 from adloco_dist.averaging.group import Group, group_of
@@ -102,7 +102,7 @@ def train_compressed(runtime: Runtime, is_compressed: bool) -> dict[str, Any]:
     module = Tied()
     optimizers = sgd(module)
     averager = HalfPrecision() if is_compressed else None
-    with DiLoCo(module, optimizers, updates_per_round=2, averager=averager) as diloco:
+    with DiLoCo(module, optimizers, updates_per_round=2, wire=Wire(averager)) as diloco:
         for number in range(8):
             update(module, optimizers, batch(runtime.rank, number))
     assert diloco.last_step

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from adloco_dist import DiLoCo, PeerLostError
+from adloco_dist import DiLoCo, PeerLostError, Wire
 from adloco_dist.averaging.averager import Commit
 from adloco_dist.averaging.group import Group
 from adloco_dist.averaging.sparse import Sparse
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.stranger
 def end(runtime: Runtime, streaming: str, how: str) -> dict[str, Any]:
     module = Tied()
     optimizers = sgd(module)
-    diloco = DiLoCo(module, optimizers, 4, streaming=STREAMING[streaming], outer=PLAIN, timeout_seconds=30)
+    diloco = DiLoCo(module, optimizers, 4, wire=STREAMING[streaming], outer=PLAIN, timeout_seconds=30)
 
     messages = logged()
     with diloco:
@@ -54,7 +54,7 @@ def raise_in_the_middle(runtime: Runtime, streaming: str) -> str:
     module = Tied()
     optimizers = sgd(module)
     try:
-        with DiLoCo(module, optimizers, 4, streaming=STREAMING[streaming], timeout_seconds=600):
+        with DiLoCo(module, optimizers, 4, wire=STREAMING[streaming], timeout_seconds=600):
             for number in range(16):
                 if runtime.rank == 1 and number == 6:
                     raise FileNotFoundError("its data")
@@ -77,7 +77,7 @@ def be_interrupted(runtime: Runtime) -> dict[str, Any]:
     """Both ranks are interrupted while an average travels, and evaluate what they have."""
     module = Tied()
     optimizers = sgd(module)
-    diloco = DiLoCo(module, optimizers, 4, streaming=STREAMING["delayed"], outer=PLAIN, timeout_seconds=60)
+    diloco = DiLoCo(module, optimizers, 4, wire=STREAMING["delayed"], outer=PLAIN, timeout_seconds=60)
     anchors = []
     with pytest.raises(KeyboardInterrupt), diloco:
         for number in range(8):
@@ -159,7 +159,7 @@ class Broken(Sparse):
 
 def average_with_an_error(runtime: Runtime) -> str:
     module = Tied()
-    diloco = DiLoCo(module, sgd(module), 4, averager=Broken(), outer=PLAIN)
+    diloco = DiLoCo(module, sgd(module), 4, wire=Wire(Broken()), outer=PLAIN)
     with diloco, pytest.raises(RuntimeError) as raised:
         diloco.outer_step()
     return f"{type(raised.value).__name__}: {raised.value}"

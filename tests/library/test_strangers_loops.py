@@ -1,5 +1,6 @@
 """Loops that others write around `DiLoCo`: they train right, or one line says why not."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -70,11 +71,9 @@ def train_with_collectives(runtime: Runtime, name: str | None, streaming: str) -
     """The slower rank comes late to every third average."""
     module = Tied()
     optimizers = adamw(module)
-    averager = Quantized(WholeNumbers(8))
+    wire = replace(STREAMING[streaming], averager=Quantized(WholeNumbers(8)))
     right = True
-    with DiLoCo(
-        module, optimizers, updates_per_round=4, streaming=STREAMING[streaming], averager=averager, timeout_seconds=30
-    ) as diloco:
+    with DiLoCo(module, optimizers, updates_per_round=4, wire=wire, timeout_seconds=30) as diloco:
         for number in range(24):
             update(module, optimizers, batch(runtime.rank, number))
             if name:
@@ -96,7 +95,7 @@ def train_two_models(runtime: Runtime, streaming: str) -> dict[str, bool]:
     """Two DiLoCos of different lengths, one of which is updated every other time."""
     one, other = Tied(), Tied(width=4)
     optimizers = adamw(one), adamw(other)
-    settings: dict[str, Any] = {"streaming": STREAMING[streaming], "timeout_seconds": 30}
+    settings: dict[str, Any] = {"wire": STREAMING[streaming], "timeout_seconds": 30}
     first, second = DiLoCo(one, optimizers[0], 4, **settings), DiLoCo(other, optimizers[1], 6, **settings)
     with first, second:
         for number in range(24):
@@ -118,7 +117,7 @@ def measure_noise(runtime: Runtime) -> tuple[bool, int]:
     module = Tied()
     optimizers = sgd(module)
     noise, measured = NoiseScale(module, every_updates=1), 0
-    with DiLoCo(module, optimizers, 4, streaming=STREAMING["delayed"], timeout_seconds=30) as diloco:
+    with DiLoCo(module, optimizers, 4, wire=STREAMING["delayed"], timeout_seconds=30) as diloco:
         for number in range(24):
             loss(module, batch(runtime.rank, number)).backward()
             noise.observe(4)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
-from adloco_dist import DiLoCo, Streaming
+from adloco_dist import DiLoCo, Wire
 from adloco_dist.cluster.runtime import Runtime
 from helpers.plain import PLAIN, Normed, adamw, batch, logged, on_ranks, update
 
@@ -49,7 +49,7 @@ def break_statistics(runtime: Runtime, fragment: int) -> dict[str, Any]:
     lines = logged()
     module = Normed()
     optimizers = adamw(module)
-    with DiLoCo(module, optimizers, 4, outer=PLAIN, streaming=Streaming(fragments=2)) as diloco:
+    with DiLoCo(module, optimizers, 4, outer=PLAIN, wire=Wire(fragments=2)) as diloco:
         for number in range(12):
             if number == 4 + (1 if fragment else 3) and runtime.rank == 1:
                 module.get_buffer("norm.running_mean").fill_(math.nan)

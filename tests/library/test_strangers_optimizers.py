@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from adloco_dist import DiLoCo, Streaming
+from adloco_dist import DiLoCo, Wire
 from adloco_dist.cluster.runtime import Runtime
 from helpers.plain import PLAIN, Normed, Tied, adamw, batch, logged, loss, on_ranks, sgd, update
 
@@ -88,7 +88,7 @@ def train_with_copies(runtime: Runtime, name: str, delay: int, gradients: Sequen
     module = nn.Linear(4, 1, bias=False, dtype=dtype)
     nn.init.constant_(module.weight, 1.0)
     optimizer = make(module.parameters())
-    with DiLoCo(module, optimizer, 2, outer=PLAIN, streaming=Streaming(delay_updates=delay)) as diloco:
+    with DiLoCo(module, optimizer, 2, outer=PLAIN, wire=Wire(delay_updates=delay)) as diloco:
         for _ in range(8):
             module.weight.grad = torch.full_like(module.weight, gradients[runtime.rank])
             optimizer.step()
@@ -194,10 +194,10 @@ def test_a_forgotten_block_is_said(how: str, is_said: bool) -> None:
         assert len(said) == is_said, lines
 
 
-def evaluate_and_raise(runtime: Runtime, streaming: Streaming) -> bool:
+def evaluate_and_raise(runtime: Runtime, wire: Wire) -> bool:
     module = Normed()
     optimizers = adamw(module)
-    with DiLoCo(module, optimizers, 4, streaming=streaming) as diloco:
+    with DiLoCo(module, optimizers, 4, wire=wire) as diloco:
         for number in range(6):
             update(module, optimizers, batch(runtime.rank, number))
         before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
@@ -211,4 +211,4 @@ def evaluate_and_raise(runtime: Runtime, streaming: Streaming) -> bool:
 
 @pytest.mark.parametrize("delay", [0, 2])
 def test_an_evaluation_that_raises_leaves_nothing_behind(delay: int) -> None:
-    assert on_ranks(evaluate_and_raise, 2, Streaming(delay_updates=delay)) == [True] * 2
+    assert on_ranks(evaluate_and_raise, 2, Wire(delay_updates=delay)) == [True] * 2

@@ -1,5 +1,6 @@
 """Models that others divide among the ranks of a worker: copies stay copies, and empty parts are no obstacle."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from adloco_dist import DiLoCo, Streaming
+from adloco_dist import DiLoCo, Wire
 from adloco_dist.averaging.averager import Averager
 from adloco_dist.averaging.codecs import BFloat16, WholeNumbers
 from adloco_dist.averaging.quantized import Quantized
@@ -27,7 +28,7 @@ WIRES: dict[str, Averager | None] = {
     "int4 with feedback": Quantized(WholeNumbers(4), keeps_residual=True),
     "sparse": Sparse(),
 }
-STREAMING = {"plain": Streaming(), "in fragments, delayed": Streaming(fragments=2, delay_updates=1)}
+STREAMING = {"plain": Wire(), "in fragments, delayed": Wire(fragments=2, delay_updates=1)}
 
 
 class Divided(nn.Module):
@@ -49,9 +50,8 @@ def train_with_copies(runtime: Runtime, wire: str, streaming: str, ranks_per_wor
     module = Divided(mesh["shard"])
     optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
     worker, shard = divmod(runtime.rank, ranks_per_worker)
-    diloco = DiLoCo(
-        module, optimizer, 4, PLAIN, mesh["worker"].get_group(), WIRES[wire], STREAMING[streaming], timeout_seconds=60
-    )
+    travels = replace(STREAMING[streaming], averager=WIRES[wire])
+    diloco = DiLoCo(module, optimizer, 4, PLAIN, mesh["worker"].get_group(), travels, timeout_seconds=60)
     with diloco:
         for number in range(9):
             generator = torch.Generator().manual_seed(100 * worker + number)

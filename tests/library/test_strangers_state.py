@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from adloco_dist import DiLoCo, OuterSGD, Streaming
+from adloco_dist import DiLoCo, OuterSGD, Wire
 from adloco_dist.averaging.codecs import WholeNumbers
 from adloco_dist.averaging.quantized import Quantized
 from adloco_dist.averaging.sparse import Sparse
@@ -21,11 +21,11 @@ pytestmark = pytest.mark.stranger
 UPDATES, LAST = 4, 14
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "delayed": {"streaming": Streaming(delay_updates=2)},
-    "in fragments": {"streaming": Streaming(fragments=2, delay_updates=1)},
-    "sparse": {"averager": Sparse(), "outer": PLAIN},
-    "sparse, delayed": {"averager": Sparse(), "outer": PLAIN, "streaming": Streaming(delay_updates=2)},
-    "int4 with feedback": {"averager": Quantized(WholeNumbers(4), keeps_residual=True), "outer": PLAIN},
+    "delayed": {"wire": Wire(delay_updates=2)},
+    "in fragments": {"wire": Wire(fragments=2, delay_updates=1)},
+    "sparse": {"wire": Wire(Sparse()), "outer": PLAIN},
+    "sparse, delayed": {"wire": Wire(Sparse(), delay_updates=2), "outer": PLAIN},
+    "int4 with feedback": {"wire": Wire(Quantized(WholeNumbers(4), keeps_residual=True)), "outer": PLAIN},
 }
 SOME = ("plain", "in fragments", "sparse")
 """Of a round's end, of averages under way, and with something that each rank owes."""
@@ -162,7 +162,7 @@ def change_setting(runtime: Runtime, saved_after: int, changes: dict[str, Any]) 
     [
         ({"updates_per_round": 5}, "state_dict: updates_per_round was 4 when it was saved, and is 5 here"),
         ({"outer": OuterSGD(lr=0.5)}, "state_dict: outer lr was 0.7 when it was saved, and is 0.5 here"),
-        ({"averager": Quantized(WholeNumbers(8))}, "state_dict: averager was FullPrecision() when it was saved, and"),
+        ({"wire": Wire(Quantized(WholeNumbers(8)))}, "state_dict: averager was FullPrecision() when it was saved, and"),
     ],
 )
 def test_another_setting_is_refused_in_a_round_and_said_between_rounds(changes: dict[str, Any], line: str) -> None:

@@ -10,13 +10,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from adloco_dist.averaging.averager import Averager
+from adloco_dist.averaging.averager import Averager, Wire
 from adloco_dist.averaging.group import Group
 from adloco_dist.averaging.in_place import AveragedBuffers, InPlace
 from adloco_dist.averaging.outer_sgd import OuterSGD
 from adloco_dist.averaging.outer_step import OuterStep
 from adloco_dist.averaging.parameters import TrainedParameters
-from adloco_dist.averaging.schedule import Streaming
 from adloco_dist.averaging.sparse import Sparse
 from adloco_dist.schema import NOTHING, Kind
 from adloco_dist.text import first_difference
@@ -28,26 +27,24 @@ FIELDS = ("changing_buffers", "copies", "checksums", "settings", "round", "updat
 """What a state has beside buffers and what entries name."""
 
 
-def refuse(updates_per_round: int, timeout_seconds: float, outer: OuterSGD, averager: Averager | None) -> None:
+def refuse(updates_per_round: int, timeout_seconds: float, outer: OuterSGD, wire: Wire) -> None:
     """Refuse settings that cannot be used, or not together, by a ValueError of one line."""
     if not isinstance(updates_per_round, int) or updates_per_round < 1:
         raise ValueError(f"updates_per_round={updates_per_round}: must be a whole number >= 1")
     if not timeout_seconds > 0:
         raise ValueError(f"timeout_seconds={timeout_seconds}: must be > 0")
-    if isinstance(averager, Sparse) and outer.momentum:
+    if isinstance(wire.averager, Sparse) and outer.momentum:
         rule = "would count twice what Sparse keeps for later; use OuterSGD(lr=1.0, momentum=0.0)"
         raise ValueError(f"outer: momentum={outer.momentum} {rule}")
 
 
-def settings_in_words(
-    updates_per_round: int, outer: OuterSGD, averager: Averager, streaming: Streaming
-) -> dict[str, str]:
+def settings_in_words(updates_per_round: int, outer: OuterSGD, averager: Averager, wire: Wire) -> dict[str, str]:
     """What ranks compare at the start, and a saved state with the run that resumes from it; by name."""
     return {
         "updates_per_round": str(updates_per_round),
         **{f"outer {name}": str(value) for name, value in asdict(outer).items()},
         "averager": str(averager) if is_dataclass(averager) else type(averager).__qualname__,
-        **{f"streaming {name}": str(value) for name, value in asdict(streaming).items()},
+        **{f"wire {name}": str(getattr(wire, name)) for name in ("fragments", "delay_updates")},
     }
 
 
@@ -110,15 +107,15 @@ def load_state(
                 raise ValueError(f"state_dict: its {part} of {name} is {was}, but {is_here} here; {rule}")
     if lacking := [field for field in (*FIELDS, *_numbers(replica)) if field not in state]:
         raise ValueError(f"state_dict: it has no {lacking[0]}; load what DiLoCo.state_dict returned")
-    # In the middle of a round, and with streaming, a worker has weights of its own. Otherwise another rank's state is
-    # as good, and other settings may be wanted.
+    # In the middle of a round, and with fragments or a delay, a worker has weights of its own. Otherwise another rank's
+    # state is as good, and other settings may be wanted.
     has_own = bool(state["updates"]) or not is_plain
     _check_weights(state["checksums"].get(worker), replica.parameters.checksums(), worker, has_own)
     for name, value in settings.items():
         if (saved := state["settings"].get(name)) != value:
             line = f"state_dict: {name} was {saved} when it was saved, and is {value} here"
             if has_own:
-                raise ValueError(f"{line}; in the middle of a round, and with streaming, it has to stay")
+                raise ValueError(f"{line}; in the middle of a round, and with fragments or a delay, it has to stay")
             log.warning(line)
     for part, present in tensors.items():
         for name, tensor in present.items():
@@ -154,8 +151,8 @@ def _check_weights(saved: torch.Tensor | None, present: torch.Tensor, worker: st
     optimizers' states, (2,); without those `saved` it is another worker's, which will do if no worker has its own."""
     if saved is None:
         if has_own:
-            rule = "in the middle of a round, and with streaming, each rank has its own; save and load it on each"
-            raise ValueError(f"state_dict: it is not that of {worker}; {rule}")
+            rule = "in the middle of a round, and with fragments or a delay, each rank has its own"
+            raise ValueError(f"state_dict: it is not that of {worker}; {rule}; save and load it on each")
         return
     if saved[0] != present[0]:
         what = "it is from the middle of a round" if has_own else "it was saved with other weights than the model has"

@@ -72,6 +72,27 @@ class FullPrecision:
         return ring_bytes_sent(num_elements * self.dtype.itemsize, len(ranks))
 
 
+@dataclass(frozen=True)
+class Wire:
+    """How averages travel: in how many bits, and when (Streaming DiLoCo, 2501.18512).
+
+    As it stands, the whole model is averaged in full precision at the end of a round, and workers wait for it: plain
+    DiLoCo.
+    """
+
+    averager: Averager | None = None
+    """None: in full precision."""
+    fragments: int = 1
+    """P: parts of the model that are averaged at different times of a round."""
+    delay_updates: int = 0
+    """tau: updates that are taken while an average travels, before its outer step reaches the worker."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all workers have the same weights when a round ends."""
+        return self.fragments == 1 and self.delay_updates == 0
+
+
 def is_counted(exact: torch.Tensor) -> bool:
     """Whether a sum is of any worker, by its exact part, (num_exact,); one without such a part is."""
     return not len(exact) or bool(exact[-1])

@@ -4,24 +4,6 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-@dataclass(frozen=True)
-class Streaming:
-    """How averages are spread over a round, and hidden behind updates (Streaming DiLoCo, 2501.18512).
-
-    As it stands, the whole model is averaged at the end of a round, and workers wait for it: plain DiLoCo.
-    """
-
-    fragments: int = 1
-    """P: parts of the model that are averaged at different times of a round."""
-    delay_updates: int = 0
-    """tau: updates that are taken while an average travels, before its outer step reaches the worker."""
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether all workers have the same weights when a round ends."""
-        return self.fragments == 1 and self.delay_updates == 0
-
-
 class Action(Enum):
     """What happens to a fragment of the model."""
 

@@ -19,11 +19,10 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 from transformers.training_args import TrainingArguments
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from adloco_dist.averaging.averager import Averager
+from adloco_dist.averaging.averager import Wire
 from adloco_dist.averaging.checks import checksum
 from adloco_dist.averaging.group import Group, group_of
 from adloco_dist.averaging.outer_sgd import OuterSGD
-from adloco_dist.averaging.schedule import Streaming
 from adloco_dist.diloco import DiLoCo
 from adloco_dist.text import first_difference, ranks_by_value, reason
 
@@ -57,8 +56,7 @@ class DiLoCoCallback(TrainerCallback):
         updates_per_round: int = 500,
         outer: OuterSGD = OuterSGD(),
         group: dist.ProcessGroup | None = None,
-        averager: Averager | None = None,
-        streaming: Streaming = Streaming(),
+        wire: Wire = Wire(),
         timeout_seconds: float = 1800.0,
     ) -> None:
         """All of these are DiLoCo's arguments of the same names."""
@@ -68,8 +66,7 @@ class DiLoCoCallback(TrainerCallback):
             updates_per_round=updates_per_round,
             outer=outer,
             group=group,
-            averager=averager,
-            streaming=streaming,
+            wire=wire,
             timeout_seconds=timeout_seconds,
         )
         self.diloco: DiLoCo | None = None

@@ -1,4 +1,4 @@
-"""Streaming sets of `datasets` as own streams: a resumed run reads what one reads that never stops."""
+"""Wire sets of `datasets` as own streams: a resumed run reads what one reads that never stops."""
 
 import json
 from collections.abc import Callable, Mapping
