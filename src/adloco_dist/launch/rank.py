@@ -17,14 +17,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from adloco_dist.cluster.failures import LostContactError, PeerFailedError, RankFailedError, failed
 from adloco_dist.cluster.runtime import Place, join_store, started
 from adloco_dist.cluster.signals import STOP_SIGNALS, StopRequest, stop_on_signals
-from adloco_dist.config import (
-    EXIT_FAILURE,
-    EXIT_STOPPED,
-    EXIT_USER_ERROR,
-    Settings,
-    SettingsError,
-    Unfinished,
-)
+from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, EXIT_USER_ERROR, Settings, SettingsError, Unfinished
 from adloco_dist.config.without_effect import without_effect
 from adloco_dist.launch.launchers import has_agent, max_restarts, speaks_for_node
 from adloco_dist.launch.rendezvous import check_restarts

@@ -22,6 +22,7 @@ from adloco_dist.report.processes import listen, shown_live, write_report
 from adloco_dist.run.directory import PROFILE_DIRECTORY, STOP_FILE, STOP_VARIABLE
 from adloco_dist.run.log import open_log
 from adloco_dist.run.profiler import RoundProfiler
+from adloco_dist.run.reading import saved_candidate
 from adloco_dist.setup.agreement import agree_on_directory, prepare, survey_cluster, with_known_budget
 from adloco_dist.setup.building import build_module
 from adloco_dist.setup.journal import open_journal, print_note
@@ -132,8 +133,8 @@ class Run:
             newest = self.writer.newest
             kept = f"checkpoint: {newest}; {resumes}" if newest else "no checkpoint, for nothing new was trained"
             return [f"stopped: {outcome.stop} in round {outcome.plan.round + 1}", where, kept]
-        saved = [candidate for candidate in result["candidates"] if candidate["name"] == result["saved"]]
-        lines = [f"ended: {outcome.stop}; {in_words((saved or result['candidates'])[0])}", where]
+        shown = saved_candidate(result) or result["candidates"][0]
+        lines = [f"ended: {outcome.stop}; {in_words(shown)}", where]
         if outcome.weights is not None:
             flat_model, objective = outcome.pool.flat_model, outcome.pool.objective
             lines.append(f"model: {save_model(self.directory, flat_model, outcome.weights, objective)}")

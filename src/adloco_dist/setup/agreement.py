@@ -139,7 +139,7 @@ def check_memory(settings: Settings, runtime: Runtime, layout: Layout, objective
     parameters = objective.num_parameters()
     if parameters is None:
         return
-    placed = [len(layout.workers_on(runtime.seat, trainer)) for trainer in layout.trainers_on(runtime.seat)]
+    placed = [len(workers) for workers in layout.placed_on(runtime.seat).values()]
     size = settings.pool.ranks_per_worker
     needed = state_bytes(settings, len(placed), sum(placed), parameters.trained // size, parameters.frozen // size)
     memory, what = settings.cluster.memory_bytes, "are cluster.memory_bytes"
