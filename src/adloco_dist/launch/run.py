@@ -9,9 +9,9 @@ from pathlib import Path
 from adloco_dist.checkpoint.model import save_model
 from adloco_dist.checkpoint.resume import ResumePoint, fresh_domains, restore_pool, resumed
 from adloco_dist.checkpoint.writer import Checkpoints, CheckpointWriter
+from adloco_dist.cluster.environment import Link
 from adloco_dist.cluster.runtime import Place, Runtime
 from adloco_dist.cluster.signals import StopRequest
-from adloco_dist.cluster.survey import Link
 from adloco_dist.config import Settings
 from adloco_dist.launch.launchers import max_restarts
 from adloco_dist.policy.evaluation import in_words

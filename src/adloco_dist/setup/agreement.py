@@ -5,9 +5,8 @@ from pathlib import Path
 
 from adloco_dist.checkpoint.state import RunState
 from adloco_dist.cluster.control import ControlPlane
-from adloco_dist.cluster.environment import measure_links, survey
+from adloco_dist.cluster.environment import Environment, Link, measure_links, must_agree, survey
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.cluster.survey import Environment, Link, must_agree
 from adloco_dist.config import Backend, RunSettings, Settings, SettingsError
 from adloco_dist.config.compose import flatten, to_plain
 from adloco_dist.config.errors import require

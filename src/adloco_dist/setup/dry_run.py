@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from rich.table import Table
 
-from adloco_dist.cluster.survey import Link
+from adloco_dist.cluster.environment import Link
 from adloco_dist.config import RoundLength, Settings
 from adloco_dist.objective.protocol import ParameterCount
 from adloco_dist.policy.forecast import RoundForecast, rounds_until

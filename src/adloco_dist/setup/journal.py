@@ -16,8 +16,8 @@ import torch
 
 import adloco_dist
 from adloco_dist.checkpoint.resume import ResumePoint
+from adloco_dist.cluster.environment import Environment, Link, remarks
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.cluster.survey import Environment, Link, remarks
 from adloco_dist.config import AlgorithmSettings, RoundLength
 from adloco_dist.config.compose import to_plain
 from adloco_dist.messages import encode, strict_json

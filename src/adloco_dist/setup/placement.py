@@ -7,9 +7,9 @@ from torch import nn
 from adloco_dist.averaging.group import GroupError
 from adloco_dist.baselines.ddp import DataParallelTrainer, data_parallel_slot
 from adloco_dist.checkpoint.resume import ResumePoint
+from adloco_dist.cluster.environment import Link
 from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.cluster.survey import Link
 from adloco_dist.config import Backend, MergePolicy, RoundLength, Settings, SettingsError
 from adloco_dist.config.errors import require
 from adloco_dist.data.protocols import Cursor, Splits
