@@ -76,14 +76,11 @@ class Run:
         for line in notes if runtime.rank == 0 else ():
             print_note(line)
         (self.directory / STOP_FILE).unlink(missing_ok=True)  # what stopped the run before it resumes now
-        self.journal, self.report_line = open_journal(
-            self.pool, self.inputs, taken, environments, links, self.resume_point
-        )
+        self.journal = open_journal(self.pool, self.inputs, taken, environments, links, self.resume_point)
+        report = self.journal.report_line
         if address := stack.enter_context(shown_live(self.directory, listener)):
-            self.report_line(f"the run is shown on {address}")
-        self.writer = CheckpointWriter(
-            domains, runtime.store, runtime.world_size, settings.checkpoint, self.report_line
-        )
+            report(f"the run is shown on {address}")
+        self.writer = CheckpointWriter(domains, runtime.store, runtime.world_size, settings.checkpoint, report)
 
     def train(self, stop: StopRequest) -> Outcome:
         """Train until the budget is spent or a rank was asked to stop, by the stop file as well.
@@ -96,7 +93,7 @@ class Run:
         try:
             checkpoints = Checkpoints(self.writer, self.journal, self.directory, pool.settings)
             chosen, folder = pool.settings.profile.chosen, self.directory / PROFILE_DIRECTORY
-            profiler = RoundProfiler(chosen, folder, pool.runtime, self.report_line)
+            profiler = RoundProfiler(chosen, folder, pool.runtime, self.journal.report_line)
             outcome = train(pool, self.inputs, self.journal, stop, checkpoints, state, profiler)
             self.writer.wait()
             if outcome.stop == NONFINITE:
