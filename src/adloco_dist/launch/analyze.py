@@ -8,7 +8,7 @@ from pathlib import Path
 from adloco_dist.config import Backend, Device, Settings
 from adloco_dist.config.errors import require
 from adloco_dist.launch.exit_codes import ends_reported
-from adloco_dist.launch.rendezvous import add_torchrun_options, asked_ranks, num_gpus, rendezvous_of
+from adloco_dist.launch.rendezvous import add_torchrun_options, asked_ranks, rendezvous_of
 
 DESCRIPTION = """\
 The full gradient G of a run's model over sequences of its corpus, and how far the gradients of single batches are from
@@ -35,9 +35,11 @@ def main(arguments: list[str] | None = None) -> None:
         if is_rank:
             run_analysis(options, sizes)
         else:
-            rendezvous, num_ranks = rendezvous_of(options), asked_ranks(options) or num_gpus() or 2
+            rendezvous, num_ranks = rendezvous_of(options), asked_ranks(options)
+            from adloco_dist.cluster.devices import num_gpus
             from adloco_dist.launch.agent import start_ranks  # takes seconds
 
+            num_ranks = num_ranks or num_gpus() or 2
             start_ranks(rendezvous, num_ranks, ("-m", "adloco_dist.launch.analyze", *arguments), can_stop=False)
 
 

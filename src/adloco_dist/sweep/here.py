@@ -36,12 +36,12 @@ class _Slot:
 def _deal_slots(num_jobs: int) -> list[_Slot]:
     """The machine in `num_jobs` parts: its GPUs, if it has any, and its cores."""
     require(num_jobs >= 1, "--jobs", num_jobs, "must be >= 1")
-    import torch
+    from adloco_dist.cluster.devices import num_gpus  # with torch: a second
 
     cores = sorted(os.sched_getaffinity(0))
-    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    count = num_gpus()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = visible.split(",")[:num_gpus] if visible else [str(gpu) for gpu in range(num_gpus)]
+    gpus = visible.split(",")[:count] if visible else [str(gpu) for gpu in range(count)]
     devices, kind = (gpus, "GPUs") if gpus else (cores, "cores")
     require(num_jobs <= len(devices), "--jobs", num_jobs, f"must be <= {len(devices)}, the {kind} of this machine")
     parts = [np.array_split(devices, num_jobs) for devices in (cores, gpus)]
