@@ -148,9 +148,8 @@ def new_instances(
     if count > 1:
         concurrency = Concurrency.streams if runtime.device.type == "cuda" else Concurrency.threads
         concurrent = replace(settings, instances=replace(settings.instances, concurrency=concurrency))
-        first, resident = pool.slots[0], pool.offload
         try:
-            slots[Way(count, True)], _ = find_slots(first, resident, trainers, layout, concurrent, runtime)
+            slots[Way(count, True)], _ = find_slots(replace(pool, settings=concurrent), layout)
         except SettingsError as error:
             print(error)
     for way, of_way in slots.items():  # the probe of turns, too, leaves room for the gradients of all lanes

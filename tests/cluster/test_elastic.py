@@ -119,7 +119,7 @@ def test_a_host_whose_link_was_cut_joins_again(tmp_path: Path) -> None:
 
 WATCHED = "import sys, threading; from adloco_dist.launch.rendezvous_watch import watch_rendezvous"
 WATCHED += "; from adloco_dist.launch.rendezvous import Rendezvous"
-WATCHED += "; watch_rendezvous(Rendezvous(2, endpoint=sys.argv[1]), patience_seconds=1.0); threading.Event().wait()"
+WATCHED += "; watch_rendezvous(Rendezvous(2, 2, endpoint=sys.argv[1]), patience_seconds=1.0); threading.Event().wait()"
 STORE = "import socket; store = socket.create_server(('', 29515)); print('up', flush=True)"
 STORE += "; exec('while True: store.accept()[0].close(); print(1, flush=True)')"
 

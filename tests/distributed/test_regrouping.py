@@ -223,7 +223,7 @@ def random_merges(runtime: Runtime, sequences: int) -> int:
             regroup(pool, before, plan)
             values[merge.survivor] = sum(share * values[member] for member, share in merge.shares.items())
             before, num_plans = plan.layout, num_plans + 1
-            assert list(pool.trainers) == before.trainers_on(runtime.rank)
+            assert list(pool.trainers) == list(before.placed_on(runtime.rank))
             for trainer_id, trainer in pool.trainers.items():
                 anchor, momentum = trainer.outer_vectors
                 np.testing.assert_allclose(anchor.numpy(), values[trainer_id], atol=1e-12)

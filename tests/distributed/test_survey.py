@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from adloco_dist.cluster.environment import measure_links, survey
+from adloco_dist.cluster.environment import Environment, Link, measure_links, survey
 from adloco_dist.cluster.failures import failed
 from adloco_dist.cluster.runtime import Place, Runtime, join_store
-from adloco_dist.cluster.survey import Environment, Link
 from adloco_dist.config import Backend
 from helpers.processes import run_ranks
 

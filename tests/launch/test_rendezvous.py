@@ -27,7 +27,7 @@ def port() -> int:
 
 @pytest.mark.parametrize("endpoint", ["localhost", "127.0.0.1:7", "[::1]:29500"])
 def test_endpoints(endpoint: str) -> None:
-    host, port = Rendezvous(2, endpoint=endpoint).place()
+    host, port = Rendezvous(2, 2, endpoint=endpoint).place()
     assert (host, port) in {("localhost", 29400), ("127.0.0.1", 7), ("::1", 29500)}
 
 

@@ -38,24 +38,28 @@ class ChosenDevice:
     """Why this is the CPU although the machine has an NVIDIA GPU, where nobody asked for that."""
 
 
+def num_gpus() -> int:
+    """The number of GPUs that torch can use here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a driver that is too old: `choose_device` reports it
+        return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
 def choose_device(wanted: Device, local_rank: int) -> ChosenDevice:
     """The rank's device, set up for use; ranks beyond the number of GPUs share them (only gloo allows that)."""
     cpu = torch.device("cpu")
     if wanted is Device.cpu:
         return ChosenDevice(cpu)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a driver that is too old: it is in the line below
-        num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    host = socket.gethostname()
-    if not num_gpus and wanted is Device.auto:
+    count, host = num_gpus(), socket.gethostname()
+    if not count and wanted is Device.auto:
         is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN
         has_nvidia_gpu = not is_hidden and any(DEVICES.glob("nvidia[0-9]*"))
         return ChosenDevice(cpu, unused_gpu=_why_unusable() if has_nvidia_gpu else None)
-    if not num_gpus:
+    if not count:
         where = f"{host} has no GPU that torch {torch.__version__} can use ({_why_unusable()})"
         line = f"cluster.device=cuda: {where}; set cluster.device=cpu, or install what is missing there"
         return ChosenDevice(cpu, SettingsError(line))
-    index = local_rank % num_gpus
+    index = local_rank % count
     device = torch.device("cuda", index)
     try:
         torch.cuda.set_device(device)

@@ -1,10 +1,11 @@
-"""Finding out what every rank stands on: versions, memory, clock, and the links between nodes."""
+"""What every rank stands on: versions, memory, clock, the links between nodes, and which differences matter."""
 
 import hashlib
 import os
 import platform
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
 from importlib.resources import files
@@ -23,12 +24,60 @@ from torch.cuda import nccl
 import adloco_dist
 from adloco_dist.cluster.groups import form_group
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.cluster.survey import Environment, Link
 from adloco_dist.config import Backend
 from adloco_dist.messages import decode, encode
+from adloco_dist.text import values_by_rank
 
 LATENCY_TRIES = 10
 BANDWIDTH_TRIES = 3
+MAX_CLOCK_OFFSET_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What one rank stands on. Travels as a message and is kept in run.json."""
+
+    rank: int
+    node: int
+    host: str
+    interface: str | None
+    address: str | None
+    device: str
+    driver: str | None
+    """Version of the GPU's driver, where that is NVIDIA's; else None."""
+    adloco_dist: str
+    code: str
+    """Digest of the package's sources and config groups."""
+    torch: str
+    transformers: str
+    numpy: str
+    python: str
+    cores: int
+    threads: int
+    """Threads of this rank's CPU operations."""
+    memory_bytes: int
+    """Memory available to all of the host's processes."""
+    device_memory_bytes: int | None
+    """Free memory of the GPU; None on a CPU."""
+    disk_bytes: int
+    """Free space where run directories are made."""
+    clock_offset_seconds: float = 0.0
+    """How far the host's clock is ahead of rank 0's."""
+    nccl: str | None = None
+    """Version of NCCL; None where gloo carries the tensors."""
+    unused_gpu: str | None = None
+    """Why the rank computes on the CPU of a machine that has an NVIDIA GPU, where nobody asked for that."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """The network between two nodes."""
+
+    nodes: tuple[int, int]
+    latency_seconds: float
+    """Time of the smallest all-reduce between them."""
+    bytes_per_second: float
+    """Payload of a large all-reduce over its time; each side sends as many bytes as the payload has."""
 
 
 def survey(runtime: Runtime, disk: Path) -> list[Environment]:
@@ -79,6 +128,34 @@ def measure_links(runtime: Runtime, backend: Backend, payload_bytes: int, timeou
     measured_here = [link for pair, link in links.items() if runtime.rank == heads[pair[0]]]
     messages = runtime.control.exchange({"links": encode(measured_here)})
     return [link for message in messages for link in decode(list[Link], message["links"])]
+
+
+def must_agree(environment: Environment) -> dict[str, str]:
+    """What must be equal on all ranks of a run. Builds of one torch release may differ."""
+    return {
+        "adloco_dist version": environment.adloco_dist,
+        "adloco_dist code": environment.code,
+        "torch": environment.torch.partition("+")[0],
+        "NCCL": str(environment.nccl),
+    }
+
+
+def remarks(environments: Sequence[Environment]) -> list[str]:
+    """Differences that a run survives, and that may explain what is strange about it. One line each."""
+    lines = []
+    for name in ("torch", "transformers", "numpy", "python", "device", "driver", "threads"):
+        values = [getattr(environment, name) for environment in environments]
+        if len(set(values)) > 1:
+            lines.append(f"{name} differs: {values_by_rank(enumerate(values))}")
+    hosts = [environment.host for environment in environments]
+    for host in dict.fromkeys(hosts):
+        first = environments[hosts.index(host)]
+        if first.unused_gpu:
+            lines.append(f"{host} computes on its CPU, for torch cannot use its GPU ({first.unused_gpu})")
+        if abs(first.clock_offset_seconds) > MAX_CLOCK_OFFSET_SECONDS:
+            offset = f"is {first.clock_offset_seconds:+.1f} s from that of {hosts[0]}"
+            lines.append(f"the clock of {host} {offset}: times in logs do not match; synchronise it (chrony, ntpd)")
+    return lines
 
 
 def _code_digest() -> str:

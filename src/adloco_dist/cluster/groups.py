@@ -48,14 +48,6 @@ def form_disjoint(rank_sets: Sequence[RankSet], backend: Backend, timeout_second
     return next((group for group in groups if group is not None), None)
 
 
-def num_communicators_to_come(num_formed: int, num_trainers: int, maximum: int) -> int:
-    """Groups that a rank may yet be in at one time, of `maximum`, beyond the `num_formed` that it is in now.
-
-    Every merge leaves at least one trainer fewer, and a rank is in at most one group of each trainer.
-    """
-    return max(0, min(maximum, num_trainers - 1) - num_formed)
-
-
 class Groups:
     """Groups for tensors, one per set of seats, formed when they are first asked for and kept while in use.
 
@@ -127,11 +119,14 @@ class Groups:
         return f"{rule}, of which {self._maximum} may be formed; use fewer trainers per rank"
 
     def bytes_to_come(self, rank: int, num_trainers: int) -> int:
-        """Memory of the rank's GPU for groups that merges of a pool of so many trainers may bring; 0 with gloo."""
+        """Memory of the rank's GPU for groups that merges of a pool of so many trainers may bring; 0 with gloo.
+
+        Every merge leaves at least one trainer fewer, and a rank is in at most one group of each trainer.
+        """
         if self._backend is not Backend.nccl or self._maximum is None:
             return 0
         num_formed = sum(rank in ranks for ranks in self._groups)
-        return num_communicators_to_come(num_formed, num_trainers, self._maximum) * COMMUNICATOR_BYTES
+        return max(0, min(self._maximum, num_trainers - 1) - num_formed) * COMMUNICATOR_BYTES
 
     def keep(self, rank_sets: Collection[RankSet]) -> None:
         """Release all groups but those of `rank_sets`."""

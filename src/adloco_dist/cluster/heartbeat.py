@@ -162,7 +162,7 @@ class Heartbeat:
         self._store.set(_key(self._rank), json.dumps(beat))
         if beat["silent"]:
             self._announced.set()
-        if self._stop.requested and not self._stop.is_passed_on:
+        if self._stop.requested:
             self._store.set(STOP, "1")
         clock.tick()
         stop, failure, *beats = self._store.multi_get(self._keys)
@@ -171,7 +171,7 @@ class Heartbeat:
             if beat != self._heard[rank][0]:
                 self._heard[rank] = beat, now
         if stop:
-            self._stop.is_heard = self._stop.is_passed_on = True
+            self._stop.is_heard = True
         self._answers += 1
         if failure:
             self._end(failure.decode())

@@ -27,8 +27,6 @@ class StopRequest:
     """Whether a signal or the heartbeat has brought a request: a plain flag, because every update reads it."""
     is_signalled: bool = False
     """Whether this process itself got a signal."""
-    is_passed_on: bool = False
-    """Whether all ranks know."""
     file: Path | None = None
     """File whose existence asks for a stop: for those who cannot send a signal, such as a batch script elsewhere."""
 

@@ -99,7 +99,7 @@ def _run_agent(
             backend="c10d",
             endpoint=rendezvous.endpoint,
             run_id=rendezvous.job or uuid.uuid4().hex,
-            min_nodes=rendezvous.min_nodes or rendezvous.num_nodes,
+            min_nodes=rendezvous.min_nodes,
             max_nodes=rendezvous.num_nodes,
             local_addr=rendezvous.address,
             **rendezvous.timeouts(),

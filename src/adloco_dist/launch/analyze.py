@@ -1,14 +1,14 @@
 """The analysis of a model's gradients, on as many ranks as there are to share it."""
 
 import argparse
+import sys
 from dataclasses import replace
 from pathlib import Path
 
-from adloco_dist.config import Backend, ClusterSettings, Device, SettingsError
+from adloco_dist.config import Backend, Device, Settings
 from adloco_dist.config.errors import require
 from adloco_dist.launch.exit_codes import ends_reported
-from adloco_dist.launch.rendezvous import add_torchrun_options, asked_ranks, num_gpus, rendezvous_of
-from adloco_dist.terminal import reported_wait
+from adloco_dist.launch.rendezvous import add_torchrun_options, asked_ranks, rendezvous_of
 
 DESCRIPTION = """\
 The full gradient G of a run's model over sequences of its corpus, and how far the gradients of single batches are from
@@ -25,21 +25,22 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--batches", metavar="B,B", help="sequences per batch (default: 1,4,16,64, up to N)")
     parser.add_argument("--split", choices=("train", "validation"), help="default: train; of a stream, validation")
     parser.add_argument("--output", type=Path, metavar="DIR", help="for the two files (default: RUN/gradients)")
-    parser.add_argument("--pass", type=int, metavar="P", help="sequences per pass (default: those of an evaluation)")
+    pass_help = "sequences per pass (default: those of an evaluation)"
+    parser.add_argument("--pass", type=int, metavar="P", dest="per_pass", help=pass_help)
     add_torchrun_options(parser)
+    arguments = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(arguments)
     with ends_reported() as is_rank:
         sizes = None if options.batches is None else batch_sizes(options.batches)
         if is_rank:
             run_analysis(options, sizes)
         else:
-            names = ("sequences", "batches", "split", "output", "pass")
-            given = [f"--{name}={value}" for name in names if (value := vars(options)[name]) is not None]
-            rendezvous, num_ranks = rendezvous_of(options), asked_ranks(options) or num_gpus() or 2
+            rendezvous, num_ranks = rendezvous_of(options), asked_ranks(options)
+            from adloco_dist.cluster.devices import num_gpus
             from adloco_dist.launch.agent import start_ranks  # takes seconds
 
-            command = ("-m", "adloco_dist.launch.analyze", str(options.run), *given)
-            start_ranks(rendezvous, num_ranks, command, can_stop=False)
+            num_ranks = num_ranks or num_gpus() or 2
+            start_ranks(rendezvous, num_ranks, ("-m", "adloco_dist.launch.analyze", *arguments), can_stop=False)
 
 
 def batch_sizes(typed: str) -> tuple[int, ...]:
@@ -60,32 +61,22 @@ def run_analysis(options: argparse.Namespace, sizes: tuple[int, ...] | None) -> 
     Raises:
         SettingsError: on all ranks, when one of them finds a mistake; nothing was written then.
     """
-    from torch.distributed.distributed_c10d import Store
-
-    from adloco_dist.cluster.runtime import Place, started
-    from adloco_dist.cluster.signals import StopRequest
-    from adloco_dist.launch.rank import reported_as_rank
+    from adloco_dist.cluster.runtime import Runtime
+    from adloco_dist.launch.rank import run_together
     from adloco_dist.run.reading import read_run, settings_of
     from adloco_dist.tools.gradients import AnalysisOptions, analyze_run
 
-    def analyze(place: Place, store: Store) -> None:
-        cluster, error = ClusterSettings(), None
-        try:
-            # The run's own, with the devices of these machines, which need not be those that it was trained on.
-            cluster = settings_of(options.run, read_run(options.run)).cluster
-            cluster = replace(cluster, device=Device.auto, backend=Backend.auto)
-        except SettingsError as mistake:  # even a rank without the run must reach the others to say so
-            error = mistake
-        with started(cluster, place, store, StopRequest()) as runtime:
-            runtime.control.agree(error)
-            asked = AnalysisOptions(
-                options.run, options.sequences, sizes, options.split, options.output, vars(options)["pass"]
-            )
-            runtime.heartbeat.enter("analysing gradients")
-            with reported_wait(runtime.heartbeat.in_words, speaks=runtime.rank == 0):
-                analyze_run(runtime, asked)
+    asked = AnalysisOptions(options.run, options.sequences, sizes, options.split, options.output, options.per_pass)
 
-    reported_as_rank(analyze)
+    def settings_here() -> Settings:
+        """The run's own, with the devices of these machines, which need not be those that it was trained on."""
+        settings = settings_of(options.run, read_run(options.run))
+        return replace(settings, cluster=replace(settings.cluster, device=Device.auto, backend=Backend.auto))
+
+    def analyze(runtime: Runtime, settings: Settings) -> None:
+        analyze_run(runtime, asked)
+
+    run_together(settings_here, "analysing gradients", analyze)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,22 @@
 """The environment check: every rank's node, versions, memory and clock, and the link of every pair of nodes."""
 
 import argparse
+import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.table import Column, Table
 
-from adloco_dist.cluster.survey import Environment, Link, must_agree, remarks
-from adloco_dist.config import SettingsError, require
+from adloco_dist.config import Settings, SettingsError, require
 from adloco_dist.config.compose import compose
 from adloco_dist.launch.exit_codes import ends_reported
 from adloco_dist.launch.rendezvous import add_torchrun_options, asked_ranks, rendezvous_of
-from adloco_dist.terminal import new_console, new_table, report_line, reported_wait
+from adloco_dist.terminal import new_console, new_table, report_line
 from adloco_dist.text import first_difference
+
+if TYPE_CHECKING:
+    from adloco_dist.cluster.environment import Environment, Link
+    from adloco_dist.cluster.runtime import Runtime
 
 PARAMETERS = 100_000_000
 """Number of parameters of the model for which the time of an average is shown."""
@@ -19,7 +24,7 @@ TABLE_WIDTH = 150
 """Characters of a table's line where the terminal has fewer, or is none."""
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main() -> None:
     """Entry point of launch/check.py; ends the process: 0 if these nodes can train together, 2 if not."""
     parser = argparse.ArgumentParser(
         description="Show what every rank stands on, try and measure the links between nodes, and name differences."
@@ -27,18 +32,17 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as for launch/train.py")
     parser.add_argument("--payload-mb", type=float, default=16.0, help="of the all-reduces that are measured")
     add_torchrun_options(parser)
-    options = parser.parse_intermixed_args(arguments)
+    options = parser.parse_intermixed_args()
     with ends_reported() as is_rank:
         require(0 < options.payload_mb <= 10_000, "--payload-mb", options.payload_mb, "must be > 0 and <= 10000")
         if is_rank:
             run_check(options.overrides, int(options.payload_mb * 1e6))
         else:
             compose(options.overrides)
-            passed_on = [f"--payload-mb={options.payload_mb}", *options.overrides]
             rendezvous, num_ranks = rendezvous_of(options), asked_ranks(options) or 1
             from adloco_dist.launch.agent import start_ranks  # takes seconds
 
-            start_ranks(rendezvous, num_ranks, ("-m", "adloco_dist.launch.check", *passed_on), can_stop=False)
+            start_ranks(rendezvous, num_ranks, ("-m", "adloco_dist.launch.check", *sys.argv[1:]), can_stop=False)
 
 
 def run_check(overrides: Sequence[str], payload_bytes: int) -> None:
@@ -47,31 +51,25 @@ def run_check(overrides: Sequence[str], payload_bytes: int) -> None:
     Raises:
         SettingsError: on all ranks, when they cannot train together.
     """
-    from torch.distributed.distributed_c10d import Store
-
-    from adloco_dist.cluster.environment import measure_links, survey
-    from adloco_dist.cluster.runtime import Place, started
-    from adloco_dist.cluster.signals import StopRequest
-    from adloco_dist.launch.rank import reported_as_rank
+    from adloco_dist.cluster.environment import measure_links, must_agree, survey
+    from adloco_dist.launch.rank import run_together
     from adloco_dist.setup.agreement import LINK_SECONDS, run_disk
 
-    def check(place: Place, store: Store) -> None:
-        settings = compose(overrides)
-        with started(settings.cluster, place, store, StopRequest()) as runtime:
-            runtime.heartbeat.enter("measuring links")
-            with reported_wait(runtime.heartbeat.in_words, speaks=runtime.rank == 0):
-                environments = survey(runtime, run_disk(settings.run))
-                links = measure_links(runtime, runtime.backend, payload_bytes, LINK_SECONDS)
-            if runtime.rank == 0:
-                _show(environments, links, runtime.backend.name)
-            if difference := first_difference([must_agree(environment) for environment in environments]):
-                raise SettingsError(f"{difference}; install the same on all nodes")
+    def check(runtime: "Runtime", settings: Settings) -> None:
+        environments = survey(runtime, run_disk(settings.run))
+        links = measure_links(runtime, runtime.backend, payload_bytes, LINK_SECONDS)
+        if runtime.rank == 0:
+            _show(environments, links, runtime.backend.name)
+        if difference := first_difference([must_agree(environment) for environment in environments]):
+            raise SettingsError(f"{difference}; install the same on all nodes")
 
-    reported_as_rank(check)
+    run_together(lambda: compose(overrides), "measuring links", check)
 
 
-def _show(environments: Sequence[Environment], links: Sequence[Link], backend: str) -> None:
+def _show(environments: Sequence["Environment"], links: Sequence["Link"], backend: str) -> None:
     """Print two tables and the differences that matter."""
+    from adloco_dist.cluster.environment import remarks
+
     console = new_console(min_width=TABLE_WIDTH)
     titles = ("rank", "node", "host", "interface", "device", "driver", "torch", "python", "threads", "memory GB")
     numbers = (Column(title, justify="right") for title in ("device GB", "disk GB", "clock ms"))

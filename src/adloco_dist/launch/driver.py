@@ -22,7 +22,6 @@ from adloco_dist.launch.rendezvous import (
     asked_nodes,
     asked_ranks,
     check_restarts,
-    num_gpus,
     refuse_options,
     rendezvous_of,
 )
@@ -129,7 +128,7 @@ def _refuse_early(settings: Settings, rendezvous: Rendezvous, num_ranks: int) ->
     """Refuse what is known to be wrong before any rank starts; other nodes may have other ranks, and the directory."""
     size = settings.pool.ranks_per_worker
     seat_nodes([0] * num_ranks, size)
-    minimum = num_ranks + size * ((rendezvous.min_nodes or rendezvous.num_nodes) - 1)
+    minimum = num_ranks + size * (rendezvous.min_nodes - 1)
     check_ranks(settings, minimum, is_all=rendezvous.num_nodes == 1)
     check_restarts(settings.run, rendezvous.max_restarts)
     if rendezvous.num_nodes == 1:
@@ -152,6 +151,8 @@ def _default_ranks(settings: Settings) -> int:
     """Return how many ranks to start by default: one per GPU, but none without a worker; without GPUs two, or as many
     as a worker spans.
     """
+    from adloco_dist.cluster.devices import num_gpus  # with torch: a second
+
     workers, size = settings.pool.workers_per_trainer, settings.pool.ranks_per_worker
     num_devices = num_gpus() or max(2, size)
     return min(num_devices, settings.pool.trainers * workers * size) if workers else num_devices

@@ -15,16 +15,9 @@ from torch.distributed.distributed_c10d import Store
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from adloco_dist.cluster.failures import LostContactError, PeerFailedError, RankFailedError, failed
-from adloco_dist.cluster.runtime import Place, join_store, started
+from adloco_dist.cluster.runtime import Place, Runtime, join_store, started
 from adloco_dist.cluster.signals import STOP_SIGNALS, StopRequest, stop_on_signals
-from adloco_dist.config import (
-    EXIT_FAILURE,
-    EXIT_STOPPED,
-    EXIT_USER_ERROR,
-    Settings,
-    SettingsError,
-    Unfinished,
-)
+from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, EXIT_USER_ERROR, Settings, SettingsError, Unfinished
 from adloco_dist.config.without_effect import without_effect
 from adloco_dist.launch.launchers import has_agent, max_restarts, speaks_for_node
 from adloco_dist.launch.rendezvous import check_restarts
@@ -80,6 +73,32 @@ def reported_as_rank(work: Callable[[Place, Store], None]) -> None:
         os._exit(EXIT_FAILURE)  # a destructor may wait for ranks that are gone
 
 
+def run_together(settings_of: Callable[[], Settings], stage: str, work: Callable[[Runtime, Settings], None]) -> None:
+    """Do a rank's work of a command that trains nothing, once all ranks have met; `stage` names it in reports.
+
+    Raises:
+        SettingsError: on all ranks, when `settings_of` or the work raises one on any of them.
+    """
+
+    def run(place: Place, store: Store) -> None:
+        settings, error = _settings_or_error(settings_of)
+        with started(settings.cluster, place, store, StopRequest()) as runtime:
+            runtime.control.agree(error)
+            runtime.heartbeat.enter(stage)
+            with reported_wait(runtime.heartbeat.in_words, speaks=runtime.rank == 0):
+                work(runtime, settings)
+
+    reported_as_rank(run)
+
+
+def _settings_or_error(settings_of: Callable[[], Settings]) -> tuple[Settings, SettingsError | None]:
+    """The settings, or the defaults and the mistake: even a rank with wrong settings must reach the others."""
+    try:
+        return settings_of(), None
+    except SettingsError as mistake:
+        return Settings(), mistake
+
+
 def _join(place: Place) -> Store:
     """Meet the other ranks at torchrun's store. Where that fails this process ends: the others do not hear of it."""
     try:
@@ -99,12 +118,8 @@ def _join(place: Place) -> Store:
 
 
 def _run(place: Place, store: Store, overrides: Sequence[str], dry_run: bool, parts: Parts) -> None:
-    """Train as the settings say, or show what would be trained."""
-    settings, error, stop = Settings(), None, StopRequest()
-    try:
-        settings = parts.compose(overrides)
-    except SettingsError as mistake:  # even a rank with wrong settings must reach the others to say so
-        error = mistake
+    settings, error = _settings_or_error(lambda: parts.compose(overrides))
+    stop = StopRequest()
     with ExitStack() as stack:
         stack.enter_context(stop_on_signals(stop, [number for number in STOP_SIGNALS if number != signal.SIGTERM]))
         runtime = stack.enter_context(started(settings.cluster, place, store, stop, settings.pool.ranks_per_worker))

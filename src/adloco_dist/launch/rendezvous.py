@@ -34,8 +34,8 @@ class Rendezvous:
 
     num_nodes: int = 1
     """Maximum number of nodes."""
-    min_nodes: int | None = None
-    """Number of nodes with which the job starts, or continues without others; None: all."""
+    min_nodes: int = 1
+    """Number of nodes with which the job starts, or continues without others."""
     max_restarts: int = 0
     """How often the ranks of a node are started again when one fails; nodes that come or go do not count."""
     endpoint: str = "localhost:0"
@@ -50,8 +50,8 @@ class Rendezvous:
     @property
     def wanted(self) -> str:
         """How many nodes the job needs, in words."""
-        minimum = self.min_nodes or self.num_nodes
-        return f"{minimum} nodes" if minimum == self.num_nodes else f"{minimum} to {self.num_nodes} nodes"
+        least = "" if self.min_nodes == self.num_nodes else f"{self.min_nodes} to "
+        return f"{least}{self.num_nodes} nodes"
 
     def timeouts(self) -> dict[str, int]:
         """torchrun's timeouts, in seconds. A job that restarts waits longer for late nodes than for lost ones."""
@@ -97,7 +97,7 @@ class Rendezvous:
         # A requeued job has the same id: what is left of its last start must not meet it.
         attempt = os.environ.get("SLURM_RESTART_COUNT", "0")
         endpoint = f"{first}:{port}"
-        return cls(num_nodes, None, max_restarts, endpoint, f"{job}-{attempt}", here, timeout_seconds)
+        return cls(num_nodes, num_nodes, max_restarts, endpoint, f"{job}-{attempt}", here, timeout_seconds)
 
 
 def _check_port(port: int) -> None:
@@ -179,13 +179,6 @@ def asked_ranks(options: argparse.Namespace) -> int | None:
     asked = options.nproc_per_node
     require(asked is None or asked >= 1, "--nproc-per-node", asked, "must be >= 1")
     return asked
-
-
-def num_gpus() -> int:
-    """Return how many GPUs torch can use here."""
-    import torch  # a second
-
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def check_restarts(run: RunSettings, max_restarts: int) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 from adloco_dist.checkpoint.model import save_model
 from adloco_dist.checkpoint.resume import ResumePoint, fresh_domains, restore_pool, resumed
 from adloco_dist.checkpoint.writer import Checkpoints, CheckpointWriter
+from adloco_dist.cluster.environment import Link
 from adloco_dist.cluster.runtime import Place, Runtime
 from adloco_dist.cluster.signals import StopRequest
-from adloco_dist.cluster.survey import Link
 from adloco_dist.config import Settings
 from adloco_dist.launch.launchers import max_restarts
 from adloco_dist.policy.evaluation import in_words
@@ -22,6 +22,7 @@ from adloco_dist.report.processes import listen, shown_live, write_report
 from adloco_dist.run.directory import PROFILE_DIRECTORY, STOP_FILE, STOP_VARIABLE
 from adloco_dist.run.log import open_log
 from adloco_dist.run.profiler import RoundProfiler
+from adloco_dist.run.reading import saved_candidate
 from adloco_dist.setup.agreement import agree_on_directory, prepare, survey_cluster, with_known_budget
 from adloco_dist.setup.building import build_module
 from adloco_dist.setup.journal import open_journal, print_note
@@ -75,14 +76,11 @@ class Run:
         for line in notes if runtime.rank == 0 else ():
             print_note(line)
         (self.directory / STOP_FILE).unlink(missing_ok=True)  # what stopped the run before it resumes now
-        self.journal, self.report_line = open_journal(
-            self.pool, self.inputs, taken, environments, links, self.resume_point
-        )
+        self.journal = open_journal(self.pool, self.inputs, taken, environments, links, self.resume_point)
+        report = self.journal.report_line
         if address := stack.enter_context(shown_live(self.directory, listener)):
-            self.report_line(f"the run is shown on {address}")
-        self.writer = CheckpointWriter(
-            domains, runtime.store, runtime.world_size, settings.checkpoint, self.report_line
-        )
+            report(f"the run is shown on {address}")
+        self.writer = CheckpointWriter(domains, runtime.store, runtime.world_size, settings.checkpoint, report)
 
     def train(self, stop: StopRequest) -> Outcome:
         """Train until the budget is spent or a rank was asked to stop, by the stop file as well.
@@ -95,7 +93,7 @@ class Run:
         try:
             checkpoints = Checkpoints(self.writer, self.journal, self.directory, pool.settings)
             chosen, folder = pool.settings.profile.chosen, self.directory / PROFILE_DIRECTORY
-            profiler = RoundProfiler(chosen, folder, pool.runtime, self.report_line)
+            profiler = RoundProfiler(chosen, folder, pool.runtime, self.journal.report_line)
             outcome = train(pool, self.inputs, self.journal, stop, checkpoints, state, profiler)
             self.writer.wait()
             if outcome.stop == NONFINITE:
@@ -132,8 +130,8 @@ class Run:
             newest = self.writer.newest
             kept = f"checkpoint: {newest}; {resumes}" if newest else "no checkpoint, for nothing new was trained"
             return [f"stopped: {outcome.stop} in round {outcome.plan.round + 1}", where, kept]
-        saved = [candidate for candidate in result["candidates"] if candidate["name"] == result["saved"]]
-        lines = [f"ended: {outcome.stop}; {in_words((saved or result['candidates'])[0])}", where]
+        shown = saved_candidate(result) or result["candidates"][0]
+        lines = [f"ended: {outcome.stop}; {in_words(shown)}", where]
         if outcome.weights is not None:
             flat_model, objective = outcome.pool.flat_model, outcome.pool.objective
             lines.append(f"model: {save_model(self.directory, flat_model, outcome.weights, objective)}")

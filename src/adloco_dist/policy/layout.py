@@ -53,8 +53,9 @@ class Layout:
         """The workers of a trainer that run on a rank, alone or together with others."""
         return [number for number, ranks in enumerate(self.workers[trainer]) if rank in ranks]
 
-    def trainers_on(self, rank: int) -> list[int]:
-        return [trainer for trainer in self.trainers if self.workers_on(rank, trainer)]
+    def placed_on(self, rank: int) -> dict[int, list[int]]:
+        """The workers that run on a rank, by trainer; trainers without any there are left out."""
+        return {trainer: workers for trainer in self.trainers if (workers := self.workers_on(rank, trainer))}
 
     def num_nodes(self, trainer: int, nodes: Sequence[int]) -> int:
         return len({nodes[rank] for rank in self.ranks(trainer)})

@@ -114,14 +114,14 @@ class Journal:
     """
 
     def __init__(self, sinks: Sequence[Sink] = (), report_line: Callable[[str], None] = log.warning) -> None:
-        self._sinks, self._report_line = sinks, report_line
+        self._sinks, self.report_line = sinks, report_line
 
     def write(self, rows: Sequence[TrainerRow]) -> None:
         for sink in self._sinks:
             try:
                 sink.write(rows)
             except OSError as error:
-                self._report_line(f"round {rows[0].round}: records are not written: {error}")
+                self.report_line(f"round {rows[0].round}: records are not written: {error}")
 
     def close(self, result: Json | None = None) -> None:
         for sink in reversed(self._sinks):

@@ -5,9 +5,8 @@ from pathlib import Path
 
 from adloco_dist.checkpoint.state import RunState
 from adloco_dist.cluster.control import ControlPlane
-from adloco_dist.cluster.environment import measure_links, survey
+from adloco_dist.cluster.environment import Environment, Link, measure_links, must_agree, survey
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.cluster.survey import Environment, Link, must_agree
 from adloco_dist.config import Backend, RunSettings, Settings, SettingsError
 from adloco_dist.config.compose import flatten, to_plain
 from adloco_dist.config.errors import require
@@ -139,7 +138,7 @@ def check_memory(settings: Settings, runtime: Runtime, layout: Layout, objective
     parameters = objective.num_parameters()
     if parameters is None:
         return
-    placed = [len(layout.workers_on(runtime.seat, trainer)) for trainer in layout.trainers_on(runtime.seat)]
+    placed = [len(workers) for workers in layout.placed_on(runtime.seat).values()]
     size = settings.pool.ranks_per_worker
     needed = state_bytes(settings, len(placed), sum(placed), parameters.trained // size, parameters.frozen // size)
     memory, what = settings.cluster.memory_bytes, "are cluster.memory_bytes"

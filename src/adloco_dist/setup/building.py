@@ -9,6 +9,7 @@ import psutil
 import torch
 from torch import nn
 
+from adloco_dist.averaging.checks import word_sum
 from adloco_dist.buffers import UnsuitableBufferError, changing_buffers, persistent_buffers
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Settings, SettingsError
@@ -177,10 +178,6 @@ def _bits(tensors: Sequence[torch.Tensor]) -> int:
     """Compute a checksum over the bits of tensors."""
     checksum = 0
     for tensor in tensors:
-        if tensor.layout != torch.strided or tensor.is_quantized:
-            continue
-        # A copy, whose memory begins at a whole word.
-        content = tensor.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
-        words = content.view(torch.int64) if content.numel() % 8 == 0 else content
-        checksum = (31 * checksum + int(words.sum())) % 2**64
+        if tensor.layout is torch.strided and not tensor.is_quantized:
+            checksum = (31 * checksum + int(word_sum(tensor))) % 2**64
     return checksum

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from rich.table import Table
 
-from adloco_dist.cluster.survey import Link
+from adloco_dist.cluster.environment import Link
 from adloco_dist.config import RoundLength, Settings
 from adloco_dist.objective.protocol import ParameterCount
 from adloco_dist.policy.forecast import RoundForecast, rounds_until
@@ -155,7 +155,7 @@ def _utilisation_table(settings: Settings, layout: Layout, link_seconds: Mapping
     title = "share of a round in updates, predicted from the measured links, by the time of an update"
     table = new_table(columns, title, has_lines=True)
     for seat, on_link in link_seconds.items():
-        workers = sum(len(layout.workers_on(seat, trainer)) for trainer in layout.trainers_on(seat))
+        workers = sum(map(len, layout.placed_on(seat).values()))
         cells = []
         for seconds in UPDATE_SECONDS:
             forecast = _forecast(settings, workers, on_link, seconds)
@@ -174,8 +174,8 @@ def _rank_table(settings: Settings, layout: Layout, seats: Sequence[int], part_b
     title = f"memory per rank in {name}, activations not counted; checkpoint: its copy, on the CPU"
     table = new_table(columns, title, has_lines=True)
     for seat, node in enumerate(seats):
-        placed = {trainer: len(layout.workers_on(seat, trainer)) for trainer in layout.trainers_on(seat)}
-        vectors = state_vectors(settings, len(placed), sum(placed.values()))
+        placed = layout.placed_on(seat).values()
+        vectors = state_vectors(settings, len(placed), sum(map(len, placed)))
         counts = [*vectors.values(), sum(vectors.values())]
         row = [f"{count * part_bytes / unit:,.1f}" for count in counts]
         table.add_row(_ranks_of(seat, settings), str(node), str(vectors["weights"]), *row)

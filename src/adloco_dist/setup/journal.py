@@ -4,7 +4,7 @@ import logging
 import os
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -16,8 +16,8 @@ import torch
 
 import adloco_dist
 from adloco_dist.checkpoint.resume import ResumePoint
+from adloco_dist.cluster.environment import Environment, Link, remarks
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.cluster.survey import Environment, Link, remarks
 from adloco_dist.config import AlgorithmSettings, RoundLength
 from adloco_dist.config.compose import to_plain
 from adloco_dist.messages import encode, strict_json
@@ -50,13 +50,13 @@ def open_journal(
     environments: Sequence[Environment],
     links: Sequence[Link],
     resume_point: ResumePoint | None,
-) -> tuple[Journal, Callable[[str], None]]:
-    """Rank 0's files, tracking and display, and what shows a line there; a journal without sinks elsewhere.
+) -> Journal:
+    """Rank 0's files, tracking and display, which shows the lines that are reported; elsewhere no sinks, and the log.
 
     `taken` is the run directory, on rank 0; `resume_point` where the run resumes, None: it begins.
     """
     if taken is None:
-        return Journal(), log.info
+        return Journal(report_line=log.info)
     settings = pool.settings
     facts = _facts(pool, inputs, environments, links)
     earlier, seconds = {}, 0.0
@@ -82,7 +82,7 @@ def open_journal(
         display.report_line,
     )
     # Sinks are closed from the last to the first: trackers read the result that the run file takes.
-    return Journal([taken, *trackers, run_file, metrics_file, display], display.report_line), display.report_line
+    return Journal([taken, *trackers, run_file, metrics_file, display], display.report_line)
 
 
 def _of_rounds(algorithm: AlgorithmSettings) -> list[str]:

@@ -7,9 +7,9 @@ from torch import nn
 from adloco_dist.averaging.group import GroupError
 from adloco_dist.baselines.ddp import DataParallelTrainer, data_parallel_slot
 from adloco_dist.checkpoint.resume import ResumePoint
+from adloco_dist.cluster.environment import Link
 from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.cluster.survey import Link
 from adloco_dist.config import Backend, MergePolicy, RoundLength, Settings, SettingsError
 from adloco_dist.config.errors import require
 from adloco_dist.data.protocols import Cursor, Splits
@@ -56,7 +56,7 @@ def set_up_pool(
     initial_weights = flat_model.initial_weights()
     cursors = _cursors(settings, splits, layout, resume_point)
     seat = runtime.seat
-    placed = {trainer_id: layout.workers_on(seat, trainer_id) for trainer_id in layout.trainers_on(seat)}
+    placed = layout.placed_on(seat)
     num_workers = sum(map(len, placed.values()))
     reserved_bytes = bytes_reserved_for_groups(settings, groups, layout, seat)
     resident = count_resident(first, settings, len(placed), num_workers, runtime.ranks_on_device, reserved_bytes)
@@ -75,9 +75,7 @@ def set_up_pool(
     del initial_weights  # which workers and trainers have copies of
     offload.settle(pool.workers)
     recorded = resume_point.was_concurrent if resume_point else None
-    pool.slots, pool.is_concurrent = find_slots(
-        first, offload, list(trainers.values()), layout, settings, runtime, recorded
-    )
+    pool.slots, pool.is_concurrent = find_slots(pool, layout, recorded)
     # Once everything that takes memory is there, and before a backward pass does more than compute.
     _find_capacity(pool, layout)
     if settings.algorithm.is_data_parallel:

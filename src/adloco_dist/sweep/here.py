@@ -16,7 +16,7 @@ import numpy as np
 from adloco_dist.cluster.signals import STOP_SIGNALS, handling
 from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED
 from adloco_dist.config.errors import require
-from adloco_dist.sweep.points import Launch, Point
+from adloco_dist.sweep.points import Point
 from adloco_dist.terminal import report_error, report_line, reported_wait
 from adloco_dist.text import first_line, reason
 
@@ -36,43 +36,40 @@ class _Slot:
 def _deal_slots(num_jobs: int) -> list[_Slot]:
     """The machine in `num_jobs` parts: its GPUs, if it has any, and its cores."""
     require(num_jobs >= 1, "--jobs", num_jobs, "must be >= 1")
-    import torch
+    from adloco_dist.cluster.devices import num_gpus  # with torch: a second
 
     cores = sorted(os.sched_getaffinity(0))
-    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    count = num_gpus()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = visible.split(",")[:num_gpus] if visible else [str(gpu) for gpu in range(num_gpus)]
+    gpus = visible.split(",")[:count] if visible else [str(gpu) for gpu in range(count)]
     devices, kind = (gpus, "GPUs") if gpus else (cores, "cores")
     require(num_jobs <= len(devices), "--jobs", num_jobs, f"must be <= {len(devices)}, the {kind} of this machine")
     parts = [np.array_split(devices, num_jobs) for devices in (cores, gpus)]
     return [_Slot(of_cores.tolist(), of_gpus.tolist()) for of_cores, of_gpus in zip(*parts, strict=True)]
 
 
-def launch_here(num_jobs: int, program: Sequence[str]) -> Launch:
-    """Runs drivers on this machine, `num_jobs` at a time; the failure of one ends no other. Main thread only.
+class LocalDrivers:
+    """Runs drivers on this machine, several at a time; the failure of one ends no other.
 
     Ctrl-C and the other requests to stop reach all drivers that run, which end their rounds, and no further one is
-    started. `program` has the arguments of the interpreter that start one.
-
-    Raises:
-        SettingsError: there are fewer GPUs (or, without GPUs, cores) than jobs.
+    started.
     """
-    return _Drivers(program, _deal_slots(num_jobs)).run_all
 
+    def __init__(self, num_jobs: int, program: Sequence[str]) -> None:
+        """Divide the machine among `num_jobs` drivers; `program` has the arguments of the interpreter that start one.
 
-class _Drivers:
-    """The drivers that run now, each in a slot of its own."""
-
-    def __init__(self, program: Sequence[str], slots: Sequence[_Slot]) -> None:
-        self._program, self._num_slots = program, len(slots)
+        Raises:
+            SettingsError: there are fewer GPUs (or, without GPUs, cores) than jobs.
+        """
+        self._program, self._num_slots = program, num_jobs
         self._free: SimpleQueue[_Slot] = SimpleQueue()
-        for slot in slots:
+        for slot in _deal_slots(num_jobs):
             self._free.put(slot)
         self._drivers: list[subprocess.Popen[bytes]] = []
         self._is_stopping = False
 
     def run_all(self, points: Sequence[Point]) -> list[int]:
-        """Run a driver for every point; their exit codes."""
+        """Run a driver for every point; their exit codes. Main thread only."""
         titles = [f"run {number} of {len(points)}" for number in range(1, len(points) + 1)]
         with handling(STOP_SIGNALS, self._stop), ThreadPoolExecutor(self._num_slots) as executor:
             return list(executor.map(self._run, points, titles))

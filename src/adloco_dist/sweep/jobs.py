@@ -36,7 +36,7 @@ NOT_IN_CONFIG = ("SBATCH_EXCLUSIVE", "SBATCH_CPUS_PER_GPU")
 
 
 def launch_through(name: str, hydra_overrides: Sequence[str], program: Sequence[str]) -> Launch:
-    """The launcher with its settings, before anything is submitted; `program` starts a driver, as in `launch_here`.
+    """The launcher with its settings, before anything is submitted; `program` starts a driver, as in `LocalDrivers`.
 
     Raises:
         SettingsError: it is not installed, cannot submit from here, or does not take a setting.

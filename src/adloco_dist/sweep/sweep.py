@@ -17,7 +17,7 @@ from adloco_dist.report.processes import write_report
 from adloco_dist.run.directory import archive, is_finished
 from adloco_dist.run.manifest import write_content
 from adloco_dist.run.reading import read_run, saved_candidate
-from adloco_dist.sweep.here import launch_here
+from adloco_dist.sweep.here import LocalDrivers
 from adloco_dist.sweep.jobs import launch_through
 from adloco_dist.sweep.points import Launch, Point, expand, name_without_effect
 from adloco_dist.terminal import new_console, report_line, reported_wait
@@ -100,7 +100,7 @@ def _launch(hydra_overrides: Sequence[str], folder: Path, program: Sequence[str]
     """What starts the runs: the launcher that was asked for, else this machine."""
     chosen = [line.partition("=")[2] for line in hydra_overrides if line.startswith("hydra/launcher=")]
     if not chosen or chosen[-1] == "basic":
-        return launch_here(num_jobs, program)
+        return LocalDrivers(num_jobs, program).run_all
     return launch_through(chosen[-1], [*hydra_overrides, f"hydra.sweep.dir={quoted(str(folder))}"], program)
 
 

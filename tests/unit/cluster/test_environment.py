@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from adloco_dist.cluster.survey import Environment, must_agree, remarks
+from adloco_dist.cluster.environment import Environment, must_agree, remarks
 from adloco_dist.text import first_difference, values_by_rank
 
 ONE = Environment(

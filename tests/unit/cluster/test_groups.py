@@ -2,7 +2,7 @@
 
 import pytest
 
-from adloco_dist.cluster.groups import COMMUNICATOR_BYTES, Groups, num_communicators_to_come
+from adloco_dist.cluster.groups import COMMUNICATOR_BYTES, Groups
 from adloco_dist.config import Backend
 
 
@@ -19,7 +19,9 @@ from adloco_dist.config import Backend
     ],
 )
 def test_groups_that_merges_may_bring(num_formed: int, num_trainers: int, maximum: int, to_come: int) -> None:
-    assert num_communicators_to_come(num_formed, num_trainers, maximum) == to_come
+    groups = Groups(Backend.nccl, 60, maximum)
+    groups._groups = {(0, other): None for other in range(1, 1 + num_formed)}
+    assert groups.bytes_to_come(0, num_trainers) == to_come * COMMUNICATOR_BYTES
 
 
 def test_memory_is_kept_free_for_them_with_nccl_alone() -> None:

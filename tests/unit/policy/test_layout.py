@@ -79,7 +79,7 @@ def test_a_worker_may_span_several_ranks() -> None:
     assert layout.ranks(0) == (0, 1, 2, 3)
     assert (layout.num_workers(0), layout.num_nodes(0, [0, 0, 1, 1])) == (2, 2)
     assert layout.workers_on(1, 0) == [0]
-    assert layout.trainers_on(2) == [0, 1]
+    assert list(layout.placed_on(2)) == [0, 1]
 
 
 def test_questions_about_a_layout() -> None:
@@ -88,5 +88,5 @@ def test_questions_about_a_layout() -> None:
     assert layout.num_workers(0) == 3
     assert layout.workers_on(0, 0) == [0, 1]
     assert layout.workers_on(2, 3) == [1, 2]
-    assert layout.trainers_on(1) == [0, 3]
-    assert layout.trainers_on(2) == [3]
+    assert list(layout.placed_on(1)) == [0, 3]
+    assert list(layout.placed_on(2)) == [3]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from adloco_dist.cluster.survey import Link
+from adloco_dist.cluster.environment import Link
 from adloco_dist.config import Settings, SettingsError
 from adloco_dist.config.compose import compose
 from adloco_dist.data.protocols import Splits
