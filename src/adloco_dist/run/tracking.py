@@ -19,10 +19,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from adloco_dist.config import TrackingMode, TrackingSettings
+from adloco_dist.config import TrackingMode, TrackingSettings, require
 from adloco_dist.config.compose import flatten
-from adloco_dist.config.errors import require
 from adloco_dist.messages import Json, encode
+from adloco_dist.run.journal import Sink
 from adloco_dist.run.reading import RUN_FILE
 from adloco_dist.run.rows import METRICS_FILE, TrainerRow, parse_rows
 from adloco_dist.terminal import reported_wait
@@ -97,7 +97,7 @@ def start_trackers(
     return trackers
 
 
-class BackgroundTracker:
+class BackgroundTracker(Sink):
     """A sink that hands rounds to a tracker in a thread, and reports once if that fails."""
 
     def __init__(
