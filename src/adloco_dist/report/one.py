@@ -1,9 +1,9 @@
 """The page of one run."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime
-from typing import Any
 
+from adloco_dist.config.compose import as_typed
 from adloco_dist.report import charts
 from adloco_dist.report.page import Page, Section, Table
 from adloco_dist.report.pool import loss_in_words, merge_tree, place_in_words
@@ -135,19 +135,10 @@ def _notes(source: Source) -> Table:
 
 
 def _configuration(source: Source) -> Iterator[Table]:
-    changed = [(name, shown(value)) for name, value in source.changed.items()]
+    changed = [(name, as_typed(value)) for name, value in source.changed.items()]
     yield Table("Settings that differ from the default", (), changed)
-    settings = [(name, shown(value)) for name, value in source.settings.items()]
+    settings = [(name, as_typed(value)) for name, value in source.settings.items()]
     yield Table("All settings", (), settings, is_folded=True)
     facts = {name: source.facts.get(name) for name in ("arithmetic", "script")}
     versions = source.facts.get("versions", {}) | {name: value for name, value in facts.items() if value}
     yield Table("Versions", (), [(name, str(value)) for name, value in versions.items()], is_folded=True)
-
-
-def shown(value: Any) -> str:
-    """A setting's value, as one would write it."""
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return f"[{','.join(map(shown, value))}]"
-    return str(value)
