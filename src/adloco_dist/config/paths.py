@@ -67,7 +67,7 @@ def check_lengths(flat: Mapping[str, object]) -> None:
 
 def _scalar(value: str, read: Override | None, is_written: bool) -> str | None:
     """Return the value of a path setting as Hydra has to be given it; None: it reads the value as it is meant."""
-    names = _names(value)
+    names = _names(value.split(","))
     if read is None:
         names = names or (value.split(",") if is_written else None)
         return ",".join(map(_kept_or_quoted, names)) if names else None
@@ -82,31 +82,29 @@ def _scalar(value: str, read: Override | None, is_written: bool) -> str | None:
 def _list(value: str, read: Override | None) -> str | None:
     """Return the value of a list of paths, like `_scalar`; a name without brackets is a list of one."""
     if not _is_bracketed(value):
-        lists = [[name] for name in _names(value) or ()]
+        lists = [[name] for name in _names(value.split(",")) or ()]
     else:
         if read is not None:
             meant = [] if read.is_sweep_override() else read.value()
             if isinstance(meant, list) and all(map(exists_here, map(str, meant))):
                 return None
-        whole, parts = _names(value[1:-1]), value[1:-1].split("],[")  # a list, a name in brackets, a sweep
-        lists = [whole or [value]] if whole or exists_here(value) else [_names(part) or [] for part in parts]
+        whole = _names(value[1:-1].split(","))
+        lists = [whole or [value]]  # a list, or a name in brackets
+        if not (whole or exists_here(value)):  # a sweep
+            lists = [_names(part.split(",")) or [] for part in value[1:-1].split("],[")]
     return ",".join(f"[{','.join(map(_kept_or_quoted, names))}]" for names in lists) if all(lists) and lists else None
 
 
-def _names(value: str) -> list[str] | None:
-    """The names that commas part, or that have commas in them, the shortest first; None: some of them do not exist."""
-
-    def grouped(pieces: Sequence[str]) -> list[str] | None:
-        for count in range(1, len(pieces) + 1):
-            joined = ",".join(pieces[:count])
-            name = joined if exists_here(joined) else joined.strip()
-            if name and (_bare(name) != name or exists_here(name)):
-                rest = grouped(pieces[count:])
-                if rest is not None:
-                    return [name, *rest]
-        return None if pieces else []
-
-    return grouped(value.split(","))
+def _names(pieces: Sequence[str]) -> list[str] | None:
+    """The names that pieces between commas are, or are parts of, the shortest first; None: some do not exist."""
+    for count in range(1, len(pieces) + 1):
+        joined = ",".join(pieces[:count])
+        name = joined if exists_here(joined) else joined.strip()
+        if name and (_bare(name) != name or exists_here(name)):
+            rest = _names(pieces[count:])
+            if rest is not None:
+                return [name, *rest]
+    return None if pieces else []
 
 
 def _read(override: str) -> Override | None:

@@ -1,5 +1,6 @@
 """The page of one run."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from datetime import datetime
 
@@ -115,18 +116,19 @@ def _restarts(source: Source) -> Table:
 
 
 def _notes(source: Source) -> Table:
-    history = source.history
+    """Every note once, in the order of the rounds that first have it, and the workers that were left out."""
+    rounds_of: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for row in source.history.rows:
+        for text in row.notes:
+            rounds_of[row.trainer, text].append(row.round)
+    notes = sorted((rounds[0], trainer, text, rounds[-1]) for (trainer, text), rounds in rounds_of.items())
     rows = [
-        (
-            f"{note.first:,}" if note.first == note.last else f"{note.first:,} to {note.last:,}",
-            str(note.trainer),
-            note.text,
-        )
-        for note in history.notes
+        (f"{first:,}" if first == last else f"{first:,} to {last:,}", str(trainer), text)
+        for first, trainer, text, last in notes
     ]
     rows += [
         (f"{row.round:,}", str(row.trainer), f"workers {set_of_ranks(row.nonfinite_workers)} not finite, left out")
-        for row in history.rows
+        for row in source.history.rows
         if row.nonfinite_workers
     ]
     if len(rows) > MAX_NOTES:

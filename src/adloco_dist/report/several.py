@@ -31,8 +31,7 @@ Runs = Mapping[str, Source]
 
 def page_of_several(sources: Sequence[Source], wanted_loss: float | None = None) -> Page:
     """What there is to see of several runs; tokens, bytes and time are counted to the wanted validation loss, else to
-    the lowest that all came to.
-    """
+    the lowest that all came to."""
     runs = dict(zip(_names(sources), sources, strict=True))
     differing = [
         name
@@ -86,8 +85,7 @@ def _final(source: Source) -> float | None:
 
 def reached(source: Source, loss: float) -> dict[str, float] | None:
     """What had passed when a run's best trainer was first evaluated at this loss or below, by the names of AXES;
-    None: it never was.
-    """
+    None: it never was."""
     places, losses = source.history.best_validation
     places_below = np.flatnonzero(losses <= loss)
     if not len(places_below):

@@ -34,8 +34,7 @@ class MetricsFile(Sink):
 
     def __init__(self, directory: Path, keep_bytes: int = 0) -> None:
         """Keep the whole lines of the first `keep_bytes`, which a run that resumes had written; a power cut or a full
-        disk may have left half a line.
-        """
+        disk may have left half a line."""
         path = directory / METRICS_FILE
         self._file = path.open("r+b" if keep_bytes and path.exists() else "wb", buffering=0)
         self.num_bytes = self._file.truncate(whole_lines(path, keep_bytes))

@@ -109,10 +109,8 @@ class BackgroundTracker(Sink):
         report_line: Callable[[str], None],
         state: Json | None = None,
     ) -> None:
-        """Call `open_tracker` in a thread with the last round of earlier starts (-1: none).
-
-        `state` is what a later start of the run needs to continue.
-        """
+        """Call `open_tracker` in a thread with the last round of earlier starts (-1: none). `state` is what a later
+        start of the run needs to continue."""
         self._directory, self._report_line = directory, report_line
         self._name, self._open_tracker, self._state = name, open_tracker, state or {}
         self._rounds: queue.SimpleQueue[Sequence[TrainerRow] | None] = queue.SimpleQueue()
