@@ -1,7 +1,7 @@
 """Typed settings, their checks, and the error that says what is wrong with them."""
 
 from adloco_dist.config.amounts import Amount
-from adloco_dist.config.batching import MEASURED_REQUESTS, BatchingSettings
+from adloco_dist.config.batching import BatchingSettings
 from adloco_dist.config.choices import (
     Averages,
     Backend,

@@ -9,13 +9,8 @@ from adloco_dist.config.choices import BatchRequest, GradientNorm, Unmeasured
 from adloco_dist.config.errors import require
 from adloco_dist.config.marks import ON_A_GPU, Range, ReadWhen
 
-MEASURED_REQUESTS = (
-    BatchRequest.norm_test,
-    BatchRequest.inner_product_test,
-    BatchRequest.augmented_inner_product_test,
-    BatchRequest.progress,
-)
-"""The requests that follow gradient statistics."""
+OPEN_LOOP = (BatchRequest.none, BatchRequest.ramp, BatchRequest.staged, BatchRequest.replay)
+"""The requests that do not follow gradient statistics."""
 ANY_TEST = "batching.request=norm_test,inner_product_test,augmented_inner_product_test"
 INNER_PRODUCT_TESTS = "batching.request=inner_product_test,augmented_inner_product_test"
 ANY_MEASURED = f"{ANY_TEST},progress"
@@ -78,7 +73,7 @@ class BatchingSettings:
     @property
     def measures_gradients(self) -> bool:
         """Whether the batch follows gradient statistics."""
-        return self.request in MEASURED_REQUESTS
+        return self.request not in OPEN_LOOP
 
     @property
     def measures_times(self) -> bool:

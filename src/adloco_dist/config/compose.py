@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from adloco_dist.config import ModelSettings, Settings, SettingsError, require
 from adloco_dist.config.gone import refuse_gone
-from adloco_dist.config.paths import check_lengths, exists_here, to_type, with_quoted_paths
+from adloco_dist.config.paths import check_lengths, to_type, with_quoted_paths
 from adloco_dist.config.settings import setting_names
 from adloco_dist.messages import encode
 
@@ -71,7 +71,7 @@ def parse(overrides: Sequence[str]) -> list[Override]:
             rule = "has bytes that are no text in this locale, and records could not hold them"
             raise SettingsError(f"{override}: {rule}; name it otherwise, or set a UTF-8 locale")
     try:
-        quoted = [with_quoted_paths(override, exists_here) for override in overrides]
+        quoted = [with_quoted_paths(override) for override in overrides]
         parsed = OverridesParser.create().parse_overrides(quoted)
     except HydraException as error:
         raise SettingsError(explain(error)) from error
@@ -124,6 +124,13 @@ def flatten(plain: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + key] = value
     return flat
+
+
+def as_typed(value: Any) -> str:
+    """A plain value as one types it."""
+    if isinstance(value, bool) or value is None:
+        return "null" if value is None else str(value).lower()
+    return f"[{','.join(map(as_typed, value))}]" if isinstance(value, list) else str(value)
 
 
 def _check_key(key: str, line: str) -> None:

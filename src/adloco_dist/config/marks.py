@@ -1,6 +1,5 @@
 """What stands in the annotation of a setting: which numbers it may be, and under which other settings it is read."""
 
-import operator
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -11,7 +10,6 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from adloco_dist.config.errors import require
 
 Mark = TypeVar("Mark")
-COMPARISONS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 
 
 class Range:
@@ -23,12 +21,12 @@ class Range:
         assert match, text
         at_least, low, left, smallest, largest, right = match.groups()
         self.text = text
-        self._bounds = [(">=" if at_least == ">=" or left == "[" else ">", float(low or smallest)), ("<", inf)]
-        if right:
-            self._bounds.append(("<=" if right == "]" else "<", float(largest)))
+        self._low, self._high = float(low or smallest), float(largest or inf)
+        self._has_low, self._has_high = at_least == ">=" or left == "[", right == "]"
 
     def __contains__(self, value: float) -> bool:
-        return all(COMPARISONS[comparison](value, bound) for comparison, bound in self._bounds)
+        is_end = (self._has_low and value == self._low) or (self._has_high and value == self._high)
+        return is_end or self._low < value < self._high
 
 
 @dataclass(frozen=True)

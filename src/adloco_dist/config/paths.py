@@ -3,7 +3,7 @@
 import glob
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -17,21 +17,19 @@ WRITTEN = ("run.directory", "run.root", "hydra.sweep.dir")
 """Settings whose paths need not exist yet: some folder above them does."""
 PATHS = (*LISTS, *WRITTEN, "data.hub", "data.tokenizer", "model.warm_start", "batching.replay")
 
-Exists = Callable[[str], bool]
 
-
-def with_quoted_paths(override: str, exists: Exists) -> str:
+def with_quoted_paths(override: str) -> str:
     """`override` with Hydra's quotes around the paths that it names and Hydra would not read as they stand.
 
     Values that Hydra reads as text keep their meaning: quotes, lists, interpolations, null, and values of a sweep,
-    unless all of the value, commas included, is one path that exists. `exists` says whether a path, or a glob, does.
+    unless all of the value, commas included, is one path or glob that exists.
     """
     key, _, value = override.partition("=")
     name = key.lstrip("+")
     if name not in PATHS or not value or "${" in value:
         return override
     read = _read(override)
-    shown = _list(value, read, exists) if name in LISTS else _scalar(value, read, exists, name in WRITTEN)
+    shown = _list(value, read) if name in LISTS else _scalar(value, read, name in WRITTEN)
     return override if shown is None else f"{key}={shown}"
 
 
@@ -67,48 +65,46 @@ def check_lengths(flat: Mapping[str, object]) -> None:
             require(len(encoded) < 4096 and longest < 256, key, path, rule)
 
 
-def _scalar(value: str, read: Override | None, exists: Exists, is_written: bool) -> str | None:
+def _scalar(value: str, read: Override | None, is_written: bool) -> str | None:
     """Return the value of a path setting as Hydra has to be given it; None: it reads the value as it is meant."""
-    names = _names(value, exists)
+    names = _names(value.split(","))
     if read is None:
         names = names or (value.split(",") if is_written else None)
         return ",".join(map(_kept_or_quoted, names)) if names else None
     if read.is_sweep_override():  # unless the commas are in the names
         return quoted(value) if names == [value] else None
     meant = read.value()
-    if meant in (None, value) or not (exists(value) or (is_written and not isinstance(meant, str))):
+    if meant in (None, value) or not (exists_here(value) or (is_written and not isinstance(meant, str))):
         return None
     return quoted(value)
 
 
-def _list(value: str, read: Override | None, exists: Exists) -> str | None:
+def _list(value: str, read: Override | None) -> str | None:
     """Return the value of a list of paths, like `_scalar`; a name without brackets is a list of one."""
     if not _is_bracketed(value):
-        lists = [[name] for name in _names(value, exists) or ()]
+        lists = [[name] for name in _names(value.split(",")) or ()]
     else:
         if read is not None:
             meant = [] if read.is_sweep_override() else read.value()
-            if isinstance(meant, list) and all(map(exists, map(str, meant))):
+            if isinstance(meant, list) and all(map(exists_here, map(str, meant))):
                 return None
-        whole, parts = _names(value[1:-1], exists), value[1:-1].split("],[")  # a list, a name in brackets, a sweep
-        lists = [whole or [value]] if whole or exists(value) else [_names(part, exists) or [] for part in parts]
+        whole = _names(value[1:-1].split(","))
+        lists = [whole or [value]]  # a list, or a name in brackets
+        if not (whole or exists_here(value)):  # a sweep
+            lists = [_names(part.split(",")) or [] for part in value[1:-1].split("],[")]
     return ",".join(f"[{','.join(map(_kept_or_quoted, names))}]" for names in lists) if all(lists) and lists else None
 
 
-def _names(value: str, exists: Exists) -> list[str] | None:
-    """The names that commas part, or that have commas in them, the shortest first; None: some of them do not exist."""
-
-    def grouped(pieces: Sequence[str]) -> list[str] | None:
-        for count in range(1, len(pieces) + 1):
-            joined = ",".join(pieces[:count])
-            name = joined if exists(joined) else joined.strip()
-            if name and (_bare(name) != name or exists(name)):
-                rest = grouped(pieces[count:])
-                if rest is not None:
-                    return [name, *rest]
-        return None if pieces else []
-
-    return grouped(value.split(","))
+def _names(pieces: Sequence[str]) -> list[str] | None:
+    """The names that pieces between commas are, or are parts of, the shortest first; None: some do not exist."""
+    for count in range(1, len(pieces) + 1):
+        joined = ",".join(pieces[:count])
+        name = joined if exists_here(joined) else joined.strip()
+        if name and (_bare(name) != name or exists_here(name)):
+            rest = _names(pieces[count:])
+            if rest is not None:
+                return [name, *rest]
+    return None if pieces else []
 
 
 def _read(override: str) -> Override | None:

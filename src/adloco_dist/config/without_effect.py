@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Any
 
 from omegaconf import OmegaConf
 
 from adloco_dist.config import Settings
-from adloco_dist.config.compose import CONFIG_MODULE, GROUPS, flatten, parse, to_plain
+from adloco_dist.config.compose import CONFIG_MODULE, GROUPS, as_typed, flatten, parse, to_plain
 from adloco_dist.config.marks import ReadWhen, marks_of
 from adloco_dist.config.settings import sections
 
@@ -22,7 +21,7 @@ def without_effect(settings: Settings, overrides: Sequence[str]) -> dict[str, st
     A group counts where nothing is read of what its choices set; what an experiment sets was not given. The overrides
     are valid, name one value each, and came to `settings`.
     """
-    shown = {key: _shown(value) for key, value in flatten(to_plain(settings)).items()}
+    shown = {key: as_typed(value) for key, value in flatten(to_plain(settings)).items()}
     found = {}
     for override in parse(overrides):
         key = override.key_or_group
@@ -65,10 +64,3 @@ def _settings_of(group: str) -> tuple[str, ...]:
     folder = files(CONFIG_MODULE).joinpath(group)
     choices = [OmegaConf.create(file.read_text(encoding="utf-8")) for file in folder.iterdir()]
     return tuple(dict.fromkeys(f"{group}.{name}" for choice in choices for name in choice))
-
-
-def _shown(value: Any) -> str:
-    """A plain value as one types it."""
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
-    return str(value)

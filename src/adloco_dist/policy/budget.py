@@ -20,8 +20,7 @@ def point_after(last: RoundPlan | None, seconds: float) -> CheckpointId:
 
 def spent_fraction(budget: Amount, now: CheckpointId) -> float:
     """The share of a budget that is spent."""
-    spent = {"rounds": now.rounds, "tokens": now.tokens, "seconds": now.seconds}
-    return spent[budget.unit] / budget.number
+    return now.since(CheckpointId(), budget.unit) / budget.number
 
 
 def stop_reason(
@@ -69,11 +68,4 @@ def is_evaluation_due(settings: EvaluationSettings, round_: int, fraction: float
 def is_checkpoint_due(settings: CheckpointSettings, last: CheckpointId, now: CheckpointId) -> bool:
     """Whether the interval between two checkpoints has passed."""
     interval = settings.interval
-    if interval is None:
-        return False
-    passed = {
-        "rounds": now.rounds - last.rounds,
-        "tokens": now.tokens - last.tokens,
-        "minutes": (now.seconds - last.seconds) / 60,
-    }
-    return passed[interval.unit] >= interval.number
+    return interval is not None and now.since(last, interval.unit) >= interval.number

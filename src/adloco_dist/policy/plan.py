@@ -38,6 +38,12 @@ class CheckpointId:
         """The directory of the checkpoint."""
         return f"{self.number:06d}-round-{self.rounds}"
 
+    def since(self, earlier: "CheckpointId", unit: str) -> float:
+        """How many rounds, tokens, seconds or minutes have passed since an earlier point."""
+        if unit == "minutes":
+            return (self.seconds - earlier.seconds) / 60
+        return getattr(self, unit) - getattr(earlier, unit)
+
 
 @dataclass(frozen=True)
 class RoundPlan:

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from adloco_dist.config import MEASURED_REQUESTS, BatchingSettings, BatchRequest, GradientNorm
+from adloco_dist.config import BatchingSettings, BatchRequest, GradientNorm
 from adloco_dist.noise.requests import Request, augmented_inner_product_test, inner_product_test, norm_test
 from adloco_dist.noise.statistics import GradientStatistics
 
@@ -34,10 +34,7 @@ def variance_test_request(batching: BatchingSettings, measured: GradientStatisti
 def bound_change(batching: BatchingSettings, request: float, last: float) -> tuple[float, str | None]:
     """What a test may make of the last round's bounded request in one round: `growth_limit` bounds growth,
     `shrink_limit` shrinking. A batch never shrinks to where nothing can be measured: nothing would let it grow again.
-
-    Returns:
-        The total batch, and the setting that changed it, or `measurable`.
-    """
+    Returns the total batch, and the setting that changed it, or `measurable`."""
     bound = None
     if request > batching.growth_limit * last:
         return batching.growth_limit * last, "growth_limit"
@@ -55,7 +52,7 @@ def bound_size(
     size, bound, least = request, None, batching.min_batch
     if least is None:
         # An update's fixed costs make smaller batches dear, and rates that follow the batch make their updates small.
-        least = num_workers * batching.local_batch if batching.request in MEASURED_REQUESTS else 1
+        least = num_workers * batching.local_batch if batching.measures_gradients else 1
     if size < least:
         size, bound = float(least), "min_batch"
     if batching.max_batch is not None and size > batching.max_batch:
@@ -69,10 +66,7 @@ def switch(batch: int, limit: int | None, n: float | None) -> tuple[int, str]:
     """Switch mode: take a local batch whole up to the limit b_max, clip it up to n b_max, accumulate it above.
 
     AdLoCo 2508.18182, section 4.2; docs/theory.md. Without a limit any batch is taken whole; n = 1 never clips, None
-    always does.
-
-    Returns:
-        The local batch that updates really take, and how.
+    always does. Returns the local batch that updates really take, and how.
     """
     if limit is None or batch <= limit:
         return batch, WHOLE

@@ -1,7 +1,7 @@
 """What the reports of a round come to: seat by seat, trainer by trainer, and what the next plan needs to know."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -13,8 +13,8 @@ from adloco_dist.policy.plan import PoolReport, RoundPlan
 from adloco_dist.policy.report import RankReport, TrainerReport, smallest_capacity, sums_by_update
 from adloco_dist.text import ranks_by_value
 
-Shares = dict[int, list[tuple[RankReport, TrainerReport]]]
-"""The reports of a trainer's ranks, each with the trainer's share in it, by trainer."""
+Shares = list[tuple[RankReport, TrainerReport]]
+"""The reports of a trainer's ranks, each with the trainer's share in it."""
 
 
 def seat_reports(reports: Sequence[RankReport], ranks_per_worker: int) -> list[RankReport]:
@@ -152,13 +152,13 @@ def _round_cost(reports: Sequence[RankReport], last: RoundPlan) -> RoundCost | N
     )
 
 
-def _trainers_with(shares: Shares, holds: Callable[[TrainerReport], bool]) -> frozenset[int]:
+def _trainers_with(shares: Mapping[int, Shares], holds: Callable[[TrainerReport], bool]) -> frozenset[int]:
     """The trainers of which at least one rank's share fulfils a condition."""
     return frozenset(trainer for trainer, parts in shares.items() if any(holds(part) for _, part in parts))
 
 
 def _batch_reports(
-    reports: Sequence[RankReport], shares: Shares, last: RoundPlan, cost: RoundCost | None
+    reports: Sequence[RankReport], shares: Mapping[int, Shares], last: RoundPlan, cost: RoundCost | None
 ) -> dict[int, BatchReport]:
     # An evaluation belongs to no update.
     round_seconds = max(report.control_seconds + report.spent("inner", "measure", "outer") for report in reports)
@@ -174,26 +174,26 @@ def _batch_reports(
     }
 
 
-def shares_by_trainer(reports: Sequence[RankReport]) -> Shares:
+def shares_by_trainer(reports: Sequence[RankReport]) -> dict[int, Shares]:
     """Every trainer's ranks, in the order of the reports."""
-    shares: Shares = {}
+    shares: dict[int, Shares] = {}
     for report in reports:
         for trainer, share in report.trainers.items():
             shares.setdefault(trainer, []).append((report, share))
     return shares
 
 
-def train_loss(shares: list[tuple[RankReport, TrainerReport]]) -> float:
+def train_loss(shares: Shares) -> float:
     """Mean loss of the trainer's workers over the round, in nats per target."""
     return sum(share.inner.loss_sum for _, share in shares) / sum(share.num_workers for _, share in shares)
 
 
-def step_losses(shares: list[tuple[RankReport, TrainerReport]], worker_updates: Sequence[int]) -> list[float]:
+def step_losses(shares: Shares, worker_updates: Sequence[int]) -> list[float]:
     """Mean loss of each update over the workers that took it, by the updates of each worker; NaN if unknown."""
     sums = sums_by_update(share.inner.step_losses for _, share in shares)
     return [total / sum(taken > update for taken in worker_updates) for update, total in enumerate(sums)]
 
 
-def measured(shares: list[tuple[RankReport, TrainerReport]]) -> GradientStatistics | None:
+def measured(shares: Shares) -> GradientStatistics | None:
     """What the trainer's lowest rank measured."""
     return next((share.measure.statistics for _, share in shares if share.measure.statistics), None)

@@ -30,16 +30,6 @@ SHARED_STEPS = frozenset({"control", "merge", "checkpoint"})
 
 
 @dataclass(frozen=True)
-class Note:
-    """Something that rows say in words, in as many rounds as it holds."""
-
-    first: int
-    last: int
-    trainer: int
-    text: str
-
-
-@dataclass(frozen=True)
 class History:
     """Rows of metrics.jsonl, in the order in which they were written."""
 
@@ -154,26 +144,11 @@ class History:
         """The rows of trainers that have just taken in others, with these merges."""
         return [(row, row.merge) for row in self.rows if row.merge]
 
-    @cached_property
-    def notes(self) -> list[Note]:
-        """What rows say in words, each once, in the order of the rounds in which it was first said."""
-        said_in: dict[tuple[int, str], tuple[int, int]] = {}
-        for row in self.rows:
-            for text in row.notes:
-                first, _ = said_in.get((row.trainer, text), (row.round, 0))
-                said_in[row.trainer, text] = (first, row.round)
-        notes = [Note(first, last, trainer, text) for (trainer, text), (first, last) in said_in.items()]
-        return sorted(notes, key=lambda note: (note.first, note.trainer, note.text))
-
 
 def read_history(path: Path, earlier: History | None = None) -> History:
     """The rows of metrics.jsonl, as far as its lines are whole: those that were read `earlier`, and what follows them.
-
-    All of it is read again if it has become shorter, as in a run that has begun again.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    If it has become shorter, as in a run that has begun again, all of it is read again. Raises an OSError if it cannot
+    be read."""
     known = earlier if earlier and earlier.num_bytes <= path.stat().st_size else History()
     with path.open("rb") as file:
         file.seek(known.num_bytes)

@@ -1,9 +1,10 @@
 """The page of one run."""
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator
 from datetime import datetime
-from typing import Any
 
+from adloco_dist.config.compose import as_typed
 from adloco_dist.report import charts
 from adloco_dist.report.page import Page, Section, Table
 from adloco_dist.report.pool import loss_in_words, merge_tree, place_in_words
@@ -115,18 +116,19 @@ def _restarts(source: Source) -> Table:
 
 
 def _notes(source: Source) -> Table:
-    history = source.history
+    """Every note once, in the order of the rounds that first have it, and the workers that were left out."""
+    rounds_of: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for row in source.history.rows:
+        for text in row.notes:
+            rounds_of[row.trainer, text].append(row.round)
+    notes = sorted((rounds[0], trainer, text, rounds[-1]) for (trainer, text), rounds in rounds_of.items())
     rows = [
-        (
-            f"{note.first:,}" if note.first == note.last else f"{note.first:,} to {note.last:,}",
-            str(note.trainer),
-            note.text,
-        )
-        for note in history.notes
+        (f"{first:,}" if first == last else f"{first:,} to {last:,}", str(trainer), text)
+        for first, trainer, text, last in notes
     ]
     rows += [
         (f"{row.round:,}", str(row.trainer), f"workers {set_of_ranks(row.nonfinite_workers)} not finite, left out")
-        for row in history.rows
+        for row in source.history.rows
         if row.nonfinite_workers
     ]
     if len(rows) > MAX_NOTES:
@@ -135,19 +137,10 @@ def _notes(source: Source) -> Table:
 
 
 def _configuration(source: Source) -> Iterator[Table]:
-    changed = [(name, shown(value)) for name, value in source.changed.items()]
+    changed = [(name, as_typed(value)) for name, value in source.changed.items()]
     yield Table("Settings that differ from the default", (), changed)
-    settings = [(name, shown(value)) for name, value in source.settings.items()]
+    settings = [(name, as_typed(value)) for name, value in source.settings.items()]
     yield Table("All settings", (), settings, is_folded=True)
     facts = {name: source.facts.get(name) for name in ("arithmetic", "script")}
     versions = source.facts.get("versions", {}) | {name: value for name, value in facts.items() if value}
     yield Table("Versions", (), [(name, str(value)) for name, value in versions.items()], is_folded=True)
-
-
-def shown(value: Any) -> str:
-    """A setting's value, as one would write it."""
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return f"[{','.join(map(shown, value))}]"
-    return str(value)

@@ -33,9 +33,8 @@ def write_report(directory: Path) -> str:
 
 
 def listen(given: str, address: str, port: int) -> socket.socket:
-    """A socket that listens; raises a SettingsError if the port is in use, or the address not of this machine, which
-    begins with what was `given` ("run.watch=8000").
-    """
+    """A socket that listens. If the port is in use, or the address is not of this machine, raises a SettingsError that
+    begins with what was `given` ("run.watch=8000")."""
     listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -57,10 +56,8 @@ def address_of(listener: socket.socket, token: str) -> str:
 
 @contextmanager
 def shown_live(directory: Path, listener: socket.socket | None) -> Iterator[str | None]:
-    """Show a run on `listener` while it trains, from a process that ends with this one; yield the address.
-
-    Without a listener it is not shown, and has no address.
-    """
+    """Show a run on `listener` while it trains, from a process that ends with this one; yield the address. Without a
+    listener it is not shown, and has no address."""
     if listener is None:
         yield None
         return

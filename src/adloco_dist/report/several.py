@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import altair as alt
 import numpy as np
 
+from adloco_dist.config.compose import as_typed
 from adloco_dist.report.figures import Chart, Curve, Figure, Point, curve_figure, new_chart
-from adloco_dist.report.one import shown
 from adloco_dist.report.page import Page, Section, Table
 from adloco_dist.report.pool import UNKNOWN, loss_in_words
 from adloco_dist.report.source import Source
@@ -31,19 +31,18 @@ Runs = Mapping[str, Source]
 
 def page_of_several(sources: Sequence[Source], wanted_loss: float | None = None) -> Page:
     """What there is to see of several runs; tokens, bytes and time are counted to the wanted validation loss, else to
-    the lowest that all came to.
-    """
+    the lowest that all came to."""
     runs = dict(zip(_names(sources), sources, strict=True))
     differing = [
         name
         for name in dict.fromkeys(name for source in sources for name in source.settings)
-        if not name.startswith(OF_PLACE) and len({shown(source.settings.get(name)) for source in sources}) > 1
+        if not name.startswith(OF_PLACE) and len({as_typed(source.settings.get(name)) for source in sources}) > 1
     ]
     tables = [_results(runs, differing[:MAX_SETTINGS])]
     lowest = [losses.min() for source in sources if len(losses := source.history.best_validation[1])]
     if wanted_loss is not None or len(lowest) == len(sources):
         tables.append(_costs(runs, float(max(lowest)) if wanted_loss is None else wanted_loss))
-    rows = [(name, *(shown(source.settings.get(name)) for source in sources)) for name in differing]
+    rows = [(name, *(as_typed(source.settings.get(name)) for source in sources)) for name in differing]
     tables.append(Table("Settings that differ", ("setting", *runs), rows))
     heat_map = _heat_map(runs, [name for name in differing if name != SEED])
     sections = [Section.of("Curves", _curves(runs)), Section.of("Results", [heat_map], tables)]
@@ -86,8 +85,7 @@ def _final(source: Source) -> float | None:
 
 def reached(source: Source, loss: float) -> dict[str, float] | None:
     """What had passed when a run's best trainer was first evaluated at this loss or below, by the names of AXES;
-    None: it never was.
-    """
+    None: it never was."""
     places, losses = source.history.best_validation
     places_below = np.flatnonzero(losses <= loss)
     if not len(places_below):
@@ -105,7 +103,7 @@ def _results(runs: Runs, keys: Sequence[str]) -> Table:
         rows.append(
             (
                 name,
-                *(shown(source.settings.get(key)) for key in keys),
+                *(as_typed(source.settings.get(key)) for key in keys),
                 loss_in_words(final),
                 f"{final - first:+.4f}" if final is not None and first is not None else UNKNOWN,
                 loss_in_words(min(losses, default=None)),
@@ -143,7 +141,7 @@ def _heat_map(runs: Runs, keys: Sequence[str]) -> Figure | None:
     for source in runs.values():
         final = _final(source)
         if is_known(final):
-            cells[shown(source.settings.get(keys[0])), shown(source.settings.get(keys[1]))].append(final)
+            cells[as_typed(source.settings.get(keys[0])), as_typed(source.settings.get(keys[1]))].append(final)
     if not cells:
         return None
     drawn: list[Point] = [

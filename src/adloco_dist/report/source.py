@@ -2,12 +2,12 @@
 
 import fcntl
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from adloco_dist.config import SettingsError
-from adloco_dist.config.compose import compose, flatten, to_plain
+from adloco_dist.config import Settings, SettingsError
+from adloco_dist.config.compose import flatten, to_plain
 from adloco_dist.messages import Json
 from adloco_dist.report.history import History, read_history
 from adloco_dist.run.directory import LOCK_FILE
@@ -59,7 +59,7 @@ class Source:
     @cached_property
     def changed(self) -> dict[str, Any]:
         """Settings that are not what they are by default."""
-        default = _default_settings()
+        default = flatten(to_plain(Settings()))
         return {name: value for name, value in self.settings.items() if name not in default or default[name] != value}
 
     @property
@@ -87,21 +87,9 @@ def read_source(directory: Path, earlier: History | None = None) -> Source:
         history = read_history(path, earlier)
     except OSError as error:
         raise SettingsError(f"RUN={directory}: {METRICS_FILE} cannot be read ({error.strerror})") from error
-    source = Source(directory, *_facts(directory), history)
-    if not history.rows and not source.facts:
-        raise SettingsError(f"RUN={directory}: {source.problems[0]}")
-    return source
-
-
-@cache
-def _default_settings() -> dict[str, Any]:
-    """All settings as nobody has changed them, by name; composed once, for it takes as long as a page's figures."""
-    return flatten(to_plain(compose([])))
-
-
-def _facts(directory: Path) -> tuple[Json, str | None]:
-    """run.json, or why it cannot be read."""
     try:
-        return dict(read_run(directory)), None
+        return Source(directory, dict(read_run(directory)), None, history)
     except SettingsError as error:
-        return {}, str(error).removeprefix(f"RUN={directory}: ")
+        if not history.rows:
+            raise
+        return Source(directory, {}, str(error).removeprefix(f"RUN={directory}: "), history)

@@ -63,11 +63,8 @@ def run_folders(folder: Path) -> list[Path]:
 
 
 def write_page(page: Page, folder: Path) -> Path:
-    """Write a page, and every figure as a picture beside it; raises a SettingsError if they cannot be written.
-
-    Returns:
-        The page's path.
-    """
+    """Write a page, and every figure as a picture beside it; returns the page's path, or raises a SettingsError if they
+    cannot be written."""
     path, pictures = folder / HTML_FILE, folder / FIGURES_FOLDER
     try:
         pictures.mkdir(parents=True, exist_ok=True)

@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 
-from adloco_dist.config import RunSettings, SettingsError, Unfinished
-from adloco_dist.config.errors import require
+from adloco_dist.config import RunSettings, SettingsError, Unfinished, require
 from adloco_dist.messages import Json
 from adloco_dist.policy.plan import INTERRUPTED
+from adloco_dist.run.journal import Sink
 from adloco_dist.run.reading import RUN_FILE, read_run
 from adloco_dist.run.rows import METRICS_FILE, TrainerRow
 
@@ -29,7 +29,7 @@ class DirectoryTakenError(RuntimeError):
     """Another process writes into this run's directory: this one must not continue."""
 
 
-class RunDirectory:
+class RunDirectory(Sink):
     """A directory that this process alone writes; also a sink, which looks before every write whether that still holds.
 
     The kernel frees the lock when the process ends, however it ends. Where a file system does not share locks between
@@ -66,9 +66,6 @@ class RunDirectory:
 
     def close(self, result: Json | None = None) -> None:
         self._lock.close()
-
-    def state(self) -> Json:
-        return {}
 
 
 def open_directory(run: RunSettings, needed_bytes: int, is_resumed: bool = False) -> RunDirectory:

@@ -15,6 +15,7 @@ from rich.table import Table
 from adloco_dist.config import Settings
 from adloco_dist.messages import Json
 from adloco_dist.policy.evaluation import in_words
+from adloco_dist.run.journal import Sink
 from adloco_dist.run.rows import TrainerRow, merge_in_words, nonfinite_in_words
 from adloco_dist.terminal import new_table
 from adloco_dist.text import duration, in_bytes, in_short, one_line, set_of_ranks
@@ -40,7 +41,7 @@ LINES = 200
 """About how many lines report the rounds of a whole run where there is no terminal: rounds may be short and many."""
 
 
-class Display:
+class Display(Sink):
     """A sink for people."""
 
     def __init__(
@@ -101,9 +102,6 @@ class Display:
             self._live.stop()
         if result is not None and result["candidates"]:
             self._console.print(_result_table(result))
-
-    def state(self) -> Json:
-        return {}
 
     def report_line(self, line: str) -> None:
         """Show a line that belongs to no row; from any thread."""

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import mmap
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,17 +25,16 @@ class Sink(Protocol):
         """End with the run's result, or with None if there is none."""
 
     def state(self) -> Json:
-        """What it needs to continue after a restart, as plain JSON values; keys are its own."""
-        ...
+        """What it needs to continue after a restart, as plain JSON values; keys are its own. By default nothing."""
+        return {}
 
 
-class MetricsFile:
+class MetricsFile(Sink):
     """metrics.jsonl: one JSON object per round and trainer, written out at once."""
 
     def __init__(self, directory: Path, keep_bytes: int = 0) -> None:
         """Keep the whole lines of the first `keep_bytes`, which a run that resumes had written; a power cut or a full
-        disk may have left half a line.
-        """
+        disk may have left half a line."""
         path = directory / METRICS_FILE
         self._file = path.open("r+b" if keep_bytes and path.exists() else "wb", buffering=0)
         self.num_bytes = self._file.truncate(whole_lines(path, keep_bytes))
@@ -61,13 +59,11 @@ class MetricsFile:
 
 def whole_lines(path: Path, keep_bytes: int) -> int:
     """Bytes of a file up to the end of the last line that is whole, within the first `keep_bytes`; 0 without one."""
-    if not path.exists() or not path.stat().st_size:
-        return 0
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return content.rfind(b"\n", 0, keep_bytes) + 1
+    content = path.read_bytes() if path.exists() else b""
+    return content.rfind(b"\n", 0, keep_bytes) + 1
 
 
-class RunFile:
+class RunFile(Sink):
     """run.json: what ran and where (known at the start), who merged with whom, and the result (known at the end)."""
 
     def __init__(self, directory: Path, facts: Json, earlier: Json | None = None) -> None:
@@ -78,7 +74,7 @@ class RunFile:
         self._facts = {**facts, "merges": list(earlier["merges"])}
         self._totals = dict(earlier["totals"])
         self._start = time.monotonic() - earlier["seconds"]
-        self._save({**self._facts, "result": None})
+        self._save()
 
     def write(self, rows: Sequence[TrainerRow]) -> None:
         """Add up what rounds cost, and keep the merge tree: every merge, as soon as its first round is over."""
@@ -92,19 +88,20 @@ class RunFile:
         ]
         if merged:
             self._facts["merges"] += merged
-            self._save({**self._facts, "result": None})
+            self._save()
 
     def close(self, result: Json | None) -> None:
         totals = {**self._totals, "seconds": round(time.monotonic() - self._start, 3)}
-        self._save({**self._facts, "result": {**result, **totals} if result else None})
+        self._save({**result, **totals} if result else None)
 
     def state(self) -> Json:
         kept = {key: self._facts[key] for key in ("merges", "started", "resumed") if key in self._facts}
         hosts = self._facts.get("cluster", {}).get("hosts", [])
         return {**kept, "hosts": hosts, "totals": dict(self._totals), "seconds": time.monotonic() - self._start}
 
-    def _save(self, content: Json) -> None:
-        write_content(self._path, (json.dumps(strict_json(content), indent=2) + "\n").encode())
+    def _save(self, result: Json | None = None) -> None:
+        content = strict_json({**self._facts, "result": result})
+        write_content(self._path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 class Journal:

@@ -14,12 +14,8 @@ from adloco_dist.terminal import lasting_stream, report_line
 
 def open_log(directory: Path, rank: int) -> TextIO:
     """Write events, warnings and tracebacks to the rank's log from here on, and all that ranks other than 0 print.
-
-    If the file cannot be made, the rank says so and goes on without it.
-
-    Returns:
-        The terminal, for what a node other than rank 0's has to report.
-    """
+    If the file cannot be made, the rank says so and goes on without it. Returns the terminal, for what a node other
+    than rank 0's has to report."""
     path = directory / LOGS_DIRECTORY / f"rank{rank}.log"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -45,11 +45,8 @@ Manifest = Mapping[str, Part]
 
 
 def write_whole(path: Path, fill: Callable[[Path], Any]) -> None:
-    """Fill a file beside `path`, see it safe on the disk, and rename it into place.
-
-    Raises:
-        OSError: it cannot be written; there is no file then.
-    """
+    """Fill a file beside `path`, see it safe on the disk, and rename it into place. If it cannot be written, an OSError
+    is raised, and there is no file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

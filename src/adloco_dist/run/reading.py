@@ -92,8 +92,7 @@ def settings_of(directory: Path, facts: RunFacts) -> Settings:
 
 def read_trajectory(setting: str, source: str) -> Trajectory:
     """The total batches of a run and its merges, by round, to be repeated; raises a SettingsError as `read_rows` does,
-    and if rounds are missing.
-    """
+    and if rounds are missing."""
     rows = [row for row in read_rows(setting, source) if row.round]
     batches: dict[int, dict[int, int]] = {}
     for row in rows:
@@ -114,13 +113,9 @@ def read_trajectory(setting: str, source: str) -> Trajectory:
 
 
 def read_rows(setting: str, source: str) -> list[TrainerRow]:
-    """The rows of a run directory, or of its metrics.jsonl, which a setting names.
-
-    Damaged lines, as a power cut or a full disk leaves them, are skipped and reported on standard error.
-
-    Raises:
-        SettingsError: it is missing, or holds something else.
-    """
+    """The rows of a run directory, or of its metrics.jsonl, which a setting names; raises a SettingsError if it is
+    missing or holds something else. Damaged lines, as a power cut or a full disk leaves them, are skipped and reported
+    on standard error."""
     path = Path(source)
     try:
         path = path / METRICS_FILE if path.is_dir() else path

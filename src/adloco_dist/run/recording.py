@@ -11,11 +11,8 @@ from adloco_dist.policy.evaluation import Evaluation, total
 from adloco_dist.policy.layout import ranks_of_seat
 from adloco_dist.policy.plan import RoundPlan
 from adloco_dist.policy.report import RankReport, TrainerReport, smallest_capacity
-from adloco_dist.policy.summary import measured, shares_by_trainer, step_losses, train_loss
+from adloco_dist.policy.summary import Shares, measured, shares_by_trainer, step_losses, train_loss
 from adloco_dist.run.rows import TrainerRow
-
-Shares = list[tuple[RankReport, TrainerReport]]
-"""The reports of a trainer's ranks, each with the trainer's part of it."""
 
 
 def round_rows(

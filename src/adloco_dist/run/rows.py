@@ -112,11 +112,7 @@ _decode_row = msgspec.json.Decoder(TrainerRow).decode
 
 
 def parse_rows(content: bytes) -> tuple[list[TrainerRow], list[str]]:
-    """The rows of whole lines, of this version or an earlier one.
-
-    Returns:
-        The rows, and what is wrong with each line that is no row.
-    """
+    """The rows of whole lines, of this version or an earlier one, and what is wrong with each line that is no row."""
     rows: list[TrainerRow] = []
     problems: list[str] = []
     lines = content.removesuffix(b"\n").split(b"\n") if content else []
@@ -133,8 +129,7 @@ def parse_rows(content: bytes) -> tuple[list[TrainerRow], list[str]]:
 
 def _unusual_row(line: bytes) -> TrainerRow:
     """A row with null for an infinite request in a merge, or with numbers that JSON does not know; raises a ValueError
-    if it is no row.
-    """
+    if it is no row."""
     value = decode_json(line)
     with suppress(AttributeError, LookupError, TypeError):  # without a merge, or with something else in its place
         for candidate in value["merge"]["candidates"].values():

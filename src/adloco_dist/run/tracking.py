@@ -19,10 +19,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from adloco_dist.config import TrackingMode, TrackingSettings
+from adloco_dist.config import TrackingMode, TrackingSettings, require
 from adloco_dist.config.compose import flatten
-from adloco_dist.config.errors import require
 from adloco_dist.messages import Json, encode
+from adloco_dist.run.journal import Sink
 from adloco_dist.run.reading import RUN_FILE
 from adloco_dist.run.rows import METRICS_FILE, TrainerRow, parse_rows
 from adloco_dist.terminal import reported_wait
@@ -97,7 +97,7 @@ def start_trackers(
     return trackers
 
 
-class BackgroundTracker:
+class BackgroundTracker(Sink):
     """A sink that hands rounds to a tracker in a thread, and reports once if that fails."""
 
     def __init__(
@@ -109,10 +109,8 @@ class BackgroundTracker:
         report_line: Callable[[str], None],
         state: Json | None = None,
     ) -> None:
-        """Call `open_tracker` in a thread with the last round of earlier starts (-1: none).
-
-        `state` is what a later start of the run needs to continue.
-        """
+        """Call `open_tracker` in a thread with the last round of earlier starts (-1: none). `state` is what a later
+        start of the run needs to continue."""
         self._directory, self._report_line = directory, report_line
         self._name, self._open_tracker, self._state = name, open_tracker, state or {}
         self._rounds: queue.SimpleQueue[Sequence[TrainerRow] | None] = queue.SimpleQueue()

@@ -8,6 +8,7 @@ import pytest
 
 from adloco_dist.config import SettingsError
 from adloco_dist.report.history import read_history
+from adloco_dist.report.one import page_of
 from adloco_dist.report.source import read_source
 from helpers.run_directories import before_training, result, row, run_directory
 
@@ -78,9 +79,9 @@ def test_numbers_that_are_unknown_are_nan(tmp_path: Path) -> None:
 
 def test_a_note_is_told_once_with_the_rounds_that_say_it(tmp_path: Path) -> None:
     rows = [row(number, notes=["slow"] if number in (2, 3, 7) else []) for number in range(1, 9)]
-    history = read_history(written(tmp_path, line(*rows)))
-    (note,) = history.notes
-    assert (note.first, note.last, note.trainer, note.text) == (2, 7, 0, "slow")
+    page = page_of(read_source(run_directory(tmp_path / "run", rows)))
+    (notes,) = [table for section in page.sections for table in section.tables if table.title == "Notes"]
+    assert notes.rows == [("2 to 7", "0", "slow")]
 
 
 def test_reading_on_sees_what_was_written_since_and_a_run_that_began_again(tmp_path: Path) -> None:
