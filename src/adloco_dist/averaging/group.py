@@ -143,13 +143,6 @@ class Group:
         rows = self.exchange(content + padding)
         return [bytes(row[:length]).decode() for row, length in zip(rows, lengths, strict=True)]
 
-    def all_to_all(
-        self, received: torch.Tensor, sent: torch.Tensor, sizes_in: Sequence[int], sizes_out: Sequence[int]
-    ) -> None:
-        """Send every rank its part of `sent`, and fill `received` with the parts from every rank: so many elements to
-        and from each, in the order of `ranks`."""
-        self._start(dist.all_to_all_single, received, sent, list(sizes_in), list(sizes_out)).wait()
-
     def exchange_parts(self, parts: torch.Tensor) -> torch.Tensor:
         """Send every rank its row of `parts`, (ranks, ...); the rows for this rank, in the order of `ranks`."""
         received = torch.empty_like(parts)
@@ -197,19 +190,6 @@ class Group:
         """Some ranks of this group, which has connected them: they may send and receive, and take no collectives."""
         timeout_seconds = self._timeout.total_seconds()
         return Group(ranks, self.process_group, self.device, timeout_seconds, self._connect_seconds, is_connected=True)
-
-    def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Every rank's tensor, all of one shape, in the order of `ranks` on the lowest of them; none on the others."""
-        root = self.ranks[0]
-        received = [torch.empty_like(tensor) for _ in self.ranks] if dist.get_rank() == root else []
-        self._start(dist.gather, tensor, received or None, root).wait()
-        return received
-
-    def broadcast_each(self, parts: Sequence[torch.Tensor]) -> None:
-        """Fill every part with what the rank in the same position of `ranks` has in it; all parts travel at once."""
-        broadcasts = [self._start(dist.broadcast, part, rank) for rank, part in zip(self.ranks, parts, strict=True)]
-        for broadcast in broadcasts:
-            broadcast.wait()
 
     def close(self) -> None:
         """Close this rank's connections; what travels keeps them until it has arrived."""
