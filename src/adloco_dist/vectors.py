@@ -125,12 +125,6 @@ def sharded_modules(module: nn.Module) -> "list[FSDPModule]":
     return modules
 
 
-def embeddings_of(module: nn.Module, parameters: Sequence[nn.Parameter]) -> frozenset[int]:
-    """The indices of those parameters that are weights of embeddings."""
-    weights = {id(inner.weight) for inner in module.modules() if isinstance(inner, nn.Embedding | nn.EmbeddingBag)}
-    return frozenset(index for index, parameter in enumerate(parameters) if id(parameter) in weights)
-
-
 def shape_in_words(tensor: torch.Tensor) -> str:
     """Return shape and type as in "[2, 3] torch.float32"."""
     return f"{list(tensor.shape)} {tensor.dtype}"

@@ -41,12 +41,8 @@ def save_model(directory: Path, flat_model: FlatModel, weights: torch.Tensor, ob
 def check_model(setting: str, path: Path) -> None:
     """Compare the files of a model that a run has left with their manifest; without one there is nothing to compare.
 
-    Args:
-        setting: what named it, for the error.
-        path: the model's directory.
-
     Raises:
-        SettingsError: a file is not what the run wrote.
+        SettingsError: a file is not what the run wrote; it names `setting`, which named the model.
     """
     if not (path / MANIFEST_FILE).exists():
         return

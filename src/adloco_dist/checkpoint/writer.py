@@ -85,8 +85,7 @@ class Checkpoints:
 def schema_of(pool: LocalPool, is_away: bool) -> Schema:
     """What the ranks' files hold, the same for all trainers and workers.
 
-    Args:
-        is_away: whether workers do not stand at their anchors. They do at the end of a round that is not streamed.
+    Workers are away from their anchors in the middle of a round, and where averages are streamed.
     """
     settings, leaves = pool.settings, leaves_of(pool.flat_model, pool.settings.inner)
     of_worker = [*moment_entries(leaves, settings.inner), *own_entries(settings.wire)]
@@ -135,10 +134,7 @@ class CheckpointWriter:
         settings: CheckpointSettings,
         report_line: Callable[[str], None],
     ) -> None:
-        """
-        Args:
-            report_line: takes one line for the user, on rank 0, from any thread.
-        """
+        """`report_line` takes one line for the user, on rank 0, from any thread."""
         self.domains, self._settings, self._report_line = domains, settings, report_line
         self._store = own_client(store)
         self._store.set_timeout(PATIENCE)

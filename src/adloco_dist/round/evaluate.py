@@ -73,11 +73,8 @@ def evaluate_part(pool: LocalPool, weights: torch.Tensor, chosen: Sequence[int],
 
 @record_function("evaluation")
 def evaluate_anchors(pool: LocalPool, layout: Layout, trainers: Collection[int]) -> dict[int, EvaluationReport]:
-    """Evaluate trainers' anchors, or the averages of their anchors, on this rank's part of the validation sequences.
-
-    Args:
-        trainers: of which those on this rank are evaluated.
-    """
+    """Evaluate the anchors of those of the trainers that are on this rank, or the averages of their anchors, on this
+    rank's part of the validation sequences."""
     reports = {}
     chosen = subsets(pool.splits.validation.num_sequences, pool.settings.evaluation).curve
     for trainer_id in sorted(pool.trainers.keys() & trainers):

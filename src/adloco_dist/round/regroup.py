@@ -20,11 +20,7 @@ from adloco_dist.round.evaluate import evaluate_anchors
 
 @record_function("merge")
 def regroup(pool: LocalPool, before: Layout, plan: RoundPlan) -> MergeReport:
-    """Merge trainers into one, as the plan says. Collective over the whole world.
-
-    Args:
-        before: the layout of the last round.
-    """
+    """Merge trainers of the last round's layout, `before`, into one, as the plan says. Collective over all ranks."""
     merge = plan.merge
     assert merge
     members = _losses(pool, before, merge.shares)
@@ -126,5 +122,6 @@ def average_members(pool: LocalPool, merge: Merge, transfer: Transfer, members: 
         bytes_sent += combine(vectors, transfer, total, group, seat, in_bf16)
         if result is not total:
             result.copy_(total)
-    survivor.begin_average()
+    if survivor.mean_anchor is not None:
+        survivor.mean_anchor.copy_(survivor.anchor)
     return bytes_sent

@@ -46,8 +46,7 @@ def begin_round(pool: LocalPool, last: RoundPlan | None, plan: RoundPlan, report
 def resume_round(pool: LocalPool, plan: RoundPlan, merge: MergeReport) -> RankReport:
     """Prepare the rest of a round that was interrupted; return this rank's report of it so far.
 
-    Args:
-        merge: what the merges before the round came to, of all ranks; rank 0 reports it.
+    Rank 0 reports what the merge before the round came to on all ranks.
     """
     _renew_sketches(pool, plan)
     rank = pool.runtime.rank
@@ -178,11 +177,8 @@ def average_anchors(pool: LocalPool, plan: RoundPlan) -> None:
 
 
 def opening_report(pool: LocalPool, layout: Layout, is_new: bool) -> RankReport:
-    """Report the anchors before the first round of a start: all ranks must hold the same.
-
-    Args:
-        is_new: the run begins, and the anchors' loss is where its curves start.
-    """
+    """Report the anchors before the first round of a start: all ranks must hold the same. In a new run they are also
+    evaluated: their losses are where its curves start."""
     is_evaluated = is_new and pool.settings.evaluation.every is not None
     evaluations = evaluate_anchors(pool, layout, layout.trainers) if is_evaluated else {}
     trainers = {
