@@ -99,11 +99,6 @@ class Deal:
         """Rows into which whole tensor and parts are cut: a row of the whole has a row of each part, side by side."""
         return math.prod(self.shape[: self.dimension])
 
-    @property
-    def width(self) -> int:
-        """Elements in a row of a part."""
-        return math.prod(self.part_shape[self.dimension :])
-
 
 def is_sharded(tensor: torch.Tensor) -> bool:
     """Whether ranks have parts of it."""

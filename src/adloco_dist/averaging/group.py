@@ -147,18 +147,18 @@ class Group:
         """Send every rank its row of `parts`, (ranks, ...); the rows for this rank, in the order of `ranks`."""
         received = torch.empty_like(parts)
         received[self.index] = parts[self.index]
-        self._exchange(list(parts.unbind()), received)
+        self.exchange_tensors(parts.unbind(), received.unbind())
         return received
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Every rank's tensor, of the same shape on all of them, as rows in the order of `ranks`."""
         received = tensor.new_empty(len(self.ranks), *tensor.shape)
         received[self.index] = tensor
-        self._exchange([tensor] * len(self.ranks), received)
+        self.exchange_tensors([tensor] * len(self.ranks), received.unbind())
         return received
 
-    def _exchange(self, sent: Sequence[torch.Tensor], received: torch.Tensor) -> None:
-        """Send every other rank its tensor, and fill its row of `received`."""
+    def exchange_tensors(self, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> None:
+        """Send every other rank its tensor, and fill that in its place of `received` with what it sends here."""
         size, place = len(self.ranks), self.index
         from_places, to_places = ([(place + sign * step) % size for step in range(1, size)] for sign in (-1, 1))
         self.send_and_receive(

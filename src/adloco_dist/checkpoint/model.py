@@ -94,11 +94,10 @@ def _write(path: Path, start: int, part: torch.Tensor, deal: Deal, index: int) -
     """Write a rank's part of a tensor whose first byte in the file is at `start`."""
     if not part.numel():
         return
-    width = deal.width * part.element_size()
-    rows = part.detach().cpu().contiguous().view(torch.uint8).view(deal.num_rows, width).numpy()
+    rows = part.detach().cpu().contiguous().view(torch.uint8).view(deal.num_rows, -1).numpy()
     with path.open("r+b") as file:  # not a mapped one, whose pages would count as memory of this process
         for number, row in enumerate(rows):
-            file.seek(start + (number * deal.size + index) * width)
+            file.seek(start + (number * deal.size + index) * row.nbytes)
             file.write(row)
         file.flush()
         os.fsync(file.fileno())

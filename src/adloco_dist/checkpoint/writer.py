@@ -151,12 +151,8 @@ class CheckpointWriter:
         return self._writing is not None and not self._writing.done()
 
     def begin(self, checkpoint_id: CheckpointId, parts: Snapshot, contents: Mapping[str, bytes]) -> None:
-        """Copy `parts` and write them; returns when they are copied.
-
-        Args:
-            parts: the tensors of this rank's files; they may change as soon as this returns.
-            contents: this rank's other files.
-        """
+        """Copy `parts`, the tensors of this rank's files, and write them and its other files, `contents`, in the
+        background. Tensors may change as soon as this returns."""
         self.wait()
         self._buffers = {file: self._buffers.get(file, StagingBuffer()) for file in parts}
         for file, tensors in parts.items():

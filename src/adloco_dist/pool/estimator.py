@@ -89,10 +89,8 @@ def gather_rows(
 ) -> tuple[torch.Tensor | None, int]:
     """Gather all workers' rows, in the order of their ids, on the trainer's lowest rank.
 
-    Each rank sends its rows once; an all-gather would send them to ranks that have no use for them.
-
-    Args:
-        rows: the rows of each worker on this rank, (K, width), by worker.
+    Each rank sends its rows once, (K, width) for each worker; an all-gather would send them to ranks that have no use
+    for them.
 
     Returns:
         (M K, width) or None, and the bytes that this rank sent.

@@ -49,7 +49,8 @@ def combine(
     rank: int,
     in_bf16: bool = False,
 ) -> int:
-    """Fill `total` with the sum of share times vector over the members of a transfer, on all its ranks.
+    """Fill `total` with the sum of share times vector over the members of a transfer, on all its ranks; return the
+    bytes that this rank sent.
 
     Every rank sums one slice and sends the sum to all others. It has that slice of the members whose workers are here,
     and gets it of each other member from one rank that holds it. An all-reduce, to which one rank for each member
@@ -60,14 +61,11 @@ def combine(
         total: (num_elements,); the same bits on every rank of `group` afterwards.
         rank: this one, or its seat, as `transfer` counts them.
         in_bf16: what travels is rounded to bfloat16, half the bytes of fp32; sums are taken in the vectors' own type.
-
-    Returns:
-        Bytes that this rank sent.
     """
-    ranks, place = transfer.ranks, transfer.ranks.index(rank)
+    ranks = transfer.ranks
     bounds = [len(total) * number // len(ranks) for number in range(len(ranks) + 1)]
     slices = [slice(*pair) for pair in pairwise(bounds)]
-    rank_slice = slices[place]
+    rank_slice = slices[ranks.index(rank)]
     pieces = {member: vectors[member][rank_slice] for member, holders in transfer.holders.items() if rank in holders}
     bytes_sent, dtype = 0, torch.bfloat16 if in_bf16 else total.dtype
     if group is not None:
@@ -89,9 +87,8 @@ def combine(
     if group is not None:
         whole = total.to(dtype)
         summed = whole[rank_slice]
-        others = [(group.ranks[number], whole[part]) for number, part in enumerate(slices) if number != place]
-        group.send_and_receive([(other, summed) for other, _ in others], others)
-        bytes_sent += len(others) * summed.nbytes
+        group.exchange_tensors([summed] * len(ranks), [whole[part] for part in slices])
+        bytes_sent += (len(ranks) - 1) * summed.nbytes
         if in_bf16:
             total.copy_(whole)
     return bytes_sent

@@ -79,11 +79,8 @@ class Coordinator:
 
 
 def ask_all(control: ControlPlane, report: RankReport, is_coming: bool) -> Callable[[], bool]:
-    """Ask whether all ranks are coming, before any enters a collective of the outer step; cost is added to the report.
-
-    Returns:
-        A function that waits for the answer.
-    """
+    """Ask whether all ranks are coming, before any enters a collective of the outer step; the function that is returned
+    waits for the answer. Cost is added to the report."""
     sent = control.bytes_sent
     answer = control.start_all(is_coming)
     report.control_bytes_sent += control.bytes_sent - sent

@@ -36,12 +36,8 @@ def evaluate(
     chosen: Sequence[int],
     batch: int,
 ) -> Evaluation:
-    """Evaluate `weights` on some sequences of the split.
-
-    Args:
-        chosen: their places (policy/evaluation.py).
-        batch: sequences of a forward pass; fewer where the device takes fewer, or has no memory left.
-    """
+    """Evaluate `weights` on the sequences at the places `chosen` of the split (policy/evaluation.py), `batch` of them
+    in a forward pass: fewer where the device takes fewer, or has no memory left."""
     sums = Evaluation()
     with flat_model.borrowed(weights) as module:
         places, start = np.array(chosen), 0

@@ -96,19 +96,13 @@ def _bring_together(pool: LocalPool, before: Layout, after: Layout, merge: Merge
 
 
 def average_members(pool: LocalPool, merge: Merge, transfer: Transfer, members: Mapping[int, Trainer]) -> int:
-    """Give the survivor its anchor and outer momentum (AdLoCo, DO_MERGE).
+    """Give the survivor its anchor and outer momentum (AdLoCo, DO_MERGE); return the bytes that this rank sent.
 
     The average of anchors begins anew there: on a slow link another vector takes longer than it takes to be as good
     again (docs/evidence.md). Where averages are compressed, members travel in bf16; but buffers may hold whole numbers,
     so a model that has some travels as it is.
 
-    Collective over the survivor's ranks.
-
-    Args:
-        members: those with a worker on this rank, as they were.
-
-    Returns:
-        Bytes that this rank sent.
+    Collective over the survivor's ranks. `members` are those with a worker on this rank, as they were.
     """
     survivor, flat_model, seat = pool.trainers[merge.survivor], pool.flat_model, pool.runtime.seat
     group = pool.groups.of(transfer.ranks)
