@@ -9,8 +9,6 @@ import itertools
 import random
 import statistics
 import time
-from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,14 +23,12 @@ from adloco_dist.data.encoding import Vocabulary
 from adloco_dist.data.tokens import TokenTable
 from adloco_dist.objective.language import LanguageObjective
 from adloco_dist.policy.layout import Layout
-from adloco_dist.policy.plan import PlanInputs, PoolReport, RoundPlan
+from adloco_dist.policy.plan import PoolReport
 from adloco_dist.policy.planning import plan_round
 from adloco_dist.policy.replay import Trajectory
-from adloco_dist.policy.report import RankReport
-from adloco_dist.policy.summary import pool_report
 from adloco_dist.pool.local_pool import LocalPool
 from adloco_dist.round.combine import Transfer
-from adloco_dist.round.coordinate import coordinate
+from adloco_dist.round.coordinate import Coordinator
 from adloco_dist.round.regroup import average_members, regroup
 from adloco_dist.round.steps import opening_report
 from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
@@ -78,10 +74,6 @@ def layouts(count: int) -> list[Layout]:
     return made
 
 
-def decide(settings: Settings, inputs: PlanInputs, last: RoundPlan, reports: Sequence[RankReport]) -> RoundPlan:
-    return plan_round(settings, inputs, last, pool_report(reports, last, 0.0))
-
-
 def latency(runtime: Runtime, repetitions: int) -> dict[str, list[float]]:
     """Seconds of the slowest rank in each repetition: for report and plan, and for all."""
     settings = compose([*COMMON, WITHOUT_PAYLOAD])
@@ -93,7 +85,7 @@ def latency(runtime: Runtime, repetitions: int) -> dict[str, list[float]]:
         own = opening_report(pool, layout, is_new=True)
         dist.barrier()
         start = time.perf_counter()
-        plan, _ = coordinate(runtime.control, own, partial(decide, settings, inputs, first))
+        plan, _ = Coordinator(settings, inputs).plan_next(runtime.control, own, first)
         planned = time.perf_counter()
         regroup(pool, layout, plan)
         end = time.perf_counter()

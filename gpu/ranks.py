@@ -14,9 +14,8 @@ from adloco_dist.policy.layout import experiment_layout
 from adloco_dist.policy.plan import PoolReport
 from adloco_dist.policy.planning import plan_round
 from adloco_dist.policy.replay import Trajectory
-from adloco_dist.policy.summary import pool_report
 from adloco_dist.pool.local_pool import LocalPool
-from adloco_dist.round.coordinate import coordinate
+from adloco_dist.round.coordinate import Coordinator
 from adloco_dist.round.regroup import regroup
 from adloco_dist.round.steps import opening_report
 from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
@@ -78,13 +77,10 @@ def collectives(runtime: Runtime) -> dict[str, Array]:
         mine = torch.randn(100_003, generator=random, dtype=dtype).to(device)
         total = mine.clone()
         group.all_reduce(total)
-        everyones = [mine.clone() for _ in range(size)]
-        group.broadcast_each(everyones)
         # Rank r sends r + 1 + s elements to rank s: of different lengths, as a merge does.
-        sizes_out, sizes_in = [rank + 1 + other for other in range(size)], [other + 1 + rank for other in range(size)]
-        received = mine.new_empty(sum(sizes_in))
-        group.all_to_all(received, mine[: sum(sizes_out)], sizes_in, sizes_out)
-        rows = group.gather(mine)
+        others = [other for other in range(size) if other != rank]
+        received = [(other, mine.new_empty(other + 1 + rank)) for other in others]
+        group.send_and_receive([(other, mine[: rank + 1 + other]) for other in others], received)
         parts = group.exchange_parts(mine[: 1000 * size].view(size, -1))
         everybody = group.all_gather(mine[:1000])
         arrived, following, preceding = torch.empty_like(mine), (rank + 1) % size, (rank - 1) % size
@@ -92,14 +88,11 @@ def collectives(runtime: Runtime) -> dict[str, Array]:
         name = str(dtype)
         found |= {
             f"all_reduce {name}": total,
-            f"broadcast {name}": torch.cat(everyones),
-            f"all_to_all {name}": received,
+            f"different lengths {name}": torch.cat([part for _, part in received]),
             f"exchange_parts {name}": parts,
             f"all_gather {name}": everybody,
             f"send_and_receive {name}": arrived,
         }
-        if rows:
-            found[f"gather {name}"] = torch.cat(rows)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return {name: tensor.numpy(force=True).copy() for name, tensor in found.items()}
@@ -121,11 +114,7 @@ def regrouped(runtime: Runtime, model: str, length: int) -> dict[str, float]:
     inputs = find_plan_inputs(pool, layout, Trajectory())
     first, report = plan_round(work.settings, inputs, None, PoolReport()), opening_report(pool, layout, is_new=True)
     start = time.perf_counter()
-    plan, _ = coordinate(
-        runtime.control,
-        report,
-        lambda reports: plan_round(work.settings, inputs, first, pool_report(reports, first, 0)),
-    )
+    plan, _ = Coordinator(work.settings, inputs).plan_next(runtime.control, report, first)
     decided = time.perf_counter() - start
     assert plan.merge, "nothing merged"
     report = regroup(pool, layout, plan)

@@ -99,11 +99,6 @@ class Deal:
         """Rows into which whole tensor and parts are cut: a row of the whole has a row of each part, side by side."""
         return math.prod(self.shape[: self.dimension])
 
-    @property
-    def width(self) -> int:
-        """Elements in a row of a part."""
-        return math.prod(self.part_shape[self.dimension :])
-
 
 def is_sharded(tensor: torch.Tensor) -> bool:
     """Whether ranks have parts of it."""
@@ -123,12 +118,6 @@ def sharded_modules(module: nn.Module) -> "list[FSDPModule]":
         return []
     modules: list[Any] = [inner for inner in module.modules() if isinstance(inner, fsdp.FSDPModule)]
     return modules
-
-
-def embeddings_of(module: nn.Module, parameters: Sequence[nn.Parameter]) -> frozenset[int]:
-    """The indices of those parameters that are weights of embeddings."""
-    weights = {id(inner.weight) for inner in module.modules() if isinstance(inner, nn.Embedding | nn.EmbeddingBag)}
-    return frozenset(index for index, parameter in enumerate(parameters) if id(parameter) in weights)
 
 
 def shape_in_words(tensor: torch.Tensor) -> str:

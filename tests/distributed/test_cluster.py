@@ -141,29 +141,32 @@ def test_a_collective_that_a_rank_does_not_come_to_raises_and_names_it() -> None
 
 
 def move(runtime: Runtime) -> dict[str, Any]:
-    """Every collective once, on ranks 1 and 2 of three."""
+    """Tensors of different lengths between ranks 1 and 2 of three: to each other, several in order, and one way."""
     group = Groups(Backend.gloo, timeout_seconds=60).of((1, 2))
     if group is None:
         return {}
     rank = runtime.rank
     parts = [torch.full((2,), float(rank)), torch.full((3,), float(rank))]
-    group.broadcast_each(parts)
+    other, place = (2, 0) if rank == 1 else (1, 1)
+    group.send_and_receive([(other, parts[place])], [(other, parts[1 - place])])
     received = torch.zeros(3)
-    # Rank 1 keeps one and sends two, rank 2 sends one and keeps none.
-    sizes_in, sizes_out = ([1, 1], [1, 2]) if rank == 1 else ([2, 0], [1, 0])
-    group.all_to_all(received[: sum(sizes_in)], torch.arange(sum(sizes_out)) + 10.0 * rank, sizes_in, sizes_out)
+    # Rank 1 sends two that travel by themselves, rank 2 sends one.
+    sent = [(2, torch.tensor([11.0])), (2, torch.tensor([12.0]))] if rank == 1 else [(1, torch.tensor([20.0]))]
+    group.send_and_receive(sent, [(other, part) for part in received[: 3 - len(sent)].split(1)])
+    gathered = [torch.tensor([1.0]), torch.zeros(1)] if rank == 1 else []
+    group.send_and_receive([(1, torch.tensor([2.0]))] if rank == 2 else [], [(2, row) for row in gathered[1:]])
     return {
-        "broadcast": [part.tolist() for part in parts],
+        "exchanged": [part.tolist() for part in parts],
         "received": received.tolist(),
-        "gathered": [one.tolist() for one in group.gather(torch.tensor([float(rank)]))],
+        "gathered": [row.tolist() for row in gathered],
     }
 
 
 def test_what_groups_exchange() -> None:
     outside, first, second = run_ranks(move, [0, 0, 0])
     assert outside == {}
-    assert first == {"broadcast": [[1, 1], [2, 2, 2]], "received": [10, 20, 0], "gathered": [[1], [2]]}
-    assert second == {"broadcast": [[1, 1], [2, 2, 2]], "received": [11, 12, 0], "gathered": []}
+    assert first == {"exchanged": [[1, 1], [2, 2, 2]], "received": [20, 0, 0], "gathered": [[1], [2]]}
+    assert second == {"exchanged": [[1, 1], [2, 2, 2]], "received": [11, 12, 0], "gathered": []}
 
 
 def hold_the_interpreter(runtime: Runtime) -> int:

@@ -90,11 +90,8 @@ def load_state(
 ) -> None:
     """Give a rank's outer step the state that was saved.
 
-    A ValueError of one line says that it is of another model, rank or setting; nothing has been loaded then.
-
-    Args:
-        settings: the run's, in words.
-        is_plain: whether all ranks have the same weights at the end of a round.
+    A ValueError of one line says that it is of another model, rank or setting; nothing has been loaded then. In a plain
+    run (`is_plain`) all ranks have the same weights at the end of a round.
     """
     (replica,), tensors = step.workers, _tensors(step, worker)
     saved_tensors = [name for name, value in state.items() if isinstance(value, Mapping) and name not in FIELDS]

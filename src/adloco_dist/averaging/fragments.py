@@ -64,10 +64,8 @@ def fragments_of(layout: VectorLayout, count: int, whole: VectorLayout | None = 
     """Divide a model's tensors into `count` fragments of about as many elements; a ValueError where there are fewer.
 
     The largest tensor that is left goes to the fragment with the fewest elements; the average of every fragment then
-    takes about as long. Ties go to the first, so all ranks come to the same.
-
-    Args:
-        whole: the layout of the whole tensors, of which `layout` has a rank's parts; None: it has them whole.
+    takes about as long. Ties go to the first, so all ranks come to the same. If `layout` has a rank's parts of tensors,
+    `whole` is the layout of the whole tensors.
     """
     num_tensors = len(layout.names)
     if count > num_tensors:

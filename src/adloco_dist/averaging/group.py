@@ -143,29 +143,22 @@ class Group:
         rows = self.exchange(content + padding)
         return [bytes(row[:length]).decode() for row, length in zip(rows, lengths, strict=True)]
 
-    def all_to_all(
-        self, received: torch.Tensor, sent: torch.Tensor, sizes_in: Sequence[int], sizes_out: Sequence[int]
-    ) -> None:
-        """Send every rank its part of `sent`, and fill `received` with the parts from every rank: so many elements to
-        and from each, in the order of `ranks`."""
-        self._start(dist.all_to_all_single, received, sent, list(sizes_in), list(sizes_out)).wait()
-
     def exchange_parts(self, parts: torch.Tensor) -> torch.Tensor:
         """Send every rank its row of `parts`, (ranks, ...); the rows for this rank, in the order of `ranks`."""
         received = torch.empty_like(parts)
         received[self.index] = parts[self.index]
-        self._exchange(list(parts.unbind()), received)
+        self.exchange_tensors(parts.unbind(), received.unbind())
         return received
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Every rank's tensor, of the same shape on all of them, as rows in the order of `ranks`."""
         received = tensor.new_empty(len(self.ranks), *tensor.shape)
         received[self.index] = tensor
-        self._exchange([tensor] * len(self.ranks), received)
+        self.exchange_tensors([tensor] * len(self.ranks), received.unbind())
         return received
 
-    def _exchange(self, sent: Sequence[torch.Tensor], received: torch.Tensor) -> None:
-        """Send every other rank its tensor, and fill its row of `received`."""
+    def exchange_tensors(self, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> None:
+        """Send every other rank its tensor, and fill that in its place of `received` with what it sends here."""
         size, place = len(self.ranks), self.index
         from_places, to_places = ([(place + sign * step) % size for step in range(1, size)] for sign in (-1, 1))
         self.send_and_receive(
@@ -197,19 +190,6 @@ class Group:
         """Some ranks of this group, which has connected them: they may send and receive, and take no collectives."""
         timeout_seconds = self._timeout.total_seconds()
         return Group(ranks, self.process_group, self.device, timeout_seconds, self._connect_seconds, is_connected=True)
-
-    def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Every rank's tensor, all of one shape, in the order of `ranks` on the lowest of them; none on the others."""
-        root = self.ranks[0]
-        received = [torch.empty_like(tensor) for _ in self.ranks] if dist.get_rank() == root else []
-        self._start(dist.gather, tensor, received or None, root).wait()
-        return received
-
-    def broadcast_each(self, parts: Sequence[torch.Tensor]) -> None:
-        """Fill every part with what the rank in the same position of `ranks` has in it; all parts travel at once."""
-        broadcasts = [self._start(dist.broadcast, part, rank) for rank, part in zip(self.ranks, parts, strict=True)]
-        for broadcast in broadcasts:
-            broadcast.wait()
 
     def close(self) -> None:
         """Close this rank's connections; what travels keeps them until it has arrived."""

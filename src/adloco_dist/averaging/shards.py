@@ -69,10 +69,6 @@ class Shards:
             number = min(answer for (answer,) in group.exchange([number]))
         return number
 
-    def joined_norm(self, norm: torch.Tensor) -> torch.Tensor:
-        """The norm of a vector of which ranks' parts, none in common, have these norms; a scalar. Collective."""
-        return self.sum(norm.double().square()).sqrt().to(norm.dtype)
-
     def total(self, count: int) -> int | torch.Tensor:
         """The sum of a whole number over the worker's ranks; of several, a scalar on their device. Collective."""
         if not self._groups:

@@ -6,7 +6,6 @@ that is 0.23 bits for each element of the vector. What has not been sent stays i
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
 
 import torch
 
@@ -38,7 +37,7 @@ class Sparse:
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:
             raise ValueError(f"fraction={self.fraction}: must be in (0, 1]")
-        if not (0 <= self.decay <= 1 and isfinite(self.decay)):
+        if not 0 <= self.decay <= 1:
             raise ValueError(f"decay={self.decay}: must be in [0, 1]")
 
     @property

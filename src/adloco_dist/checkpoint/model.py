@@ -41,12 +41,8 @@ def save_model(directory: Path, flat_model: FlatModel, weights: torch.Tensor, ob
 def check_model(setting: str, path: Path) -> None:
     """Compare the files of a model that a run has left with their manifest; without one there is nothing to compare.
 
-    Args:
-        setting: what named it, for the error.
-        path: the model's directory.
-
     Raises:
-        SettingsError: a file is not what the run wrote.
+        SettingsError: a file is not what the run wrote; it names `setting`, which named the model.
     """
     if not (path / MANIFEST_FILE).exists():
         return
@@ -98,11 +94,10 @@ def _write(path: Path, start: int, part: torch.Tensor, deal: Deal, index: int) -
     """Write a rank's part of a tensor whose first byte in the file is at `start`."""
     if not part.numel():
         return
-    width = deal.width * part.element_size()
-    rows = part.detach().cpu().contiguous().view(torch.uint8).view(deal.num_rows, width).numpy()
+    rows = part.detach().cpu().contiguous().view(torch.uint8).view(deal.num_rows, -1).numpy()
     with path.open("r+b") as file:  # not a mapped one, whose pages would count as memory of this process
         for number, row in enumerate(rows):
-            file.seek(start + (number * deal.size + index) * width)
+            file.seek(start + (number * deal.size + index) * row.nbytes)
             file.write(row)
         file.flush()
         os.fsync(file.fileno())

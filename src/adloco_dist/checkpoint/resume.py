@@ -178,13 +178,8 @@ def _restore(pool: LocalPool, resume_point: ResumePoint) -> None:
 def _read(
     pool: LocalPool, resume_point: ResumePoint, entries: Sequence[Entry], file_of: Callable[[str], str]
 ) -> tuple[str, Mapping[str, torch.Tensor]]:
-    """This rank's tensors of a trainer or a worker, and the name of a file that has them.
-
-    They are in several files, whose first is named, where another number of ranks held a worker.
-
-    Args:
-        file_of: the name of the file with a suffix for the part of the model.
-    """
+    """This rank's tensors of a trainer or a worker, and the name of the file that has them, which `file_of` makes of
+    the suffix of a part. Where another number of ranks held a worker, they are in several files: the first is named."""
     runtime, flat_model, read = pool.runtime, pool.flat_model, resume_point.reader.read
     files = [file_of(suffix) for suffix in part_suffixes(resume_point.state.ranks_per_worker)]
     if len(files) == runtime.ranks_per_worker:

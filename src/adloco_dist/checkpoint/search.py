@@ -155,19 +155,18 @@ def _read_state(control: ControlPlane, reader: CheckpointReader) -> RunState:
     message: dict[str, Any] = {}
     if control.rank == 0:
         try:
-            message = {"state": json.loads(reader.content(STATE_FILE))}
-            json.dumps(message)  # as it will travel
-            RunState.from_message(message["state"])
-        except OtherVersionError as error:
-            message = {"other_version": str(error)}
-        except (DamagedError, OSError, ValueError, RecursionError) as error:
-            message = {"problem": f"{STATE_FILE}: is not what this version writes ({error})"}
+            message = {"state": reader.content(STATE_FILE).decode()}
+        except (DamagedError, OSError, ValueError) as error:
+            message = {"problem": str(error)}
     message = control.broadcast(message)
-    if "other_version" in message:
-        raise OtherVersionError(message["other_version"])
-    if "problem" in message:
-        raise DamagedError(message["problem"])
-    return RunState.from_message(message["state"])
+    try:
+        if "problem" in message:
+            raise DamagedError(message["problem"])
+        return RunState.from_message(json.loads(message["state"]))
+    except OtherVersionError:
+        raise
+    except (DamagedError, ValueError, RecursionError) as error:
+        raise DamagedError(f"{STATE_FILE}: is not what this version writes ({error})") from error
 
 
 def _check_tensors(control: ControlPlane, reader: CheckpointReader, state: RunState) -> None:

@@ -1,4 +1,8 @@
-"""Safetensors files that are written here: their library writes whole files, from memory, through the page cache."""
+"""Safetensors files that are written here and read by their library.
+
+The library would write through the page cache, where the pages of a checkpoint, which nobody reads, cost ten times the
+transfer and push the corpus out.
+"""
 
 import errno
 import fcntl
@@ -45,11 +49,7 @@ def header(
 
 
 class StagingBuffer:
-    """Room for one safetensors file, kept from one checkpoint to the next: fresh memory costs more than the copy.
-
-    The format is written here, and read by its library: the library would write through the page cache, where the
-    pages of a checkpoint, which nobody reads, cost ten times the transfer and push the corpus out.
-    """
+    """Room for one safetensors file, kept from one checkpoint to the next: fresh memory costs more than the copy."""
 
     def __init__(self) -> None:
         self._room = torch.empty(0, dtype=torch.uint8)

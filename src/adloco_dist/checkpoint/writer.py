@@ -85,8 +85,7 @@ class Checkpoints:
 def schema_of(pool: LocalPool, is_away: bool) -> Schema:
     """What the ranks' files hold, the same for all trainers and workers.
 
-    Args:
-        is_away: whether workers do not stand at their anchors. They do at the end of a round that is not streamed.
+    Workers are away from their anchors in the middle of a round, and where averages are streamed.
     """
     settings, leaves = pool.settings, leaves_of(pool.flat_model, pool.settings.inner)
     of_worker = [*moment_entries(leaves, settings.inner), *own_entries(settings.wire)]
@@ -135,10 +134,7 @@ class CheckpointWriter:
         settings: CheckpointSettings,
         report_line: Callable[[str], None],
     ) -> None:
-        """
-        Args:
-            report_line: takes one line for the user, on rank 0, from any thread.
-        """
+        """`report_line` takes one line for the user, on rank 0, from any thread."""
         self.domains, self._settings, self._report_line = domains, settings, report_line
         self._store = own_client(store)
         self._store.set_timeout(PATIENCE)
@@ -155,12 +151,8 @@ class CheckpointWriter:
         return self._writing is not None and not self._writing.done()
 
     def begin(self, checkpoint_id: CheckpointId, parts: Snapshot, contents: Mapping[str, bytes]) -> None:
-        """Copy `parts` and write them; returns when they are copied.
-
-        Args:
-            parts: the tensors of this rank's files; they may change as soon as this returns.
-            contents: this rank's other files.
-        """
+        """Copy `parts`, the tensors of this rank's files, and write them and its other files, `contents`, in the
+        background. Tensors may change as soon as this returns."""
         self.wait()
         self._buffers = {file: self._buffers.get(file, StagingBuffer()) for file in parts}
         for file, tensors in parts.items():

@@ -84,7 +84,7 @@ class DiLoCoCallback(TrainerCallback):
         model: nn.Module = kwargs["model"]
         saved, problem = None, None
         try:
-            saved = _load(_file(args, state), model) if state.global_step else None
+            saved = _load(_checkpoint(args, state.global_step) / FILE_NAME, model) if state.global_step else None
         except ValueError as error:
             problem = str(error)
         self._compare(args, state, next(model.parameters()).device, problem)
@@ -119,7 +119,7 @@ class DiLoCoCallback(TrainerCallback):
         if args.save_only_model:
             return  # Trainer cannot resume from it
         assert self.diloco is not None
-        path = _file(args, state)
+        path = _checkpoint(args, state.global_step) / FILE_NAME
         if not any(path.parent.rglob("*.safetensors")):
             # Models of transformers save themselves on torch.distributed's rank 0 alone. Without this worker's weights,
             # which are its own in the middle of a round, its Trainer would not resume.
@@ -195,22 +195,18 @@ def torch_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return optimizer
 
 
-def _folder(args: TrainingArguments) -> str:
+def _folder(args: TrainingArguments) -> Path:
     assert args.output_dir is not None  # TrainingArguments has replaced None
-    return args.output_dir
+    return Path(args.output_dir)
 
 
 def _checkpoint(args: TrainingArguments, update: int) -> Path:
-    return Path(_folder(args)) / f"{PREFIX_CHECKPOINT_DIR}-{update}"
-
-
-def _file(args: TrainingArguments, state: TrainerState) -> Path:
-    return _checkpoint(args, state.global_step) / FILE_NAME
+    return _folder(args) / f"{PREFIX_CHECKPOINT_DIR}-{update}"
 
 
 def _whole_updates(args: TrainingArguments) -> list[int]:
     """The updates of which this rank's folder has whole checkpoints."""
-    numbers = (path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-") for path in Path(_folder(args)).glob("*"))
+    numbers = (path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-") for path in _folder(args).glob("*"))
     updates = sorted(int(number) for number in numbers if number.isdecimal())
     return [update for update in updates if _is_whole(_checkpoint(args, update))]
 

@@ -94,7 +94,8 @@ def probe_capacity(
     slots: Sequence[ComputeSlot], trainers: Sequence[Trainer], settings: Settings, maximum: int, sharers: int,
     reserved_bytes: int = 0,
 ) -> int | None:  # fmt: skip
-    """Sequences per micro-batch that fit beside the rank's share of the pool; None: any batch up to `maximum` does.
+    """Sequences per micro-batch that fit beside the rank's share of the pool; None: any batch up to `maximum` does; 0:
+    not even one sequence does.
 
     On a GPU by trying; on a CPU, which would swap or be killed, by counting the bytes of small micro-batches. Leaves
     the gradients zero and trainers as they were. Every slot may be in the middle of a micro-batch at one time.
@@ -103,9 +104,6 @@ def probe_capacity(
         maximum: maximum local batch that any of the trainers can ask for.
         sharers: ranks between which the device's free memory is divided.
         reserved_bytes: memory of a GPU that is kept free for what is yet to come.
-
-    Returns:
-        0 where not even one sequence fits.
     """
     if settings.batching.capacity is not None:
         return settings.batching.capacity

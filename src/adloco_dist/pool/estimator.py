@@ -40,11 +40,7 @@ class GradientEstimator:
         """By the ids of trainer and worker."""
 
     def watch(self, worker: tuple[int, int]) -> GradientWatcher:
-        """The watcher of a worker's first update of the round; requested again where the update is repeated.
-
-        Args:
-            worker: the ids of its trainer and of the worker.
-        """
+        """The watcher of a worker's first update of the round; requested again where the update is repeated."""
         self._seen[worker] = GradientWatcher()
         return self._seen[worker]
 
@@ -64,11 +60,8 @@ class GradientEstimator:
             self._seen[worker] = GradientWatcher(sums, num_targets, int(state["num_sequences"]))
 
     def measure(self, trainer: Trainer, layout: Layout, group: Group | None) -> MeasureReport:
-        """Exchange what was seen of a trainer, and forget it. Collective over the trainer's ranks.
-
-        Returns:
-            A report whose seconds are still to be measured.
-        """
+        """Exchange what was seen of a trainer, and forget it; the report has no seconds yet. Collective over the
+        trainer's ranks."""
         rows = {}
         for worker in sorted(worker for trainer_id, worker in self._seen if trainer_id == trainer.id):
             seen = self._seen.pop((trainer.id, worker))
@@ -96,10 +89,8 @@ def gather_rows(
 ) -> tuple[torch.Tensor | None, int]:
     """Gather all workers' rows, in the order of their ids, on the trainer's lowest rank.
 
-    Each rank sends its rows once; an all-gather would send them to ranks that have no use for them.
-
-    Args:
-        rows: the rows of each worker on this rank, (K, width), by worker.
+    Each rank sends its rows once, (K, width) for each worker; an all-gather would send them to ranks that have no use
+    for them.
 
     Returns:
         (M K, width) or None, and the bytes that this rank sent.
@@ -107,18 +98,15 @@ def gather_rows(
     rank_rows = torch.cat([rows[worker] for worker in sorted(rows)])
     if group is None:
         return rank_rows, 0
-    ranks = layout.ranks(trainer)
-    workers_of = {rank: layout.workers_on(rank, trainer) for rank in ranks}
-    max_workers = max(len(workers) for workers in workers_of.values())
-    height, width = next(iter(rows.values())).shape
-    padded = torch.cat([rank_rows, rank_rows.new_zeros(max_workers * height - len(rank_rows), width)])
-    received = group.gather(padded)
-    if not received:
-        return None, padded.nbytes
-    by_worker = {}
-    for rank, rows_of_rank in zip(ranks, received, strict=True):
-        for position, worker in enumerate(workers_of[rank]):
-            by_worker[worker] = rows_of_rank[position * height : (position + 1) * height]
+    if group.index > 0:
+        group.send_and_receive([(group.ranks[0], rank_rows)], [])
+        return None, rank_rows.nbytes
+    by_worker, received = dict(rows), []
+    for rank, seat in zip(group.ranks[1:], layout.ranks(trainer)[1:], strict=True):
+        workers = layout.workers_on(seat, trainer)
+        received.append((rank, rank_rows.new_empty(len(workers), *next(iter(rows.values())).shape)))
+        by_worker |= zip(workers, received[-1][1], strict=True)
+    group.send_and_receive([], received)
     return torch.cat([by_worker[worker] for worker in sorted(by_worker)]), 0
 
 

@@ -5,7 +5,7 @@ pointed at. Gradients and activations therefore exist once per module, whatever 
 that treats parameters alike (optimizers, clipping, averaging, checksums) sees one tensor instead of hundreds.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -16,7 +16,7 @@ from adloco_dist.averaging.shards import Shards
 from adloco_dist.buffers import Buffer, Watched, persistent_buffers
 from adloco_dist.config import Precision
 from adloco_dist.noise.sketch import Sketch
-from adloco_dist.vectors import VectorLayout, embeddings_of, is_sharded, local
+from adloco_dist.vectors import VectorLayout, is_sharded, local
 
 
 def vector_dtype(precision: Precision) -> torch.dtype:
@@ -60,8 +60,7 @@ class FlatModel:
         shards: the ranks that hold the module together; this one alone where it is whole.
         parameter_layout: where flat vectors hold the trained parameters, or this rank's parts of them.
         whole_layout: where vectors of the whole module would; the same where it is whole.
-        embeddings: indices of the trained embeddings in that layout.
-        hidden_matrices: where they hold matrices between embeddings and output, and their shapes; ascending.
+        hidden_matrices: where flat vectors hold matrices between embeddings and output, and their shapes; ascending.
         changing: names of the buffers that training changes.
         sketch: sketches vectors of the whole module.
         num_parameters: trained and frozen.
@@ -98,8 +97,7 @@ class FlatModel:
         self._parameters = [parameter for _, parameter in trained]
         self.whole_layout = VectorLayout.of(trained)
         self.parameter_layout = VectorLayout.of((name, local(parameter)) for name, parameter in trained)
-        self.embeddings = embeddings_of(module, self._parameters)
-        self.hidden_matrices = _hidden_matrices(module, trained, self.parameter_layout, self.embeddings)
+        self.hidden_matrices = _hidden_matrices(module, trained, self.parameter_layout)
         self.decay_boundary = self.parameter_layout.boundary(sum(p.ndim >= 2 for p in self._parameters))
         self.buffer_boundary = self.parameter_layout.num_elements
         buffers = persistent_buffers(module)
@@ -207,15 +205,16 @@ class FlatModel:
 
 
 def _hidden_matrices(
-    module: nn.Module, trained: Sequence[tuple[str, nn.Parameter]], layout: VectorLayout, embeddings: Collection[int]
+    module: nn.Module, trained: Sequence[tuple[str, nn.Parameter]], layout: VectorLayout
 ) -> list[tuple[slice, tuple[int, ...]]]:
     """The matrices that Muon updates: all except embeddings and the output layer of a model of transformers."""
     if any(map(is_sharded, module.parameters())):
         return []  # no rank has a whole one
     output = getattr(module, "get_output_embeddings", lambda: None)()
     others = {id(output.weight)} if isinstance(output, nn.Linear) else set()
+    others |= {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)}
     return [
         (slice(offset, offset + parameter.numel()), tuple(parameter.shape))
-        for index, ((_, parameter), offset) in enumerate(zip(trained, layout.offsets, strict=True))
-        if parameter.ndim == 2 and index not in embeddings and id(parameter) not in others
+        for (_, parameter), offset in zip(trained, layout.offsets, strict=True)
+        if parameter.ndim == 2 and id(parameter) not in others
     ]

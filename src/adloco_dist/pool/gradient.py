@@ -26,7 +26,7 @@ class GradientWatcher:
     num_sequences: int = 0
 
     def chunks(self, batch: Batch) -> Sequence[Batch]:
-        """The chunks of the batch, cut by sequence index, after each of which the gradient is sketched."""
+        """The chunks of the batch, cut by sequence index."""
         self.num_sequences = len(batch)
         return batch.chunks(num_chunks(len(batch)))
 

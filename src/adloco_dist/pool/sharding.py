@@ -151,7 +151,8 @@ class ShardedFlatModel(FlatModel):
 
     def gradient_norm(self) -> torch.Tensor:
         """Collective over the ranks that hold the module together."""
-        return self.shards.joined_norm(super().gradient_norm())
+        of_part = super().gradient_norm()
+        return self.shards.sum(of_part.double().square()).sqrt().to(of_part.dtype)
 
     def gradient_sketch(self) -> torch.Tensor:
         """This rank's part of the sketch: those of all ranks add up to that of the sum of their gradients.

@@ -43,10 +43,7 @@ class Trainer(OuterStep[Worker]):
         settings: Settings,
         nodes: Sequence[int],
     ) -> None:
-        """
-        Args:
-            nodes: the node of every rank of the run.
-        """
+        """`nodes` are those of all ranks of the run, by rank."""
         self.id, self.cursor, self.flat_model = trainer_id, cursor, flat_model
         outer, wire = settings.outer, settings.wire
         fragments, boundary = flat_model.fragments(wire.fragments), flat_model.buffer_boundary
@@ -82,11 +79,6 @@ class Trainer(OuterStep[Worker]):
     def outer_vectors(self) -> list[torch.Tensor]:
         """What a merge averages: the anchor, and its momentum."""
         return [self.anchor] if self.momentum is None else [self.anchor, self.momentum]
-
-    def begin_average(self) -> None:
-        """Start the average of anchors again, from the present one."""
-        if self.mean_anchor is not None:
-            self.mean_anchor.copy_(self.anchor)
 
     @property
     def result(self) -> torch.Tensor:

@@ -180,11 +180,8 @@ class Worker(Replica):
         return [math.nan] * (self.updates_done - len(known)) + known
 
     def state(self, is_away: bool) -> dict[str, torch.Tensor]:
-        """What a checkpoint keeps of the worker, by name of the entry: the tensors themselves, not copies.
-
-        Args:
-            is_away: whether it does not stand at its anchor: then its weights and its progress are kept as well.
-        """
+        """What a checkpoint keeps of the worker, by name of the entry: the tensors themselves, not copies; of one
+        that is away from its anchor also its weights and its progress."""
         entries = [entry for entry in self.entries if is_away or not entry.is_progress]
         return {**self._moments(), **gather(self, entries)}
 

@@ -23,11 +23,8 @@ class Transfer:
 
     @classmethod
     def of(cls, shares: Mapping[int, float], layout: Layout, needed: tuple[int, ...]) -> "Transfer":
-        """The transfer of a weighted sum over trainers of `layout` to the ranks in `needed`.
-
-        Args:
-            shares: the weight of each member; those without one are left out.
-        """
+        """The transfer of a weighted sum over trainers of `layout` to the ranks in `needed`; members without a share
+        are left out."""
         held_by = {member: layout.ranks(member) for member in sorted(shares) if shares[member]}
         far = [ranks[0] for ranks in held_by.values() if not set(ranks) & set(needed)]
         everyone = tuple(sorted({*needed, *far}))
@@ -52,51 +49,46 @@ def combine(
     rank: int,
     in_bf16: bool = False,
 ) -> int:
-    """Fill `total` with the sum of share times vector over the members of a transfer, on all its ranks.
+    """Fill `total` with the sum of share times vector over the members of a transfer, on all its ranks; return the
+    bytes that this rank sent.
 
-    Every rank sums one slice and broadcasts the sum. It has that slice of the members whose workers are here, and gets
-    it of each other member from one rank that holds it. An all-reduce, to which one rank for each member brings the
-    vector and the others zeros, sends half as much again for two members on two ranks each.
+    Every rank sums one slice and sends the sum to all others. It has that slice of the members whose workers are here,
+    and gets it of each other member from one rank that holds it. An all-reduce, to which one rank for each member
+    brings the vector and the others zeros, sends half as much again for two members on two ranks each.
 
     Args:
         vectors: this rank's vectors of the members, (num_elements,), by member, on any device; `total` may be one.
         total: (num_elements,); the same bits on every rank of `group` afterwards.
         rank: this one, or its seat, as `transfer` counts them.
         in_bf16: what travels is rounded to bfloat16, half the bytes of fp32; sums are taken in the vectors' own type.
-
-    Returns:
-        Bytes that this rank sent.
     """
     ranks = transfer.ranks
     bounds = [len(total) * number // len(ranks) for number in range(len(ranks) + 1)]
     slices = [slice(*pair) for pair in pairwise(bounds)]
     rank_slice = slices[ranks.index(rank)]
     pieces = {member: vectors[member][rank_slice] for member, holders in transfer.holders.items() if rank in holders}
-    bytes_sent = 0
+    bytes_sent, dtype = 0, torch.bfloat16 if in_bf16 else total.dtype
     if group is not None:
-        outgoing = [
-            [vectors[member][part].to(total.device) for member in transfer.sent(rank, receiver)]
-            for receiver, part in zip(ranks, slices, strict=True)
+        sent = [
+            (group.ranks[number], vectors[member][part].to(total.device, dtype))
+            for number, part in enumerate(slices)
+            for member in transfer.sent(rank, ranks[number])
         ]
-        sizes_out = [sum(map(len, parts)) for parts in outgoing]
-        sizes_in = [len(transfer.sent(sender, rank)) * (rank_slice.stop - rank_slice.start) for sender in ranks]
-        leaving = [piece for parts in outgoing for piece in parts]
-        sent = leaving[0] if len(leaving) == 1 else torch.cat([total[:0], *leaving])  # one piece needs no copy
-        if in_bf16:
-            sent = sent.to(torch.bfloat16)
-        content, size = sent.view(torch.uint8), sent.element_size()
-        arrived = content.new_empty(sum(sizes_in) * size)
-        group.all_to_all(arrived, content, [size * n for n in sizes_in], [size * n for n in sizes_out])
-        received = arrived.view(sent.dtype).to(total.dtype)
-        incoming = [member for sender in ranks for member in transfer.sent(sender, rank)]
-        pieces |= zip(incoming, received.split(rank_slice.stop - rank_slice.start) if incoming else (), strict=True)
-        bytes_sent = sent.nbytes
+        received = {
+            member: (group.ranks[number], torch.empty_like(total[rank_slice], dtype=dtype))
+            for number, sender in enumerate(ranks)
+            for member in transfer.sent(sender, rank)
+        }
+        group.send_and_receive(sent, list(received.values()))
+        pieces |= {member: piece.to(total.dtype) for member, (_, piece) in received.items()}
+        bytes_sent = sum(piece.nbytes for _, piece in sent)
     near = {member: pieces[member].to(total.device) for member in transfer.shares}
     _sum_into(total[rank_slice], near, transfer.shares)
     if group is not None:
-        whole = total.to(torch.bfloat16) if in_bf16 else total
-        group.broadcast_each([whole[part].view(torch.uint8) for part in slices])
-        bytes_sent += (len(ranks) - 1) * whole[rank_slice].nbytes
+        whole = total.to(dtype)
+        summed = whole[rank_slice]
+        group.exchange_tensors([summed] * len(ranks), [whole[part] for part in slices])
+        bytes_sent += (len(ranks) - 1) * summed.nbytes
         if in_bf16:
             total.copy_(whole)
     return bytes_sent

@@ -47,8 +47,21 @@ class Coordinator:
     def plan_next(
         self, control: ControlPlane, report: RankReport, last: RoundPlan | None
     ) -> tuple[RoundPlan, RankReport]:
-        """Do as `coordinate` for the round after `last`. Collective."""
-        return coordinate(control, report, lambda reports: self._decide(reports, last))
+        """One gather and one broadcast: rank 0 decides the round after `last` by all ranks' reports, and its plan holds
+        for all. Collective.
+
+        Returns:
+            The plan, and the rank's next report, which begins with the cost of this exchange.
+        """
+        next_report = RankReport(report.rank)
+        with _added_cost(control, next_report):
+            with record_function("report"):
+                reports = [decode(RankReport, message) for message in control.gather(encode(report))]
+            with record_function("plan"):
+                message = encode(self._decide(reports, last)) if reports else None
+                plan = decode(RoundPlan, control.broadcast(message))
+            next_report.plan_digest = plan.digest()
+        return plan, next_report
 
     def _decide(self, of_ranks: Sequence[RankReport], last: RoundPlan | None) -> RoundPlan:
         size = self._settings.pool.ranks_per_worker
@@ -65,30 +78,9 @@ class Coordinator:
         return plan_round(self._settings, self._inputs, last, self.pool_report)
 
 
-def coordinate(
-    control: ControlPlane, report: RankReport, decide: Callable[[Sequence[RankReport]], RoundPlan]
-) -> tuple[RoundPlan, RankReport]:
-    """One gather and one broadcast: rank 0 decides by all ranks' reports, and its plan holds for all. Collective.
-
-    Returns:
-        The plan, and the rank's next report, which begins with the cost of this exchange.
-    """
-    next_report = RankReport(report.rank)
-    with _added_cost(control, next_report):
-        with record_function("report"):
-            reports = [decode(RankReport, message) for message in control.gather(encode(report))]
-        with record_function("plan"):
-            plan = decode(RoundPlan, control.broadcast(encode(decide(reports)) if reports else None))
-        next_report.plan_digest = plan.digest()
-    return plan, next_report
-
-
 def ask_all(control: ControlPlane, report: RankReport, is_coming: bool) -> Callable[[], bool]:
-    """Ask whether all ranks are coming, before any enters a collective of the outer step; cost is added to the report.
-
-    Returns:
-        A function that waits for the answer.
-    """
+    """Ask whether all ranks are coming, before any enters a collective of the outer step; the function that is returned
+    waits for the answer. Cost is added to the report."""
     sent = control.bytes_sent
     answer = control.start_all(is_coming)
     report.control_bytes_sent += control.bytes_sent - sent

@@ -36,12 +36,8 @@ def evaluate(
     chosen: Sequence[int],
     batch: int,
 ) -> Evaluation:
-    """Evaluate `weights` on some sequences of the split.
-
-    Args:
-        chosen: their places (policy/evaluation.py).
-        batch: sequences of a forward pass; fewer where the device takes fewer, or has no memory left.
-    """
+    """Evaluate `weights` on the sequences at the places `chosen` of the split (policy/evaluation.py), `batch` of them
+    in a forward pass: fewer where the device takes fewer, or has no memory left."""
     sums = Evaluation()
     with flat_model.borrowed(weights) as module:
         places, start = np.array(chosen), 0
@@ -73,11 +69,8 @@ def evaluate_part(pool: LocalPool, weights: torch.Tensor, chosen: Sequence[int],
 
 @record_function("evaluation")
 def evaluate_anchors(pool: LocalPool, layout: Layout, trainers: Collection[int]) -> dict[int, EvaluationReport]:
-    """Evaluate trainers' anchors, or the averages of their anchors, on this rank's part of the validation sequences.
-
-    Args:
-        trainers: of which those on this rank are evaluated.
-    """
+    """Evaluate the anchors of those of the trainers that are on this rank, or the averages of their anchors, on this
+    rank's part of the validation sequences."""
     reports = {}
     chosen = subsets(pool.splits.validation.num_sequences, pool.settings.evaluation).curve
     for trainer_id in sorted(pool.trainers.keys() & trainers):

@@ -216,7 +216,6 @@ def _update_gradient(
 
     Args:
         worker: the ids of its trainer and of the worker.
-        seed: of the random numbers with which it is computed.
         estimator: watches the gradient; None: it is not measured.
 
     Raises:

@@ -20,11 +20,7 @@ from adloco_dist.round.evaluate import evaluate_anchors
 
 @record_function("merge")
 def regroup(pool: LocalPool, before: Layout, plan: RoundPlan) -> MergeReport:
-    """Merge trainers into one, as the plan says. Collective over the whole world.
-
-    Args:
-        before: the layout of the last round.
-    """
+    """Merge trainers of the last round's layout, `before`, into one, as the plan says. Collective over all ranks."""
     merge = plan.merge
     assert merge
     members = _losses(pool, before, merge.shares)
@@ -100,19 +96,13 @@ def _bring_together(pool: LocalPool, before: Layout, after: Layout, merge: Merge
 
 
 def average_members(pool: LocalPool, merge: Merge, transfer: Transfer, members: Mapping[int, Trainer]) -> int:
-    """Give the survivor its anchor and outer momentum (AdLoCo, DO_MERGE).
+    """Give the survivor its anchor and outer momentum (AdLoCo, DO_MERGE); return the bytes that this rank sent.
 
     The average of anchors begins anew there: on a slow link another vector takes longer than it takes to be as good
     again (docs/evidence.md). Where averages are compressed, members travel in bf16; but buffers may hold whole numbers,
     so a model that has some travels as it is.
 
-    Collective over the survivor's ranks.
-
-    Args:
-        members: those with a worker on this rank, as they were.
-
-    Returns:
-        Bytes that this rank sent.
+    Collective over the survivor's ranks. `members` are those with a worker on this rank, as they were.
     """
     survivor, flat_model, seat = pool.trainers[merge.survivor], pool.flat_model, pool.runtime.seat
     group = pool.groups.of(transfer.ranks)
@@ -126,5 +116,6 @@ def average_members(pool: LocalPool, merge: Merge, transfer: Transfer, members: 
         bytes_sent += combine(vectors, transfer, total, group, seat, in_bf16)
         if result is not total:
             result.copy_(total)
-    survivor.begin_average()
+    if survivor.mean_anchor is not None:
+        survivor.mean_anchor.copy_(survivor.anchor)
     return bytes_sent

@@ -46,8 +46,7 @@ def begin_round(pool: LocalPool, last: RoundPlan | None, plan: RoundPlan, report
 def resume_round(pool: LocalPool, plan: RoundPlan, merge: MergeReport) -> RankReport:
     """Prepare the rest of a round that was interrupted; return this rank's report of it so far.
 
-    Args:
-        merge: what the merges before the round came to, of all ranks; rank 0 reports it.
+    Rank 0 reports what the merge before the round came to on all ranks.
     """
     _renew_sketches(pool, plan)
     rank = pool.runtime.rank
@@ -66,11 +65,8 @@ def inner(pool: LocalPool, plan: RoundPlan, event: Event, report: RankReport, st
     Before an average, ranks tell each other whether they come; in the middle of a round one update earlier, which they
     then take in any case: the answers arrive meanwhile. Collective, except before what is mixed in.
 
-    Args:
-        stop: ends the updates before they are complete.
-
     Returns:
-        Whether all ranks come to the average, or this one to what is mixed in.
+        Whether all ranks come to the average, or this one to what is mixed in, before `stop` ends the updates.
     """
     heartbeat, where = pool.runtime.heartbeat, f"round {plan.round + 1}"
     heartbeat.enter(f"{where}: inner phase")
@@ -178,11 +174,8 @@ def average_anchors(pool: LocalPool, plan: RoundPlan) -> None:
 
 
 def opening_report(pool: LocalPool, layout: Layout, is_new: bool) -> RankReport:
-    """Report the anchors before the first round of a start: all ranks must hold the same.
-
-    Args:
-        is_new: the run begins, and the anchors' loss is where its curves start.
-    """
+    """Report the anchors before the first round of a start: all ranks must hold the same. In a new run they are also
+    evaluated: their losses are where its curves start."""
     is_evaluated = is_new and pool.settings.evaluation.every is not None
     evaluations = evaluate_anchors(pool, layout, layout.trainers) if is_evaluated else {}
     trainers = {
@@ -197,11 +190,8 @@ def opening_report(pool: LocalPool, layout: Layout, is_new: bool) -> RankReport:
 
 
 def report_round(pool: LocalPool, plan: RoundPlan, report: RankReport, updates_before: int) -> None:
-    """Note where the trainers stand at the end of a round, and what the rank used.
-
-    Args:
-        updates_before: updates of this rank's workers in the round that an earlier start of the run has taken.
-    """
+    """Note where the trainers stand at the end of a round, and what the rank used. An earlier start of the run
+    has taken `updates_before` of the workers' updates."""
     evaluations = evaluate_anchors(pool, plan.layout, plan.layout.trainers) if plan.evaluate else {}
     for trainer_id, trainer in pool.trainers.items():
         part = report.of(trainer_id)
