@@ -5,8 +5,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from adloco_dist.config import Backend, Device, Settings
-from adloco_dist.config.errors import require
+from adloco_dist.config import Backend, Device, Settings, require
 from adloco_dist.launch.exit_codes import ends_reported
 from adloco_dist.launch.rendezvous import add_torchrun_options, asked_ranks, rendezvous_of
 

@@ -4,8 +4,7 @@ import os
 
 import torch
 
-from adloco_dist.config import Precision, Settings
-from adloco_dist.config.errors import require
+from adloco_dist.config import Precision, Settings, require
 from adloco_dist.pool.flat_model import computes_in_bf16, has_bf16
 from adloco_dist.pool.slot import ComputeSlot
 

@@ -7,9 +7,8 @@ from adloco_dist.checkpoint.state import RunState
 from adloco_dist.cluster.control import ControlPlane
 from adloco_dist.cluster.environment import Environment, Link, measure_links, must_agree, survey
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.config import Backend, RunSettings, Settings, SettingsError
+from adloco_dist.config import Backend, RunSettings, Settings, SettingsError, require
 from adloco_dist.config.compose import flatten, to_plain
-from adloco_dist.config.errors import require
 from adloco_dist.data.protocols import Splits
 from adloco_dist.objective.protocol import Objective
 from adloco_dist.policy.layout import Layout, experiment_layout

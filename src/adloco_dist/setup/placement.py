@@ -10,8 +10,7 @@ from adloco_dist.checkpoint.resume import ResumePoint
 from adloco_dist.cluster.environment import Link
 from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.config import Backend, MergePolicy, RoundLength, Settings, SettingsError
-from adloco_dist.config.errors import require
+from adloco_dist.config import Backend, MergePolicy, RoundLength, Settings, SettingsError, require
 from adloco_dist.data.protocols import Cursor, Splits
 from adloco_dist.objective.protocol import Objective
 from adloco_dist.policy.layout import Layout

@@ -14,8 +14,7 @@ from types import FrameType
 import numpy as np
 
 from adloco_dist.cluster.signals import STOP_SIGNALS, handling
-from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED
-from adloco_dist.config.errors import require
+from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, require
 from adloco_dist.sweep.points import Point
 from adloco_dist.terminal import report_error, report_line, reported_wait
 from adloco_dist.text import first_line, reason

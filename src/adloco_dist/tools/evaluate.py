@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from adloco_dist.command import as_tool
-from adloco_dist.config.errors import require
+from adloco_dist.config import require
 from adloco_dist.policy.evaluation import in_order, in_words
 from adloco_dist.round.evaluate import BATCH, evaluate
 from adloco_dist.terminal import report_line, reported_wait

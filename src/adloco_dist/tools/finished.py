@@ -9,8 +9,7 @@ import torch
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from adloco_dist.checkpoint.model import check_model
-from adloco_dist.config import Settings, SettingsError
-from adloco_dist.config.errors import require
+from adloco_dist.config import Settings, SettingsError, require
 from adloco_dist.data.corpora import TextSplits, load_corpus
 from adloco_dist.objective.language import LanguageObjective
 from adloco_dist.objective.models import trial_losses

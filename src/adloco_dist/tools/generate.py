@@ -8,8 +8,7 @@ import torch
 from transformers import AutoTokenizer
 
 from adloco_dist.command import as_tool
-from adloco_dist.config import SettingsError
-from adloco_dist.config.errors import require
+from adloco_dist.config import SettingsError, require
 from adloco_dist.run.directory import MODEL_DIRECTORY
 from adloco_dist.run.reading import read_run, settings_of
 from adloco_dist.terminal import reported_wait, show

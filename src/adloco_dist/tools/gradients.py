@@ -17,8 +17,7 @@ from adloco_dist.averaging.group import Group
 from adloco_dist.cluster.control import ControlPlane
 from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.config import Settings, SettingsError
-from adloco_dist.config.errors import require
+from adloco_dist.config import Settings, SettingsError, require
 from adloco_dist.data.indexed import permutation
 from adloco_dist.data.tokens import TextTable
 from adloco_dist.messages import Json

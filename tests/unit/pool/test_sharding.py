@@ -43,7 +43,7 @@ def test_layers_inside_of_others_and_models_without_any() -> None:
 def test_a_tensor_is_dealt_along_the_first_dimension_that_can_be_divided() -> None:
     deal = Deal.of((3, 4, 5), 2)
     assert deal is not None
-    assert (deal.dimension, deal.part_shape, deal.num_rows, deal.width) == (1, (3, 2, 5), 3, 10)
+    assert (deal.dimension, deal.part_shape, deal.num_rows) == (1, (3, 2, 5), 3)
     assert deal.region(1) == (slice(0, 3), slice(2, 4), slice(0, 5))
     assert Deal.of((3, 5), 2) is None
     assert Deal.of((), 2) is None
