@@ -201,10 +201,7 @@ def as_bytes(text: Text) -> bytes:
 
 def encode_bytes(document: bytes) -> Tokens:
     """The bytes of one document as token ids, closed by `END_OF_TEXT`."""
-    tokens = np.empty(len(document) + 1, dtype=np.uint16)
-    tokens[:-1] = np.frombuffer(document, dtype=np.uint8)
-    tokens[-1] = END_OF_TEXT
-    return tokens
+    return np.append(np.frombuffer(document, dtype=np.uint8), np.uint16(END_OF_TEXT))
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:

@@ -39,8 +39,6 @@ class TextFiles:
     """The setting that names them, for reports."""
     files: tuple[str, ...]
     data: DataSettings
-    maximum: None = None
-    """See `RowFiles`; a text file is one document."""
     _not_utf8: dict[str, str] = field(default_factory=dict)
     """Files that are not UTF-8, with the byte that is not, until they are reported."""
 

@@ -57,7 +57,9 @@ def build_model(
     if model.reset_output:
         _reset_output(module)
     if model.gradient_checkpointing:
-        _checkpoint_activations(module)
+        rule = f"{config.model_type} cannot do that in transformers; leave it out"
+        require(module.supports_gradient_checkpointing, "model.gradient_checkpointing", "true", rule)
+        module.gradient_checkpointing_enable({"use_reentrant": False})
     _try_out(model, module, is_classifier, device, in_bf16)
     return module
 
@@ -218,9 +220,3 @@ def _reset_output(module: PreTrainedModel) -> None:
             parameter._is_hf_initialized = False  # pyright: ignore[reportAttributeAccessIssue]  (else it is passed over)
         for layer in head.modules():
             module._init_weights(layer)  # as the model draws them
-
-
-def _checkpoint_activations(module: PreTrainedModel) -> None:
-    rule = f"{module.config.model_type} cannot do that in transformers; leave it out"
-    require(module.supports_gradient_checkpointing, "model.gradient_checkpointing", "true", rule)
-    module.gradient_checkpointing_enable({"use_reentrant": False})

@@ -112,7 +112,7 @@ def _check_limits(directory: Path, settings: Settings, config: PretrainedConfig,
     limits = {
         "vocab_size": (config.vocab_size, splits.vocabulary.size, "ids"),
         "max_position_embeddings": (getattr(config, "max_position_embeddings", None) or length, length, "tokens"),
-        "num_labels": (config.num_labels, splits.num_labels or 0, "labels"),
+        "num_labels": (config.num_labels, len(splits.labels or ()), "labels"),
     }
     for field, (has, needed, unit) in limits.items():
         rule = f"its model has {field}={has}, its corpus needs {needed} {unit}; restore its {MODEL_DIRECTORY}/"

@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -27,7 +27,7 @@ from adloco_dist.command import as_tool
 from adloco_dist.config import Corpus, DataSettings, SettingsError, require
 from adloco_dist.config.compose import compose
 from adloco_dist.data.corpora import files_of
-from adloco_dist.data.documents import Document, RowFiles
+from adloco_dist.data.documents import RowFiles
 from adloco_dist.data.encoding import Tokens, load_encoder, train_tokenizer
 from adloco_dist.data.hub import prefer_cache_without_hub
 from adloco_dist.data.text_files import TextFiles
@@ -123,9 +123,8 @@ def _tokenizer(options: argparse.Namespace, data: DataSettings, source: Source) 
     require(size >= 300, "--train-tokenizer", size, "must be >= 300: 256 bytes, and what is learnt")
     if not (folder / "tokenizer.json").exists():
         # A copy: what it leaves out is reported when the files are written.
-        documents = _documents(copy.deepcopy(source), Unit("", source.files))
-        texts = (document.text for document in islice(documents, options.tokenizer_documents))
-        trained = train_tokenizer(texts, size)
+        texts = (document.text for document in copy.deepcopy(source).documents() if document.text)
+        trained = train_tokenizer(islice(texts, options.tokenizer_documents), size)
         folder.mkdir(parents=True, exist_ok=True)
         draft = folder / ".draft"
         trained.save_pretrained(draft)
@@ -133,11 +132,6 @@ def _tokenizer(options: argparse.Namespace, data: DataSettings, source: Source) 
             path.rename(folder / path.name)
         draft.rmdir()
     return str(folder)
-
-
-def _documents(source: Source, unit: Unit) -> Iterator[Document]:
-    taken = islice((document for file in unit.files for document in source.of_file(file)), source.maximum)
-    return (document for document in islice(taken, unit.index, None, unit.stride) if document.text)
 
 
 def _tokenize_split(
@@ -197,9 +191,10 @@ def tokenize_unit(
     """
     encoder, files = load_encoder(data), []
     pending: list[Tokens] = []
-    documents = _documents(source, unit)
-    while group := list(islice(documents, DOCUMENTS_PER_CALL)):
-        pending += encoder.encode([document.text for document in group])
+    documents = islice(replace(source, files=unit.files).documents(), unit.index, None, unit.stride)
+    texts = (document.text for document in documents if document.text)
+    while group := list(islice(texts, DOCUMENTS_PER_CALL)):
+        pending += encoder.encode(group)
         if sum(map(len, pending)) >= shard_tokens:
             whole = np.concatenate(pending)
             for start in range(0, len(whole) - shard_tokens + 1, shard_tokens):
