@@ -167,14 +167,12 @@ def _has_windows(config: PretrainedConfig) -> bool:
 
 
 def _trial_logits(module: PreTrainedModel) -> torch.Tensor:
-    was_training = module.training
+    """The logits of a few tokens; leaves the module in eval mode."""
     config = module.config.get_text_config()
     count = min(TRIAL_TOKENS, getattr(config, "max_position_embeddings", None) or TRIAL_TOKENS)
     tokens = torch.arange(count, device=module.device)[None] % config.vocab_size
     with torch.no_grad():
-        logits = module.eval()(input_ids=tokens, use_cache=False).logits
-    module.train(was_training)
-    return logits
+        return module.eval()(input_ids=tokens, use_cache=False).logits
 
 
 def trial_losses(module: PreTrainedModel, is_classifier: bool) -> torch.Tensor:

@@ -26,6 +26,7 @@ from adloco_dist.cluster.signals import begin_in_pool, signals_held
 from adloco_dist.command import as_tool
 from adloco_dist.config import Corpus, DataSettings, SettingsError, require
 from adloco_dist.config.compose import compose
+from adloco_dist.config.errors import refused
 from adloco_dist.data.corpora import files_of
 from adloco_dist.data.documents import RowFiles
 from adloco_dist.data.encoding import Tokens, load_encoder, train_tokenizer
@@ -231,11 +232,9 @@ def _begin(folder: Path, made_of: dict[str, Any]) -> None:
         if json.loads(plan.read_text(encoding="utf-8")) != made_of:
             raise SettingsError(f"OUT={folder}: holds tokens of other settings or files; name another folder")
         return
-    try:
+    with refused(f"OUT={folder}: cannot be written", "name another folder"):
         folder.mkdir(parents=True, exist_ok=True)
         plan.write_text(json.dumps(made_of, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise SettingsError(f"OUT={folder}: cannot be written ({error.strerror}); name another folder") from error
 
 
 def _made_of(data: DataSettings, units: Sequence[Unit], encoder: str, shard_tokens: int) -> dict[str, Any]:
