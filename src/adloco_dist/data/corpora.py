@@ -3,7 +3,6 @@
 A corpus is the same on every rank or the run does not start: its digest is compared.
 """
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from adloco_dist.data.documents import Document, RowFiles, class_of, find_labels
 from adloco_dist.data.encoding import Encoder, Vocabulary, load_encoder, load_tokenizer
 from adloco_dist.data.files import expand
 from adloco_dist.data.indexed import IndexedDataset
+from adloco_dist.data.items import joined_digest
 from adloco_dist.data.protocols import Splits
 from adloco_dist.data.row_streams import RowStreams
 from adloco_dist.data.streams import StreamDataset
@@ -86,9 +86,9 @@ def _of_tokens(data: DataSettings) -> TextSplits:
     if train.tokenizer:
         vocabulary = replace(Vocabulary.of(load_tokenizer("data.train", str(train.tokenizer))), size=size)
     parts, rest = (train.parts, held_out.parts) if held_out else split_tail(train.parts, data.validation_fraction)
-    digest = hashlib.sha256(f"{train.digest}{held_out.digest if held_out else data.validation_fraction}".encode())
+    digest = joined_digest(train.digest, held_out.digest if held_out else data.validation_fraction)
     table, validation = (TokenTable(split, data.sequence_length) for split in (parts, rest))
-    return indexed_splits(table, validation, vocabulary, f"{len(train.parts)} token file(s)", digest.hexdigest())
+    return indexed_splits(table, validation, vocabulary, f"{len(train.parts)} token file(s)", digest)
 
 
 def _of_streams(data: DataSettings, seed: int) -> TextSplits:
@@ -104,7 +104,7 @@ def _of_streams(data: DataSettings, seed: int) -> TextSplits:
     identity = json.dumps({"files": sizes, "encoder": encoder.digest})
     rows = RowStreams(train, encoder, labels, seed)
     return TextSplits(
-        train=StreamDataset(rows, hashlib.sha256(f"{identity}{validation.digest}".encode()).hexdigest()),
+        train=StreamDataset(rows, joined_digest(identity, validation.digest)),
         validation=validation,
         table=None,
         vocabulary=encoder.vocabulary,
@@ -145,7 +145,7 @@ def _of_documents(data: DataSettings) -> TextSplits:
             require(bool(train) or num_documents < 2, "data.validation_fraction", data.validation_fraction, rule)
         tables = [_table(data, split, encoder, labels) for split in (train, validation)]
     table, held_out = tables
-    digest = hashlib.sha256(f"{table.digest}{held_out.digest}".encode()).hexdigest()
+    digest = joined_digest(table.digest, held_out.digest)
     splits = indexed_splits(table, held_out, encoder.vocabulary, source, digest)
     return replace(splits, labels=labels, notes=(*notes, *encoder.take_notes()))
 

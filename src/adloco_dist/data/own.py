@@ -1,6 +1,5 @@
 """A user's own data, from what a function of the user returns: items by number, or streams with a state."""
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import cycle, islice
@@ -13,7 +12,7 @@ from torch.utils.data import default_collate
 
 from adloco_dist.config.errors import SettingsError, refused
 from adloco_dist.data.indexed import IndexedDataset
-from adloco_dist.data.items import Collate, ItemBatch, item_digest
+from adloco_dist.data.items import Collate, ItemBatch, item_digest, joined_digest
 from adloco_dist.data.own_streams import METHODS, OwnStreams, encode_state
 from adloco_dist.data.protocols import SequenceIds, Splits
 from adloco_dist.data.streams import StreamDataset
@@ -73,7 +72,7 @@ def own_splits(load: Callable[[], Any], collate: Collate = default_collate) -> O
         digest = _digest_of_items(f"{name}: train", train, collate)
         source, items = f"{len(train):,} items of a {type(train).__name__}", ItemTable(train, collate)
         return OwnSplits(
-            train=IndexedDataset(items, _joined(digest, held_out)),
+            train=IndexedDataset(items, joined_digest(digest, held_out)),
             validation=table,
             source=source,
             first_batch=lambda count: items.batch(np.arange(count) % items.num_sequences),
@@ -81,7 +80,7 @@ def own_splits(load: Callable[[], Any], collate: Collate = default_collate) -> O
     if not callable(train):
         raise SettingsError(f"{name}: {_why_neither(train)}")
     streams = OwnStreams(name, train, collate)
-    digest = _joined(_digest_of_stream(streams), held_out)
+    digest = joined_digest(_digest_of_stream(streams), held_out)
     note = streams.check_states()
     if note and not _own_digest(train):  # without one, the first sequence identifies the data
         raise SettingsError(note)
@@ -151,7 +150,3 @@ def _digest_of_stream(streams: OwnStreams) -> str:
 def _own_digest(data: Any) -> str | None:
     digest = getattr(data, "digest", None)
     return digest if isinstance(digest, str) else None
-
-
-def _joined(*digests: str) -> str:
-    return hashlib.sha256("".join(digests).encode()).hexdigest()

@@ -6,7 +6,7 @@ A folder that launch/tokenize_corpus.py wrote says what its files hold: training
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from adloco_dist.config import SettingsError, require
 from adloco_dist.data.encoding import Tokens
 from adloco_dist.data.files import expand
 from adloco_dist.data.foreign_tokens import conversion
+from adloco_dist.data.items import joined_digest
 from adloco_dist.messages import decode
 from adloco_dist.text import reason
 
@@ -48,13 +49,7 @@ class Manifest:
     @property
     def digest(self) -> str:
         """Digest of everything that training depends on."""
-        return hashlib.sha256("".join(file.sha256 for file in self.files).encode()).hexdigest()
-
-    def write(self, folder: Path) -> None:
-        """Write the manifest atomically."""
-        draft = folder / f".{MANIFEST_FILE}"
-        draft.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
-        draft.rename(folder / MANIFEST_FILE)
+        return joined_digest(*(file.sha256 for file in self.files))
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from adloco_dist.data.documents import RowFiles
 from adloco_dist.data.encoding import Tokens, load_encoder, train_tokenizer
 from adloco_dist.data.hub import prefer_cache_without_hub
 from adloco_dist.data.text_files import TextFiles
-from adloco_dist.data.token_files import Manifest, TokenFile, max_id
+from adloco_dist.data.token_files import MANIFEST_FILE, Manifest, TokenFile, max_id
 from adloco_dist.messages import decode, decode_json, encode
 from adloco_dist.run.manifest import write_content
 from adloco_dist.terminal import new_console, reported_wait, show
@@ -173,7 +173,8 @@ def _tokenize_split(
     vocabulary = encoder.vocabulary
     if vocabulary.tokenizer is not None:
         vocabulary.tokenizer.save_pretrained(options.out / TOKENIZER)
-    Manifest(files, f"../{TOKENIZER}", vocabulary.size, made_of).write(folder)
+    manifest = encode(Manifest(files, f"../{TOKENIZER}", vocabulary.size, made_of))
+    write_content(folder / MANIFEST_FILE, (json.dumps(manifest, indent=2) + "\n").encode())
     total = sum(file.num_tokens for file in files)
     line = f"{folder}: {total:,} tokens in {len(files)} file(s), vocabulary of {vocabulary.size:,}"
     return "\n".join([line, *(f"note: {note}" for note in encoder.take_notes())])
