@@ -159,7 +159,7 @@ def make_run(directory: Path, *overrides: str) -> Path:
     """A run directory as a run leaves it, with a model that was not trained."""
     settings = compose(overrides)
     splits = load_corpus(settings.data, settings.seed)
-    objective = LanguageObjective.fitted(settings, splits.vocabulary, splits.num_labels)
+    objective = LanguageObjective.fitted(settings, splits.vocabulary, splits.labels)
     flat_model = FlatModel(objective.build(CPU, in_bf16=False), CPU, settings.precision)
     save_model(directory, flat_model, flat_model.initial_weights(), objective)
     facts = {

@@ -120,7 +120,7 @@ def corpus_and_model(settings: Settings) -> tuple[TextSplits, LanguageObjective,
     """The Markov chain, or what the settings name, and a model for its vocabulary."""
     is_small = not settings.data.train and not settings.data.is_labelled
     splits = small_splits() if is_small else load_corpus(settings.data, settings.seed)
-    objective = LanguageObjective.fitted(settings, splits.vocabulary, splits.num_labels)
+    objective = LanguageObjective.fitted(settings, splits.vocabulary, splits.labels)
     return splits, objective, objective.build(CPU, in_bf16=False)
 
 

@@ -28,7 +28,7 @@ from adloco_dist.config.choices import (
     WireFormat,
 )
 from adloco_dist.config.data import OF_ROWS, DataSettings
-from adloco_dist.config.errors import EXIT_FAILURE, EXIT_STOPPED, EXIT_USER_ERROR, SettingsError, require
+from adloco_dist.config.errors import EXIT_FAILURE, EXIT_STOPPED, EXIT_USER_ERROR, SettingsError, refused, require
 from adloco_dist.config.experiment import MergeSettings, ModelSettings, PoolSettings
 from adloco_dist.config.optimization import AlgorithmSettings, InnerSettings, OuterSettings, WireSettings
 from adloco_dist.config.running import (

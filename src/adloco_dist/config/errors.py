@@ -1,8 +1,10 @@
 """A mistake of the user, in one line, and exit codes that scripts can use."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 
-from adloco_dist.text import one_line
+from adloco_dist.text import one_line, reason
 
 EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
@@ -26,3 +28,15 @@ def require(condition: bool, setting: str, value: object, rule: str) -> None:
     """Refuse a setting's value unless the condition holds, by a SettingsError."""
     if not condition:
         raise SettingsError.of(setting, value, rule)
+
+
+@contextmanager
+def refused(what: str, rule: str) -> Iterator[None]:
+    """Turn an exception of whatever kind, which a library or a user's code raises in the block, into the SettingsError
+    "what (the exception's text); rule"."""
+    try:
+        yield
+    except SettingsError:
+        raise
+    except Exception as error:
+        raise SettingsError(f"{what} ({reason(error)}); {rule}") from error

@@ -3,7 +3,6 @@
 A corpus is the same on every rank or the run does not start: its digest is compared.
 """
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,11 +16,12 @@ from adloco_dist.data.documents import Document, RowFiles, class_of, find_labels
 from adloco_dist.data.encoding import Encoder, Vocabulary, load_encoder, load_tokenizer
 from adloco_dist.data.files import expand
 from adloco_dist.data.indexed import IndexedDataset
+from adloco_dist.data.items import joined_digest
 from adloco_dist.data.protocols import Splits
 from adloco_dist.data.row_streams import RowStreams
 from adloco_dist.data.streams import StreamDataset
 from adloco_dist.data.text_files import TextFiles, library_sources, package_snippets
-from adloco_dist.data.token_files import TokenFiles, open_folder, open_plain, split_tail
+from adloco_dist.data.token_files import open_tokens, split_tail
 from adloco_dist.data.tokens import DocumentTable, TextTable, TokenTable
 from adloco_dist.text import one_line
 
@@ -39,10 +39,6 @@ class TextSplits(Splits):
     vocabulary: Vocabulary
     labels: tuple[str, ...] | None = None
     """Names of the classes of a labelled corpus; None: the corpus has none."""
-
-    @property
-    def num_labels(self) -> int | None:
-        return None if self.labels is None else len(self.labels)
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -80,26 +76,19 @@ def load_corpus(data: DataSettings, seed: int = 0) -> TextSplits:
 
 
 def _of_tokens(data: DataSettings) -> TextSplits:
-    train = _open_tokens("data.train", data.train)
-    held_out = _open_tokens("data.validation", data.validation) if data.validation else None
+    train = open_tokens("data.train", data.train)
+    held_out = open_tokens("data.validation", data.validation) if data.validation else None
     max_id = max(train.max_id, held_out.max_id if held_out else 0)
-    size = train.manifest.vocab_size if train.manifest else max_id + 1
+    size = max_id + 1 if train.vocab_size is None else train.vocab_size
     rule = f"holds id {max_id}, but its vocabulary has {size} by {data.train[0]}; make both with one tokenizer"
     require(max_id < size, "data.validation", ",".join(data.validation), rule)
     vocabulary = Vocabulary(size)
-    if train.manifest and train.manifest.tokenizer and train.folder:
-        tokenizer = load_tokenizer("data.train", str(train.folder / train.manifest.tokenizer))
-        vocabulary = replace(Vocabulary.of(tokenizer), size=size)
+    if train.tokenizer:
+        vocabulary = replace(Vocabulary.of(load_tokenizer("data.train", str(train.tokenizer))), size=size)
     parts, rest = (train.parts, held_out.parts) if held_out else split_tail(train.parts, data.validation_fraction)
-    digest = hashlib.sha256(f"{train.digest}{held_out.digest if held_out else data.validation_fraction}".encode())
+    digest = joined_digest(train.digest, held_out.digest if held_out else data.validation_fraction)
     table, validation = (TokenTable(split, data.sequence_length) for split in (parts, rest))
-    return indexed_splits(table, validation, vocabulary, f"{len(train.parts)} token file(s)", digest.hexdigest())
-
-
-def _open_tokens(setting: str, names: Sequence[str]) -> TokenFiles:
-    if len(names) == 1 and Path(names[0]).is_dir():
-        return open_folder(setting, Path(names[0]))
-    return open_plain(setting, expand(setting, names))
+    return indexed_splits(table, validation, vocabulary, f"{len(train.parts)} token file(s)", digest)
 
 
 def _of_streams(data: DataSettings, seed: int) -> TextSplits:
@@ -113,9 +102,9 @@ def _of_streams(data: DataSettings, seed: int) -> TextSplits:
     require(next(train.documents(), None) is not None, "data.train", ",".join(data.train), NO_DOCUMENT)
     sizes = [[Path(file).name, Path(file).stat().st_size if Path(file).is_file() else None] for file in train.files]
     identity = json.dumps({"files": sizes, "encoder": encoder.digest})
-    rows = RowStreams(train, encoder, labels, data.sequence_length, data.packing, seed)
+    rows = RowStreams(train, encoder, labels, seed)
     return TextSplits(
-        train=StreamDataset(rows, hashlib.sha256(f"{identity}{validation.digest}".encode()).hexdigest()),
+        train=StreamDataset(rows, joined_digest(identity, validation.digest)),
         validation=validation,
         table=None,
         vocabulary=encoder.vocabulary,
@@ -156,7 +145,7 @@ def _of_documents(data: DataSettings) -> TextSplits:
             require(bool(train) or num_documents < 2, "data.validation_fraction", data.validation_fraction, rule)
         tables = [_table(data, split, encoder, labels) for split in (train, validation)]
     table, held_out = tables
-    digest = hashlib.sha256(f"{table.digest}{held_out.digest}".encode()).hexdigest()
+    digest = joined_digest(table.digest, held_out.digest)
     splits = indexed_splits(table, held_out, encoder.vocabulary, source, digest)
     return replace(splits, labels=labels, notes=(*notes, *encoder.take_notes()))
 

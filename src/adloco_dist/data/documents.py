@@ -95,7 +95,8 @@ class LeftOut:
     """By file and cause: the numbers of the rows that were left out, and their places."""
     files: dict[str, str] = field(default_factory=dict)
     """Lines about files that cannot be read to their end, or not at all."""
-    _reported: dict[object, int] = field(default_factory=dict)
+    _reported: dict[str | tuple[str, str], str] = field(default_factory=dict)
+    """Lines that were reported, by the keys of `rows` and `files`."""
 
     def add(self, file: str, cause: str, number: int, place: str, count: int = 1) -> None:
         """Note rows, whether or not they were noted before; `place` says where the first of them is."""
@@ -103,17 +104,14 @@ class LeftOut:
 
     def take(self) -> list[str]:
         """A line for each file and cause with more rows than at the last call, and for each new file."""
-        lines = []
+        lines: dict[str | tuple[str, str], str] = {}
         for (file, cause), rows in list(self.rows.items()):
             places = dict(rows)
-            if len(places) > self._reported.get((file, cause), 0):
-                self._reported[file, cause] = len(places)
-                lines.append(f"{file}: left out {len(places)} row(s) {cause}; the first is {places[min(places)]}")
-        for line in list(self.files.values()):
-            if line not in self._reported:
-                self._reported[line] = 1
-                lines.append(line)
-        return lines
+            lines[file, cause] = f"{file}: left out {len(places)} row(s) {cause}; the first is {places[min(places)]}"
+        lines |= self.files
+        new = [line for key, line in lines.items() if self._reported.get(key) != line]
+        self._reported |= lines
+        return new
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from adloco_dist.config import DataSettings, SettingsError
+from adloco_dist.config import DataSettings, SettingsError, refused
 from adloco_dist.data.hub import fetching
-from adloco_dist.text import one_line, reason
+from adloco_dist.text import one_line
 
 END_OF_TEXT = 256
 """Token id that ends every document of bytes; 0 to 255 are the bytes themselves."""
@@ -107,12 +107,9 @@ class TokenizerEncoder:
         if maximum != self._maximum:  # the tokenizer truncates, because it keeps the end of the template
             self._maximum = maximum
             self._backend.no_truncation() if maximum is None else self._backend.enable_truncation(maximum)
-        try:
+        rule = "name one with an unknown token (unk_token), or with all bytes"
+        with refused(f"data.tokenizer={self._name}: cannot encode a text", rule):
             encodings = self._backend.encode_batch_fast([*_as_strings(texts)])
-        except Exception as error:  # which tokenizers raise as they are
-            rule = "name one with an unknown token (unk_token), or with all bytes"
-            detail = f"cannot encode a text ({reason(error)})"
-            raise SettingsError(f"data.tokenizer={self._name}: {detail}; {rule}") from error
         return [np.array(self._closed(encoding.ids)[:maximum], dtype=self._dtype) for encoding in encodings]
 
     def _closed(self, ids: list[int]) -> list[int]:
@@ -201,10 +198,7 @@ def as_bytes(text: Text) -> bytes:
 
 def encode_bytes(document: bytes) -> Tokens:
     """The bytes of one document as token ids, closed by `END_OF_TEXT`."""
-    tokens = np.empty(len(document) + 1, dtype=np.uint16)
-    tokens[:-1] = np.frombuffer(document, dtype=np.uint8)
-    tokens[-1] = END_OF_TEXT
-    return tokens
+    return np.append(np.frombuffer(document, dtype=np.uint8), np.uint16(END_OF_TEXT))
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:

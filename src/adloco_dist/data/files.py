@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from adloco_dist.config import SettingsError
+from adloco_dist.config.errors import SettingsError, refused
 from adloco_dist.data.formats import Damage, Row, csv_rows, json_rows, parquet_rows
 from adloco_dist.text import reason
 
@@ -78,7 +78,7 @@ def read_rows(
 def _opened(setting: str, file: str) -> BinaryIO:
     """Raises a SettingsError where there is no such file, it is not a file, or it may not be read."""
     path = Path(file)
-    try:
+    with refused(f"{setting}: {file} cannot be opened", "name files that can be read"):
         if "://" in file and not path.exists():
             from datasets.utils.file_utils import xopen  # fsspec's, with the hub's token and tries
 
@@ -86,11 +86,6 @@ def _opened(setting: str, file: str) -> BinaryIO:
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
             raise SettingsError(f"{setting}: {file} is not a file; name files that can be read")
         return path.open("rb")
-    except SettingsError:
-        raise
-    except Exception as error:
-        rule = "name files that can be read"
-        raise SettingsError(f"{setting}: {file} cannot be opened ({reason(error)}); {rule}") from error
 
 
 def _rows(raw: BinaryIO, file: str, file_format: str, columns: Sequence[str], first_row: int) -> Iterator[Row | Damage]:

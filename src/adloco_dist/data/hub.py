@@ -10,10 +10,9 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from adloco_dist.addresses import out_of_reach
-from adloco_dist.config import SettingsError
+from adloco_dist.config.errors import refused
 from adloco_dist.config.paths import exists_here
 from adloco_dist.terminal import report_error
-from adloco_dist.text import reason
 
 OFFLINE = "HF_HUB_OFFLINE"
 """The environment variable that keeps huggingface_hub, transformers and datasets offline."""
@@ -59,10 +58,5 @@ def fetching(setting: str, name: str, remedy: str) -> Iterator[None]:
     SettingsError that says what to do."""
     for library in ("huggingface_hub", "datasets"):  # else every attempt is logged
         logging.getLogger(library).setLevel(logging.ERROR)
-    try:
+    with refused(f"{setting}={name}: cannot be read", f"{remedy}, or set HF_ENDPOINT to a mirror of the hub"):
         yield
-    except SettingsError:
-        raise
-    except Exception as error:
-        rule = f"cannot be read ({reason(error)}); {remedy}, or set HF_ENDPOINT to a mirror of the hub"
-        raise SettingsError(f"{setting}={name}: {rule}") from error

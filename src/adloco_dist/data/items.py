@@ -66,6 +66,11 @@ def item_digest(value: Any) -> str:
     return digest.hexdigest()
 
 
+def joined_digest(*parts: object) -> str:
+    """sha256 over the texts of `parts`, one after the other."""
+    return hashlib.sha256("".join(map(str, parts)).encode()).hexdigest()
+
+
 def _parts(value: Any) -> list[bytes]:
     if isinstance(value, torch.Tensor):
         array = value.detach().cpu().contiguous()

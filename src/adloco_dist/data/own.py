@@ -1,7 +1,6 @@
 """A user's own data, from what a function of the user returns: items by number, or streams with a state."""
 
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from threading import Lock
@@ -11,13 +10,15 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from adloco_dist.config import SettingsError
+from adloco_dist.config.errors import SettingsError, refused
 from adloco_dist.data.indexed import IndexedDataset
-from adloco_dist.data.items import Collate, ItemBatch, item_digest
+from adloco_dist.data.items import Collate, ItemBatch, item_digest, joined_digest
 from adloco_dist.data.own_streams import METHODS, OwnStreams, encode_state
 from adloco_dist.data.protocols import SequenceIds, Splits
 from adloco_dist.data.streams import StreamDataset
 from adloco_dist.text import reason
+
+NEEDS_COLLATE = "give launch a collate=... that makes a batch of a list of items"
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def own_splits(load: Callable[[], Any], collate: Collate = default_collate) -> O
         digest = _digest_of_items(f"{name}: train", train, collate)
         source, items = f"{len(train):,} items of a {type(train).__name__}", ItemTable(train, collate)
         return OwnSplits(
-            train=IndexedDataset(items, _joined(digest, held_out)),
+            train=IndexedDataset(items, joined_digest(digest, held_out)),
             validation=table,
             source=source,
             first_batch=lambda count: items.batch(np.arange(count) % items.num_sequences),
@@ -79,7 +80,7 @@ def own_splits(load: Callable[[], Any], collate: Collate = default_collate) -> O
     if not callable(train):
         raise SettingsError(f"{name}: {_why_neither(train)}")
     streams = OwnStreams(name, train, collate)
-    digest = _joined(_digest_of_stream(streams), held_out)
+    digest = joined_digest(_digest_of_stream(streams), held_out)
     note = streams.check_states()
     if note and not _own_digest(train):  # without one, the first sequence identifies the data
         raise SettingsError(note)
@@ -123,7 +124,8 @@ def _digest_of_items(name: str, data: Any, collate: Collate) -> str:
         except Exception as error:  # of whatever kind a user's code raises
             rule = f"items must have the numbers 0 to {len(data) - 1}"
             raise SettingsError(f"{name}[{number}] raises {reason(error)}; {rule}") from error
-    _try_collate(name, ends, collate)
+    with refused(f"{name}: items cannot be collated", NEEDS_COLLATE):
+        collate(list(ends))
     return _own_digest(data) or item_digest([len(data), *ends])
 
 
@@ -140,22 +142,11 @@ def _digest_of_stream(streams: OwnStreams) -> str:
         encode_state(whole.state_dict())
     except ValueError as error:
         raise SettingsError(f"{name}: state_dict() of stream(0, 1) {error}") from error
-    _try_collate(name, first, streams.collate_items)
+    with refused(f"{name}: items cannot be collated", NEEDS_COLLATE):
+        streams.collate_items(list(first))
     return _own_digest(streams.make) or item_digest(first)
-
-
-def _try_collate(name: str, items: Sequence[Any], collate: Collate) -> None:
-    try:
-        collate(list(items))
-    except Exception as error:  # of whatever kind a user's code raises
-        rule = "give launch a collate=... that makes a batch of a list of items"
-        raise SettingsError(f"{name}: items cannot be collated ({reason(error)}); {rule}") from error
 
 
 def _own_digest(data: Any) -> str | None:
     digest = getattr(data, "digest", None)
     return digest if isinstance(digest, str) else None
-
-
-def _joined(*digests: str) -> str:
-    return hashlib.sha256("".join(digests).encode()).hexdigest()

@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 
-from adloco_dist.config import SettingsError
+from adloco_dist.config.errors import SettingsError, refused
 from adloco_dist.data.items import Collate, ItemBatch, item_digest
 from adloco_dist.data.streams import Stream, StreamError
-from adloco_dist.text import reason
 
 MakeStream = Callable[[int, int], Any]
 """Called with (index, count): a new iterable over the `index`-th of `count` disjoint parts of the data. It has a state
@@ -62,14 +61,12 @@ class OwnStreams:
                 "what was read, and parts may overlap; seed whatever it draws or shuffles with"
             )
         for number, sequence in enumerate(expected[1:], 1):  # the second time from the state of what was resumed
-            try:
+            rule = "load_state_dict must take what state_dict returned, on any rank"
+            with refused(f"{name} cannot be resumed", rule):
                 resumed = self.new(0, 1)
                 resumed.load_state_dict(state)
                 follower = next(_digests(resumed, number), None)
                 state = _copied(resumed.state_dict())
-            except Exception as error:  # of whatever kind a user's code raises
-                rule = "load_state_dict must take what state_dict returned, on any rank"
-                raise SettingsError(f"{name} cannot be resumed ({reason(error)}); {rule}") from error
             if follower != sequence:
                 raise SettingsError(f"{name} {_what_is_wrong(follower, expected[:number])}")
         return None

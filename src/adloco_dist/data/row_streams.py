@@ -61,8 +61,6 @@ class RowStreams:
     encoder: Encoder
     labels: tuple[str, ...] | None
     """Names of the classes; None: the corpus has none."""
-    sequence_length: int
-    packing: Packing
     seed: int = 0
     """Seed of the order of the files, which differs between epochs."""
 
@@ -84,7 +82,7 @@ class RowStreams:
 
     @property
     def _is_packed(self) -> bool:
-        return self.packing is Packing.packed and self.labels is None
+        return self.rows.data.packing is Packing.packed and self.labels is None
 
     def take_notes(self) -> list[str]:
         return [*self.rows.take_notes(), *self.encoder.take_notes()]
@@ -126,7 +124,7 @@ class RowStreams:
     def _packed(self, documents: Iterator[tuple[RowPosition, Document]], token: int) -> Iterator[Item]:
         """Sequences of equal length, from `token` of the first document on; neighbours share one token, so that each
         token is predicted once."""
-        length, ahead = self.sequence_length, 0
+        length, ahead = self.rows.data.sequence_length, 0
         pending: deque[tuple[RowPosition, Tokens]] = deque()
         for position, _, ids in self._encoded(documents, None):
             pending.append((position, ids))
@@ -143,7 +141,7 @@ class RowStreams:
 
     def _one_each(self, documents: Iterator[tuple[RowPosition, Document]]) -> Iterator[Item]:
         minimum = 1 if self.labels is not None else 2
-        width = self.sequence_length + minimum - 1
+        width = self.rows.data.sequence_length + minimum - 1
         for position, document, ids in self._encoded(documents, width):
             if len(ids) >= minimum:
                 label = None if self.labels is None else class_of(document, self.labels)

@@ -5,10 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from adloco_dist.config import Damaged, DataSettings, SettingsError
+from adloco_dist.config import Damaged, DataSettings, SettingsError, refused
 from adloco_dist.data.documents import Document, hold_out
 from adloco_dist.data.encoding import Text, as_bytes
-from adloco_dist.text import reason
 
 NOT_TEXT = {
     b"PAR1": ("parquet", "set data=parquet"),
@@ -39,8 +38,6 @@ class TextFiles:
     """The setting that names them, for reports."""
     files: tuple[str, ...]
     data: DataSettings
-    maximum: None = None
-    """See `RowFiles`; a text file is one document."""
     _not_utf8: dict[str, str] = field(default_factory=dict)
     """Files that are not UTF-8, with the byte that is not, until they are reported."""
 
@@ -52,11 +49,8 @@ class TextFiles:
         """The document of one file; none if it is empty or left out; raises a SettingsError where it cannot be read, or
         is not text, or not UTF-8 (data.damaged=skip leaves it out; without a tokenizer its bytes are read as they are).
         """
-        try:
+        with refused(f"{self.setting}={file}: cannot be read", "name files that can"):
             text = Path(file).read_bytes()
-        except OSError as error:
-            rule = f"cannot be read ({reason(error)}); name files that can"
-            raise SettingsError(f"{self.setting}={file}: {rule}") from error
         for start, (kind, rule) in NOT_TEXT.items():
             if text.startswith(start):
                 raise SettingsError(f"{self.setting}={file}: is {kind}, not text; {rule}")

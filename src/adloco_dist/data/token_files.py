@@ -6,7 +6,7 @@ A folder that launch/tokenize_corpus.py wrote says what its files hold: training
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ import numpy as np
 
 from adloco_dist.config import SettingsError, require
 from adloco_dist.data.encoding import Tokens
+from adloco_dist.data.files import expand
 from adloco_dist.data.foreign_tokens import conversion
+from adloco_dist.data.items import joined_digest
 from adloco_dist.messages import decode
 from adloco_dist.text import reason
 
@@ -47,13 +49,7 @@ class Manifest:
     @property
     def digest(self) -> str:
         """Digest of everything that training depends on."""
-        return hashlib.sha256("".join(file.sha256 for file in self.files).encode()).hexdigest()
-
-    def write(self, folder: Path) -> None:
-        """Write the manifest atomically."""
-        draft = folder / f".{MANIFEST_FILE}"
-        draft.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
-        draft.rename(folder / MANIFEST_FILE)
+        return joined_digest(*(file.sha256 for file in self.files))
 
 
 @dataclass(frozen=True)
@@ -63,13 +59,24 @@ class TokenFiles:
     parts: list[Tokens]
     max_id: int
     digest: str
-    manifest: Manifest | None = None
-    folder: Path | None = None
+    vocab_size: int | None = None
+    """By the folder's manifest; None: there is no manifest."""
+    tokenizer: Path | None = None
+    """Folder of the tokenizer; None: it is unknown."""
 
 
-def open_folder(setting: str, folder: Path) -> TokenFiles:
-    """Memory-map the files of a folder with a manifest; only their sizes are checked; raises a SettingsError where
-    there is no manifest, or a file is not what it says."""
+def open_tokens(setting: str, names: Sequence[str]) -> TokenFiles:
+    """Memory-map the token files of a folder, or those that paths and globs name; raises a SettingsError where they
+    are no token files."""
+    if len(names) == 1 and Path(names[0]).is_dir():
+        return _open_folder(setting, Path(names[0]))
+    # Without a manifest, the files are read once for their digest.
+    parts = [_open(setting, path) for path in expand(setting, names)]
+    return TokenFiles(parts, max(map(max_id, parts)), digest_of(parts))
+
+
+def _open_folder(setting: str, folder: Path) -> TokenFiles:
+    """Memory-map the files of a folder with a manifest, of which only the sizes are checked."""
     try:
         manifest = decode(Manifest, json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8")))
     except FileNotFoundError as error:
@@ -85,14 +92,8 @@ def open_folder(setting: str, folder: Path) -> TokenFiles:
         has = f"{folder / file.name} holds {len(tokens)} tokens, {file.num_tokens} by the manifest"
         rule = f"{has}; make the folder again with launch/tokenize_corpus.py"
         require(len(tokens) == file.num_tokens, setting, folder, rule)
-    return TokenFiles(parts, max(file.max_id for file in manifest.files), manifest.digest, manifest, folder)
-
-
-def open_plain(setting: str, paths: Sequence[Path]) -> TokenFiles:
-    """Memory-map files without a manifest, which are read once for their digest; raises a SettingsError where one is no
-    .npy file of token ids."""
-    parts = [_open(setting, path) for path in paths]
-    return TokenFiles(parts, max(map(max_id, parts)), digest_of(parts))
+    largest, tokenizer = max(file.max_id for file in manifest.files), manifest.tokenizer
+    return TokenFiles(parts, largest, manifest.digest, manifest.vocab_size, folder / tokenizer if tokenizer else None)
 
 
 def _open(setting: str, path: Path) -> Tokens:

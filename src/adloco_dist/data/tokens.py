@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from adloco_dist.data.encoding import Tokens
 from adloco_dist.data.items import moved
@@ -129,10 +130,8 @@ TextTable = TokenTable | DocumentTable
 
 def padded(documents: Sequence[Tokens], pad: int, labels: npt.NDArray[np.int64] | None = None) -> TokenBatch:
     """A batch of documents of different lengths, with the labels (B,) of a labelled corpus."""
-    lengths = np.array([len(document) for document in documents])
-    rows = np.full((len(documents), lengths.max()), pad, dtype=np.int64)
-    for row, document in zip(rows, documents, strict=True):
-        row[: len(document)] = document
-    num_targets = tuple(int(length) - 1 for length in lengths) if labels is None else (1,) * len(documents)
-    classes = None if labels is None else torch.from_numpy(labels)
-    return TokenBatch(torch.from_numpy(rows), num_targets, torch.from_numpy(lengths), classes)
+    rows = [torch.from_numpy(document.astype(np.int64)) for document in documents]
+    tokens, lengths = pad_sequence(rows, batch_first=True, padding_value=pad), torch.tensor(list(map(len, rows)))
+    if labels is None:
+        return TokenBatch(tokens, tuple(len(row) - 1 for row in rows), lengths)
+    return TokenBatch(tokens, (1,) * len(rows), lengths, torch.from_numpy(labels))

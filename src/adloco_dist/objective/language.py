@@ -33,15 +33,15 @@ class LanguageObjective(Objective):
 
     @classmethod
     def fitted(
-        cls, settings: Settings, vocabulary: Vocabulary, num_labels: int | None = None, label_names: Sequence[str] = ()
+        cls, settings: Settings, vocabulary: Vocabulary, labels: Sequence[str] | None = None
     ) -> "LanguageObjective":
-        """The objective for the model that the settings name, fitted to a corpus, whose classes have names that the
-        saved model answers with (without classes the model is causal); raises a SettingsError where there is no such
-        model, or it does not fit the corpus."""
+        """The objective for the model that the settings name, fitted to a corpus; raises a SettingsError where there is
+        no such model, or it does not fit. The saved model answers with the names `labels`; None: it is causal."""
+        num_labels = len(labels) if labels else None
         config = model_config(settings.model, vocabulary, settings.data.sequence_length, num_labels)
-        if label_names:
-            config.id2label = dict(enumerate(label_names))
-            config.label2id = {name: number for number, name in enumerate(label_names)}
+        if labels:
+            config.id2label = dict(enumerate(labels))
+            config.label2id = {name: number for number, name in enumerate(labels)}
         return cls(settings, config, vocabulary)
 
     def describe(self) -> str:

@@ -57,7 +57,9 @@ def build_model(
     if model.reset_output:
         _reset_output(module)
     if model.gradient_checkpointing:
-        _checkpoint_activations(module)
+        rule = f"{config.model_type} cannot do that in transformers; leave it out"
+        require(module.supports_gradient_checkpointing, "model.gradient_checkpointing", "true", rule)
+        module.gradient_checkpointing_enable({"use_reentrant": False})
     _try_out(model, module, is_classifier, device, in_bf16)
     return module
 
@@ -165,14 +167,12 @@ def _has_windows(config: PretrainedConfig) -> bool:
 
 
 def _trial_logits(module: PreTrainedModel) -> torch.Tensor:
-    was_training = module.training
+    """The logits of a few tokens; leaves the module in eval mode."""
     config = module.config.get_text_config()
     count = min(TRIAL_TOKENS, getattr(config, "max_position_embeddings", None) or TRIAL_TOKENS)
     tokens = torch.arange(count, device=module.device)[None] % config.vocab_size
     with torch.no_grad():
-        logits = module.eval()(input_ids=tokens, use_cache=False).logits
-    module.train(was_training)
-    return logits
+        return module.eval()(input_ids=tokens, use_cache=False).logits
 
 
 def trial_losses(module: PreTrainedModel, is_classifier: bool) -> torch.Tensor:
@@ -218,9 +218,3 @@ def _reset_output(module: PreTrainedModel) -> None:
             parameter._is_hf_initialized = False  # pyright: ignore[reportAttributeAccessIssue]  (else it is passed over)
         for layer in head.modules():
             module._init_weights(layer)  # as the model draws them
-
-
-def _checkpoint_activations(module: PreTrainedModel) -> None:
-    rule = f"{module.config.model_type} cannot do that in transformers; leave it out"
-    require(module.supports_gradient_checkpointing, "model.gradient_checkpointing", "true", rule)
-    module.gradient_checkpointing_enable({"use_reentrant": False})

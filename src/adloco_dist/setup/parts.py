@@ -66,7 +66,7 @@ class NamedParts:
 
         if settings.model.warm_start is not None and reads_weights:
             check_model("model.warm_start", Path(local_model(settings.model.warm_start)[0]))
-        return LanguageObjective.fitted(settings, splits.vocabulary, splits.num_labels, splits.labels or ())
+        return LanguageObjective.fitted(settings, splits.vocabulary, splits.labels)
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def check_data(settings: Settings, num_sequences: int, num_samples: int) -> None
         share, tokens = overlap(_tokens(train), _tokens(seen["validation"])), train.total_targets
         pieces = f"validation's pieces of {WINDOW_TOKENS} tokens occur in training too ({tokens:,} tokens compared)"
         console.print(f"{share:.2%} of {pieces}")
-    classes = splits.num_labels or splits.vocabulary.size
+    classes = len(splits.labels or ()) or splits.vocabulary.size
     check_losses(seen["validation"], classes)
     console.print(f"perplexity: 1 for a model that knows the answer, {classes:,} for one that guesses: as it must be")
     for name, batch in seen.items():

@@ -26,11 +26,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def evaluate_run(directory: Path, max_sequences: int | None) -> str:
-    """One line: loss in nats per token, perplexity, tokens.
-
-    Raises:
-        SettingsError: no such run, no model, or another corpus than the run's on this machine.
-    """
+    """One line: loss in nats per token, perplexity, tokens; raises a SettingsError as `open_finished` does."""
     require(max_sequences is None or max_sequences >= 1, "--sequences", max_sequences, "must be >= 1")
     run = open_finished(directory, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     weights, table = run.flat_model.initial_weights(), run.splits.validation

@@ -1,7 +1,6 @@
 """The model that a run has left."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import torch
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from adloco_dist.checkpoint.model import check_model
-from adloco_dist.config import Settings, SettingsError, require
+from adloco_dist.config import Settings, SettingsError, refused, require
 from adloco_dist.data.corpora import TextSplits, load_corpus
 from adloco_dist.objective.language import LanguageObjective
 from adloco_dist.objective.models import trial_losses
@@ -21,7 +20,6 @@ from adloco_dist.pool.capacity import available_bytes
 from adloco_dist.pool.flat_model import FlatModel, vector_dtype
 from adloco_dist.run.directory import MODEL_DIRECTORY
 from adloco_dist.run.reading import read_run, settings_of
-from adloco_dist.text import reason
 
 CPU = torch.device("cpu")
 
@@ -29,16 +27,13 @@ CPU = torch.device("cpu")
 def load_model(
     directory: Path, settings: Settings, device: torch.device = CPU, num_vectors: int = 1, sharers: int = 1
 ) -> PreTrainedModel:
-    """The model that the run saved, on the CPU.
+    """The model that the run saved, on the CPU; raises a SettingsError where the run did not end, or the model cannot
+    be read, is damaged, or does not fit into memory.
 
     Args:
         device: where it will be used.
         num_vectors: vectors as large as the model that will be held at one time.
         sharers: processes that do the same on this machine.
-
-    Raises:
-        SettingsError: the run saved none, for it did not end; or it cannot be read, is damaged, or does not fit into
-            memory.
     """
     path, is_labelled = directory / MODEL_DIRECTORY, settings.data.is_labelled
     rule = f"has no {MODEL_DIRECTORY}/; the run has not ended, or is no run"
@@ -78,11 +73,8 @@ class FinishedRun:
 
 
 def open_finished(directory: Path, device: torch.device, num_vectors: int = 2, sharers: int = 1) -> FinishedRun:
-    """Read a run's settings, its corpus and the model that it saved (see `load_model`), which moves to `device`.
-
-    Raises:
-        SettingsError: no such run, no model, or another corpus than the run's on this machine.
-    """
+    """Read a run's settings, its corpus and the model that it saved (see `load_model`), which moves to `device`; raises
+    a SettingsError where there is no such run, no model, or another corpus than the run's on this machine."""
     facts = read_run(directory)
     settings = settings_of(directory, facts)
     module = load_model(directory, settings, device, num_vectors, sharers)
@@ -96,13 +88,9 @@ def open_finished(directory: Path, device: torch.device, num_vectors: int = 2, s
     return FinishedRun(settings, objective, FlatModel(module, device, settings.precision), splits)
 
 
-@contextmanager
-def readable(directory: Path, what: str) -> Iterator[None]:
-    """Turn the many kinds of exceptions that transformers raises for a damaged file of a run into a SettingsError."""
-    try:
-        yield
-    except Exception as error:
-        raise SettingsError(f"RUN={directory}: {what} cannot be read ({reason(error)}); restore it") from error
+def readable(directory: Path, what: str) -> AbstractContextManager[None]:
+    """Report a damaged file of a run, for which transformers raise many kinds of exceptions, by a SettingsError."""
+    return refused(f"RUN={directory}: {what} cannot be read", "restore it")
 
 
 def _check_limits(directory: Path, settings: Settings, config: PretrainedConfig, splits: TextSplits) -> None:
@@ -111,7 +99,7 @@ def _check_limits(directory: Path, settings: Settings, config: PretrainedConfig,
     limits = {
         "vocab_size": (config.vocab_size, splits.vocabulary.size, "ids"),
         "max_position_embeddings": (getattr(config, "max_position_embeddings", None) or length, length, "tokens"),
-        "num_labels": (config.num_labels, splits.num_labels or 0, "labels"),
+        "num_labels": (config.num_labels, len(splits.labels or ()), "labels"),
     }
     for field, (has, needed, unit) in limits.items():
         rule = f"its model has {field}={has}, its corpus needs {needed} {unit}; restore its {MODEL_DIRECTORY}/"

@@ -31,11 +31,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def continue_text(directory: Path, text: str, num_tokens: int, temperature: float, seed: int) -> str:
-    """`text` and what the model writes after it; the same for the same seed.
-
-    Raises:
-        SettingsError: no such run, a damaged one, or a model without a tokenizer (trained on token files).
-    """
+    """`text` and what the model writes after it, the same for the same seed; raises a SettingsError where there is no
+    such run, it is damaged, or its model has no tokenizer (it was trained on token files)."""
     require(num_tokens >= 1, "--tokens", num_tokens, "must be >= 1")
     is_usable = temperature == 0 or 1e-3 <= temperature <= 1e3
     require(is_usable, "--temperature", temperature, "must be 0, or from 0.001 to 1000")

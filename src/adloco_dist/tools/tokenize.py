@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -24,14 +24,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 
 from adloco_dist.cluster.signals import begin_in_pool, signals_held
 from adloco_dist.command import as_tool
-from adloco_dist.config import Corpus, DataSettings, SettingsError, require
+from adloco_dist.config import Corpus, DataSettings, SettingsError, refused, require
 from adloco_dist.config.compose import compose
 from adloco_dist.data.corpora import files_of
-from adloco_dist.data.documents import Document, RowFiles
+from adloco_dist.data.documents import RowFiles
 from adloco_dist.data.encoding import Tokens, load_encoder, train_tokenizer
 from adloco_dist.data.hub import prefer_cache_without_hub
 from adloco_dist.data.text_files import TextFiles
-from adloco_dist.data.token_files import Manifest, TokenFile, max_id
+from adloco_dist.data.token_files import MANIFEST_FILE, Manifest, TokenFile, max_id
 from adloco_dist.messages import decode, decode_json, encode
 from adloco_dist.run.manifest import write_content
 from adloco_dist.terminal import new_console, reported_wait, show
@@ -123,9 +123,8 @@ def _tokenizer(options: argparse.Namespace, data: DataSettings, source: Source) 
     require(size >= 300, "--train-tokenizer", size, "must be >= 300: 256 bytes, and what is learnt")
     if not (folder / "tokenizer.json").exists():
         # A copy: what it leaves out is reported when the files are written.
-        documents = _documents(copy.deepcopy(source), Unit("", source.files))
-        texts = (document.text for document in islice(documents, options.tokenizer_documents))
-        trained = train_tokenizer(texts, size)
+        texts = (document.text for document in copy.deepcopy(source).documents() if document.text)
+        trained = train_tokenizer(islice(texts, options.tokenizer_documents), size)
         folder.mkdir(parents=True, exist_ok=True)
         draft = folder / ".draft"
         trained.save_pretrained(draft)
@@ -133,11 +132,6 @@ def _tokenizer(options: argparse.Namespace, data: DataSettings, source: Source) 
             path.rename(folder / path.name)
         draft.rmdir()
     return str(folder)
-
-
-def _documents(source: Source, unit: Unit) -> Iterator[Document]:
-    taken = islice((document for file in unit.files for document in source.of_file(file)), source.maximum)
-    return (document for document in islice(taken, unit.index, None, unit.stride) if document.text)
 
 
 def _tokenize_split(
@@ -178,7 +172,8 @@ def _tokenize_split(
     vocabulary = encoder.vocabulary
     if vocabulary.tokenizer is not None:
         vocabulary.tokenizer.save_pretrained(options.out / TOKENIZER)
-    Manifest(files, f"../{TOKENIZER}", vocabulary.size, made_of).write(folder)
+    manifest = encode(Manifest(files, f"../{TOKENIZER}", vocabulary.size, made_of))
+    write_content(folder / MANIFEST_FILE, (json.dumps(manifest, indent=2) + "\n").encode())
     total = sum(file.num_tokens for file in files)
     line = f"{folder}: {total:,} tokens in {len(files)} file(s), vocabulary of {vocabulary.size:,}"
     return "\n".join([line, *(f"note: {note}" for note in encoder.take_notes())])
@@ -197,9 +192,10 @@ def tokenize_unit(
     """
     encoder, files = load_encoder(data), []
     pending: list[Tokens] = []
-    documents = _documents(source, unit)
-    while group := list(islice(documents, DOCUMENTS_PER_CALL)):
-        pending += encoder.encode([document.text for document in group])
+    documents = islice(replace(source, files=unit.files).documents(), unit.index, None, unit.stride)
+    texts = (document.text for document in documents if document.text)
+    while group := list(islice(texts, DOCUMENTS_PER_CALL)):
+        pending += encoder.encode(group)
         if sum(map(len, pending)) >= shard_tokens:
             whole = np.concatenate(pending)
             for start in range(0, len(whole) - shard_tokens + 1, shard_tokens):
@@ -236,11 +232,9 @@ def _begin(folder: Path, made_of: dict[str, Any]) -> None:
         if json.loads(plan.read_text(encoding="utf-8")) != made_of:
             raise SettingsError(f"OUT={folder}: holds tokens of other settings or files; name another folder")
         return
-    try:
+    with refused(f"OUT={folder}: cannot be written", "name another folder"):
         folder.mkdir(parents=True, exist_ok=True)
         plan.write_text(json.dumps(made_of, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise SettingsError(f"OUT={folder}: cannot be written ({error.strerror}); name another folder") from error
 
 
 def _made_of(data: DataSettings, units: Sequence[Unit], encoder: str, shard_tokens: int) -> dict[str, Any]:

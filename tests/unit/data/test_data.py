@@ -1,5 +1,6 @@
 """Corpora, the byte tokenizer, sequences, and the shards, whose sequences are used once per epoch."""
 
+import json
 import random
 from collections import Counter
 from pathlib import Path
@@ -12,8 +13,9 @@ from adloco_dist.config import Corpus, DataSettings, SettingsError, Shards
 from adloco_dist.data.corpora import load_corpus
 from adloco_dist.data.encoding import END_OF_TEXT, Tokens, byte_tokenizer, encode_bytes
 from adloco_dist.data.indexed import ShardCursor, permutation
-from adloco_dist.data.token_files import Manifest, TokenFile
+from adloco_dist.data.token_files import MANIFEST_FILE, Manifest, TokenFile
 from adloco_dist.data.tokens import TokenTable
+from adloco_dist.messages import encode
 from helpers.tables import advance, deal, ids_of_shard
 
 
@@ -134,7 +136,8 @@ def test_a_token_file_is_never_unpickled(tmp_path: Path) -> None:
 def test_ids_beyond_the_vocabulary(tmp_path: Path) -> None:
     for name in ("x", "y"):
         np.save(tmp_path / f"{name}.npy", np.arange(300, dtype=np.uint16))
-    Manifest([TokenFile("x.npy", 300, max_id=199, sha256="")], None, vocab_size=200).write(tmp_path)
+    manifest = Manifest([TokenFile("x.npy", 300, max_id=199, sha256="")], None, vocab_size=200)
+    (tmp_path / MANIFEST_FILE).write_text(json.dumps(encode(manifest)))
     held_out = str(tmp_path / "y.npy")
     data = DataSettings(corpus=Corpus.tokens, train=[str(tmp_path)], validation=[held_out], sequence_length=8)
     with pytest.raises(SettingsError, match=rf"data\.validation={held_out}: holds id 299, .* has 200 by {tmp_path}"):

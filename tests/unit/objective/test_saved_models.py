@@ -55,7 +55,7 @@ VOCABULARIES: dict[str, Callable[[Path], Vocabulary]] = {
 
 def saved(folder: Path, vocabulary: Vocabulary, *overrides: str, labels: tuple[str, ...] = ()) -> Path:
     settings = compose(["model=nano", "data.sequence_length=32", *overrides])
-    objective = LanguageObjective.fitted(settings, vocabulary, len(labels) or None, labels)
+    objective = LanguageObjective.fitted(settings, vocabulary, labels)
     flat_model = FlatModel(objective.build(CPU, in_bf16=False), CPU, settings.precision)
     return save_model(folder / "run", flat_model, flat_model.initial_weights(), objective)
 

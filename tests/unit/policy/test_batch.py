@@ -118,7 +118,7 @@ def test_a_classifier_of_any_architecture_reads_no_padding(architecture: str) ->
             "data=python_packages",
         ]
     )
-    objective = LanguageObjective.fitted(settings, Vocabulary(20, 19), num_labels=3)
+    objective = LanguageObjective.fitted(settings, Vocabulary(20, 19), labels=("a", "b", "c"))
     model = FlatModel(objective.build(CPU, in_bf16=False), CPU, settings.precision)
     weights = model.initial_weights()
     short, labels = documents(5, 9, 4), np.array([0, 2, 1])
