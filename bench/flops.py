@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from adloco_dist.cluster.devices import wait_for
 from adloco_dist.config import Settings
 from adloco_dist.config.compose import compose
 from adloco_dist.data.corpora import TextSplits, indexed_splits
 from adloco_dist.data.encoding import Vocabulary
 from adloco_dist.data.tokens import TokenTable
 from adloco_dist.objective.language import LanguageObjective
-from adloco_dist.pool.timing import wait_for
 
 VOCABULARY = 32_000
 MOST_INSTANCES = 4

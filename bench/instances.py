@@ -11,6 +11,7 @@ from dataclasses import replace
 import psutil
 import torch
 
+from adloco_dist.cluster.devices import wait_for
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Device
 from adloco_dist.config.compose import compose
@@ -20,7 +21,6 @@ from adloco_dist.policy.layout import Layout
 from adloco_dist.policy.plan import PoolReport
 from adloco_dist.policy.planning import plan_round
 from adloco_dist.policy.replay import Trajectory
-from adloco_dist.pool.timing import wait_for
 from adloco_dist.round.inner import InnerPhase
 from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
 from common import interleave, median_ratio, parse, report, spread

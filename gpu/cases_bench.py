@@ -12,6 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from adloco_dist.averaging.schedule import round_events
 from adloco_dist.checkpoint.resume import fresh_domains
 from adloco_dist.checkpoint.writer import CheckpointWriter, parts
+from adloco_dist.cluster.devices import wait_for
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import Device
 from adloco_dist.policy.layout import experiment_layout
@@ -22,7 +23,6 @@ from adloco_dist.policy.report import RankReport
 from adloco_dist.pool.capacity import probe_capacity
 from adloco_dist.pool.offload import Offload
 from adloco_dist.pool.slot import ComputeSlot
-from adloco_dist.pool.timing import wait_for
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.round.inner import InnerPhase
 from adloco_dist.round.steps import begin_round

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from adloco_dist.checkpoint.tensor_file import header
+from adloco_dist.checkpoint.files import header
 from adloco_dist.config import SettingsError
 from adloco_dist.objective.protocol import Objective
 from adloco_dist.pool.flat_model import FlatModel

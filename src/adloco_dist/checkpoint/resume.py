@@ -112,11 +112,8 @@ def resumed(runtime: Runtime, settings: Settings, report_line: ReportLine) -> It
 
 
 def restore_pool(pool: LocalPool, resume_point: ResumePoint) -> None:
-    """Give this rank's share of the pool the state of the checkpoint. Collective.
-
-    Raises:
-        SettingsError: on all ranks, when a part does not fit the model, or cannot be read any more.
-    """
+    """Give this rank's share of the pool the state of the checkpoint. Collective; raises a SettingsError on all ranks
+    when a part does not fit the model, or cannot be read any more."""
     with pool.runtime.control.agreed():
         try:
             _restore(pool, resume_point)

@@ -122,11 +122,8 @@ def find(
 def _find_holders(
     control: ControlPlane, domains: StorageDomains, name: str, manifest: Manifest
 ) -> dict[str, list[int]]:
-    """The volumes that hold each part undamaged; the ranks of a volume share the reading. Collective.
-
-    Raises:
-        DamagedError: a part is nowhere; on all ranks.
-    """
+    """The volumes that hold each part undamaged; the ranks of a volume share the reading. Collective; raises a
+    DamagedError on all ranks where a part is nowhere."""
     good, problems = [], {}
     for file in _dealt(domains, sorted(manifest)):
         try:
@@ -170,11 +167,8 @@ def _read_state(control: ControlPlane, reader: CheckpointReader) -> RunState:
 
 
 def _check_tensors(control: ControlPlane, reader: CheckpointReader, state: RunState) -> None:
-    """Whether every file holds what the state says; read by those who hold it. Collective.
-
-    Raises:
-        DamagedError: a file lacks something; on all ranks.
-    """
+    """Raise a DamagedError on all ranks unless every file holds what the state says; read by those who hold it.
+    Collective."""
     entries, domains = state.entries_by_file(), reader.domains
     problems = [f"{file}: is not in its {MANIFEST_FILE}" for file in sorted(entries.keys() - reader.manifest.keys())]
     for file in _dealt(domains, sorted(entries.keys() & reader.manifest.keys())):

@@ -74,11 +74,8 @@ class StorageDomains:
         return digest_of(file)
 
     def send(self, domain: int, path: str, file: Path) -> None:
-        """Copy a file to another volume, whole or not at all.
-
-        Raises:
-            OSError: it cannot be written there, or cannot be reached.
-        """
+        """Copy a file to another volume, whole or not at all; raises an OSError where it cannot be written or
+        reached."""
         with file.open("rb") as body, self._request(domain, "PUT", path, body, file.stat().st_size):
             pass
 

@@ -14,10 +14,17 @@ import torch
 from torch.distributed.distributed_c10d import Store
 from torch.profiler import record_function
 
-from adloco_dist.checkpoint.files import RECORDS_FILE, STATE_FILE, part_suffixes, prune, trainer_file, worker_file
+from adloco_dist.checkpoint.files import (
+    RECORDS_FILE,
+    STATE_FILE,
+    StagingBuffer,
+    part_suffixes,
+    prune,
+    trainer_file,
+    worker_file,
+)
 from adloco_dist.checkpoint.state import Midway, RunState, Schema
 from adloco_dist.checkpoint.storage import StorageDomains
-from adloco_dist.checkpoint.tensor_file import StagingBuffer
 from adloco_dist.cluster.heartbeat import own_client
 from adloco_dist.config import CheckpointSettings, Settings
 from adloco_dist.config.compose import flatten, to_plain

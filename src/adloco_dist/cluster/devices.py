@@ -2,8 +2,10 @@
 
 import os
 import socket
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,11 +88,8 @@ def identity(device: torch.device) -> Gpu | None:
 
 
 def choose_backend(wanted: Backend, gpus: Sequence[Gpu | None]) -> Backend:
-    """The backend for tensors, the same on every rank: it depends on the GPUs of all.
-
-    Raises:
-        SettingsError: NCCL was asked for, and a rank has no GPU of its own.
-    """
+    """The backend for tensors, the same on every rank: it depends on the GPUs of all. Raises a SettingsError where NCCL
+    was asked for, and a rank has no GPU of its own."""
     without = [rank for rank, gpu in enumerate(gpus) if gpu is None]
     slots = [gpu and gpu.slot for gpu in gpus]
     crowded = next((slot for slot in slots if slot and slots.count(slot) > 1), None)
@@ -114,3 +113,28 @@ def _why_unusable() -> str:
     except (RuntimeError, AssertionError) as error:
         return first_line(error)
     return "torch finds none"
+
+
+@dataclass
+class Timing:
+    """The wall time of a block, once it has ended."""
+
+    seconds: float = 0.0
+
+
+@contextmanager
+def timed(device: torch.device) -> Iterator[Timing]:
+    """Measure the wall time of the block, its work on the device included."""
+    timing = Timing()
+    wait_for(device)
+    start = time.perf_counter()
+    yield timing
+    wait_for(device)
+    # To the microsecond: a thousand ranks report these to rank 0.
+    timing.seconds = round(time.perf_counter() - start, 6)
+
+
+def wait_for(device: torch.device) -> None:
+    """Let the device finish what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

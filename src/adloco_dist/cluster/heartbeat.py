@@ -117,11 +117,8 @@ class Heartbeat:
             thread.join(timeout=self._silence)
 
     def behind(self) -> list[str]:
-        """The ranks that have not come as far as this one, with where they were last heard of.
-
-        Raises:
-            RuntimeError: the store is gone.
-        """
+        """The ranks that have not come as far as this one, with where they were last heard of; raises a RuntimeError
+        where the store is gone."""
         ranks_behind = []
         for rank, host in enumerate(self.hosts):
             beat = json.loads(self._store.get(_key(rank)) or b"{}") if self._store.check([_key(rank)]) else {}

@@ -79,11 +79,8 @@ def join_network(store: Store, node: int, num_nodes: int, speaks: bool, wanted: 
 
 
 def check_store() -> None:
-    """Try to reach torchrun's store, which listens by now, before a client of it waits for its timeout.
-
-    Raises:
-        SettingsError: it cannot be reached from here.
-    """
+    """Try to reach torchrun's store, which listens by now, before a client of it waits for its timeout; raises a
+    SettingsError where it cannot be reached."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return
     host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]

@@ -106,11 +106,8 @@ class Runtime:
 
 
 def join_store(place: Place) -> Store:
-    """What all ranks share before they are connected to each other.
-
-    Raises:
-        SettingsError: torchrun's cannot be reached from here; on this rank alone.
-    """
+    """What all ranks share before they are connected to each other; raises a SettingsError, on this rank alone, where
+    torchrun's store cannot be reached from here."""
     if place.init_method == "env://":
         check_store()
     timeout = timedelta(seconds=STORE_SECONDS)

@@ -83,8 +83,7 @@ class BatchingSettings:
     def __post_init__(self) -> None:
         n, minimum, largest = self.switch_n, self.min_batch or 1, self.max_batch
         is_possible = n in (None, "auto") or (not isinstance(n, str) and 1 <= n < inf)
-        rule = "must be a number >= 1 (it multiplies b_max), auto, or null"
-        require(is_possible, "batching.switch_n", n, rule)
+        require(is_possible, "batching.switch_n", n, "must be a number >= 1 (it multiplies b_max), auto, or null")
         rule = f"must be >= batching.min_batch={minimum}"
         require(largest is None or largest >= minimum, "batching.max_batch", largest, rule)
         if self.request is BatchRequest.staged:

@@ -75,8 +75,7 @@ class DataSettings:
         else:
             needed = "names of splits" if is_hub else "files or globs"
             require(bool(self.train), "data.train", self.train, f"data.corpus={self.corpus.name} needs {needed}")
-        rule = "names a data set with data.corpus=hub, and only there"
-        require(bool(self.hub) == is_hub, "data.hub", self.hub, rule)
+        require(bool(self.hub) == is_hub, "data.hub", self.hub, "names a data set with data.corpus=hub, and only there")
         if self.corpus is Corpus.tokens:
             rule = "has no effect on token files, which are tokenised already; leave it out"
             require(self.tokenizer is None, "data.tokenizer", self.tokenizer, rule)

@@ -43,11 +43,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def batch_sizes(typed: str) -> tuple[int, ...]:
-    """The sizes that "1,4,16" names, ascending, each once.
-
-    Raises:
-        SettingsError: something else than whole numbers from 1 on.
-    """
+    """The sizes that "1,4,16" names, ascending, each once; raises a SettingsError for anything but whole numbers from 1
+    on."""
     parts = [part.strip() for part in typed.split(",")]
     is_list = all(part.isdecimal() and int(part) >= 1 for part in parts)
     require(is_list, "--batches", typed, "must be whole numbers >= 1 with commas between, as 1,4,16")

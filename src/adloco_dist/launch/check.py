@@ -92,7 +92,7 @@ def _show(environments: Sequence["Environment"], links: Sequence["Link"], backen
         )
     console.print(table)
     if links:
-        from adloco_dist.pool.averager import averagers
+        from adloco_dist.pool.trainer import averagers
 
         formats = averagers()
         title = f"all-reduce between every two nodes ({backend}), and what an average of 100M parameters takes there"

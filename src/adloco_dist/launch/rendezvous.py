@@ -59,11 +59,8 @@ class Rendezvous:
         return timeouts | ELASTIC_TIMEOUTS if self.max_restarts > 0 else timeouts
 
     def place(self) -> tuple[str, int]:
-        """Host and port of the endpoint.
-
-        Raises:
-            SettingsError: it names none, or a host that is not known here.
-        """
+        """Host and port of the endpoint; raises a SettingsError where it names none, or a host that is not known
+        here."""
         rule = "must be HOST:PORT, of one of the nodes"
         try:
             parts = urlsplit(f"//{self.endpoint}")
@@ -80,11 +77,8 @@ class Rendezvous:
 
     @classmethod
     def from_slurm(cls, timeout_seconds: int, max_restarts: int) -> "Rendezvous":
-        """Return the rendezvous of this Slurm job's nodes, for a process that srun started once on each.
-
-        Raises:
-            SettingsError: this is no task of a Slurm job.
-        """
+        """The rendezvous of this Slurm job's nodes, for a process that srun started once on each; raises a
+        SettingsError where this is no task of a Slurm job."""
         try:
             job, num_nodes = int(os.environ["SLURM_JOB_ID"]), int(os.environ["SLURM_JOB_NUM_NODES"])
             nodes, here = os.environ["SLURM_JOB_NODELIST"], os.environ["SLURMD_NODENAME"]

@@ -15,11 +15,8 @@ CUBLAS_WORKSPACE = ":4096:8"
 
 
 def set_up_arithmetic(settings: Settings, device: torch.device) -> None:
-    """Set how torch computes in this process; called before anything is computed on a GPU.
-
-    Raises:
-        SettingsError: the device cannot compute that way.
-    """
+    """Set how torch computes in this process, before anything is computed on a GPU; raises a SettingsError where the
+    device cannot compute that way."""
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         rule = f"{name} does not compute in bf16; use precision=fp32 or auto"

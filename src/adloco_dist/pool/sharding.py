@@ -51,11 +51,8 @@ def shard_module(
 
 
 def check_division(module: nn.Module, blocks: Sequence[nn.Module], size: int) -> dict[nn.Parameter, Deal]:
-    """How so many ranks share each parameter.
-
-    Raises:
-        UnsuitableModuleError: there is one that they cannot share evenly, or one that several blocks use.
-    """
+    """How so many ranks share each parameter; raises an UnsuitableModuleError where they cannot share one evenly, or
+    several blocks use one."""
     _check_ties(module, blocks)
     deals: dict[nn.Parameter, Deal] = {}
     for name, parameter in module.named_parameters():
@@ -68,11 +65,8 @@ def check_division(module: nn.Module, blocks: Sequence[nn.Module], size: int) ->
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """The layers that a model repeats: members of one class, of its lists that lie in no other such list.
-
-    Raises:
-        UnsuitableModuleError: there are none.
-    """
+    """The layers that a model repeats: members of one class, of its lists that lie in no other such list; raises an
+    UnsuitableModuleError where there are none."""
     lists = [part for part in module.modules() if isinstance(part, nn.ModuleList | nn.Sequential) and _repeats(part)]
     inner = {id(part) for outer in lists for part in outer.modules() if part is not outer}
     blocks = [block for layers in lists if id(layers) not in inner for block in layers]

@@ -4,15 +4,19 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from adloco_dist.averaging.averager import Averager, FullPrecision
 from adloco_dist.averaging.checks import checksum
+from adloco_dist.averaging.codecs import BFloat16, WholeNumbers
 from adloco_dist.averaging.fragments import Fragment, largest
 from adloco_dist.averaging.group import Group
+from adloco_dist.averaging.inside_first import InsideFirst
 from adloco_dist.averaging.outer_sgd import OuterSGD, chunks
 from adloco_dist.averaging.outer_step import Division, OuterStep, outer_entries
+from adloco_dist.averaging.quantized import Quantized
 from adloco_dist.averaging.report import OuterStepReport
-from adloco_dist.config import OuterSettings, OuterState, Settings, WireSettings
+from adloco_dist.averaging.sparse import Sparse
+from adloco_dist.config import OuterSettings, OuterState, Settings, WireFormat, WireSettings
 from adloco_dist.data.protocols import Cursor
-from adloco_dist.pool.averager import new_averager
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.worker import Worker
 from adloco_dist.schema import NOTHING, Entry, Kind, assign, gather
@@ -160,3 +164,31 @@ def average_in(mean: torch.Tensor, anchor: torch.Tensor, weight: float) -> None:
     """Move the average towards the anchor in place, (n,) both, in operations that round alike on every device."""
     for chunk in chunks(len(mean), mean.device):
         mean[chunk].mul_(1.0 - weight).add_(anchor[chunk] * weight)
+
+
+def averagers() -> dict[str, Averager]:
+    """Every format with its own settings as they stand, by name."""
+    return {format.name: _by_format(WireSettings(format), torch.float32) for format in WireFormat}
+
+
+def new_averager(wire: WireSettings, dtype: torch.dtype, nodes: Sequence[int]) -> Averager:
+    """How pseudo-gradients of this type travel between ranks on these nodes; as they are inside of a node, before they
+    travel to others in few bits."""
+    averager = _by_format(wire, dtype)
+    if isinstance(averager, FullPrecision) or len(set(nodes)) == len(nodes):
+        return averager
+    return InsideFirst(averager, tuple(nodes))
+
+
+def _by_format(wire: WireSettings, dtype: torch.dtype) -> FullPrecision | Quantized | Sparse:
+    match wire.format:
+        case WireFormat.fp32:
+            return FullPrecision(dtype)
+        case WireFormat.bf16:
+            return Quantized(BFloat16())
+        case WireFormat.int8:
+            return Quantized(WholeNumbers(8))
+        case WireFormat.int4:
+            return Quantized(WholeNumbers(4))
+        case WireFormat.sparse:
+            return Sparse(wire.fraction)

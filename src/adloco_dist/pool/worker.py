@@ -83,12 +83,7 @@ class Worker(Replica):
     """
 
     def __init__(
-        self,
-        worker_id: int,
-        weights: torch.Tensor,
-        flat_model: FlatModel,
-        inner: InnerSettings,
-        wire: WireSettings,
+        self, worker_id: int, weights: torch.Tensor, flat_model: FlatModel, inner: InnerSettings, wire: WireSettings
     ) -> None:
         """
         Args:

@@ -10,6 +10,7 @@ import torch
 from torch.profiler import record_function
 
 from adloco_dist.cluster.control import ControlPlane
+from adloco_dist.cluster.devices import timed
 from adloco_dist.config import Final
 from adloco_dist.data.protocols import SequenceTable
 from adloco_dist.objective.protocol import Objective
@@ -20,7 +21,6 @@ from adloco_dist.pool.capacity import free_device_memory, is_out_of_memory
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.gradient import own_sequences
 from adloco_dist.pool.local_pool import LocalPool
-from adloco_dist.pool.timing import timed
 from adloco_dist.round.combine import Transfer, combine
 
 BATCH = 16

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.profiler import record_function
 
+from adloco_dist.cluster.devices import Timing, timed, wait_for
 from adloco_dist.cluster.failures import about
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import Settings
@@ -24,7 +25,6 @@ from adloco_dist.pool.estimator import GradientEstimator
 from adloco_dist.pool.gradient import AccumulatedLoss, accumulate_gradient, micro_batch_size, scale_and_clip
 from adloco_dist.pool.offload import Offload
 from adloco_dist.pool.slot import ComputeSlot
-from adloco_dist.pool.timing import Timing, timed, wait_for
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.pool.worker import Worker
 

@@ -14,19 +14,13 @@ from torch.profiler import record_function
 
 from adloco_dist.averaging.report import OuterStepReport
 from adloco_dist.averaging.schedule import Action, Event
+from adloco_dist.cluster.devices import timed
 from adloco_dist.cluster.failures import about
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.policy.layout import Layout
 from adloco_dist.policy.plan import RoundPlan
-from adloco_dist.policy.report import (
-    AnchorReport,
-    EvaluationReport,
-    MergeReport,
-    RankReport,
-    TrainerReport,
-)
+from adloco_dist.policy.report import AnchorReport, EvaluationReport, MergeReport, RankReport, TrainerReport
 from adloco_dist.pool.local_pool import LocalPool
-from adloco_dist.pool.timing import timed
 from adloco_dist.round.coordinate import ask_all, exchange_ends
 from adloco_dist.round.evaluate import evaluate_anchors
 from adloco_dist.round.inner import InnerPhase

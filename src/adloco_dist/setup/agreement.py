@@ -29,11 +29,8 @@ LINK_SECONDS = 120.0
 
 
 def survey_cluster(runtime: Runtime, settings: Settings) -> tuple[list[Environment], list[Link]]:
-    """Every rank's environment, and the links between nodes where the settings ask to measure them. Collective.
-
-    Raises:
-        SettingsError: on all ranks, when some run other code than others.
-    """
+    """Every rank's environment, and the links between nodes where the settings ask to measure them. Collective; raises
+    a SettingsError on all ranks when some run other code than others."""
     environments = survey(runtime, run_disk(settings.run))
     _refuse_difference([must_agree(environment) for environment in environments])
     is_measured = settings.cluster.check_links
@@ -46,11 +43,8 @@ def run_disk(run: RunSettings) -> Path:
 
 
 def compare_settings(control: ControlPlane, settings: Settings) -> None:
-    """Check that all ranks run the same experiment.
-
-    Raises:
-        SettingsError: on all ranks, with a setting and its values by rank.
-    """
+    """Check that all ranks run the same experiment; raises a SettingsError on all ranks, with a setting and its values
+    by rank."""
     plain = flatten(to_plain(settings))
     _refuse_difference(control.exchange({key: value for key, value in plain.items() if key not in OF_THE_NODE}))
 
@@ -95,22 +89,15 @@ def prepare(
 
 
 def examine_data(settings: Settings, layout: Layout, parts: Parts) -> Splits:
-    """The data of a run that begins.
-
-    Raises:
-        SettingsError: it cannot be read, or is too small for the pool.
-    """
+    """The data of a run that begins; raises a SettingsError where it cannot be read, or is too small for the pool."""
     splits = parts.splits(settings)
     splits.train.check_size(len(layout.trainers), layout.num_workers(0), settings.data.shards)
     return splits
 
 
 def examine_replay(settings: Settings, layout: Layout | None) -> Trajectory:
-    """The batches and merges to replay, if any. `layout` is that of a run that begins; None: the run resumes.
-
-    Raises:
-        SettingsError: they cannot be read, or are of another pool.
-    """
+    """The batches and merges to replay, if any. `layout` is that of a run that begins; None: the run resumes. Raises a
+    SettingsError where they cannot be read, or are of another pool."""
     if settings.batching.replay is None:
         return Trajectory()
     trajectory = read_trajectory("batching.replay", settings.batching.replay)
@@ -153,11 +140,8 @@ def check_memory(settings: Settings, runtime: Runtime, layout: Layout, objective
 def agree_on_directory(
     control: ControlPlane, run: RunSettings, needed_bytes: int, is_resumed: bool = False
 ) -> tuple[Path, RunDirectory | None]:
-    """Rank 0 makes and takes the run directory, where `needed_bytes` must be free; all ranks learn its path.
-
-    Raises:
-        SettingsError: on all ranks, when rank 0 cannot have it.
-    """
+    """Rank 0 makes and takes the run directory, where `needed_bytes` must be free; all ranks learn its path, or raise a
+    SettingsError when rank 0 cannot have it."""
     directory: RunDirectory | None = None
     with control.agreed():
         if control.rank == 0:

@@ -62,11 +62,8 @@ def _built(objective: Objective, settings: Settings, runtime: Runtime) -> nn.Mod
 
 
 def divided_blocks(objective: Objective, module: nn.Module, settings: Settings) -> Sequence[nn.Module]:
-    """The layers that the ranks of a worker gather one by one.
-
-    Raises:
-        SettingsError: ranks cannot hold such a module together.
-    """
+    """The layers that the ranks of a worker gather one by one; raises a SettingsError where ranks cannot hold such a
+    module together."""
     from adloco_dist.pool.sharding import UnsuitableModuleError, blocks_of, check_division
 
     size = settings.pool.ranks_per_worker
@@ -131,11 +128,8 @@ def _changing(objective: Objective, module: nn.Module, settings: Settings, devic
 
 
 def _try_out(objective: Objective, module: nn.Module, settings: Settings, device: torch.device) -> None:
-    """Compute the loss and the gradients of a few sequences, and of one, in training mode.
-
-    Raises:
-        SettingsError: it cannot be done, or the loss is non-finite.
-    """
+    """Compute the loss and the gradients of a few sequences, and of one, in training mode; raises a SettingsError where
+    that cannot be done, or the loss is non-finite."""
     for num_sequences in TRIALS:
         batch = objective.trial_batch(num_sequences, device)
         try:

@@ -8,10 +8,10 @@ from rich.table import Table
 from adloco_dist.cluster.environment import Link
 from adloco_dist.config import RoundLength, Settings
 from adloco_dist.objective.protocol import ParameterCount
-from adloco_dist.policy.forecast import RoundForecast, rounds_until
 from adloco_dist.policy.layout import Layout, experiment_layout, ranks_of_seat, seat_nodes
 from adloco_dist.policy.link import Rhythm, RoundCost, best_rhythm
 from adloco_dist.policy.merging import Network
+from adloco_dist.policy.simulation import RoundForecast, rounds_until
 from adloco_dist.pool.capacity import state_vectors
 from adloco_dist.pool.flat_model import vector_dtype
 from adloco_dist.setup.agreement import examine_data, examine_replay, with_known_budget

@@ -95,11 +95,8 @@ def _of_rounds(algorithm: AlgorithmSettings) -> list[str]:
 
 
 def restore_records(directory: Path, resume_point: ResumePoint) -> None:
-    """Restore metrics.jsonl as of the checkpoint, and report what is lost of it.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Restore metrics.jsonl as of the checkpoint, and report what is lost of it; raises an OSError where it cannot be
+    written."""
     path, records = directory / METRICS_FILE, None
     try:
         records = resume_point.reader.records()

@@ -29,11 +29,7 @@ class NamedParts:
     """The arguments of the interpreter that start another process of the same run, settings excluded."""
 
     def compose(self, overrides: Sequence[str]) -> Settings:
-        """The settings of a run.
-
-        Raises:
-            SettingsError: a mistake in them, or one that has no effect.
-        """
+        """The settings of a run; raises a SettingsError for a mistake in them, or one that has no effect."""
         return compose(overrides)
 
     def data_name(self, settings: Settings) -> str:
@@ -41,11 +37,7 @@ class NamedParts:
         return f"data.corpus={settings.data.corpus.name}"
 
     def splits(self, settings: Settings) -> "Splits":
-        """The data for training and validation.
-
-        Raises:
-            SettingsError: it cannot be read.
-        """
+        """The data for training and validation; raises a SettingsError where it cannot be read."""
         from adloco_dist.data.corpora import load_corpus
 
         return load_corpus(settings.data, settings.seed)

@@ -84,11 +84,8 @@ def set_up_pool(
 
 
 def _cursors(settings: Settings, splits: Splits, layout: Layout, resume_point: ResumePoint | None) -> dict[int, Cursor]:
-    """The cursors of all trainers, as they are dealt at first or as the checkpoint has them.
-
-    Raises:
-        SettingsError: the checkpoint's are of another pool, or a stream is to be read in unequal numbers of updates.
-    """
+    """The cursors of all trainers, as they are dealt at first or as the checkpoint has them; raises a SettingsError
+    where these are of another pool, or a stream is to be read in unequal numbers of updates."""
     train, policy = splits.train, settings.data.shards
     if resume_point is None:
         dealt = train.deal(len(layout.trainers), layout.num_workers(0), policy, settings.seed)
@@ -129,11 +126,8 @@ def find_plan_inputs(pool: LocalPool, layout: Layout, trajectory: Trajectory, li
 
 
 def _connected_groups(settings: Settings, layout: Layout, runtime: Runtime) -> Groups:
-    """Form the groups of the layout, and try each of them and the group of this rank's seat.
-
-    Raises:
-        SettingsError: on all ranks, when some of them cannot exchange tensors, or there cannot be as many groups.
-    """
+    """Form the groups of the layout, and try each of them and the group of this rank's seat; raises a SettingsError on
+    all ranks when some of them cannot exchange tensors, or there cannot be as many groups."""
     backend = backend_of_averages(settings, runtime.backend)
     size = settings.pool.ranks_per_worker
     groups = Groups(backend, settings.cluster.timeout_seconds, ranks_per_seat=size)
@@ -157,11 +151,8 @@ def _connected_groups(settings: Settings, layout: Layout, runtime: Runtime) -> G
 
 
 def _find_capacity(pool: LocalPool, layout: Layout) -> None:
-    """Find how many sequences fit into a micro-batch.
-
-    Raises:
-        SettingsError: on all ranks, when not even one fits on some rank.
-    """
+    """Find how many sequences fit into a micro-batch; raises a SettingsError on all ranks when not even one fits on
+    some rank."""
     with pool.runtime.control.agreed():
         if not probe_in_turn(pool, layout):
             remedy = "a smaller model" if pool.runtime.device.type == "cuda" else "a larger cluster.memory_bytes"

@@ -9,10 +9,10 @@ from rich.console import Console
 from adloco_dist.averaging.group import ring_bytes_sent
 from adloco_dist.config import RoundLength, Settings, SettingsError
 from adloco_dist.objective.protocol import ParameterCount
-from adloco_dist.policy.forecast import FLOPS_PER_PARAMETER, computing_seconds, shortest_round
 from adloco_dist.policy.layout import Layout, experiment_layout
-from adloco_dist.pool.averager import new_averager
+from adloco_dist.policy.simulation import FLOPS_PER_PARAMETER, computing_seconds, shortest_round
 from adloco_dist.pool.flat_model import vector_dtype
+from adloco_dist.pool.trainer import new_averager
 from adloco_dist.terminal import new_table
 
 GOOD_UTILISATION = 0.95

@@ -71,11 +71,8 @@ def launch_through(name: str, hydra_overrides: Sequence[str], program: Sequence[
 
 
 def compose_launcher(name: str, hydra_overrides: Sequence[str]) -> tuple[DictConfig, ConfigLoader]:
-    """What Hydra makes of the launcher's settings, those of the environment (slurm/site.env) included.
-
-    Raises:
-        SettingsError: as in `launch_through`.
-    """
+    """What Hydra makes of the launcher's settings, those of the environment (slurm/site.env) included; raises a
+    SettingsError as `launch_through` does."""
     store_schema()
     try:
         with initialize_config_module(CONFIG_MODULE, version_base="1.3"):

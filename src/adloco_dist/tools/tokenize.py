@@ -83,8 +83,7 @@ def tokenize_corpus(options: argparse.Namespace) -> str:
     data = compose(options.overrides).data
     is_text = data.corpus is not Corpus.tokens
     require(is_text, "data.corpus", data.corpus, "is tokenised already; name a corpus of text")
-    rule = "token files hold no labels; leave it out"
-    require(not data.is_labelled, "data.label_column", data.label_column, rule)
+    require(not data.is_labelled, "data.label_column", data.label_column, "token files hold no labels; leave it out")
     prefer_cache_without_hub(data.hub, data.tokenizer)
     with reported_wait(lambda: "looking at the corpus: still at it"):
         splits: dict[str, Source] = dict(zip(("train", "validation"), files_of(data), strict=True))

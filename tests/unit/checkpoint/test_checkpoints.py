@@ -10,9 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from adloco_dist.checkpoint.files import number_in, obsolete, prune
+from adloco_dist.checkpoint.files import BLOCK_BYTES, StagingBuffer, number_in, obsolete, prune
 from adloco_dist.checkpoint.resume import check_resumed
-from adloco_dist.checkpoint.tensor_file import BLOCK_BYTES, StagingBuffer
 from adloco_dist.config import CheckpointSettings, Placement, SettingsError
 from adloco_dist.data.indexed import ShardCursor
 from adloco_dist.policy.budget import is_checkpoint_due

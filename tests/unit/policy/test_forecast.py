@@ -2,7 +2,7 @@
 
 import pytest
 
-from adloco_dist.policy.forecast import GROWS_FROM, RoundForecast, computing_seconds, rounds_until, shortest_round
+from adloco_dist.policy.simulation import GROWS_FROM, RoundForecast, computing_seconds, rounds_until, shortest_round
 
 
 def test_what_no_update_hides_is_exposed() -> None:
