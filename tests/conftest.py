@@ -4,6 +4,7 @@ No GPU is seen here, on machines that have some: the commands would start one ra
 what they do without, and results on the CPU are compared to the last bit. What needs a GPU is checked by gpu/test.py.
 """
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -14,7 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers import browser, hosts, images, slurm
+gc.disable()  # until all is imported that tests import: each of several processes does
+
+from helpers import browser, hosts, images, slurm  # noqa: E402
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before anything asks CUDA, which looks once
 
@@ -66,6 +69,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return rank, file.split("/")[0] not in folders
 
     items.sort(key=place)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -125,11 +125,8 @@ def restore_pool(pool: LocalPool, resume_point: ResumePoint) -> None:
 
 
 def check_resumed(where: str, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """One remark for each setting with another value than in the checkpoint; both by dotted key.
-
-    Raises:
-        SettingsError: the run cannot resume with such a setting.
-    """
+    """One remark for each setting with another value than in the checkpoint; both by dotted key. Raises a SettingsError
+    where the run cannot resume with such a setting."""
     remarks = []
     for key, value in wanted.items():
         before = saved.get(key)

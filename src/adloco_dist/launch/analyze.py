@@ -52,11 +52,8 @@ def batch_sizes(typed: str) -> tuple[int, ...]:
 
 
 def run_analysis(options: argparse.Namespace, sizes: tuple[int, ...] | None) -> None:
-    """Analyse the gradients on this rank; rank 0 writes and reports.
-
-    Raises:
-        SettingsError: on all ranks, when one of them finds a mistake; nothing was written then.
-    """
+    """Analyse the gradients on this rank; rank 0 writes and reports. Raises a SettingsError on all ranks when one of
+    them finds a mistake; nothing was written then."""
     from adloco_dist.cluster.runtime import Runtime
     from adloco_dist.launch.rank import run_together
     from adloco_dist.run.reading import read_run, settings_of

@@ -46,11 +46,8 @@ def main() -> None:
 
 
 def run_check(overrides: Sequence[str], payload_bytes: int) -> None:
-    """Look at this rank and its links; rank 0 shows what all ranks found.
-
-    Raises:
-        SettingsError: on all ranks, when they cannot train together.
-    """
+    """Look at this rank and its links; rank 0 shows what all ranks found. Raises a SettingsError on all ranks when they
+    cannot train together."""
     from adloco_dist.cluster.environment import measure_links, must_agree, survey
     from adloco_dist.launch.rank import run_together
     from adloco_dist.setup.agreement import LINK_SECONDS, run_disk

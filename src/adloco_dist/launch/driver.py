@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from adloco_dist.cluster.signals import STOP_SIGNALS, end_on_stop_signals, hold_signals
+from adloco_dist.command import importing
 from adloco_dist.config import EXIT_FAILURE, Device, Settings, SettingsError
 from adloco_dist.config.compose import to_yaml
 from adloco_dist.config.without_effect import without_effect
@@ -70,7 +71,7 @@ def _as_rank(options: argparse.Namespace, arguments: Sequence[str], parts: Parts
         rule = "-m: each run of a sweep is a torchrun of its own; start it without torchrun"
         raise SettingsError(f"{rule}: python {shlex.join([sys.argv[0], *arguments])}")
     hold_signals([number for number in STOP_SIGNALS if number != signal.SIGTERM])
-    with reported_wait(lambda: "starting: still importing", speaks=speaks_for_node()):
+    with reported_wait(lambda: "starting: still importing", speaks=speaks_for_node()), importing():
         from adloco_dist.launch.rank import run_rank  # takes seconds
 
     run_rank(options.overrides, options.dry_run, parts)
@@ -110,7 +111,8 @@ def _as_driver(options: argparse.Namespace, parts: Parts) -> int:
     rendezvous = rendezvous_of(options)
     num_ranks = asked_ranks(options) or _default_ranks(settings)
     _refuse_early(settings, rendezvous, num_ranks)
-    from adloco_dist.launch.agent import start_ranks  # takes seconds
+    with importing():
+        from adloco_dist.launch.agent import start_ranks  # takes seconds
 
     return start_ranks(rendezvous, num_ranks, (*parts.command, *options.overrides))
 

@@ -149,11 +149,8 @@ class FlatModel:
             buffer.put(tensor.copy_(value if tensor.is_floating_point() else value.round()))
 
     def store_buffers(self) -> None:
-        """Store the values of the module's changing buffers in `weights`, after an update.
-
-        Raises:
-            RuntimeError: a buffer has another shape, or one was changed that had not changed when the module was tried.
-        """
+        """Store the values of the module's changing buffers in `weights`, after an update; raises a RuntimeError where
+        a buffer has another shape, or one was changed that had not changed when the module was tried."""
         for buffer, tensor, view in self._buffer_views(self.weights):
             present = buffer.tensor
             if present is None or present.shape != tensor.shape:

@@ -116,11 +116,8 @@ def with_known_budget(settings: Settings, splits: Splits) -> Settings:
 
 
 def check_memory(settings: Settings, runtime: Runtime, layout: Layout, objective: Objective) -> None:
-    """Refuse a share of the pool, where its size is known before it is built, that this rank has no memory for.
-
-    Raises:
-        SettingsError: on this rank alone.
-    """
+    """Refuse a share of the pool, where its size is known before it is built, that this rank has no memory for; raises
+    a SettingsError on this rank alone."""
     parameters = objective.num_parameters()
     if parameters is None:
         return

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from adloco_dist.command import importing
 from adloco_dist.config import Settings, SettingsError
 from adloco_dist.config.compose import compose, parse
 
@@ -38,7 +39,8 @@ class NamedParts:
 
     def splits(self, settings: Settings) -> "Splits":
         """The data for training and validation; raises a SettingsError where it cannot be read."""
-        from adloco_dist.data.corpora import load_corpus
+        with importing():
+            from adloco_dist.data.corpora import load_corpus
 
         return load_corpus(settings.data, settings.seed)
 
@@ -52,9 +54,10 @@ class NamedParts:
         Raises:
             SettingsError: there is no such model.
         """
-        from adloco_dist.checkpoint.model import check_model
-        from adloco_dist.objective.architecture import local_model
-        from adloco_dist.objective.language import LanguageObjective
+        with importing():
+            from adloco_dist.checkpoint.model import check_model
+            from adloco_dist.objective.architecture import local_model
+            from adloco_dist.objective.language import LanguageObjective
 
         if settings.model.warm_start is not None and reads_weights:
             check_model("model.warm_start", Path(local_model(settings.model.warm_start)[0]))
