@@ -22,7 +22,7 @@ from helpers.commands import (
 )
 
 SETTINGS = (
-    *SMALL, *FOUR_TRAINERS, "pool.trainers=3", "merge.every_rounds=4", "budget=30rounds",
+    *SMALL, *FOUR_TRAINERS, "pool.trainers=3", "merge.every_rounds=4", "budget=16rounds",
     "algorithm.updates_per_round=8", "checkpoint.every=1rounds", "batching.capacity=4096", "run.directory=run",
     "run.unfinished=resume",
     "wire=slow_link", "wire.fragments=2", "wire.delay_updates=3",
