@@ -4,6 +4,7 @@ import difflib
 import math
 import re
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from hydra import compose as hydra_compose
@@ -50,14 +51,17 @@ def compose(overrides: Sequence[str]) -> Settings:
     return settings
 
 
+@cache
 def store_schema() -> None:
     """Let Hydra know types and defaults; it merges mappings, so the default of `model.overrides` is a choice."""
     ConfigStore.instance().store(name="settings", node=_schema())
     ConfigStore.instance().store(group="model", name="tiny", node={"overrides": ModelSettings().overrides})
 
 
+@cache
 def _schema() -> DictConfig:
-    """The types and defaults of the settings, without fields of a model, which whatever is merged onto it has whole."""
+    """The types and defaults of the settings, without fields of a model, which whatever is merged onto it has whole;
+    nobody changes it."""
     schema = OmegaConf.structured(Settings)
     schema.model.overrides = {}
     return schema
