@@ -33,6 +33,7 @@ CASES = {
         *ONE, "wire.fragments=2", "wire.delay_updates=1", "algorithm.updates_per_round=4"
     ),
     "plain SGD": (*ONE, "inner=sgd"),
+    "Muon": (*ONE, "inner=muon", "inner.lr=5e-3"),
 }  # fmt: skip
 
 

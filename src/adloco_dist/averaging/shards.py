@@ -81,6 +81,21 @@ class Shards:
             group.all_reduce(tensor)
         return tensor
 
+    def exchange(
+        self, sent: Sequence[torch.Tensor | None], like: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor | None]:
+        """Send every rank of the worker its tensor, on a mesh of one dimension; what each of them has sent, which is
+        like the tensors of `like`. None: nothing. Collective over them."""
+        (group,) = self._groups
+        received = [None if tensor is None else torch.empty_like(tensor) for tensor in like]
+        received[self.index] = sent[self.index]
+        others = [(place, rank) for place, rank in enumerate(self.ranks) if place != self.index]
+        group.send_and_receive(
+            [(rank, tensor) for place, rank in others if (tensor := sent[place]) is not None],
+            [(rank, tensor) for place, rank in others if (tensor := received[place]) is not None],
+        )
+        return received
+
     def unify(self, averages: Sequence[tuple[int, torch.Tensor]]) -> None:
         """Give the copies of a parameter that several ranks hold whole the average of the lowest of them: a compressed
         average rounds each copy with the other parts of its rank. Collective over the worker's ranks.

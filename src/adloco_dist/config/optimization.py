@@ -47,9 +47,11 @@ class InnerSettings:
 
     optimizer: InnerOptimizer = InnerOptimizer.adamw
     """Algorithm of the inner updates: AdamW; SGD with or without momentum; Muon for the matrices between embeddings and
-    output, and AdamW for all else (MuLoCo, 2505.23725), at one rate for both."""
+    output, and AdamW for all else (MuLoCo, 2505.23725)."""
     lr: Annotated[float, Range("> 0")] = 1e-3
-    """Peak learning rate."""
+    """Peak learning rate; of muon such that updates of a matrix are as large as adamw's (2502.16982)."""
+    other_lr_factor: Annotated[float, Range("> 0"), ReadWhen("inner.optimizer=muon")] = 1.0
+    """Rate of what muon leaves to AdamW, over `lr`."""
     beta1: Annotated[float, Range("in [0, 1)"), ReadWhen(ADAMW)] = 0.9
     """Decay of adamw's running mean of gradients."""
     beta2: Annotated[float, Range("in [0, 1)"), ReadWhen(ADAMW)] = 0.95

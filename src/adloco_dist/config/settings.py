@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import adloco_dist.config.running as running
 from adloco_dist.config.amounts import Amount
 from adloco_dist.config.batching import BatchingSettings
-from adloco_dist.config.choices import BatchRequest, Final, InnerOptimizer, Precision, RoundLength, WireFormat
+from adloco_dist.config.choices import BatchRequest, Final, Precision, RoundLength, WireFormat
 from adloco_dist.config.data import DataSettings
 from adloco_dist.config.errors import SettingsError, require
 from adloco_dist.config.experiment import MergeSettings, ModelSettings, PoolSettings
@@ -72,10 +72,8 @@ class Settings:
         self._check_combinations()
 
     def _check_combinations(self) -> None:
-        batching, wire, optimizer = self.batching, self.wire, self.inner.optimizer
+        batching, wire = self.batching, self.wire
         is_sharded = self.pool.ranks_per_worker > 1
-        rule = "needs whole matrices, and so pool.ranks_per_worker=1; use adamw or sgd"
-        require(optimizer is not InnerOptimizer.muon or not is_sharded, "inner.optimizer", optimizer, rule)
         rule = "algorithm=ddp and pool.ranks_per_worker > 1 wrap the model themselves; leave it out"
         is_wrapped = self.algorithm.is_data_parallel or is_sharded
         require(not (self.model.compile and is_wrapped), "model.compile", self.model.compile, rule)

@@ -16,6 +16,7 @@ from adloco_dist.averaging.shards import Shards
 from adloco_dist.buffers import Buffer, Watched, persistent_buffers
 from adloco_dist.config import Precision
 from adloco_dist.noise.sketch import Sketch
+from adloco_dist.pool.muon import hidden_matrices
 from adloco_dist.vectors import VectorLayout, is_sharded, local
 
 
@@ -60,7 +61,7 @@ class FlatModel:
         shards: the ranks that hold the module together; this one alone where it is whole.
         parameter_layout: where flat vectors hold the trained parameters, or this rank's parts of them.
         whole_layout: where vectors of the whole module would; the same where it is whole.
-        hidden_matrices: where flat vectors hold matrices between embeddings and output, and their shapes; ascending.
+        hidden_matrices: the parameters that Muon updates as matrices, by name.
         changing: names of the buffers that training changes.
         sketch: sketches vectors of the whole module.
         num_parameters: trained and frozen.
@@ -97,7 +98,7 @@ class FlatModel:
         self._parameters = [parameter for _, parameter in trained]
         self.whole_layout = VectorLayout.of(trained)
         self.parameter_layout = VectorLayout.of((name, local(parameter)) for name, parameter in trained)
-        self.hidden_matrices = _hidden_matrices(module, trained, self.parameter_layout)
+        self.hidden_matrices = hidden_matrices(module, trained)
         self.decay_boundary = self.parameter_layout.boundary(sum(p.ndim >= 2 for p in self._parameters))
         self.buffer_boundary = self.parameter_layout.num_elements
         buffers = persistent_buffers(module)
@@ -178,6 +179,11 @@ class FlatModel:
         """The sketch of the gradient, (BUCKETS,)."""
         return self.sketch(self.gradient)
 
+    @property
+    def product_dtype(self) -> torch.dtype:
+        """The type in which this device multiplies matrices."""
+        return torch.bfloat16 if computes_in_bf16(self._precision, self.device) else self.dtype
+
     def autocast(self) -> torch.autocast:
         return autocast(self.device, self._precision)
 
@@ -199,19 +205,3 @@ class FlatModel:
         views = self._buffer_layout.views(vector[self.buffer_boundary :]).values()
         for (buffer, tensor), view in zip(self._buffers, views, strict=True):
             yield buffer, tensor, view
-
-
-def _hidden_matrices(
-    module: nn.Module, trained: Sequence[tuple[str, nn.Parameter]], layout: VectorLayout
-) -> list[tuple[slice, tuple[int, ...]]]:
-    """The matrices that Muon updates: all except embeddings and the output layer of a model of transformers."""
-    if any(map(is_sharded, module.parameters())):
-        return []  # no rank has a whole one
-    output = getattr(module, "get_output_embeddings", lambda: None)()
-    others = {id(output.weight)} if isinstance(output, nn.Linear) else set()
-    others |= {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)}
-    return [
-        (slice(offset, offset + parameter.numel()), tuple(parameter.shape))
-        for (_, parameter), offset in zip(trained, layout.offsets, strict=True)
-        if parameter.ndim == 2 and id(parameter) not in others
-    ]

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -11,6 +12,7 @@ from adloco_dist.averaging.outer_sgd import add_difference, chunk_elements, rejo
 from adloco_dist.averaging.replica import Replica, replica_entries
 from adloco_dist.config import InnerOptimizer, InnerSettings, WireSettings
 from adloco_dist.pool.flat_model import FlatModel
+from adloco_dist.pool.muon import Matrices, Muon
 from adloco_dist.schema import Entry, Kind, assign, gather
 
 
@@ -24,6 +26,8 @@ class Leaf:
     """Indices of the trained parameters in it."""
     optimizer: InnerOptimizer
     weight_decay: float
+    matrices: Matrices | None = None
+    """As which Muon sees it."""
 
     def moments(self, inner: InnerSettings) -> dict[str, Kind]:
         """What its optimizer keeps of it, by torch's names: of kind `part` as large as the leaf, or a scalar."""
@@ -35,21 +39,20 @@ class Leaf:
 def leaves_of(flat_model: FlatModel, inner: InnerSettings) -> list[Leaf]:
     """The leaves of the inner optimizers: with Muon every hidden matrix; then what is decayed, and what is not."""
     layout, is_muon = flat_model.parameter_layout, inner.optimizer is InnerOptimizer.muon
-    matrices = flat_model.hidden_matrices if is_muon else []
+    hidden = flat_model.hidden_matrices if is_muon else {}
     others = InnerOptimizer.adamw if is_muon else inner.optimizer
-
-    def leaf(where: slice, shape: tuple[int, ...], optimizer: InnerOptimizer, decay: float) -> Leaf:
-        tensors = (index for index, offset in enumerate(layout.offsets) if where.start <= offset < where.stop)
-        return Leaf(where, shape, tuple(tensors), optimizer, decay)
-
-    leaves = [leaf(where, shape, InnerOptimizer.muon, inner.weight_decay) for where, shape in matrices]
-    starts, ends = [where.start for where, _ in matrices], [where.stop for where, _ in matrices]
+    leaves = [
+        Leaf(slice(start, start + shape.numel()), tuple(shape), (index,), InnerOptimizer.muon, inner.weight_decay, matrices)
+        for index, (name, start, shape) in enumerate(zip(layout.names, layout.offsets, layout.shapes, strict=True))
+        if (matrices := hidden.get(name))
+    ]
+    starts, ends = [leaf.where.start for leaf in leaves], [leaf.where.stop for leaf in leaves]
     boundary, end = flat_model.decay_boundary, flat_model.num_elements
-    between = zip([0, *ends, boundary], [*starts, boundary, end], strict=True)
-    for start, stop in between:
-        if stop > start:
+    for start, stop in zip([0, *ends, boundary], [*starts, boundary, end], strict=True):
+        tensors = tuple(index for index, offset in enumerate(layout.offsets) if start <= offset < stop)
+        if tensors or (stop > start and start >= boundary):  # gaps between matrices are nobody's
             decay = inner.weight_decay if start < boundary else 0.0
-            leaves.append(leaf(slice(start, stop), (stop - start,), others, decay))
+            leaves.append(Leaf(slice(start, stop), (stop - start,), tensors, others, decay))
     return leaves
 
 
@@ -88,7 +91,7 @@ class Worker(Replica):
         """
         Args:
             weights: (num_elements,); the worker keeps this very tensor.
-            flat_model: says only where weight decay ends, and on which device steps are taken.
+            flat_model: says only where what lies, with whom, and on which device steps are taken.
             wire: in which parts the model is averaged, and when.
         """
         departed = largest(flat_model.fragments(wire.fragments)) if wire.is_delayed else 0
@@ -108,7 +111,7 @@ class Worker(Replica):
         self._moment_entries = moment_entries(leaves, inner)
         self._states = [_LeafState(leaf, weights, inner, flat_model.device) for leaf in leaves]
         self._optimizers = [
-            _new_optimizer(kind, [state for state in self._states if state.leaf.optimizer is kind], inner)
+            _new_optimizer(kind, [state for state in self._states if state.leaf.optimizer is kind], inner, flat_model)
             for kind in dict.fromkeys(leaf.optimizer for leaf in leaves)
         ]
 
@@ -216,7 +219,7 @@ class Worker(Replica):
     def set_learning_rate(self, rate: float) -> None:
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = rate
+                group["lr"] = rate * group["rate_factor"]
 
 
 class _LeafState:
@@ -230,17 +233,29 @@ class _LeafState:
         }
 
 
-def _new_optimizer(kind: InnerOptimizer, states: Sequence[_LeafState], inner: InnerSettings) -> torch.optim.Optimizer:
+def _new_optimizer(
+    kind: InnerOptimizer, states: Sequence[_LeafState], inner: InnerSettings, flat_model: FlatModel
+) -> torch.optim.Optimizer:
     """One optimizer for these leaves, with their state."""
-    groups = [{"params": [state.parameter], "weight_decay": state.leaf.weight_decay} for state in states]
+    is_beside_muon = kind is not inner.optimizer
+    groups: list[dict[str, Any]] = [
+        {
+            "params": [state.parameter],
+            "weight_decay": state.leaf.weight_decay,
+            "lr": inner.lr,
+            "rate_factor": inner.other_lr_factor if is_beside_muon else 1.0,
+            "matrices": state.leaf.matrices,
+        }
+        for state in states
+    ]
     match kind:
         case InnerOptimizer.adamw:
             betas = (inner.beta1, inner.beta2)
-            optimizer = torch.optim.AdamW(groups, lr=inner.lr, betas=betas, eps=inner.eps, fused=True)
+            optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, betas=betas, eps=inner.eps, fused=True)
         case InnerOptimizer.sgd:
-            optimizer = torch.optim.SGD(groups, lr=inner.lr, momentum=inner.momentum, fused=True)
-        case InnerOptimizer.muon:  # its rate is adjusted so that one suits both optimizers (Moonlight, 2502.16982)
-            optimizer = torch.optim.Muon(groups, lr=inner.lr, momentum=inner.momentum, adjust_lr_fn="match_rms_adamw")
+            optimizer = torch.optim.SGD(groups, momentum=inner.momentum, fused=True)
+        case InnerOptimizer.muon:
+            optimizer = Muon(groups, inner.momentum, flat_model.product_dtype, flat_model.shards)
     for state in states:
         optimizer.state[state.parameter] = state.moments
     return optimizer

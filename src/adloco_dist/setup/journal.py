@@ -18,10 +18,11 @@ import adloco_dist
 from adloco_dist.checkpoint.resume import ResumePoint
 from adloco_dist.cluster.environment import Environment, Link, remarks
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.config import AlgorithmSettings, RoundLength
+from adloco_dist.config import AlgorithmSettings, InnerOptimizer, RoundLength
 from adloco_dist.config.compose import to_plain
 from adloco_dist.messages import encode, strict_json
 from adloco_dist.policy.plan import PlanInputs
+from adloco_dist.pool import muon
 from adloco_dist.pool.arithmetic import in_words
 from adloco_dist.pool.local_pool import LocalPool
 from adloco_dist.run.directory import RunDirectory
@@ -68,7 +69,8 @@ def open_journal(
     run_file = RunFile(taken.path, facts, earlier or None)
     metrics_file = MetricsFile(taken.path, earlier.get("metrics_bytes", 0))
     crowding = pool.groups.crowding(inputs.layout.rank_sets)
-    notes = [f"computes in {facts['arithmetic']}", *remarks(environments), *_of_rounds(settings.algorithm)]
+    notes = [f"computes in {facts['arithmetic']}", *_of_matrices(pool), *remarks(environments)]
+    notes += _of_rounds(settings.algorithm)
     for line in [*notes, *pool.splits.notes, *([crowding] if crowding else [])]:
         print_note(line)
     bytes_sent = earlier.get("totals", {}).get("bytes_sent", 0)
@@ -83,6 +85,14 @@ def open_journal(
     )
     # Sinks are closed from the last to the first: trackers read the result that the run file takes.
     return Journal([taken, *trackers, run_file, metrics_file, display], display.report_line)
+
+
+def _of_matrices(pool: LocalPool) -> list[str]:
+    """What to say of a run with Muon: what it updates."""
+    layout = pool.flat_model.whole_layout
+    trained = dict(zip(layout.names, layout.shapes, strict=True))
+    is_muon = pool.settings.inner.optimizer is InnerOptimizer.muon
+    return [muon.in_words(pool.flat_model.hidden_matrices, trained)] if is_muon else []
 
 
 def _of_rounds(algorithm: AlgorithmSettings) -> list[str]:

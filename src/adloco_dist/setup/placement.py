@@ -10,7 +10,7 @@ from adloco_dist.checkpoint.resume import ResumePoint
 from adloco_dist.cluster.environment import Link
 from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.config import Backend, MergePolicy, RoundLength, Settings, SettingsError, require
+from adloco_dist.config import Backend, InnerOptimizer, MergePolicy, RoundLength, Settings, SettingsError, require
 from adloco_dist.data.protocols import Cursor, Splits
 from adloco_dist.objective.protocol import Objective
 from adloco_dist.policy.layout import Layout
@@ -18,7 +18,8 @@ from adloco_dist.policy.merging import Network
 from adloco_dist.policy.plan import PlanInputs
 from adloco_dist.policy.replay import Trajectory
 from adloco_dist.policy.report import smallest_capacity
-from adloco_dist.pool.capacity import count_resident
+from adloco_dist.pool.capacity import available_bytes, count_resident
+from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.local_pool import LocalPool, bytes_reserved_for_groups, probe_in_turn
 from adloco_dist.pool.offload import Offload
 from adloco_dist.pool.slot import new_slot
@@ -26,6 +27,7 @@ from adloco_dist.pool.trainer import Trainer
 from adloco_dist.pool.worker import Worker
 from adloco_dist.setup.building import examine_module
 from adloco_dist.setup.concurrency import find_slots
+from adloco_dist.text import in_bytes
 
 
 def set_up_pool(
@@ -50,6 +52,8 @@ def set_up_pool(
     first = new_slot(objective, module, runtime.device, settings, changing)
     flat_model = first.flat_model
     num_tensors = len(flat_model.parameter_layout.names)
+    if settings.inner.optimizer is InnerOptimizer.muon:
+        _check_matrices(settings, runtime, objective, flat_model)
     fragments, rule = settings.wire.fragments, f"must be <= the {num_tensors} tensors that the model trains"
     require(fragments <= num_tensors, "wire.fragments", fragments, rule)
     initial_weights = flat_model.initial_weights()
@@ -81,6 +85,22 @@ def set_up_pool(
         (trainer,) = trainers.values()
         pool.slots[0] = data_parallel_slot(pool.slots[0], trainer, groups.of(layout.ranks(trainer.id)))
     return pool
+
+
+def _check_matrices(settings: Settings, runtime: Runtime, objective: Objective, flat_model: FlatModel) -> None:
+    """Refuse a model without matrices for Muon, or with one that some rank has no memory for; raises a SettingsError on
+    all ranks. Collective."""
+    optimizer, hidden = settings.inner.optimizer, flat_model.hidden_matrices
+    rule = f"{objective.describe()}: no matrix that is trained lies between its input and its output; use inner=adamw"
+    require(bool(hidden), "inner.optimizer", optimizer, rule)
+    name = max(hidden, key=lambda name: hidden[name].working_bytes)
+    needed, memory = hidden[name].working_bytes, settings.cluster.memory_bytes
+    with runtime.control.agreed():
+        if memory is None or runtime.device.type != "cpu":
+            memory = available_bytes(runtime.device, runtime.ranks_on_device)
+        shape = list(hidden[name].shape)
+        rule = f"its matrix {name} {shape} is orthogonalised in {in_bytes(needed)}, and there are {in_bytes(memory)}"
+        require(needed <= memory, "inner.optimizer", optimizer, f"{objective.describe()}: {rule}; use inner=adamw")
 
 
 def _cursors(settings: Settings, splits: Splits, layout: Layout, resume_point: ResumePoint | None) -> dict[int, Cursor]:

@@ -217,37 +217,3 @@ def test_an_untrained_model_is_as_good_as_chance() -> None:
     found = losses(module, small_store().batch(permutation(4)))
     assert found.shape == (4, SEQUENCE_LENGTH)
     torch.testing.assert_close(found, torch.full_like(found, float(torch.tensor(VOCAB_SIZE).log())))
-
-
-def test_muon_updates_hidden_matrices_and_adamw_the_rest() -> None:
-    """As on a module of its own, with torch's optimizers by parameter."""
-    settings = small_settings("inner=muon", "inner.lr=1e-2")
-    trainer = new_trainer(settings, 1)
-    (worker,) = trainer.workers
-    module = small_module(settings).double()
-    named = dict(module.named_parameters())
-    hidden = [name for name, p in named.items() if p.ndim == 2 and "wte" not in name and "wpe" not in name]
-    assert len(hidden) == 8, "four in each of two layers"
-    muon = torch.optim.Muon(
-        [named[name] for name in hidden], 1e-2, settings.inner.weight_decay, 0.95, adjust_lr_fn="match_rms_adamw"
-    )
-    rest = [p for name, p in named.items() if name not in hidden]
-    vectors, matrices = ([p for p in rest if p.ndim == ndim] for ndim in (1, 2))
-    groups = [
-        {"params": vectors, "weight_decay": 0.0},
-        {"params": matrices, "weight_decay": settings.inner.weight_decay},
-    ]
-    adamw = torch.optim.AdamW(groups, lr=1e-2, betas=(settings.inner.beta1, settings.inner.beta2))
-    worker.set_learning_rate(1e-2)
-    for number in range(3):
-        worker.attach(trainer.flat_model)
-        trainer.flat_model.gradient.zero_()
-        views = trainer.flat_model.parameter_layout.views(trainer.flat_model.gradient)
-        for name, parameter in named.items():
-            parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)).double()
-            views[name].copy_(parameter.grad)
-        worker.step()
-        muon.step()
-        adamw.step()
-    for name, found in trainer.flat_model.parameter_layout.views(worker.weights).items():
-        torch.testing.assert_close(found, named[name].detach(), rtol=0, atol=1e-9, msg=name)

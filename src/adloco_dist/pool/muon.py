@@ -1,0 +1,185 @@
+"""Muon: momentum whose matrices are made orthogonal (Jordan et al. 2024; arXiv 2502.16982), for many of them at once and
+for those that ranks share; and which of a module's parameters are such matrices."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+from adloco_dist.averaging.shards import Shards
+from adloco_dist.vectors import Deal
+
+STEPS = 5
+A, B, C = 3.4445, -4.7750, 2.0315
+"""Steps of the Newton-Schulz iteration and its coefficients, those of torch.optim.Muon: x becomes A x + B x^3 + C x^5."""
+MIN_NORM = 1e-7
+RMS = 0.2
+"""Root mean square of a matrix's update at a rate of 1, as AdamW's updates have it: one rate suits both (2502.16982)."""
+BATCH_BYTES = 1 << 27
+"""Matrices of one shape that a GPU orthogonalises at once. A CPU takes one by one, which stay in its cache."""
+COPIES = 8
+"""Memory of orthogonalising, over that of the matrices in fp32: momenta, what travels, and the iteration's own."""
+MAX_KINDS = 12
+"""Names that the first lines of a run have of each optimizer."""
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """A parameter as a stack of matrices."""
+
+    shape: tuple[int, ...]
+    """Of the parameter, of which ranks may have parts."""
+    stack: tuple[int, int, int]
+    """(count, rows, columns)."""
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], is_convolution: bool) -> "Matrices | None":
+        """A convolution's kernels side by side are one matrix, with a row for each of dimension 0; of other shapes the
+        last two dimensions are a matrix. None: there is none of two rows and two columns."""
+        stacked = (1, shape[0], math.prod(shape[1:])) if is_convolution else (math.prod(shape[:-2]), *shape[-2:])
+        return cls(shape, stacked) if len(stacked) == 3 and min(stacked[1:]) > 1 else None
+
+    @property
+    def scale(self) -> float:
+        """What an orthogonal matrix is multiplied by, for a root mean square of `RMS`."""
+        return RMS * math.sqrt(max(self.stack[1:]))
+
+    @property
+    def working_bytes(self) -> int:
+        """Memory in which one parameter's are orthogonalised, at most."""
+        return COPIES * torch.float32.itemsize * math.prod(self.shape)
+
+
+def hidden_matrices(module: nn.Module, trained: Sequence[tuple[str, nn.Parameter]]) -> dict[str, Matrices]:
+    """The matrices that Muon updates, by name: those within a model, between its input and its output.
+
+    They are all trained parameters of two dimensions or more, except the weights of embeddings (torch.nn.Embedding,
+    EmbeddingBag, and what has "emb" in its name), of the output layer (that of a model of transformers, else the last
+    torch.nn.Linear), and what has a single row or column.
+    """
+    others = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)}
+    linears = [part for part in module.modules() if isinstance(part, nn.Linear)]
+    output = getattr(module, "get_output_embeddings", lambda: None)() or next(reversed(linears), None)
+    others |= {id(getattr(output, "weight", None))}
+    convolutions = {id(part.weight) for part in module.modules() if isinstance(part, _ConvNd)}
+    found = {
+        name: Matrices.of(parameter.shape, id(parameter) in convolutions)
+        for name, parameter in trained
+        if id(parameter) not in others and "emb" not in name
+    }
+    return {name: matrices for name, matrices in found.items() if matrices}
+
+
+def in_words(hidden: Mapping[str, Matrices], trained: Mapping[str, torch.Size]) -> str:
+    """Which of the trained parameters Muon updates, and which AdamW; numbers of layers are shown as *."""
+    share = sum(shape.numel() for name, shape in trained.items() if name in hidden)
+    share /= sum(shape.numel() for shape in trained.values())
+    others = [name for name in trained if name not in hidden]
+    rest = f"adamw the rest ({_kinds(others)})" if others else "there is no rest"
+    return f"muon updates {len(hidden)} matrices, {share:.0%} of the elements ({_kinds(hidden)}), {rest}"
+
+
+def _kinds(names: Iterable[str]) -> str:
+    kinds = list(dict.fromkeys(re.sub(r"(?<![^.])\d+(?![^.])", "*", name) for name in names))
+    further = [f"and {len(kinds) - MAX_KINDS} more"] if len(kinds) > MAX_KINDS else []
+    return ", ".join([*kinds[:MAX_KINDS], *further])
+
+
+def orthogonalized(matrices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The nearest orthogonal matrices, roughly: singular values become some 0.7 to 1.2; computed in `dtype`.
+
+    In bf16 it is torch's own sequence of operations, in the same bits. In other types long matrices are multiplied once
+    at the end, by the product of all steps: those are polynomials in the small matrix of their rows' inner products.
+    That needs fewer operations, but bf16 rounds the product too coarsely.
+
+    Args:
+        matrices: (count, rows, columns).
+    """
+    is_tall = matrices.size(1) > matrices.size(2)
+    x = matrices.to(dtype)
+    if is_tall:
+        x = x.mT
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=MIN_NORM)
+    if dtype is torch.bfloat16 or x.size(2) <= 2 * x.size(1):
+        for _ in range(STEPS):
+            gram = x @ x.mT
+            x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=B, alpha=C), x, beta=A)
+    else:
+        gram, product = x @ x.mT, None
+        for step in range(STEPS):
+            factor = torch.baddbmm(gram, gram, gram, beta=B, alpha=C)
+            factor.diagonal(dim1=1, dim2=2).add_(A)
+            product = factor if product is None else factor @ product
+            if step < STEPS - 1:
+                gram = factor @ (factor @ gram)
+        assert product is not None
+        x = product @ x
+    return x.mT if is_tall else x
+
+
+class Muon(torch.optim.Optimizer):
+    """torch.optim.Muon with adjust_lr_fn="match_rms_adamw": Nesterov momentum, decoupled weight decay.
+
+    Parameters may be this rank's parts of such that ranks share: then these send parts of momenta to one of them, which
+    orthogonalises the whole and sends parts back, and a step is collective over them.
+    """
+
+    def __init__(self, groups: Iterable[dict[str, Any]], momentum: float, dtype: torch.dtype, shards: Shards) -> None:
+        """
+        Args:
+            groups: each with one parameter in `params`, its `matrices`, `lr` and `weight_decay`.
+            dtype: in which matrices are orthogonalised.
+            shards: the ranks that share the parameters.
+        """
+        super().__init__(groups, {})
+        self._momentum, self._dtype, self._shards = momentum, dtype, shards
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update all parameters, those of one shape together; there is no closure."""
+        by_shape: dict[Matrices, list[dict[str, Any]]] = {}
+        for group in self.param_groups:
+            by_shape.setdefault(group["matrices"], []).append(group)
+        for matrices, groups in by_shape.items():
+            at_once = BATCH_BYTES // (math.prod(matrices.shape) * self._dtype.itemsize)
+            is_on_gpu = groups[0]["params"][0].is_cuda
+            size = max(1, at_once if is_on_gpu else 1, len(self._shards.ranks))
+            for first in range(0, len(groups), size):
+                self._update(matrices, groups[first : first + size])
+
+    def _update(self, matrices: Matrices, groups: Sequence[dict[str, Any]]) -> None:
+        momenta = []
+        for group in groups:
+            (parameter,) = group["params"]
+            buffer = self.state[parameter]["momentum_buffer"]
+            buffer.lerp_(parameter.grad, 1 - self._momentum)
+            momenta.append(parameter.grad.lerp(buffer, self._momentum))
+        updates = self._shared(matrices, momenta) if self._shards.ranks else self._orthogonal(matrices, momenta)
+        for group, update in zip(groups, updates, strict=True):
+            (parameter,), rate = group["params"], group["lr"]
+            parameter.mul_(1 - rate * group["weight_decay"])
+            parameter.add_(update, alpha=-rate * matrices.scale)
+
+    def _orthogonal(self, matrices: Matrices, whole: Sequence[torch.Tensor]) -> torch.Tensor:
+        """(number, *shape)."""
+        stacked = torch.stack(list(whole)).view(-1, *matrices.stack[1:])
+        return orthogonalized(stacked, self._dtype).reshape(len(whole), *matrices.shape)
+
+    def _shared(self, matrices: Matrices, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The parts of what is orthogonal; the ranks take turns to have a whole. Collective."""
+        ranks, place = self._shards.ranks, self._shards.index
+        deal = Deal.of(matrices.shape, len(ranks))
+        assert deal
+        owned = [torch.stack(list(parts[owner :: len(ranks)])) if parts[owner:] else None for owner in range(len(ranks))]
+        gathered = self._shards.exchange(owned, [owned[place]] * len(ranks))
+        pieces: list[torch.Tensor | None] = [None] * len(ranks)
+        if gathered[place] is not None:
+            orthogonal = self._orthogonal(matrices, torch.cat(gathered, dim=1 + deal.dimension).unbind())
+            pieces = [piece.contiguous() for piece in orthogonal.chunk(len(ranks), dim=1 + deal.dimension)]
+        done = self._shards.exchange(pieces, [part if part is None else part.to(self._dtype) for part in owned])
+        return [done[number % len(ranks)][number // len(ranks)] for number in range(len(parts))]

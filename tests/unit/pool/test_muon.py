@@ -1,0 +1,111 @@
+"""Muon: which parameters are matrices, what orthogonalising makes of them, and torch's own optimizer beside ours."""
+
+import pytest
+import torch
+from torch import nn
+
+from adloco_dist.config import Precision
+from adloco_dist.pool.flat_model import FlatModel
+from adloco_dist.pool.muon import A, B, C, STEPS, hidden_matrices, orthogonalized
+from adloco_dist.pool.worker import Worker
+from helpers.support import small_module, small_settings
+
+CPU = torch.device("cpu")
+
+
+def names(module: nn.Module) -> list[str]:
+    return list(hidden_matrices(module, list(module.named_parameters())))
+
+
+def by_singular_values(matrix: torch.Tensor) -> torch.Tensor:
+    """What the iteration does to singular values, applied to these alone."""
+    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+    values = values / values.norm()
+    for _ in range(STEPS):
+        values = A * values + B * values**3 + C * values**5
+    return left @ torch.diag(values) @ right
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (8, 12), (12, 8), (8, 40), (40, 8), (2, 30)])
+def test_only_singular_values_change(shape: tuple[int, int]) -> None:
+    matrices = torch.randn(3, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    found = orthogonalized(matrices, torch.float64)
+    for number, matrix in enumerate(matrices):
+        torch.testing.assert_close(found[number], by_singular_values(matrix), rtol=0, atol=1e-12)
+    assert ((torch.linalg.svdvals(found) > 0.5) & (torch.linalg.svdvals(found) < 1.3)).all()
+    in_fp32 = orthogonalized(matrices.float(), torch.float32)
+    torch.testing.assert_close(in_fp32, found.float(), rtol=0, atol=2e-3)
+
+
+def test_no_gradient_moves_no_matrix() -> None:
+    assert (orthogonalized(torch.zeros(2, 4, 12), torch.float32) == 0).all()
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.25])
+def test_a_worker_updates_matrices_with_torch_s_muon_and_the_rest_with_its_adamw(factor: float) -> None:
+    """To the bit where matrices are multiplied in bf16, as torch always does."""
+    settings = small_settings("inner=muon", f"inner.other_lr_factor={factor}", "precision=bf16")
+    flat_model = FlatModel(small_module(settings), CPU, Precision.bf16)
+    worker = Worker(0, flat_model.initial_weights(), flat_model, settings.inner, settings.wire)
+    module = small_module(settings)
+    named = dict(module.named_parameters())
+    hidden = [name for name, p in named.items() if p.ndim == 2 and "wte" not in name and "wpe" not in name]
+    assert len(hidden) == 8, "four in each of two layers"
+    inner, rate = settings.inner, 1e-2
+    muon = torch.optim.Muon(
+        [named[name] for name in hidden], rate, inner.weight_decay, inner.momentum, adjust_lr_fn="match_rms_adamw"
+    )
+    rest = [p for name, p in named.items() if name not in hidden]
+    vectors, matrices = ([p for p in rest if p.ndim == ndim] for ndim in (1, 2))
+    groups = [{"params": vectors, "weight_decay": 0.0}, {"params": matrices, "weight_decay": inner.weight_decay}]
+    adamw = torch.optim.AdamW(groups, lr=rate * factor, betas=(inner.beta1, inner.beta2), eps=inner.eps, fused=True)
+    worker.set_learning_rate(rate)
+    for number in range(3):
+        worker.attach(flat_model)
+        flat_model.gradient.zero_()
+        views = flat_model.parameter_layout.views(flat_model.gradient)
+        for name, parameter in named.items():
+            parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
+            views[name].copy_(parameter.grad)
+        worker.step()
+        muon.step()
+        adamw.step()
+    for name, found in flat_model.parameter_layout.views(worker.weights).items():
+        torch.testing.assert_close(found, named[name].detach(), rtol=0, atol=0, msg=name)
+
+
+class Own(nn.Module):
+    """A little of everything that has a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 8, 4)
+        self.pos_embed = nn.Parameter(torch.zeros(1, 16, 8))
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, 8))
+        self.classes = nn.Embedding(5, 8)
+        self.experts = nn.Parameter(torch.zeros(6, 8, 12))
+        self.norm = nn.LayerNorm(8)
+        self.attention = nn.MultiheadAttention(8, 2)
+        self.gate = nn.Linear(8, 1)
+        self.head = nn.Linear(8, 5)
+
+
+def test_matrices_of_a_module_of_one_s_own() -> None:
+    module = Own()
+    found = hidden_matrices(module, list(module.named_parameters()))
+    assert {name: matrices.stack for name, matrices in found.items()} == {
+        "experts": (6, 8, 12),
+        "patches.weight": (1, 8, 48),
+        "attention.in_proj_weight": (1, 24, 8),
+        "attention.out_proj.weight": (1, 8, 8),
+    }
+
+
+def test_matrices_of_small_gpt2() -> None:
+    inside = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+    module = small_module(small_settings())
+    assert names(module) == [f"transformer.h.{layer}.{name}.weight" for layer in range(2) for name in inside]
+
+
+def test_a_model_without_matrices_has_none() -> None:
+    assert names(nn.Sequential(nn.Embedding(4, 8), nn.LayerNorm(8), nn.Linear(8, 4))) == []
