@@ -48,15 +48,19 @@ def progress_per_second(
     """B = sqrt(M B_noise t_fixed / t_sequence): the total batch with the most progress per second (docs/theory.md).
 
     An update of total batch B makes progress in proportion to 1 / (1 + B_noise / B), in t_fixed + B t_sequence / M.
-    Where nothing is fixed no batch is better than a small one, however large the noise.
+    Where nothing is fixed no batch is better than a small one, however large the noise; where sequences cost nothing,
+    as on a GPU that waits for its launches, none than a large one.
 
     Args:
         num_workers: M, workers that compute their parts of an update side by side.
-        sequence_seconds: t_sequence, of forward and backward pass, > 0.
-        fixed_seconds: t_fixed, what an update takes whatever its batch: the optimizer, its share of averages.
+        sequence_seconds: t_sequence, what a further one adds to forward and backward pass.
+        fixed_seconds: t_fixed, what an update takes whatever its batch: a pass's own, the optimizer, its share of
+            averages.
     """
     if fixed_seconds <= 0:
         return Request(0.0)
+    if sequence_seconds <= 0:
+        return Request(math.inf, "sequences cost nothing: an infinite batch is asked for")
     sequences = math.sqrt(num_workers * statistics.noise_scale * fixed_seconds / sequence_seconds)
     return Request(sequences, _note(statistics))
 

@@ -1,12 +1,14 @@
 """The batch of one trainer for one round, and why it is what it is (docs/theory.md, "What is asked for")."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from adloco_dist.config import BatchingSettings, BatchRequest, Unmeasured
 from adloco_dist.noise.requests import Request, progress_per_second
 from adloco_dist.noise.statistics import GradientStatistics, Smoothed
 from adloco_dist.policy.link import worth_of_averaging
+from adloco_dist.policy.passes import PassCost, Passes, fit, remembered
 from adloco_dist.policy.request import automatic_n, bound_change, bound_size, switch, variance_test_request
 
 MAX_SEQUENCES = 1 << 20
@@ -21,18 +23,14 @@ class BatchReport:
 
     statistics: GradientStatistics | None = None
     """Gradient statistics of the round; None: there was nothing to measure."""
-    compute_seconds_per_sequence: float = 0.0
-    """Time of the slowest of its ranks, for all its workers there; 0: not measured."""
+    passes: Sequence[Passes] = ()
+    """What its passes took on the slowest of its ranks."""
     seconds_per_update: float = 0.0
     """The round's wall time without evaluations, divided by its updates."""
     exposed_share: float | None = None
     """Share of the round that averages took, and all else but updates and evaluations; None: not measured."""
     is_measured: bool = True
     """Whether the round was to measure them: not every round is."""
-
-    def fixed_seconds(self, local_batch: int) -> float:
-        """What an update took whatever its batch: optimizer, its share of averages, waiting, other trainers' turns."""
-        return max(0.0, self.seconds_per_update - local_batch * self.compute_seconds_per_sequence)
 
 
 @dataclass(frozen=True)
@@ -49,6 +47,8 @@ class BatchTarget:
     """What a user should know about this batch."""
     smoothed: Smoothed
     """The statistics that the request stands on."""
+    passes: tuple[Passes, ...] = field(default=(), kw_only=True)
+    """The timed passes that it stands on."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,7 @@ def next_target(
         # Else a batch would change by its bounds in every round, however short, on one and the same measurement.
         return last
     held = last.bounded if last else float(inputs.num_workers * batching.local_batch)
+    passes = remembered(last.passes if last else (), report.passes)
     request, smoothed, change_bound = Request(held), last.smoothed if last else Smoothed(), None
     if batching.request is BatchRequest.staged:
         request = Request(float([batch for begin, batch in batching.stages if begin <= spent_fraction][-1]))
@@ -109,17 +110,18 @@ def next_target(
     elif batching.request is BatchRequest.ramp and last:
         request = Request(batching.ramp_factor * held)
     elif last and measures:
-        request, smoothed = _tested(batching, inputs, last, report, tokens)
+        request, smoothed = _tested(batching, inputs, last, report, fit(passes), tokens)
     wanted = request.sequences
     if measures:
         wanted, change_bound = bound_change(batching, wanted, held)
     bounded, size_bound = bound_size(batching, wanted, inputs.num_workers, inputs.shard_sequences)
-    return BatchTarget(request.sequences, bounded, size_bound or change_bound, request.note, smoothed)
+    return BatchTarget(request.sequences, bounded, size_bound or change_bound, request.note, smoothed, passes=passes)
 
 
 def _tested(
-    batching: BatchingSettings, inputs: BatchInputs, last: BatchPlan, report: BatchReport, tokens: int
-) -> tuple[Request, Smoothed]:
+    batching: BatchingSettings, inputs: BatchInputs, last: BatchPlan, report: BatchReport, cost: PassCost | None,
+    tokens: int,
+) -> tuple[Request, Smoothed]:  # fmt: skip
     """What the statistics ask for, on averages that include this round; the last batch where nothing is known."""
     measured, smoothed = report.statistics, last.smoothed
     if measured is None and batching.unmeasured is Unmeasured.grow:
@@ -132,11 +134,11 @@ def _tested(
     assert smoothed.statistics is not None
     if batching.request is not BatchRequest.progress:
         return variance_test_request(batching, smoothed.statistics), smoothed
-    if report.compute_seconds_per_sequence <= 0:
+    if cost is None:
         return Request(last.bounded, "no times were measured: the batch stays"), smoothed
     num_workers = inputs.effective_workers or inputs.num_workers
-    times = report.compute_seconds_per_sequence, report.fixed_seconds(last.local_batch)
-    return progress_per_second(smoothed.statistics, num_workers, *times), smoothed
+    fixed = report.seconds_per_update - last.local_batch * cost.sequence_seconds
+    return progress_per_second(smoothed.statistics, num_workers, cost.sequence_seconds, fixed), smoothed
 
 
 def take(
@@ -153,7 +155,7 @@ def take(
     # A batch that was given, not estimated, is taken as it is.
     n = batching.switch_n if batching.measures_gradients else 1.0
     if isinstance(n, str):
-        n = _measured_n(wanted, inputs, target.smoothed, last, report)
+        n = _measured_n(wanted, inputs, target, last, report)
     local_batch, mode = switch(wanted, inputs.batch_limit, n)
     note = target.note
     if bound == "shard":
@@ -168,6 +170,7 @@ def take(
         bound=bound,
         note=note,
         smoothed=target.smoothed,
+        passes=target.passes,
         local_batch=local_batch,
         mode=mode,
         batch_limit=inputs.batch_limit,
@@ -185,11 +188,12 @@ def max_local_batch(batching: BatchingSettings, num_workers: int, shard_sequence
 
 
 def _measured_n(
-    batch: int, inputs: BatchInputs, smoothed: Smoothed, last: BatchPlan | None, report: BatchReport
+    batch: int, inputs: BatchInputs, target: BatchTarget, last: BatchPlan | None, report: BatchReport
 ) -> float:
     """The n of batching.switch_n=auto; that of the paper where it has no effect or its measurements are missing."""
-    limit, sequence_seconds = inputs.batch_limit, report.compute_seconds_per_sequence
-    if last is None or limit is None or batch <= limit or smoothed.statistics is None or sequence_seconds <= 0:
+    limit, statistics, cost = inputs.batch_limit, target.smoothed.statistics, fit(target.passes)
+    if last is None or limit is None or batch <= limit or statistics is None or cost is None:
         return PAPER_N
-    noise_scale, fixed = smoothed.statistics.noise_scale / inputs.num_workers, report.fixed_seconds(last.local_batch)
-    return automatic_n(batch, limit, noise_scale, limit * sequence_seconds, fixed)
+    fixed = report.seconds_per_update - cost.seconds(-(-last.local_batch // limit), last.local_batch)
+    noise_scale = statistics.noise_scale / inputs.num_workers
+    return automatic_n(batch, limit, noise_scale, cost.seconds(1, limit), max(0.0, fixed))

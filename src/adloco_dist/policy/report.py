@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from adloco_dist.averaging.report import OuterStepReport
 from adloco_dist.noise.statistics import GradientStatistics
 from adloco_dist.policy.evaluation import Evaluation, total
+from adloco_dist.policy.passes import Passes
 
 
 class InnerReport(Struct, omit_defaults=True):
@@ -22,9 +23,9 @@ class InnerReport(Struct, omit_defaults=True):
     """The phase's wall time, divided among the rank's trainers by the sequences that their workers took."""
     data_seconds: float = 0.0
     """Time until the workers' batches were there, summed over them."""
-    compute_seconds_per_sequence: float = 0.0
-    """Time of the forward and backward passes of all the workers, from their last updates. 0 unless batches are
-    weighed against what computing them takes (`BatchingSettings.measures_times`)."""
+    passes: list[Passes] = []
+    """Of the first and the last update of a round that measures gradients, where batches are weighed against what
+    computing them takes (`BatchingSettings.measures_times`)."""
     step_losses: list[float] = []
     """Sums over the workers of the mean loss of each update, where they are recorded; NaN before a restart."""
     notes: list[str] = []
@@ -33,7 +34,8 @@ class InnerReport(Struct, omit_defaults=True):
     def __add__(self, later: "InnerReport") -> "InnerReport":
         """This report and that of the updates after it: losses and targets are those of the round so far."""
         seconds, data_seconds = self.seconds + later.seconds, self.data_seconds + later.data_seconds
-        return replace(later, seconds=seconds, data_seconds=data_seconds, notes=self.notes + later.notes)
+        notes, passes = self.notes + later.notes, self.passes + later.passes
+        return replace(later, seconds=seconds, data_seconds=data_seconds, notes=notes, passes=passes)
 
 
 class MeasureReport(Struct, frozen=True, omit_defaults=True):
@@ -41,6 +43,8 @@ class MeasureReport(Struct, frozen=True, omit_defaults=True):
 
     statistics: GradientStatistics | None = None
     """Statistics of the round's first gradients, on the trainer's lowest rank; None elsewhere, or if not measured."""
+    shared_squared_norm: float | None = None
+    """What workers that stand apart have in common of `squared_norm`; None: they stand at one point, or there is one."""
     seconds: float = 0.0
     bytes_sent: int = 0
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from adloco_dist.config import SimulationSettings
+from adloco_dist.policy.passes import Passes
 from adloco_dist.policy.plan import RoundPlan
 from adloco_dist.policy.report import EvaluationReport, RankReport, TrainerReport
 
@@ -120,10 +121,13 @@ def _without_waiting(simulation: SimulationSettings, fragments: int, plan: Round
         waited = RoundForecast(plan.updates, delay, transfer, fragments).exposed_seconds(turn)
         gradients = simulation.transfer_seconds(part.outer.gradient_bytes_sent)
         measured = simulation.transfer_seconds(part.measure.bytes_sent) + latency if part.measure.seconds else 0.0
-        per_sequence = simulation.sequence_seconds * part.num_workers
+        passes = [
+            Passes(seen.micro_batches, seen.sequences, seen.sequences * simulation.sequence_seconds * part.num_workers)
+            for seen in part.inner.passes
+        ]
         trainers[trainer] = replace(
             part,
-            inner=replace(part.inner, seconds=seconds, compute_seconds_per_sequence=per_sequence),
+            inner=replace(part.inner, seconds=seconds, passes=passes),
             measure=replace(part.measure, seconds=measured),
             outer=dataclasses.replace(
                 part.outer,

@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from adloco_dist.noise.statistics import GradientStatistics
 from adloco_dist.policy.batch import BatchReport
 from adloco_dist.policy.evaluation import total
 from adloco_dist.policy.link import RoundCost
+from adloco_dist.policy.passes import Passes
 from adloco_dist.policy.plan import PoolReport, RoundPlan
-from adloco_dist.policy.report import RankReport, TrainerReport, smallest_capacity, sums_by_update
+from adloco_dist.policy.report import InnerReport, MeasureReport, RankReport, TrainerReport, smallest_capacity, sums_by_update
 from adloco_dist.text import ranks_by_value
 
 Shares = list[tuple[RankReport, TrainerReport]]
@@ -59,7 +59,7 @@ def _of_seat(parts: Sequence[TrainerReport]) -> TrainerReport:
             num_targets=sum(part.num_targets for part in inner),
             seconds=max(part.seconds for part in inner),
             data_seconds=max(part.data_seconds for part in inner),
-            compute_seconds_per_sequence=max(part.compute_seconds_per_sequence for part in inner),
+            passes=_slowest(inner),
             step_losses=sums_by_update(part.step_losses for part in inner),
             notes=[note for part in inner for note in part.notes],
         ),
@@ -88,6 +88,11 @@ def _of_seat(parts: Sequence[TrainerReport]) -> TrainerReport:
             seconds=max(part.evaluation.seconds for part in parts),
         ),
     )
+
+
+def _slowest(parts: Sequence[InnerReport]) -> list[Passes]:
+    """The passes of the rank that they took longest."""
+    return max((part.passes for part in parts), key=lambda passes: sum(one.seconds for one in passes))
 
 
 def disagreements(reports: Sequence[RankReport], ranks_per_worker: int = 1) -> list[str]:
@@ -164,9 +169,9 @@ def _batch_reports(
     round_seconds = max(report.control_seconds + report.spent("inner", "measure", "outer") for report in reports)
     return {
         trainer: BatchReport(
-            statistics=measured(parts),
+            statistics=measured(parts).statistics,
             is_measured=last.measures,
-            compute_seconds_per_sequence=max(share.inner.compute_seconds_per_sequence for _, share in parts),
+            passes=_slowest([share.inner for _, share in parts]),
             seconds_per_update=round_seconds / last.updates,
             exposed_share=cost.exposed_share(last.updates) if cost else None,
         )
@@ -194,6 +199,6 @@ def step_losses(shares: Shares, worker_updates: Sequence[int]) -> list[float]:
     return [total / sum(taken > update for taken in worker_updates) for update, total in enumerate(sums)]
 
 
-def measured(shares: Shares) -> GradientStatistics | None:
-    """What the trainer's lowest rank measured."""
-    return next((share.measure.statistics for _, share in shares if share.measure.statistics), None)
+def measured(shares: Shares) -> MeasureReport:
+    """What the trainer's lowest rank measured; nothing, where no rank did."""
+    return next((share.measure for _, share in shares if share.measure.statistics), MeasureReport())

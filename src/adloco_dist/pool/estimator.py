@@ -77,11 +77,22 @@ class GradientEstimator:
         gathered, bytes_sent = gather_rows(rows, trainer.id, layout, group)
         if gathered is None:
             return MeasureReport(bytes_sent=bytes_sent)
-        statistics = []
+        statistics, means = [], []
         for at_one_point in gathered.split(num_chunks_each) if self._is_streaming else [gathered]:
             chunks, sizes = at_one_point[:, :-1].double(), at_one_point[:, -1]
             statistics.append(statistics_from_gram(chunks @ chunks.T, sizes, self._is_plugin, BUCKETS))
-        return MeasureReport(GradientStatistics.mean_of(statistics), bytes_sent=bytes_sent)
+            means.append(sizes.double() @ chunks / sizes.sum())
+        shared = shared_squared_norm(torch.stack(means))
+        return MeasureReport(GradientStatistics.mean_of(statistics), shared, bytes_sent=bytes_sent)
+
+
+def shared_squared_norm(means: torch.Tensor) -> float | None:
+    """The mean inner product of two of these gradients, (points, elements), of different points and sequences: without
+    their noise, the squared norm of what they have in common; None: there is one point."""
+    count = len(means)
+    if count < 2:
+        return None
+    return float(means.sum(0).square().sum() - means.square().sum()) / (count * (count - 1))
 
 
 def gather_rows(

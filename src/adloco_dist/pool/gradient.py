@@ -77,6 +77,8 @@ class AccumulatedLoss:
     """Number of those targets."""
     worker_targets: int | torch.Tensor
     """Targets of the worker's whole batch, which ranks share where they hold its model together."""
+    micro_batches: int
+    """In which the batch was taken."""
     scale: float | torch.Tensor
     """What makes the accumulated gradient that of the mean loss over all targets, those of other ranks included."""
 
@@ -104,11 +106,12 @@ def accumulate_gradient(
     flat_model.gradient.zero_()
     module = averager.module if averager else flat_model.module
     loss_sum = torch.zeros((), device=flat_model.device, dtype=flat_model.dtype)
-    total_targets = 0
+    total_targets = num_micro_batches = 0
     chunks = watcher.chunks(batch) if watcher else [batch]
     for chunk in chunks:
         chunk_targets = 0
         micro_batches = chunk.split(micro_batch_size(len(chunk), capacity))
+        num_micro_batches += len(micro_batches)
         for micro_batch in micro_batches:
             is_last = chunk is chunks[-1] and micro_batch is micro_batches[-1]
             with averager.micro_batch(is_last) if averager else nullcontext():
@@ -125,9 +128,10 @@ def accumulate_gradient(
         total_targets += chunk_targets
     if averager:
         scale = len(batch) / averager.mean_targets(total_targets)
-        return AccumulatedLoss(loss_sum, total_targets, total_targets, scale)
+        return AccumulatedLoss(loss_sum, total_targets, total_targets, num_micro_batches, scale)
     worker_targets, num_ranks = flat_model.shards.total(total_targets), len(flat_model.shards.ranks) or 1
-    return AccumulatedLoss(loss_sum, total_targets, worker_targets, len(batch) * num_ranks / worker_targets)
+    scale = len(batch) * num_ranks / worker_targets
+    return AccumulatedLoss(loss_sum, total_targets, worker_targets, num_micro_batches, scale)
 
 
 def micro_batch_size(batch: int, capacity: int | None) -> int:

@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from torch.profiler import record_function
 
-from adloco_dist.cluster.devices import Timing, timed, wait_for
+from adloco_dist.cluster.devices import timed, wait_for
 from adloco_dist.cluster.failures import about
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import Settings
 from adloco_dist.data.protocols import Batch
+from adloco_dist.policy.passes import Passes
 from adloco_dist.policy.plan import RoundPlan
 from adloco_dist.policy.report import InnerReport, sums_by_update
 from adloco_dist.policy.schedule import batch_scale, learning_rate
@@ -142,14 +144,14 @@ class InnerPhase:
         settings, plan, trainer, worker, result = self.settings, self.plan, task.trainer, task.worker, task.result
         clip_norm, batch, gradient = settings.inner.clip_norm, plan.batches[trainer.id], slot.flat_model.gradient
         rate_scale = batch_scale(settings.inner.batch_scaling, batch.local_batch / settings.batching.local_batch)
-        timing, num_updates = Timing(), plan.updates_of(trainer.id, worker.id)
+        num_updates = plan.updates_of(trainer.id, worker.id)
         with about(f"trainer {trainer.id}, worker {worker.id}"):
             worker.attach(slot.flat_model)
             for update in range(worker.updates_done, task.until):
                 if self._is_stopped(slot):
                     return
-                is_timed = settings.batching.measures_times and update == num_updates - 1
-                with timed(gradient.device) if is_timed else nullcontext(timing) as timing:
+                is_timed = self.estimator and settings.batching.measures_times and update in (0, num_updates - 1)
+                with timed(gradient.device) if is_timed else nullcontext() as timing:
                     # Seeded by trainer, worker and update, never by rank: placement changes no random number.
                     seed = (settings.seed, trainer.id, worker.id, plan.round, update)
                     sequences, estimator = self._read(task, slot, update, seed), self.estimator if update == 0 else None
@@ -158,6 +160,8 @@ class InnerPhase:
                     if settings.run.step_losses:
                         worker.step_losses.append(done.mean)
                     worker.num_targets += done.num_targets
+                if timing:
+                    result.passes.append(Passes(done.micro_batches, len(sequences), timing.seconds))
                 scale_and_clip(slot.flat_model, done.scale, clip_norm)
                 place = update * plan.updates // num_updates  # the last update of slower workers has the same rate
                 worker.set_learning_rate(learning_rate(settings.inner, plan.progress, place) * rate_scale)
@@ -168,7 +172,6 @@ class InnerPhase:
         result.loss_sum, result.num_targets = worker.mean_loss(num_updates), worker.num_targets
         if settings.run.step_losses:
             result.step_losses = worker.read_step_losses()
-        result.compute_seconds_per_sequence = timing.seconds / batch.local_batch
 
     def _is_stopped(self, slot: ComputeSlot) -> bool:
         """Whether no further update is taken; ranks that compute together stop together."""
@@ -196,12 +199,18 @@ class InnerPhase:
             result = results.setdefault(task.trainer.id, InnerReport())
             result.loss_sum += task.result.loss_sum
             result.seconds += round(seconds * count / total, 6)
-            result.compute_seconds_per_sequence += task.result.compute_seconds_per_sequence
+            result.passes = _added(result.passes, task.result.passes)
             result.num_targets += task.result.num_targets
             result.data_seconds += task.result.data_seconds
             result.step_losses = sums_by_update([result.step_losses, task.result.step_losses])
             result.notes += task.result.notes
         return results
+
+
+def _added(passes: Sequence[Passes], others: Sequence[Passes]) -> list[Passes]:
+    """The passes of several workers that have taken the same updates, as one; those of some may be missing."""
+    pairs = zip_longest(passes, others)
+    return [replace(one or other, seconds=sum(each.seconds for each in (one, other) if each)) for one, other in pairs]
 
 
 def _update_gradient(

@@ -36,8 +36,9 @@ def round_rows(
             row.seconds["merge"] = max(rank.merge.seconds for rank, _ in by_trainer[row.trainer])
             row.bytes_sent["merge"] = cost.bytes_sent
         if plan and settings.batching.measures_gradients:
-            statistics = measured(by_trainer[row.trainer])
-            row.statistics = asdict(statistics) if statistics else None
+            found = measured(by_trainer[row.trainer])
+            row.statistics = asdict(found.statistics) if found.statistics else None
+            row.shared_squared_norm = found.shared_squared_norm
             if (batch := next_plan.batches.get(row.trainer)) and (smoothed := batch.smoothed.statistics):
                 row.smoothed, row.noise_scale = asdict(smoothed), smoothed.noise_scale
     if plan:  # a rank's own notes belong to no trainer in particular

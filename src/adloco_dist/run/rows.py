@@ -84,6 +84,9 @@ class TrainerRow(Struct, omit_defaults=True, gc=False):
     """The merge before the round in which the trainer took in others."""
     statistics: dict[str, Number | bool] | None = None
     """What was measured of its gradients in the round."""
+    shared_squared_norm: Number = None
+    """Mean inner product of the gradients of two workers that stand apart. What it is less than their own squared norm,
+    which `statistics` has, is drift."""
     smoothed: dict[str, Number | bool] | None = None
     """The running averages from which the next request was computed."""
     noise_scale: Number = None

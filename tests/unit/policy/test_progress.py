@@ -10,6 +10,7 @@ from adloco_dist.config.compose import compose
 from adloco_dist.noise.statistics import GradientStatistics
 from adloco_dist.policy.batch import BatchInputs, BatchPlan, BatchReport
 from adloco_dist.policy.layout import Layout
+from adloco_dist.policy.passes import PassCost, Passes, fit
 from adloco_dist.policy.plan import PlanInputs, PoolReport
 from adloco_dist.policy.planning import plan_round
 from helpers.support import first_batch, next_batch, small_settings
@@ -25,7 +26,8 @@ BY_PROGRESS = ["batching.request=progress", "batching.span=0", "batching.local_b
 def by_progress(statistics: GradientStatistics, sequence_seconds: float, update_seconds: float) -> BatchPlan:
     """Two workers' batch after a first round of one sequence each."""
     first = first_batch(compose(BY_PROGRESS), inputs := BatchInputs(num_workers=2))
-    report = BatchReport(statistics, sequence_seconds, update_seconds)
+    passes = [Passes(1, 1, sequence_seconds)] if sequence_seconds else []
+    report = BatchReport(statistics, passes, update_seconds)
     return next_batch(compose(BY_PROGRESS), inputs, first, report, 0.1, 100)
 
 
@@ -57,6 +59,36 @@ def test_limits_of_progress_per_second(
 ) -> None:
     plan = by_progress(statistics, 1.0, update_seconds)
     assert (plan.bounded, plan.bound) == (bounded, bound)
+
+
+@pytest.mark.parametrize(
+    ("seen", "cost"),
+    [
+        ([Passes(2, 4, 2.0), Passes(1, 4, 1.5)], PassCost(0.5, 0.25)),  # the chunks of a measurement, and one pass
+        ([Passes(1, 4, 1.5), Passes(1, 16, 4.5)], PassCost(0.5, 0.25)),  # a batch that has grown
+        ([Passes(2, 4, 2.0), Passes(1, 4, 1.0)], PassCost(1.0, 0.0)),  # a GPU that waits for its launches
+        ([Passes(2, 4, 1.0), Passes(1, 4, 1.1)], PassCost(0.0, 0.2619)),  # smaller passes are faster: they cost nothing
+        ([Passes(1, 4, 1.0), Passes(2, 8, 2.0)], PassCost(0.0, 0.25)),  # nothing to tell the two apart by
+        ([Passes(2, 4, 2.0), *3 * [Passes(1, 4, 1.5)], Passes(1, 4, 90.0)], PassCost(0.5, 0.25)),  # one was interrupted
+        ([], None),
+    ],
+)
+def test_what_passes_cost_is_fitted(seen: list[Passes], cost: PassCost | None) -> None:
+    found = fit(seen)
+    assert (found is None) == (cost is None)
+    if found and cost:
+        assert found.micro_batch_seconds == pytest.approx(cost.micro_batch_seconds, abs=1e-3)
+        assert found.sequence_seconds == pytest.approx(cost.sequence_seconds, abs=1e-3)
+
+
+def test_a_pass_s_own_time_is_no_cost_of_its_sequences() -> None:
+    """A pass of 4 takes 1.5 s, of which 0.5 whatever its size, and all else 0.5 s: 1 s is fixed, not 0.5."""
+    asked, inputs = compose([*BY_PROGRESS, "batching.local_batch=4"]), BatchInputs(num_workers=1)
+    report = BatchReport(MEASURED, [Passes(2, 4, 2.0), Passes(1, 4, 1.5)], 2.0)
+    plan = next_batch(asked, inputs, first_batch(asked, inputs), report, 0.1, 100)
+    assert plan.request == pytest.approx(math.sqrt(24 * 1.0 / 0.25))
+    later = next_batch(asked, inputs, plan, BatchReport(MEASURED, [Passes(1, 10, 3.0)], 3.5), 0.2, 200)
+    assert later.request == pytest.approx(math.sqrt(24 * 1.0 / 0.25)), "the line is the same at the new batch"
 
 
 def test_without_times_a_batch_stays() -> None:

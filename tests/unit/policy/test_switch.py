@@ -14,6 +14,7 @@ from adloco_dist.data.tokens import TokenBatch
 from adloco_dist.noise.statistics import GradientStatistics
 from adloco_dist.objective.language import LanguageObjective
 from adloco_dist.policy.batch import BatchInputs, BatchPlan, BatchReport
+from adloco_dist.policy.passes import Passes
 from adloco_dist.policy.report import smallest_capacity
 from adloco_dist.policy.request import automatic_n, switch
 from adloco_dist.pool.flat_model import FlatModel
@@ -135,10 +136,11 @@ def test_automatic_n_is_planned_from_what_was_measured() -> None:
     statistics = GradientStatistics(32.0, 1.0, 2.0, 1.0, 0.0, True)
     inputs = BatchInputs(num_workers=1, batch_limit=2)
 
-    def planned(compute_seconds_per_sequence: float, seconds_per_update: float) -> BatchPlan:
+    def planned(sequence_seconds: float, seconds_per_update: float) -> BatchPlan:
         first = first_batch(settings, inputs)
         assert (first.switch_n, first.mode, first.local_batch) == (2.0, "accumulated", 8)
-        report = BatchReport(statistics, compute_seconds_per_sequence, seconds_per_update)
+        passes = [Passes(4, 8, 8 * sequence_seconds)] if sequence_seconds else []
+        report = BatchReport(statistics, passes, seconds_per_update)
         return next_batch(settings, inputs, first, report, 0.1, 100)
 
     # A pass of 2 takes 2 s and everything else 0.5 s: x = 4 against phi t_fixed / t_pass = 16 * 0.25 = 4.

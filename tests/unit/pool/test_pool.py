@@ -11,6 +11,7 @@ from adloco_dist.averaging.outer_sgd import OuterSGD
 from adloco_dist.config import Precision
 from adloco_dist.data.indexed import permutation
 from adloco_dist.objective.losses import losses
+from adloco_dist.pool.estimator import shared_squared_norm
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.gradient import mean_gradient
 from helpers.support import (
@@ -217,3 +218,13 @@ def test_an_untrained_model_is_as_good_as_chance() -> None:
     found = losses(module, small_store().batch(permutation(4)))
     assert found.shape == (4, SEQUENCE_LENGTH)
     torch.testing.assert_close(found, torch.full_like(found, float(torch.tensor(VOCAB_SIZE).log())))
+
+
+def test_what_workers_have_in_common_is_the_product_of_different_ones() -> None:
+    generator = torch.Generator().manual_seed(0)
+    common = torch.randn(50, dtype=torch.float64, generator=generator)
+    means = common + 0.5 * torch.randn(3, 50, dtype=torch.float64, generator=generator)
+    pairs = [float(means[i] @ means[j]) for i in range(3) for j in range(3) if i != j]
+    assert shared_squared_norm(means) == pytest.approx(sum(pairs) / 6)
+    assert shared_squared_norm(common.expand(2, -1)) == pytest.approx(float(common @ common))
+    assert shared_squared_norm(means[:1]) is None, "one alone shares nothing"
