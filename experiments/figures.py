@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from cases import LINKS, SEEDS, SEQUENCE_SECONDS, UPDATE_SECONDS
+from cases import LINKS, SEEDS, clock_of
 from questions import ALONE_RATES, BATCHES, DIFFERENT, POOLS, QUESTIONS, ROUNDS, SCHEDULED
 from runs import Record, read
 
@@ -36,6 +36,15 @@ class Records:
             if (asked, by, seeded) == (question, side, f"seed{seed}"):
                 found.append((record[amount], record["loss"]))
         return sorted(found)
+
+    def curve(self, question: str, side: str, seed: int) -> Points:
+        """The losses of a side's longest run with a seed, by seconds, as it was evaluated on the way; empty: none."""
+        runs = [
+            record
+            for name, record in self.by_name.items()
+            if name.split("/")[:2] == [question, side] and name.endswith(f"/seed{seed}")
+        ]
+        return max(runs, key=lambda run: run["budget"])["curve"] if runs else []
 
     def loss(self, question: str, side: str, seconds: float, seed: int) -> float | None:
         """The loss of one run; None: it was not made."""
@@ -186,7 +195,8 @@ def _print_merging(records: Records) -> None:
         print(f"merging_over_one_trainer_in_tokens, {name} = {spread(at_equal_tokens[name])}")
     for side in ("one_trainer", *POOLS):
         if run := records.by_name.get(f"merging/{side}/45s/seed{SEEDS[0]}"):
-            updates = run["updates"] * (UPDATE_SECONDS + MERGED_BATCH * SEQUENCE_SECONDS)
+            fixed, of_sequence = clock_of("adamw")
+            updates = run["updates"] * (fixed + MERGED_BATCH * of_sequence)
             detail = f"{run['updates']} updates of {MERGED_BATCH} sequences a worker would take {updates:.1f} of 45 s"
             print(f"merging, {side}: {run['rounds']} rounds, {run['bytes_sent'] / 1e6:.1f} MB; {detail}")
 

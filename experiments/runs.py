@@ -133,6 +133,7 @@ def _record(case: Case, directory: Path) -> Record | None:
     return {
         "name": case.name,
         "loss": saved_loss(result),
+        "curve": [(row["elapsed_seconds"], row["validation_loss"]) for row in rounds if "validation_loss" in row],
         "budget": next(limit for limit in facts["settings"]["budget"].values() if limit is not None),
         "rounds": result["rounds"],
         "updates": sum(row["updates"] for row in rounds),

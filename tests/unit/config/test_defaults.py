@@ -39,7 +39,7 @@ def test_a_choice_holds_only_what_differs_from_the_defaults(file: Path) -> None:
     "choices",
     [
         ["algorithm=adloco"],
-        ["model=tiny", "data=python_stdlib", "inner=adamw", "outer=average", "wire=adaptive"],
+        ["model=tiny", "data=python_stdlib", "inner=muon", "outer=average", "wire=adaptive"],
         ["merge=worst_with_worst", "tracking=auto"],
     ],
 )

@@ -201,7 +201,6 @@ def test_combinations_that_cannot_work() -> None:
         (["batching.switch_n=auto", "batching.request=ramp"], r"batching.switch_n=auto.*noise"),
         (["pool.ranks_per_worker=0"], r"pool.ranks_per_worker=0: must be >= 1"),
         (["algorithm=ddp", *TOGETHER], r"ranks_per_worker=2: algorithm=ddp .*whole models on its ranks; set both to 1"),
-        (["inner=muon", *TOGETHER], r"inner.optimizer=muon: .*whole matrices.*ranks_per_worker=1.*use adamw"),
         (["model.compile=true", *TOGETHER], r"model.compile=True: .*ranks_per_worker > 1.*leave it out"),
         *(
             (

@@ -1,0 +1,186 @@
+"""Compressed averages of every update's gradient, on the simulated clock: python experiments/compressed.py FOLDER.
+
+Each side is torch's DistributedDataParallel with a communication hook: PowerSGD as torch has it, or this project's
+formats as a hook (the sparse one with error feedback). Hooks see the whole gradient at once, and yet two thirds of an
+update hide what they send, which no top-k or low-rank hook can do: the clock is kind to them. Optimizer, rate, data,
+evaluation and the average of the weights are those of the other sides.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from cases import COMPARED, LINKS, MEASURED, clock_of
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from adloco_dist.averaging.averager import Averager
+from adloco_dist.averaging.codecs import WholeNumbers
+from adloco_dist.averaging.group import Group
+from adloco_dist.averaging.quantized import Quantized
+from adloco_dist.averaging.shards import Shards
+from adloco_dist.averaging.sparse import Sparse
+from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.config.compose import compose
+from adloco_dist.data.corpora import TextSplits, load_corpus
+from adloco_dist.objective.language import LanguageObjective
+from adloco_dist.policy.evaluation import Evaluation, subsets
+from adloco_dist.policy.schedule import Progress, learning_rate
+from adloco_dist.policy.simulation import HIDDEN_GRADIENTS
+from adloco_dist.pool.muon import Muon, hidden_matrices
+from helpers.processes import run_ranks
+
+LATENCY_SECONDS = 0.0005
+
+
+@dataclass(frozen=True)
+class Side:
+    """What is trained, and how its gradients travel."""
+
+    hook: str
+    """sparse, int8, int4 or powersgd."""
+    amount: float
+    """Share of the elements, or the rank of PowerSGD's matrices; 0: the hook has none."""
+    link: str
+    seconds: float
+    seed: int
+    local_batch: int
+    optimizer: str
+    lr: float
+    model: str = "tiny"
+
+    @property
+    def name(self) -> str:
+        side = f"{self.hook}{self.amount or ''}_b{self.local_batch}_{self.optimizer}{self.lr:g}_{self.link}"
+        return f"compressed/{side}/{self.seconds:g}s/seed{self.seed}"
+
+
+def train(runtime: Runtime, side: Side) -> tuple[list[tuple[float, float]], int, int]:
+    """Losses of the averaged weights by seconds of the clock, updates, and bytes that a rank sent."""
+    torch.set_num_threads(1)
+    settings = compose([*MEASURED, *COMPARED, f"model={side.model}", f"inner={side.optimizer}", f"inner.lr={side.lr}",
+                        f"seed={side.seed}"])  # fmt: skip
+    inner, batch = settings.inner, side.local_batch
+    update_seconds = sum(clock * count for clock, count in zip(clock_of(side.optimizer), (1, batch), strict=True))
+    splits = load_corpus(settings.data)
+    assert isinstance(splits, TextSplits)
+    table = splits.train.table  # type: ignore[attr-defined]
+    torch.manual_seed(side.seed)
+    objective = LanguageObjective.fitted(settings, splits.vocabulary)
+    module = objective.build(torch.device("cpu"), in_bf16=False)
+    optimizers = _optimizers(module, settings)
+    replica = DistributedDataParallel(module, bucket_cap_mb=1000, gradient_as_bucket_view=True)
+    num_elements = sum(parameter.numel() for parameter in module.parameters())
+    sent = _register(replica, side, num_elements, runtime)
+    average = [parameter.detach().clone() for parameter in module.parameters()]
+    order = np.random.default_rng(side.seed).permutation(table.num_sequences)[runtime.rank :: runtime.world_size]
+    done, seconds, curve, looks = 0, 0.0, [], [side.seconds * (number + 1) / 10 for number in range(10)]
+    while looks:
+        rate = learning_rate(inner, Progress(0, seconds / side.seconds, 0.0), 0)
+        chosen = order[[(done * batch + place) % len(order) for place in range(batch)]]
+        loss, _ = objective.loss(replica, table.batch(chosen))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), inner.clip_norm or float("inf"))
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+        module.zero_grad(set_to_none=False)
+        done += 1
+        weight = max(1 / done, 1 / (1 + (settings.outer.average_span or 0) * done))
+        torch._foreach_lerp_(average, [parameter.detach() for parameter in module.parameters()], weight)
+        transfer = sent() / LINKS[side.link] + LATENCY_SECONDS
+        seconds += update_seconds + max(0.0, transfer - HIDDEN_GRADIENTS * update_seconds)
+        if seconds >= looks[0]:
+            looks.pop(0)
+            curve.append((round(seconds, 3), _loss(objective, module, average, splits, settings)))
+    return curve, done, int(sent() * done)
+
+
+def _optimizers(module: torch.nn.Module, settings: Any) -> list[torch.optim.Optimizer]:
+    inner, named = settings.inner, list(module.named_parameters())
+    hidden = hidden_matrices(module, named) if inner.optimizer.name == "muon" else {}
+    rest = [parameter for name, parameter in named if name not in hidden]
+    groups = [{"params": [p for p in rest if p.ndim > 1], "weight_decay": inner.weight_decay},
+              {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0}]  # fmt: skip
+    found: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(groups, lr=inner.lr, betas=(inner.beta1, inner.beta2), fused=True)
+    ]
+    if hidden:
+        own = [{"params": [p], "matrices": hidden[name], "weight_decay": inner.weight_decay, "lr": inner.lr}
+               for name, p in named if name in hidden]  # fmt: skip
+        found.append(Muon(own, inner.momentum, torch.float32, Shards({}, (), 60.0)))
+        for group in own:
+            (parameter,) = group["params"]
+            found[-1].state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return found
+
+
+def _register(replica: DistributedDataParallel, side: Side, num_elements: int, runtime: Runtime) -> Callable[[], float]:
+    """Register the side's hook; a function that says how many bytes a rank sends for an update."""
+    if side.hook == "powersgd":
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=int(side.amount), start_powerSGD_iter=10)
+        replica.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        # Of the two factors of every matrix, and vectors as they are: twice (n - 1) / n in an all-reduce.
+        floats = sum(
+            p.numel() if p.ndim < 2 else min(p.numel(), int(side.amount) * (p.shape[0] + p[0].numel()))
+            for p in replica.parameters()
+        )
+        share = 2 * (runtime.world_size - 1) / runtime.world_size
+        return lambda: 4 * floats * share
+    ranks = tuple(range(runtime.world_size))
+    group = Group(ranks, dist.new_group(ranks), torch.device("cpu"), 60.0, 60.0)
+    averager: Averager = Sparse(side.amount) if side.hook == "sparse" else Quantized(WholeNumbers(int(side.hook[3:])))
+    residual = torch.zeros(num_elements) if averager.keeps_residual else None
+
+    def hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        assert bucket.is_last(), "one bucket has the whole gradient"
+        total = averager.exchange(bucket.buffer().clone(), 0, group, residual)()
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        done.set_result(total / len(ranks))
+        return done
+
+    replica.register_comm_hook(None, hook)
+    return lambda: averager.bytes_per_rank(num_elements, 0, ranks)
+
+
+def _loss(objective: Any, module: torch.nn.Module, average: list[torch.Tensor], splits: Any, settings: Any) -> float:
+    """The validation loss of the averaged weights, on the sequences of the launcher's last evaluation."""
+    own = [parameter.detach().clone() for parameter in module.parameters()]
+    places = subsets(splits.validation.num_sequences, settings.evaluation).final
+    with torch.no_grad():
+        torch._foreach_copy_(list(module.parameters()), average)
+        parts = [places[first : first + 64] for first in range(0, len(places), 64)]
+        batches = (splits.validation.batch(np.array(part)) for part in parts)
+        loss = sum((objective.evaluate(module, batch) for batch in batches), Evaluation()).loss
+        torch._foreach_copy_(list(module.parameters()), own)
+    return loss
+
+
+def record(side: Side) -> dict[str, Any]:
+    """The side's record, as experiments/runs.py keeps those of the launcher."""
+    curve, updates, sent = run_ranks(train, [0, 1], side, timeout_seconds=7200.0)[0]
+    return {"name": side.name, "budget": side.seconds, "loss": curve[-1][1], "curve": curve, "updates": updates,
+            "bytes_sent": 2 * sent, "tokens": 2 * updates * side.local_batch * 128, "side": asdict(side)}  # fmt: skip
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    for text in sys.argv[2:]:
+        hook, amount, link, seconds, seed, batch, optimizer, lr = text.split(",")
+        side = Side(hook, float(amount), link, float(seconds), int(seed), int(batch), optimizer, float(lr))
+        file = folder / f"{side.name.replace('/', '_')}.json"
+        if not file.exists():
+            file.write_text(json.dumps(record(side)), encoding="utf-8")
+        print(side.name, json.loads(file.read_text(encoding="utf-8"))["loss"], flush=True)
+
+
+if __name__ == "__main__":
+    main()
