@@ -94,7 +94,8 @@ def train(runtime: Runtime, side: Side) -> tuple[list[tuple[float, float]], int,
         module.zero_grad(set_to_none=False)
         done += 1
         weight = max(1 / done, 1 / (1 + (settings.outer.average_span or 0) * done))
-        torch._foreach_lerp_(average, [parameter.detach() for parameter in module.parameters()], weight)
+        for mean, parameter in zip(average, module.parameters(), strict=True):
+            mean.lerp_(parameter.detach(), weight)
         transfer = sent() / LINKS[side.link] + LATENCY_SECONDS
         seconds += update_seconds + max(0.0, transfer - HIDDEN_GRADIENTS * update_seconds)
         if seconds >= looks[0]:
@@ -135,11 +136,12 @@ def _register(replica: DistributedDataParallel, side: Side, num_elements: int, r
         share = 2 * (runtime.world_size - 1) / runtime.world_size
         return lambda: 4 * floats * share
     ranks = tuple(range(runtime.world_size))
-    group = Group(ranks, dist.new_group(ranks), torch.device("cpu"), 60.0, 60.0)
+    connected: Any = dist.new_group(ranks)
+    group = Group(ranks, connected, torch.device("cpu"), 60.0, 60.0)
     averager: Averager = Sparse(side.amount) if side.hook == "sparse" else Quantized(WholeNumbers(int(side.hook[3:])))
     residual = torch.zeros(num_elements) if averager.keeps_residual else None
 
-    def hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # pyright: ignore[reportPrivateImportUsage]
         assert bucket.is_last(), "one bucket has the whole gradient"
         total = averager.exchange(bucket.buffer().clone(), 0, group, residual)()
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
@@ -155,12 +157,17 @@ def _loss(objective: Any, module: torch.nn.Module, average: list[torch.Tensor], 
     own = [parameter.detach().clone() for parameter in module.parameters()]
     places = subsets(splits.validation.num_sequences, settings.evaluation).final
     with torch.no_grad():
-        torch._foreach_copy_(list(module.parameters()), average)
+        _assign(module, average)
         parts = [places[first : first + 64] for first in range(0, len(places), 64)]
         batches = (splits.validation.batch(np.array(part)) for part in parts)
         loss = sum((objective.evaluate(module, batch) for batch in batches), Evaluation()).loss
-        torch._foreach_copy_(list(module.parameters()), own)
+        _assign(module, own)
     return loss
+
+
+def _assign(module: torch.nn.Module, values: list[torch.Tensor]) -> None:
+    for parameter, value in zip(module.parameters(), values, strict=True):
+        parameter.copy_(value)
 
 
 def record(side: Side) -> dict[str, Any]:

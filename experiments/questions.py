@@ -5,6 +5,7 @@ from itertools import product
 from pathlib import Path
 
 from cases import FREE, LINKS, NANO, NANO_SHARE, SEEDS, TINY, Case, cases, corpora, link
+from machines import machines
 
 ALONE = ("algorithm=localsgd", "batching.request=none", "inner.warmup_fraction=0.2")
 """One worker that averages with nobody, at the best of the settings that were tried: rates of 1, 2 and 3e-3, warm-ups
@@ -164,5 +165,5 @@ def sources(_: Path | None) -> list[Case]:
 
 QUESTIONS: Mapping[str, Callable[[Path | None], list[Case]]] = {
     question.__name__: question
-    for question in (second_machine, controls, rhythm, batches, schedules, merging, other_corpora, sources)
+    for question in (machines, second_machine, controls, rhythm, batches, schedules, merging, other_corpora, sources)
 }

@@ -81,18 +81,16 @@ class Shards:
             group.all_reduce(tensor)
         return tensor
 
-    def exchange(
-        self, sent: Sequence[torch.Tensor | None], like: Sequence[torch.Tensor | None]
-    ) -> list[torch.Tensor | None]:
+    def exchange(self, sent: Sequence[torch.Tensor], like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Send every rank of the worker its tensor, on a mesh of one dimension; what each of them has sent, which is
-        like the tensors of `like`. None: nothing. Collective over them."""
+        like the tensors of `like`. Empty ones do not travel. Collective over them."""
         (group,) = self._groups
-        received = [None if tensor is None else torch.empty_like(tensor) for tensor in like]
+        received = [torch.empty_like(tensor) for tensor in like]
         received[self.index] = sent[self.index]
-        others = [(place, rank) for place, rank in enumerate(self.ranks) if place != self.index]
+        others = [place for place in range(len(self.ranks)) if place != self.index]
         group.send_and_receive(
-            [(rank, tensor) for place, rank in others if (tensor := sent[place]) is not None],
-            [(rank, tensor) for place, rank in others if (tensor := received[place]) is not None],
+            [(self.ranks[place], sent[place]) for place in others if sent[place].numel()],
+            [(self.ranks[place], received[place]) for place in others if received[place].numel()],
         )
         return received
 

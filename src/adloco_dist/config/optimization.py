@@ -48,7 +48,7 @@ class InnerSettings:
     optimizer: InnerOptimizer = InnerOptimizer.muon
     """Algorithm of the inner updates: AdamW; SGD with or without momentum; Muon for the matrices between embeddings and
     output, and AdamW for all else (MuLoCo, 2505.23725)."""
-    lr: Annotated[float, Range("> 0")] = 3e-3
+    lr: Annotated[float, Range("> 0")] = 5e-3
     """Peak learning rate; of muon such that updates of a matrix are as large as adamw's (2502.16982)."""
     other_lr_factor: Annotated[float, Range("> 0"), ReadWhen("inner.optimizer=muon")] = 1.0
     """Rate of what muon leaves to AdamW, over `lr`."""
@@ -58,7 +58,7 @@ class InnerSettings:
     """Decay of adamw's running mean of squared gradients."""
     eps: Annotated[float, Range("> 0"), ReadWhen(ADAMW)] = 1e-8
     """Constant that adamw adds to the denominator of its updates."""
-    momentum: Annotated[float, Range("in [0, 1)"), ReadWhen("inner.optimizer=sgd,muon")] = 0.9
+    momentum: Annotated[float, Range("in [0, 1)"), ReadWhen("inner.optimizer=sgd,muon")] = 0.8
     """Momentum of sgd and of muon."""
     weight_decay: Annotated[float, Range(">= 0")] = 0.01
     """Decoupled for adamw and muon, added to the gradient for sgd; never applied to vectors (norms, biases)."""

@@ -44,7 +44,7 @@ class MeasureReport(Struct, frozen=True, omit_defaults=True):
     statistics: GradientStatistics | None = None
     """Statistics of the round's first gradients, on the trainer's lowest rank; None elsewhere, or if not measured."""
     shared_squared_norm: float | None = None
-    """What workers that stand apart have in common of `squared_norm`; None: they stand at one point, or there is one."""
+    """What workers that stand apart have in common of `squared_norm`; None: they stand at one point, or alone."""
     seconds: float = 0.0
     bytes_sent: int = 0
 

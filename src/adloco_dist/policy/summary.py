@@ -10,7 +10,14 @@ from adloco_dist.policy.evaluation import total
 from adloco_dist.policy.link import RoundCost
 from adloco_dist.policy.passes import Passes
 from adloco_dist.policy.plan import PoolReport, RoundPlan
-from adloco_dist.policy.report import InnerReport, MeasureReport, RankReport, TrainerReport, smallest_capacity, sums_by_update
+from adloco_dist.policy.report import (
+    InnerReport,
+    MeasureReport,
+    RankReport,
+    TrainerReport,
+    smallest_capacity,
+    sums_by_update,
+)
 from adloco_dist.text import ranks_by_value
 
 Shares = list[tuple[RankReport, TrainerReport]]

@@ -1,5 +1,5 @@
-"""Muon: momentum whose matrices are made orthogonal (Jordan et al. 2024; arXiv 2502.16982), for many of them at once and
-for those that ranks share; and which of a module's parameters are such matrices."""
+"""Muon: momentum whose matrices are made orthogonal (Jordan et al. 2024; 2502.16982), for many of them at once and for
+those that ranks share; and which of a module's parameters are such matrices."""
 
 import math
 import re
@@ -16,10 +16,10 @@ from adloco_dist.vectors import Deal
 
 STEPS = 5
 A, B, C = 3.4445, -4.7750, 2.0315
-"""Steps of the Newton-Schulz iteration and its coefficients, those of torch.optim.Muon: x becomes A x + B x^3 + C x^5."""
+"""Steps of the Newton-Schulz iteration, and its coefficients: x becomes A x + B x^3 + C x^5, as in torch.optim.Muon."""
 MIN_NORM = 1e-7
 RMS = 0.2
-"""Root mean square of a matrix's update at a rate of 1, as AdamW's updates have it: one rate suits both (2502.16982)."""
+"""Root mean square of a matrix's update at a rate of 1, as that of AdamW's: one rate suits both (2502.16982)."""
 BATCH_BYTES = 1 << 27
 """Matrices of one shape that a GPU orthogonalises at once. A CPU takes one by one, which stay in its cache."""
 COPIES = 8
@@ -159,27 +159,26 @@ class Muon(torch.optim.Optimizer):
             buffer = self.state[parameter]["momentum_buffer"]
             buffer.lerp_(parameter.grad, 1 - self._momentum)
             momenta.append(parameter.grad.lerp(buffer, self._momentum))
-        updates = self._shared(matrices, momenta) if self._shards.ranks else self._orthogonal(matrices, momenta)
+        updates = (
+            self._shared(matrices, momenta) if self._shards.ranks else self._orthogonal(matrices, torch.stack(momenta))
+        )
         for group, update in zip(groups, updates, strict=True):
             (parameter,), rate = group["params"], group["lr"]
             parameter.mul_(1 - rate * group["weight_decay"])
             parameter.add_(update, alpha=-rate * matrices.scale)
 
-    def _orthogonal(self, matrices: Matrices, whole: Sequence[torch.Tensor]) -> torch.Tensor:
-        """(number, *shape)."""
-        stacked = torch.stack(list(whole)).view(-1, *matrices.stack[1:])
-        return orthogonalized(stacked, self._dtype).reshape(len(whole), *matrices.shape)
+    def _orthogonal(self, matrices: Matrices, whole: torch.Tensor) -> torch.Tensor:
+        """The parameters (number, *shape) with their matrices made orthogonal."""
+        return orthogonalized(whole.view(-1, *matrices.stack[1:]), self._dtype).reshape(whole.shape)
 
     def _shared(self, matrices: Matrices, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The parts of what is orthogonal; the ranks take turns to have a whole. Collective."""
-        ranks, place = self._shards.ranks, self._shards.index
+        ranks, stacked = self._shards.ranks, torch.stack(list(parts))
         deal = Deal.of(matrices.shape, len(ranks))
         assert deal
-        owned = [torch.stack(list(parts[owner :: len(ranks)])) if parts[owner:] else None for owner in range(len(ranks))]
-        gathered = self._shards.exchange(owned, [owned[place]] * len(ranks))
-        pieces: list[torch.Tensor | None] = [None] * len(ranks)
-        if gathered[place] is not None:
-            orthogonal = self._orthogonal(matrices, torch.cat(gathered, dim=1 + deal.dimension).unbind())
-            pieces = [piece.contiguous() for piece in orthogonal.chunk(len(ranks), dim=1 + deal.dimension)]
-        done = self._shards.exchange(pieces, [part if part is None else part.to(self._dtype) for part in owned])
+        owned = [stacked[owner :: len(ranks)].contiguous() for owner in range(len(ranks))]  # of some maybe nothing
+        gathered = self._shards.exchange(owned, [owned[self._shards.index]] * len(ranks))
+        orthogonal = self._orthogonal(matrices, torch.cat(gathered, dim=1 + deal.dimension))
+        pieces = [piece.contiguous() for piece in orthogonal.chunk(len(ranks), dim=1 + deal.dimension)]
+        done = self._shards.exchange(pieces, [part.to(self._dtype) for part in owned])
         return [done[number % len(ranks)][number // len(ranks)] for number in range(len(parts))]

@@ -42,7 +42,14 @@ def leaves_of(flat_model: FlatModel, inner: InnerSettings) -> list[Leaf]:
     hidden = flat_model.hidden_matrices if is_muon else {}
     others = InnerOptimizer.adamw if is_muon else inner.optimizer
     leaves = [
-        Leaf(slice(start, start + shape.numel()), tuple(shape), (index,), InnerOptimizer.muon, inner.weight_decay, matrices)
+        Leaf(
+            slice(start, start + shape.numel()),
+            tuple(shape),
+            (index,),
+            InnerOptimizer.muon,
+            inner.weight_decay,
+            matrices,
+        )
         for index, (name, start, shape) in enumerate(zip(layout.names, layout.offsets, layout.shapes, strict=True))
         if (matrices := hidden.get(name))
     ]

@@ -6,7 +6,7 @@ from torch import nn
 
 from adloco_dist.config import Precision
 from adloco_dist.pool.flat_model import FlatModel
-from adloco_dist.pool.muon import A, B, C, STEPS, hidden_matrices, orthogonalized
+from adloco_dist.pool.muon import STEPS, A, B, C, hidden_matrices, orthogonalized
 from adloco_dist.pool.worker import Worker
 from helpers.support import small_module, small_settings
 

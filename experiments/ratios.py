@@ -1,0 +1,32 @@
+"""What experiments/machines.py has found: ratios of times to a loss, seed by seed, with intervals."""
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from figures import Records, seconds_to
+from machines import SEEDS, TARGETS
+
+
+def ratios(records: Records) -> dict[str, list[float]]:
+    """By figure, the ratio of each seed of which there are both runs."""
+    found: dict[str, list[float]] = {}
+    for figure, (side, other) in TARGETS.items():
+        for seed in SEEDS:
+            ours, theirs = records.curve("machines", side, seed), records.curve("machines", other, seed)
+            if ours and theirs:
+                seconds, loss = theirs[-1]
+                found.setdefault(figure, []).append(seconds_to(loss, ours) / seconds)
+    return found
+
+
+STUDENT = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}
+"""Student's t of a two-sided interval of 95 %, by the number of values."""
+
+
+def interval(values: Sequence[float]) -> str:
+    """The mean with its interval of 95 %."""
+    if len(values) < 2 or not all(map(math.isfinite, values)):
+        return ", ".join(f"{value:.3f}" for value in values)
+    half = STUDENT[len(values)] * statistics.stdev(values) / math.sqrt(len(values))
+    return f"{statistics.mean(values):.3f} ± {half:.3f}"
