@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from by_hand import Plain
 from cases import COMPARED, LINKS, MEASURED, clock_of
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -24,18 +25,14 @@ from adloco_dist.averaging.averager import Averager
 from adloco_dist.averaging.codecs import WholeNumbers
 from adloco_dist.averaging.group import Group
 from adloco_dist.averaging.quantized import Quantized
-from adloco_dist.averaging.shards import Shards
 from adloco_dist.averaging.sparse import Sparse
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.config.compose import compose
-from adloco_dist.data.corpora import TextSplits, load_corpus
-from adloco_dist.objective.language import LanguageObjective
-from adloco_dist.policy.evaluation import Evaluation, subsets
 from adloco_dist.policy.schedule import Progress, learning_rate
 from adloco_dist.policy.simulation import HIDDEN_GRADIENTS
-from adloco_dist.pool.muon import Muon, hidden_matrices
 from helpers.processes import run_ranks
 
+LOOKS = 5
+"""Evaluations of a run."""
 LATENCY_SECONDS = 0.0005
 
 
@@ -63,68 +60,33 @@ class Side:
 
 def train(runtime: Runtime, side: Side) -> tuple[list[tuple[float, float]], int, int]:
     """Losses of the averaged weights by seconds of the clock, updates, and bytes that a rank sent."""
-    torch.set_num_threads(1)
-    settings = compose([*MEASURED, *COMPARED, f"model={side.model}", f"inner={side.optimizer}", f"inner.lr={side.lr}",
-                        f"seed={side.seed}"])  # fmt: skip
-    inner, batch = settings.inner, side.local_batch
+    plain = Plain.of([*MEASURED, *COMPARED, f"model={side.model}", f"inner={side.optimizer}", f"inner.lr={side.lr}",
+                      f"seed={side.seed}"])  # fmt: skip
+    batch, settings = side.local_batch, plain.settings
     update_seconds = sum(clock * count for clock, count in zip(clock_of(side.optimizer), (1, batch), strict=True))
-    splits = load_corpus(settings.data)
-    assert isinstance(splits, TextSplits)
-    table = splits.train.table  # type: ignore[attr-defined]
-    torch.manual_seed(side.seed)
-    objective = LanguageObjective.fitted(settings, splits.vocabulary)
-    module = objective.build(torch.device("cpu"), in_bf16=False)
-    optimizers = _optimizers(module, settings)
-    replica = DistributedDataParallel(module, bucket_cap_mb=1000, gradient_as_bucket_view=True)
-    num_elements = sum(parameter.numel() for parameter in module.parameters())
-    sent = _register(replica, side, num_elements, runtime)
-    average = [parameter.detach().clone() for parameter in module.parameters()]
-    order = np.random.default_rng(side.seed).permutation(table.num_sequences)[runtime.rank :: runtime.world_size]
-    done, seconds, curve, looks = 0, 0.0, [], [side.seconds * (number + 1) / 10 for number in range(10)]
+    replica = DistributedDataParallel(plain.module, bucket_cap_mb=1000, gradient_as_bucket_view=True)
+    sent = _register(replica, side, runtime)
+    average = plain.copied()
+    order = np.random.default_rng(side.seed).permutation(plain.table.num_sequences)[runtime.rank :: runtime.world_size]
+    done, seconds, curve, looks = 0, 0.0, [], [side.seconds * (number + 1) / LOOKS for number in range(LOOKS)]
     while looks:
-        rate = learning_rate(inner, Progress(0, seconds / side.seconds, 0.0), 0)
-        chosen = order[[(done * batch + place) % len(order) for place in range(batch)]]
-        loss, _ = objective.loss(replica, table.batch(chosen))
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(module.parameters(), inner.clip_norm or float("inf"))
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.step()
-        module.zero_grad(set_to_none=False)
+        rate = learning_rate(settings.inner, Progress(0, seconds / side.seconds, 0.0), 0)
+        plain.update(order[[(done * batch + place) % len(order) for place in range(batch)]], rate, replica)
         done += 1
         weight = max(1 / done, 1 / (1 + (settings.outer.average_span or 0) * done))
-        for mean, parameter in zip(average, module.parameters(), strict=True):
+        for mean, parameter in zip(average, plain.parameters, strict=True):
             mean.lerp_(parameter.detach(), weight)
         transfer = sent() / LINKS[side.link] + LATENCY_SECONDS
         seconds += update_seconds + max(0.0, transfer - HIDDEN_GRADIENTS * update_seconds)
         if seconds >= looks[0]:
             looks.pop(0)
-            curve.append((round(seconds, 3), _loss(objective, module, average, splits, settings)))
+            curve.append((round(seconds, 3), plain.validation_loss(average) if runtime.rank == 0 else 0.0))
     return curve, done, int(sent() * done)
 
 
-def _optimizers(module: torch.nn.Module, settings: Any) -> list[torch.optim.Optimizer]:
-    inner, named = settings.inner, list(module.named_parameters())
-    hidden = hidden_matrices(module, named) if inner.optimizer.name == "muon" else {}
-    rest = [parameter for name, parameter in named if name not in hidden]
-    groups = [{"params": [p for p in rest if p.ndim > 1], "weight_decay": inner.weight_decay},
-              {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0}]  # fmt: skip
-    found: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(groups, lr=inner.lr, betas=(inner.beta1, inner.beta2), fused=True)
-    ]
-    if hidden:
-        own = [{"params": [p], "matrices": hidden[name], "weight_decay": inner.weight_decay, "lr": inner.lr}
-               for name, p in named if name in hidden]  # fmt: skip
-        found.append(Muon(own, inner.momentum, torch.float32, Shards({}, (), 60.0)))
-        for group in own:
-            (parameter,) = group["params"]
-            found[-1].state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    return found
-
-
-def _register(replica: DistributedDataParallel, side: Side, num_elements: int, runtime: Runtime) -> Callable[[], float]:
+def _register(replica: DistributedDataParallel, side: Side, runtime: Runtime) -> Callable[[], float]:
     """Register the side's hook; a function that says how many bytes a rank sends for an update."""
+    num_elements = sum(parameter.numel() for parameter in replica.parameters())
     if side.hook == "powersgd":
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=int(side.amount), start_powerSGD_iter=10)
         replica.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
@@ -150,24 +112,6 @@ def _register(replica: DistributedDataParallel, side: Side, num_elements: int, r
 
     replica.register_comm_hook(None, hook)
     return lambda: averager.bytes_per_rank(num_elements, 0, ranks)
-
-
-def _loss(objective: Any, module: torch.nn.Module, average: list[torch.Tensor], splits: Any, settings: Any) -> float:
-    """The validation loss of the averaged weights, on the sequences of the launcher's last evaluation."""
-    own = [parameter.detach().clone() for parameter in module.parameters()]
-    places = subsets(splits.validation.num_sequences, settings.evaluation).final
-    with torch.no_grad():
-        _assign(module, average)
-        parts = [places[first : first + 64] for first in range(0, len(places), 64)]
-        batches = (splits.validation.batch(np.array(part)) for part in parts)
-        loss = sum((objective.evaluate(module, batch) for batch in batches), Evaluation()).loss
-        _assign(module, own)
-    return loss
-
-
-def _assign(module: torch.nn.Module, values: list[torch.Tensor]) -> None:
-    for parameter, value in zip(module.parameters(), values, strict=True):
-        parameter.copy_(value)
 
 
 def record(side: Side) -> dict[str, Any]:

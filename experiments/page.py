@@ -1,0 +1,75 @@
+"""Write docs/evidence.md from its template and the records beside this file: python experiments/page.py."""
+
+import json
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+
+from figures import RECORDS, Records
+from machines import SEEDS, SIDES
+from ratios import interval, ratios
+
+TEMPLATE = Path(__file__).parent / "evidence.md"
+PAGE = Path(__file__).parents[1] / "docs" / "evidence.md"
+
+
+def page(records: Records) -> str:
+    """The page: every {name} of the template is a figure, or the rows of a table."""
+    shown = {name: interval(values) for name, values in ratios(records).items()}
+    shown |= {f"{name}_seeds": str(len(values)) for name, values in ratios(records).items()}
+    shown |= {"sides": _sides(records), "tuning": _tuning(records), "compressed": _compressed(records)}
+    return TEMPLATE.read_text(encoding="utf-8").format_map(shown)
+
+
+def _sides(records: Records) -> str:
+    """By side, the losses at its end and what it has come to."""
+    rows = []
+    for side, (_, seconds, _) in SIDES.items():
+        made = [run for seed in SEEDS if (run := records.by_name.get(f"machines/{side}/{seconds}s/seed{seed}"))]
+        if made:
+            batches = [run["last_batch"] for run in made]
+            lengths = [run["last_updates_per_round"] for run in made]
+            rows.append(
+                f"| {side} | {seconds} | {interval([run['loss'] for run in made])} | "
+                f"{statistics.mean(run['updates'] for run in made):,.0f} | {_range(batches)} | {_range(lengths)} |"
+            )
+    return "\n".join(rows)
+
+
+def _tuning(records: Records) -> str:
+    """By what was tried, the losses; the best of a kind first."""
+    found = sorted(
+        (name.split("/")[1].split("_")[:2], run["loss"], " ".join(name.split("/")[1].split("_")[2:]), run["updates"])
+        for name, run in records.by_name.items()
+        if name.startswith("tuning/")
+    )
+    return "\n".join(f"| {' '.join(kind)} | {words} | {loss:.4f} | {done:,} |" for kind, loss, words, done in found)
+
+
+def _compressed(records: Records) -> str:
+    """By link and side, the loss of compressed averages of every gradient."""
+    rows = []
+    for name, run in sorted(records.by_name.items()):
+        if name.startswith("compressed/"):
+            side = run["side"]
+            amount = {"sparse": f", {side['amount']:g} of the elements", "powersgd": f", rank {side['amount']:g}"}
+            hook = side["hook"] + amount.get(side["hook"], "")
+            what = f"{side['optimizer']}, {side['lr']:g}, {side['local_batch']} sequences a host"
+            rows.append(
+                f"| {side['link']} | {hook} | {what} | {side['seed']} | {run['loss']:.4f} | {run['updates']:,} |"
+            )
+    return "\n".join(rows)
+
+
+def _range(counts: Iterable[int]) -> str:
+    least, most = min(counts := list(counts)), max(counts)
+    return str(least) if least == most else f"{least} to {most}"
+
+
+def kept() -> Records:
+    """The records beside this file."""
+    return Records(json.loads(line) for line in RECORDS.read_text(encoding="utf-8").splitlines())
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(kept()), encoding="utf-8")
