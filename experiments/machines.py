@@ -3,14 +3,14 @@
 The settings of both sides come from one search (`tuning` in questions.py), on other validation sequences.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
-from cases import COMPARED, Case, cases, link, on_clock
+from cases import COMPARED, NANO_SHARE, Case, cases, link, on_clock
 
 SEEDS = (10, 11, 12, 13, 14)
 SECONDS = 150
 """Of one machine alone."""
-BASE = ("model=tiny", *COMPARED)
 ALONE = ("algorithm=localsgd", "batching.request=none", "inner.schedule=constant", "outer.average_span=0.05")
 """One worker that averages with nobody, at a constant rate with an average of its weights."""
 ADAMW = (
@@ -19,20 +19,14 @@ ADAMW = (
 )  # fmt: skip
 MUON = (*on_clock("muon"), "inner.lr=5e-3", "inner.weight_decay=0", "inner.momentum=0.8", "batching.local_batch=16")
 """Each at the best of its settings in the search."""
-BEFORE = (*on_clock("adamw"), "inner.lr=2e-3")
-"""The default until Muon was: its own rate was 1e-3, and this one is better."""
-SIDES: dict[str, tuple[int, int, tuple[str, ...]]] = {
-    "alone_adamw": (1, SECONDS, (*ALONE, *ADAMW)),
-    "alone_muon": (1, SECONDS, (*ALONE, *MUON)),
-    "default_alone_before": (1, SECONDS, BEFORE),
-    "default_alone": (1, SECONDS, on_clock("muon")),
-    "two_10_before": (2, 90, (*BEFORE, *link("10"))),
-    "two_10": (2, 105, (*on_clock("muon"), *link("10"))),
-    "two_100": (2, 105, (*on_clock("muon"), *link("100"))),
-    "four_100": (4, 65, (*on_clock("muon"), *link("100"))),
-    "eight_100": (8, 42, (*on_clock("muon"), *link("100"))),
-}
-"""Ranks, seconds, and what differs."""
+BEFORE_RATES = {"tiny": "2e-3", "nano": "4e-3"}
+"""Rates of the default until Muon was, by model: its own was 1e-3, and these are better."""
+SIDES = {
+    "alone_adamw": (1, SECONDS), "alone_muon": (1, SECONDS), "default_alone_before": (1, SECONDS),
+    "default_alone": (1, SECONDS), "two_10_before": (2, 90), "two_10": (2, 105), "two_100": (2, 105),
+    "four_100": (4, 65), "eight_100": (8, 42),
+}  # fmt: skip
+"""Ranks and seconds."""
 TARGETS = {
     "second_machine_10mbit": ("two_10", "alone_muon"),
     "second_machine_100mbit": ("two_100", "alone_muon"),
@@ -44,11 +38,30 @@ TARGETS = {
 """By figure: the time of the first side to the loss that the second has at its end, over that side's time."""
 
 
-def machines(_: Path | None) -> list[Case]:
-    """What are Muon, a second, four and eight machines worth, beside one alone at its best in 150 s?"""
+def overrides_of(side: str, model: str = "tiny") -> tuple[str, ...]:
+    """What a side runs; links of `nano` are slower by its share of the parameters."""
+    share = NANO_SHARE if model == "nano" else 1.0
+    over = link(side.split("_")[1], share) if side.split("_")[1].isdigit() else ()
+    if side.startswith("alone"):
+        return (*ALONE, *(MUON if side == "alone_muon" else ADAMW))
+    if side.endswith("before"):
+        return (*on_clock("adamw"), f"inner.lr={BEFORE_RATES[model]}", *over)
+    return (*on_clock("muon"), *over)
+
+
+def runs_of(sides: Iterable[str], model: str, seeds: Iterable[int]) -> list[Case]:
+    """The runs of these sides, seed by seed."""
     return [
         case
-        for seed in SEEDS
-        for side, (ranks, seconds, overrides) in SIDES.items()
-        for case in cases("machines", side, ranks, (*BASE, *overrides), (seconds,), (seed,))
+        for seed in seeds
+        for side in sides
+        for ranks, seconds in [SIDES[side]]
+        for case in cases(
+            "machines", side, ranks, (f"model={model}", *COMPARED, *overrides_of(side, model)), (seconds,), (seed,)
+        )
     ]
+
+
+def machines(_: Path | None) -> list[Case]:
+    """What are Muon, a second, four and eight machines worth, beside one alone at its best in 150 s?"""
+    return runs_of(SIDES, "tiny", SEEDS)

@@ -24,7 +24,7 @@ def page(records: Records) -> str:
 def _sides(records: Records) -> str:
     """By side, the losses at its end and what it has come to."""
     rows = []
-    for side, (_, seconds, _) in SIDES.items():
+    for side, (_, seconds) in SIDES.items():
         made = [run for seed in SEEDS if (run := records.by_name.get(f"machines/{side}/{seconds}s/seed{seed}"))]
         if made:
             batches = [run["last_batch"] for run in made]

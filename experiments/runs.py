@@ -16,6 +16,7 @@ from typing import Any
 
 from cases import Case
 
+from adloco_dist.config.amounts import Amount
 from helpers.hosts import hosts, run_on
 
 ROOT = Path(__file__).parents[1]
@@ -134,7 +135,7 @@ def _record(case: Case, directory: Path) -> Record | None:
         "name": case.name,
         "loss": saved_loss(result),
         "curve": [(row["elapsed_seconds"], row["validation_loss"]) for row in rounds if "validation_loss" in row],
-        "budget": next(limit for limit in facts["settings"]["budget"].values() if limit is not None),
+        "budget": Amount.of("budget", facts["settings"]["budget"], ("rounds", "tokens", "seconds")).number,
         "rounds": result["rounds"],
         "updates": sum(row["updates"] for row in rounds),
         "tokens": result["tokens"],

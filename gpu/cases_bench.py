@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+import torch
 from torch.profiler import ProfilerActivity, profile
 
 from adloco_dist.averaging.schedule import round_events
@@ -21,6 +22,7 @@ from adloco_dist.policy.planning import plan_round
 from adloco_dist.policy.replay import Trajectory
 from adloco_dist.policy.report import RankReport
 from adloco_dist.pool.capacity import probe_capacity
+from adloco_dist.pool.muon import orthogonalized
 from adloco_dist.pool.offload import Offload
 from adloco_dist.pool.slot import ComputeSlot
 from adloco_dist.pool.trainer import Trainer
@@ -236,6 +238,33 @@ def swapping(here: Here) -> dict[str, float]:
     return {"swapping_over_staying": medians[1] / medians[0], "staying_s": medians[0]}
 
 
+def orthogonal_share(here: Here) -> dict[str, float]:
+    """Muon's part of an update, and its matrices one by one instead of equal ones at once, in milliseconds."""
+    work, batch = new_work(here, "inner=muon"), sized(here, 16, 2)
+    trainer, slot = lone(here, work)
+    (worker,), phase = trainer.workers, phase_of(work, batch, updates=sized(here, 5, 1))
+    hidden = slot.flat_model.hidden_matrices.values()
+    singly = [torch.randn(matrices.stack, device=here.device) for matrices in hidden]
+
+    def step() -> None:
+        worker.step()
+        wait_for(here.device)
+
+    def one_by_one() -> None:
+        for matrices in singly:
+            orthogonalized(matrices, slot.flat_model.product_dtype)
+        wait_for(here.device)
+
+    (whole,) = interleave([partial(phase.run, [trainer], [slot])], rounds=3, warmup=1)
+    steps, single = interleave([step, one_by_one], rounds=5, warmup=2)
+    update = statistics.median(whole) / phase.plan.updates
+    return {
+        "orthogonal_share": statistics.median(steps) / update,
+        "muon_step_ms": 1e3 * statistics.median(steps),
+        "one_by_one_ms": 1e3 * statistics.median(single),
+    }
+
+
 CASES = [
     Case("matrix rate", matrix_rate, alone=True),
     Case("throughput, 64 sequences, eager", partial(throughput, size=64), 120, alone=True),
@@ -243,6 +272,7 @@ CASES = [
     Case("outer step", outer_step, alone=True),
     Case("checkpoint", checkpoint, 90, alone=True),
     Case("merge and regrouping", regrouping, 120, alone=True),
+    Case("orthogonal share", orthogonal_share, alone=True),
     Case("capacity probe", capacity_probe, alone=True),
     Case("swapping", swapping, alone=True),
     Case("instances", instances, 120, alone=True),
