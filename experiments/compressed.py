@@ -1,4 +1,7 @@
-"""Compressed averages of every update's gradient, on the simulated clock: python experiments/compressed.py FOLDER.
+"""Compressed averages of every update's gradient, on the simulated clock: python experiments/compressed.py FOLDER SIDE.
+
+FOLDER is runs/experiments/compressed, where figures.py --folder finds it; SIDE names hook, amount, Mbit/s, seconds,
+seed, batch of a host, optimizer and rate: sparse,0.0625,10,105,10,8,muon,5e-3.
 
 Each side is torch's DistributedDataParallel with a communication hook: PowerSGD as torch has it, or this project's
 formats as a hook (the sparse one with error feedback). Hooks see the whole gradient at once, and yet two thirds of an

@@ -281,6 +281,7 @@ def main() -> None:
     kept = [json.loads(line) for line in RECORDS.read_text().splitlines()] if RECORDS.exists() else []
     if options.folder:
         made = [read(question(options.wikitext), options.folder) for question in QUESTIONS.values()]
+        made.append([json.loads(file.read_text()) for file in sorted((options.folder / "compressed").glob("*.json"))])
         new = {record["name"]: record for records in made for record in records}
         kept = list({**{record["name"]: record for record in kept}, **new}.values())
         RECORDS.write_text("".join(json.dumps(record) + "\n" for record in kept))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from cases import FREE, LINKS, NANO, NANO_SHARE, SEEDS, TINY, Case, cases, corpora, link
 from machines import machines
+from tuning import tuning
 
 ALONE = ("algorithm=localsgd", "batching.request=none", "inner.warmup_fraction=0.2")
 """One worker that averages with nobody, at the best of the settings that were tried: rates of 1, 2 and 3e-3, warm-ups
@@ -139,10 +140,10 @@ def sources(_: Path | None) -> list[Case]:
     controls = {
         "one_trainer": ("pool.trainers=1", "pool.workers_per_trainer=4"),
         "one_trainer_constant": ("pool.trainers=1", "pool.workers_per_trainer=4", *CONSTANT),
-        "default": ("model=nano", "inner.lr=4e-3"),
-        "default_fp32": ("model=nano", "inner.lr=4e-3", "wire=fp32"),
-        "ddp": ("algorithm=ddp", "model=nano", "inner.lr=4e-3"),
-        "alone": ("model=nano", *ALONE, "inner.lr=4e-3"),
+        "default": ("model=nano", "inner=adamw", "inner.lr=4e-3"),
+        "default_fp32": ("model=nano", "inner=adamw", "inner.lr=4e-3", "wire=fp32"),
+        "ddp": ("algorithm=ddp", "model=nano", "inner=adamw", "inner.lr=4e-3"),
+        "alone": ("model=nano", *ALONE, "inner=adamw", "inner.lr=4e-3"),
     }
     ablation = {
         "paper": (),
@@ -165,5 +166,16 @@ def sources(_: Path | None) -> list[Case]:
 
 QUESTIONS: Mapping[str, Callable[[Path | None], list[Case]]] = {
     question.__name__: question
-    for question in (machines, second_machine, controls, rhythm, batches, schedules, merging, other_corpora, sources)
+    for question in (
+        machines,
+        tuning,
+        second_machine,
+        controls,
+        rhythm,
+        batches,
+        schedules,
+        merging,
+        other_corpora,
+        sources,
+    )
 }

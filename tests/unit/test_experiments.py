@@ -25,7 +25,9 @@ from figures import (
     second_machine_bounds,
     seconds_to,
 )
+from page import PAGE, kept, page
 from questions import QUESTIONS
+from ratios import interval, ratios
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
@@ -83,6 +85,21 @@ def test_pools_that_merge_are_compared_at_equal_tokens() -> None:
     records = Records([record("one_trainer", 30, 1000, 2.0), record("one_trainer", 45, 4000, 1.6),
                        record("merged_late", 45, 1000, 1.8)])  # fmt: skip
     assert merging_at_equal_tokens(records) == {"merged_late": [pytest.approx(0.5)]}, "half of the 2,000 tokens"
+
+
+def test_ratios_are_of_times_to_the_other_side_s_last_loss() -> None:
+    def record(side: str, seed: int, curve: list[tuple[float, float]]) -> dict[str, Any]:
+        return {"name": f"machines/{side}/{curve[-1][0]:g}s/seed{seed}", "budget": curve[-1][0], "curve": curve}
+
+    records = Records([record("alone_muon", 10, [(75, 2.0), (150, 1.5)]), record("two_10", 10, [(50, 1.6), (100, 1.4)]),
+                       record("alone_muon", 11, [(75, 2.0), (150, 1.5)])])  # fmt: skip
+    assert ratios(records) == {"second_machine_10mbit": [pytest.approx(50 * math.sqrt(2) / 150)]}, "in log(seconds)"
+    assert interval([1.0, 2.0, 3.0]) == "2.000 ± 2.484", "Student's t with two degrees of freedom is 4.303"
+    assert interval([0.5]) == "0.500"
+
+
+def test_the_page_of_evidence_is_what_the_records_say() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(kept()), "run python experiments/page.py"
 
 
 def test_the_page_of_evidence_has_the_figures_that_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
