@@ -14,8 +14,9 @@ from adloco_dist.config.compose import compose
 from adloco_dist.data.corpora import TextSplits, load_corpus
 from adloco_dist.data.tokens import TokenTable
 from adloco_dist.objective.language import LanguageObjective
+from adloco_dist.objective.matrices import hidden_matrices
 from adloco_dist.policy.evaluation import Evaluation, subsets
-from adloco_dist.pool.muon import Muon, hidden_matrices
+from adloco_dist.pool.muon import Muon
 
 
 @dataclass(frozen=True)

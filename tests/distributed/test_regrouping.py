@@ -251,8 +251,8 @@ def shrink_in_little_memory(runtime: Runtime, *overrides: str) -> dict[str, Any]
     settings = small_settings(*FOUR_TRAINERS, *overrides)
     _, slot = lone_trainer(settings, small_objective(settings), small_module(settings), small_store())
     two = micro_batch_bytes(slot, 2)
-    vectors = sum(state_vectors(settings, 2, 2).values())
-    memory = vectors * slot.flat_model.gradient.nbytes + 10 * two
+    vectors = sum(state_vectors(settings, 2, 2, slot.flat_model.matrix_share).values())
+    memory = int(vectors * slot.flat_model.gradient.nbytes) + 10 * two
     trainers: list[weakref.ref[Any]] = []
     pools: list[LocalPool] = []
 

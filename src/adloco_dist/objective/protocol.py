@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from adloco_dist.data.protocols import Batch
+from adloco_dist.objective.matrices import hidden_matrices
 from adloco_dist.policy.evaluation import Evaluation
 
 
@@ -19,6 +20,12 @@ class ParameterCount:
     trained: int
     frozen: int
     """Those of parameters without requires_grad, which are in no flat vector."""
+    in_matrices: int = 0
+    """Of the trained ones, those in matrices that Muon updates, which keeps one moment of them."""
+
+    @property
+    def matrix_share(self) -> float:
+        return self.in_matrices / max(self.trained, 1)
 
     @property
     def total(self) -> int:
@@ -26,8 +33,10 @@ class ParameterCount:
 
     @classmethod
     def of(cls, module: nn.Module) -> "ParameterCount":
-        trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
-        return cls(trained, sum(parameter.numel() for parameter in module.parameters()) - trained)
+        trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+        count, matrices = sum(parameter.numel() for _, parameter in trained), hidden_matrices(module, trained)
+        frozen = sum(parameter.numel() for parameter in module.parameters()) - count
+        return cls(count, frozen, sum(parameter.numel() for name, parameter in trained if name in matrices))
 
 
 class LossError(ValueError):

@@ -6,7 +6,9 @@ from statistics import median
 from msgspec import Struct
 
 REMEMBERED = 10
-"""Timed updates that a fit stands on, two of each measurement."""
+"""Timed updates that a fit stands on, one of each measurement."""
+MIN_SPREAD = 0.035
+"""What tells two costs apart, at least: micro-batches of which one has half as many sequences again as another."""
 
 
 class Passes(Struct, frozen=True):
@@ -34,8 +36,8 @@ class PassCost(Struct, frozen=True):
 def fit(seen: Sequence[Passes]) -> PassCost | None:
     """The cost that fits best, in relative terms, and is nowhere negative; None: nothing was seen.
 
-    Of equal updates the median counts: a single one may have been interrupted. Where all have as many sequences in a
-    micro-batch, the two costs cannot be told apart, and sequences are taken to cost all.
+    Of equal updates the median counts: a single one may have been interrupted. Where all have about as many sequences
+    in a micro-batch, the two costs cannot be told apart, and sequences are taken to cost all.
     """
     by_size: dict[tuple[int, int], list[float]] = {}
     for one in seen:
@@ -47,7 +49,7 @@ def fit(seen: Sequence[Passes]) -> PassCost | None:
     pp, pb, bb = (sum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
     p, b = (sum(row[i] for row in rows) for i in (0, 1))
     determinant = pp * bb - pb**2
-    if determinant > 1e-9 * pp * bb:
+    if determinant > MIN_SPREAD * pp * bb:
         per_micro_batch, per_sequence = (bb * p - pb * b) / determinant, (pp * b - pb * p) / determinant
         if per_micro_batch >= 0 and per_sequence >= 0:
             return PassCost(per_micro_batch, per_sequence)

@@ -24,8 +24,8 @@ class InnerReport(Struct, omit_defaults=True):
     data_seconds: float = 0.0
     """Time until the workers' batches were there, summed over them."""
     passes: list[Passes] = []
-    """Of the first and the last update of a round that measures gradients, where batches are weighed against what
-    computing them takes (`BatchingSettings.measures_times`)."""
+    """Of the last update of a round that measures gradients, where batches are weighed against what computing them
+    takes (`BatchingSettings.measures_times`)."""
     step_losses: list[float] = []
     """Sums over the workers of the mean loss of each update, where they are recorded; NaN before a restart."""
     notes: list[str] = []

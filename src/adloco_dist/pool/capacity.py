@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from adloco_dist.config import Concurrency, InnerOptimizer, OuterState, Settings
+from adloco_dist.objective.protocol import ParameterCount
 from adloco_dist.pool.flat_model import vector_dtype
 from adloco_dist.pool.gradient import accumulate_gradient
 from adloco_dist.pool.slot import ComputeSlot
@@ -30,17 +31,22 @@ SIGNS_OF_NO_MEMORY = (
 """Parts of the messages of errors that mean it, and are no `torch.OutOfMemoryError`."""
 
 
-def state_vectors(settings: Settings, num_trainers: int, num_workers: int, num_slots: int = 1) -> dict[str, int]:
-    """Number of flat vectors that a rank holds for its share of the pool, by kind; the checkpoint's are on the CPU."""
+def state_vectors(
+    settings: Settings, num_trainers: int, num_workers: int, matrix_share: float, num_slots: int = 1
+) -> dict[str, float]:
+    """Number of flat vectors that a rank holds for its share of the pool, by kind; the checkpoint's are on the CPU.
+
+    Args:
+        matrix_share: the share of the model's elements that Muon updates, which keeps one moment of them, not two.
+    """
     inner, wire = settings.inner, settings.wire
-    # Muon keeps one moment of its matrices, but which parameters those are is known only with the model.
-    optimizer = InnerOptimizer.sgd if inner.optimizer is InnerOptimizer.sgd else InnerOptimizer.adamw
-    whole = Leaf(slice(0), (0,), (), optimizer, weight_decay=0.0)
+    is_muon = inner.optimizer is InnerOptimizer.muon
+    whole = Leaf(slice(0), (0,), (), InnerOptimizer.adamw if is_muon else inner.optimizer, weight_decay=0.0)
     kinds = Counter((entry.kind, entry.is_shared) for entry in trainer_entries(settings.outer, wire))
     kinds += Counter((entry.kind, False) for entry in (*own_entries(wire), *moment_entries([whole], inner)))
-    kept = {
+    kept: dict[str, float] = {
         "weights": num_workers * kinds[Kind.vector, False],
-        "inner moments": num_workers * kinds[Kind.part, False],
+        "inner moments": num_workers * (kinds[Kind.part, False] - is_muon * matrix_share),
         "outer state": num_trainers * kinds[Kind.vector, True],
     }
     if residuals := kinds[Kind.packed, False]:  # a checkpoint has one for each worker
@@ -51,11 +57,12 @@ def state_vectors(settings: Settings, num_trainers: int, num_workers: int, num_s
     return {**kept, "gradient": num_slots, **on_its_way, "checkpoint": sum(kept.values())}
 
 
-def state_bytes(settings: Settings, num_trainers: int, num_workers: int, num_trained: int, num_frozen: int) -> int:
+def state_bytes(settings: Settings, num_trainers: int, num_workers: int, parameters: ParameterCount) -> int:
     """Memory of a rank for those vectors and for frozen parameters, which exist once; a rank without workers has the
-    model and its gradient, too."""
-    num_vectors = max(2, sum(state_vectors(settings, num_trainers, num_workers).values()))
-    return (num_vectors * num_trained + num_frozen) * vector_dtype(settings.precision).itemsize
+    model and its gradient, too. Ranks that hold a worker together have equal parts."""
+    num_vectors = max(2, sum(state_vectors(settings, num_trainers, num_workers, parameters.matrix_share).values()))
+    num_elements = (num_vectors * parameters.trained + parameters.frozen) / settings.pool.ranks_per_worker
+    return int(num_elements) * vector_dtype(settings.precision).itemsize
 
 
 def available_bytes(device: torch.device, sharers: int) -> int:
@@ -135,8 +142,9 @@ def count_resident(
     concurrent = instances.concurrency in (Concurrency.streams, Concurrency.threads)
     if flat_model.device.type != "cuda" or concurrent or num_workers < 2:
         return None
-    vectors, vector_bytes = state_vectors(settings, num_trainers, num_workers), flat_model.gradient.nbytes
-    per_worker = (vectors["weights"] + vectors["inner moments"]) * vector_bytes // num_workers
+    vectors = state_vectors(settings, num_trainers, num_workers, flat_model.matrix_share)
+    vector_bytes = flat_model.gradient.nbytes
+    per_worker = (vectors["weights"] + vectors["inner moments"]) * vector_bytes / num_workers
     taken = micro_batch_bytes(slot, 1)
     if settings.pool.outer_state is OuterState.device:
         taken += vectors["outer state"] * vector_bytes
@@ -186,7 +194,8 @@ def _by_counting(
     """
     counted = [micro_batch_bytes(slots[0], batch) for batch in range(1, min(maximum, 2) + 1)]
     memory, device = settings.cluster.memory_bytes, slots[0].flat_model.device
-    vectors = state_vectors(settings, len(trainers), sum(len(trainer.workers) for trainer in trainers), len(slots))
+    num_workers, share = sum(len(trainer.workers) for trainer in trainers), slots[0].flat_model.matrix_share
+    vectors = state_vectors(settings, len(trainers), num_workers, share, len(slots))
     if device.type == "cuda":
         memory, held = torch.cuda.mem_get_info(device)[0] // sharers, 0
     elif memory is None:  # what the pool holds is no longer available; the copy for a checkpoint is made later

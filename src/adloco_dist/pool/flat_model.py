@@ -16,7 +16,8 @@ from adloco_dist.averaging.shards import Shards
 from adloco_dist.buffers import Buffer, Watched, persistent_buffers
 from adloco_dist.config import Precision
 from adloco_dist.noise.sketch import Sketch
-from adloco_dist.pool.muon import hidden_matrices
+from adloco_dist.objective.matrices import hidden_matrices
+from adloco_dist.objective.protocol import ParameterCount
 from adloco_dist.vectors import VectorLayout, is_sharded, local
 
 
@@ -62,6 +63,7 @@ class FlatModel:
         parameter_layout: where flat vectors hold the trained parameters, or this rank's parts of them.
         whole_layout: where vectors of the whole module would; the same where it is whole.
         hidden_matrices: the parameters that Muon updates as matrices, by name.
+        matrix_share: their share of the trained parameters' elements.
         changing: names of the buffers that training changes.
         sketch: sketches vectors of the whole module.
         num_parameters: trained and frozen.
@@ -99,6 +101,7 @@ class FlatModel:
         self.whole_layout = VectorLayout.of(trained)
         self.parameter_layout = VectorLayout.of((name, local(parameter)) for name, parameter in trained)
         self.hidden_matrices = hidden_matrices(module, trained)
+        self.matrix_share = ParameterCount.of(module).matrix_share
         self.decay_boundary = self.parameter_layout.boundary(sum(p.ndim >= 2 for p in self._parameters))
         self.buffer_boundary = self.parameter_layout.num_elements
         buffers = persistent_buffers(module)

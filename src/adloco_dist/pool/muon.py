@@ -1,17 +1,14 @@
 """Muon: momentum whose matrices are made orthogonal (Jordan et al. 2024; 2502.16982), for many of them at once and for
-those that ranks share; and which of a module's parameters are such matrices."""
+those that ranks share."""
 
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn.modules.conv import _ConvNd
 
 from adloco_dist.averaging.shards import Shards
+from adloco_dist.objective.matrices import Matrices
 from adloco_dist.vectors import Deal
 
 STEPS = 5
@@ -24,70 +21,11 @@ BATCH_BYTES = 1 << 27
 """Matrices of one shape that a GPU orthogonalises at once. A CPU takes one by one, which stay in its cache."""
 COPIES = 8
 """Memory of orthogonalising, over that of the matrices in fp32: momenta, what travels, and the iteration's own."""
-MAX_KINDS = 12
-"""Names that the first lines of a run have of each optimizer."""
 
 
-@dataclass(frozen=True)
-class Matrices:
-    """A parameter as a stack of matrices."""
-
-    shape: tuple[int, ...]
-    """Of the parameter, of which ranks may have parts."""
-    stack: tuple[int, int, int]
-    """(count, rows, columns)."""
-
-    @classmethod
-    def of(cls, shape: tuple[int, ...], is_convolution: bool) -> "Matrices | None":
-        """A convolution's kernels side by side are one matrix, with a row for each of dimension 0; of other shapes the
-        last two dimensions are a matrix. None: there is none of two rows and two columns."""
-        stacked = (1, shape[0], math.prod(shape[1:])) if is_convolution else (math.prod(shape[:-2]), *shape[-2:])
-        return cls(shape, stacked) if len(stacked) == 3 and min(stacked[1:]) > 1 else None
-
-    @property
-    def scale(self) -> float:
-        """What an orthogonal matrix is multiplied by, for a root mean square of `RMS`."""
-        return RMS * math.sqrt(max(self.stack[1:]))
-
-    @property
-    def working_bytes(self) -> int:
-        """Memory in which one parameter's are orthogonalised, at most."""
-        return COPIES * torch.float32.itemsize * math.prod(self.shape)
-
-
-def hidden_matrices(module: nn.Module, trained: Sequence[tuple[str, nn.Parameter]]) -> dict[str, Matrices]:
-    """The matrices that Muon updates, by name: those within a model, between its input and its output.
-
-    They are all trained parameters of two dimensions or more, except the weights of embeddings (torch.nn.Embedding,
-    EmbeddingBag, and what has "emb" in its name), of the output layer (that of a model of transformers, else the last
-    torch.nn.Linear), and what has a single row or column.
-    """
-    others = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)}
-    linears = [part for part in module.modules() if isinstance(part, nn.Linear)]
-    output = getattr(module, "get_output_embeddings", lambda: None)() or next(reversed(linears), None)
-    others |= {id(getattr(output, "weight", None))}
-    convolutions = {id(part.weight) for part in module.modules() if isinstance(part, _ConvNd)}
-    found = {
-        name: Matrices.of(parameter.shape, id(parameter) in convolutions)
-        for name, parameter in trained
-        if id(parameter) not in others and "emb" not in name
-    }
-    return {name: matrices for name, matrices in found.items() if matrices}
-
-
-def in_words(hidden: Mapping[str, Matrices], trained: Mapping[str, torch.Size]) -> str:
-    """Which of the trained parameters Muon updates, and which AdamW; numbers of layers are shown as *."""
-    share = sum(shape.numel() for name, shape in trained.items() if name in hidden)
-    share /= sum(shape.numel() for shape in trained.values())
-    others = [name for name in trained if name not in hidden]
-    rest = f"adamw the rest ({_kinds(others)})" if others else "there is no rest"
-    return f"muon updates {len(hidden)} matrices, {share:.0%} of the elements ({_kinds(hidden)}), {rest}"
-
-
-def _kinds(names: Iterable[str]) -> str:
-    kinds = list(dict.fromkeys(re.sub(r"(?<![^.])\d+(?![^.])", "*", name) for name in names))
-    further = [f"and {len(kinds) - MAX_KINDS} more"] if len(kinds) > MAX_KINDS else []
-    return ", ".join([*kinds[:MAX_KINDS], *further])
+def working_bytes(matrices: Matrices) -> int:
+    """Memory in which one parameter's matrices are orthogonalised, at most."""
+    return COPIES * torch.float32.itemsize * math.prod(matrices.shape)
 
 
 def orthogonalized(matrices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -159,13 +97,14 @@ class Muon(torch.optim.Optimizer):
             buffer = self.state[parameter]["momentum_buffer"]
             buffer.lerp_(parameter.grad, 1 - self._momentum)
             momenta.append(parameter.grad.lerp(buffer, self._momentum))
+        scale = RMS * math.sqrt(max(matrices.stack[1:]))
         updates = (
             self._shared(matrices, momenta) if self._shards.ranks else self._orthogonal(matrices, torch.stack(momenta))
         )
         for group, update in zip(groups, updates, strict=True):
             (parameter,), rate = group["params"], group["lr"]
             parameter.mul_(1 - rate * group["weight_decay"])
-            parameter.add_(update, alpha=-rate * matrices.scale)
+            parameter.add_(update, alpha=-rate * scale)
 
     def _orthogonal(self, matrices: Matrices, whole: torch.Tensor) -> torch.Tensor:
         """The parameters (number, *shape) with their matrices made orthogonal."""

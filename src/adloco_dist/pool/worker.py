@@ -11,8 +11,9 @@ from adloco_dist.averaging.fragments import Fragment, Run, largest
 from adloco_dist.averaging.outer_sgd import add_difference, chunk_elements, rejoin
 from adloco_dist.averaging.replica import Replica, replica_entries
 from adloco_dist.config import InnerOptimizer, InnerSettings, WireSettings
+from adloco_dist.objective.matrices import Matrices
 from adloco_dist.pool.flat_model import FlatModel
-from adloco_dist.pool.muon import Matrices, Muon
+from adloco_dist.pool.muon import Muon
 from adloco_dist.schema import Entry, Kind, assign, gather
 
 

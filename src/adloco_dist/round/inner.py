@@ -150,7 +150,7 @@ class InnerPhase:
             for update in range(worker.updates_done, task.until):
                 if self._is_stopped(slot):
                     return
-                is_timed = self.estimator and settings.batching.measures_times and update in (0, num_updates - 1)
+                is_timed = self.estimator and settings.batching.measures_times and update == num_updates - 1
                 with timed(gradient.device) if is_timed else nullcontext() as timing:
                     # Seeded by trainer, worker and update, never by rank: placement changes no random number.
                     seed = (settings.seed, trainer.id, worker.id, plan.round, update)

@@ -122,8 +122,7 @@ def check_memory(settings: Settings, runtime: Runtime, layout: Layout, objective
     if parameters is None:
         return
     placed = [len(workers) for workers in layout.placed_on(runtime.seat).values()]
-    size = settings.pool.ranks_per_worker
-    needed = state_bytes(settings, len(placed), sum(placed), parameters.trained // size, parameters.frozen // size)
+    needed = state_bytes(settings, len(placed), sum(placed), parameters)
     memory, what = settings.cluster.memory_bytes, "are cluster.memory_bytes"
     if runtime.device.type != "cpu" or memory is None:
         sharers = runtime.nodes.count(runtime.nodes[runtime.rank])

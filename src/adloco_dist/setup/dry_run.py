@@ -64,7 +64,7 @@ def print_dry_run(
     )
     traffic = Traffic(settings, parameters.trained, nodes)
     console.print(_trainer_table(settings, layout, seats, traffic))
-    console.print(_rank_table(settings, layout, seats, part_bytes))
+    console.print(_rank_table(settings, layout, seats, part_bytes, parameters.matrix_share))
     network = Network(seats, {link.nodes: link.bytes_per_second for link in links})
     if seconds := _link_seconds(layout, network, traffic):
         console.print(_utilisation_table(settings, layout, seconds))
@@ -168,14 +168,14 @@ def _utilisation_table(settings: Settings, layout: Layout, link_seconds: Mapping
     return table
 
 
-def _rank_table(settings: Settings, layout: Layout, seats: Sequence[int], part_bytes: int) -> Table:
+def _rank_table(settings: Settings, layout: Layout, seats: Sequence[int], part_bytes: int, share: float) -> Table:
     unit, name = (GIGA, "GB") if part_bytes >= GIGA else (MEGA, "MB")
-    columns = ("rank", "node", "workers", *state_vectors(settings, 0, 0), "sum")
+    columns = ("rank", "node", "workers", *state_vectors(settings, 0, 0, share), "sum")
     title = f"memory per rank in {name}, activations not counted; checkpoint: its copy, on the CPU"
     table = new_table(columns, title, has_lines=True)
     for seat, node in enumerate(seats):
         placed = layout.placed_on(seat).values()
-        vectors = state_vectors(settings, len(placed), sum(map(len, placed)))
+        vectors = state_vectors(settings, len(placed), sum(map(len, placed)), share)
         counts = [*vectors.values(), sum(vectors.values())]
         row = [f"{count * part_bytes / unit:,.1f}" for count in counts]
         table.add_row(_ranks_of(seat, settings), str(node), str(vectors["weights"]), *row)

@@ -21,8 +21,8 @@ from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import AlgorithmSettings, InnerOptimizer, RoundLength
 from adloco_dist.config.compose import to_plain
 from adloco_dist.messages import encode, strict_json
+from adloco_dist.objective import matrices
 from adloco_dist.policy.plan import PlanInputs
-from adloco_dist.pool import muon
 from adloco_dist.pool.arithmetic import in_words
 from adloco_dist.pool.local_pool import LocalPool
 from adloco_dist.run.directory import RunDirectory
@@ -92,7 +92,7 @@ def _of_matrices(pool: LocalPool) -> list[str]:
     layout = pool.flat_model.whole_layout
     trained = dict(zip(layout.names, layout.shapes, strict=True))
     is_muon = pool.settings.inner.optimizer is InnerOptimizer.muon
-    return [muon.in_words(pool.flat_model.hidden_matrices, trained)] if is_muon else []
+    return [matrices.in_words(pool.flat_model.hidden_matrices, trained)] if is_muon else []
 
 
 def _of_rounds(algorithm: AlgorithmSettings) -> list[str]:

@@ -21,6 +21,7 @@ from adloco_dist.policy.report import smallest_capacity
 from adloco_dist.pool.capacity import available_bytes, count_resident
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.local_pool import LocalPool, bytes_reserved_for_groups, probe_in_turn
+from adloco_dist.pool.muon import working_bytes
 from adloco_dist.pool.offload import Offload
 from adloco_dist.pool.slot import new_slot
 from adloco_dist.pool.trainer import Trainer
@@ -93,8 +94,8 @@ def _check_matrices(settings: Settings, runtime: Runtime, objective: Objective, 
     optimizer, hidden = settings.inner.optimizer, flat_model.hidden_matrices
     rule = f"{objective.describe()}: no matrix that is trained lies between its input and its output; use inner=adamw"
     require(bool(hidden), "inner.optimizer", optimizer, rule)
-    name = max(hidden, key=lambda name: hidden[name].working_bytes)
-    needed, memory = hidden[name].working_bytes, settings.cluster.memory_bytes
+    needed, name = max((working_bytes(matrices), name) for name, matrices in hidden.items())
+    memory = settings.cluster.memory_bytes
     with runtime.control.agreed():
         if memory is None or runtime.device.type != "cpu":
             memory = available_bytes(runtime.device, runtime.ranks_on_device)

@@ -64,11 +64,12 @@ def test_limits_of_progress_per_second(
 @pytest.mark.parametrize(
     ("seen", "cost"),
     [
-        ([Passes(2, 4, 2.0), Passes(1, 4, 1.5)], PassCost(0.5, 0.25)),  # the chunks of a measurement, and one pass
+        ([Passes(2, 4, 2.0), Passes(1, 4, 1.5)], PassCost(0.5, 0.25)),  # in two micro-batches, and in one
         ([Passes(1, 4, 1.5), Passes(1, 16, 4.5)], PassCost(0.5, 0.25)),  # a batch that has grown
         ([Passes(2, 4, 2.0), Passes(1, 4, 1.0)], PassCost(1.0, 0.0)),  # a GPU that waits for its launches
         ([Passes(2, 4, 1.0), Passes(1, 4, 1.1)], PassCost(0.0, 0.2619)),  # smaller passes are faster: they cost nothing
         ([Passes(1, 4, 1.0), Passes(2, 8, 2.0)], PassCost(0.0, 0.25)),  # nothing to tell the two apart by
+        ([Passes(1, 4, 1.0), Passes(1, 5, 1.0)], PassCost(0.0, 0.2195)),  # too little: it may be chance
         ([Passes(2, 4, 2.0), *3 * [Passes(1, 4, 1.5)], Passes(1, 4, 90.0)], PassCost(0.5, 0.25)),  # one was interrupted
         ([], None),
     ],

@@ -1,5 +1,6 @@
 """What a device takes: the search for it, the bytes of a pass, and the probe that leaves trainers as they were."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -42,23 +43,29 @@ def counted(settings: Settings, num_sequences: int) -> int:
 
 def probed_beside_pool(settings: Settings, num_bytes: int) -> int | None:
     """The capacity where micro-batches have so much memory beside what two workers hold."""
-    vector_bytes = FlatModel(small_module(settings), CPU, settings.precision).gradient.nbytes
-    held = sum(state_vectors(settings, num_trainers=1, num_workers=2).values()) * vector_bytes
+    flat_model = FlatModel(small_module(settings), CPU, settings.precision)
+    vectors = state_vectors(settings, num_trainers=1, num_workers=2, matrix_share=flat_model.matrix_share)
+    held = math.ceil(sum(vectors.values()) * flat_model.gradient.nbytes)
     cluster = replace(settings.cluster, memory_bytes=held + num_bytes)
     return probed(replace(settings, cluster=cluster, batching=replace(settings.batching, padding_fraction=1.0)))
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("span", ["null", "0.05"])
-def test_all_vectors_of_a_trainer_are_counted(momentum: float, span: str) -> None:
-    overrides = (f"outer.momentum={momentum}", f"outer.average_span={span}")
+@pytest.mark.parametrize("inner", ["adamw", "muon", "sgd"])
+def test_all_vectors_of_a_trainer_are_counted(momentum: float, span: str, inner: str) -> None:
+    overrides = (f"outer.momentum={momentum}", f"outer.average_span={span}", f"inner={inner}")
     settings = small_settings(*FOUR_TRAINERS, *overrides)
     trainer, _ = lone_trainer(settings, small_objective(settings), small_module(settings), small_store(), range(2))
-    counted = state_vectors(settings, num_trainers=1, num_workers=2)
-    inner = sum(vector.numel() for worker in trainer.workers for vector in worker.vectors())
+    share = trainer.flat_model.matrix_share
+    counted = state_vectors(settings, num_trainers=1, num_workers=2, matrix_share=share)
+    kept = sum(vector.numel() for worker in trainer.workers for vector in worker.vectors())
     assert counted["outer state"] == len(trainer.state())
-    assert (counted["weights"] + counted["inner moments"]) * trainer.anchor.numel() == inner
-    assert counted["checkpoint"] * trainer.anchor.numel() == inner + sum(map(torch.numel, trainer.state().values()))
+    # Gaps between aligned matrices have no moments.
+    held = (counted["weights"] + counted["inner moments"]) * trainer.anchor.numel()
+    assert held == pytest.approx(kept, rel=0.01 if inner == "muon" else 0)
+    outer = sum(map(torch.numel, trainer.state().values()))
+    assert counted["checkpoint"] * trainer.anchor.numel() == pytest.approx(kept + outer, rel=0.01)
 
 
 def test_doubling_and_bisection_find_the_largest_that_fits() -> None:

@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 from adloco_dist.config import Precision
+from adloco_dist.objective.matrices import hidden_matrices, in_words
 from adloco_dist.pool.flat_model import FlatModel
-from adloco_dist.pool.muon import STEPS, A, B, C, hidden_matrices, orthogonalized
+from adloco_dist.pool.muon import STEPS, A, B, C, orthogonalized
 from adloco_dist.pool.worker import Worker
 from helpers.support import small_module, small_settings
 
@@ -85,6 +86,7 @@ class Own(nn.Module):
         self.classes = nn.Embedding(5, 8)
         self.experts = nn.Parameter(torch.zeros(6, 8, 12))
         self.norm = nn.LayerNorm(8)
+        self.members = nn.Linear(8, 8)
         self.attention = nn.MultiheadAttention(8, 2)
         self.gate = nn.Linear(8, 1)
         self.head = nn.Linear(8, 5)
@@ -96,6 +98,7 @@ def test_matrices_of_a_module_of_one_s_own() -> None:
     assert {name: matrices.stack for name, matrices in found.items()} == {
         "experts": (6, 8, 12),
         "patches.weight": (1, 8, 48),
+        "members.weight": (1, 8, 8),
         "attention.in_proj_weight": (1, 24, 8),
         "attention.out_proj.weight": (1, 8, 8),
     }
@@ -109,3 +112,12 @@ def test_matrices_of_small_gpt2() -> None:
 
 def test_a_model_without_matrices_has_none() -> None:
     assert names(nn.Sequential(nn.Embedding(4, 8), nn.LayerNorm(8), nn.Linear(8, 4))) == []
+
+
+def test_the_first_lines_of_a_run_name_what_is_updated_by_which() -> None:
+    module = small_module(small_settings())
+    trained = {name: parameter.shape for name, parameter in module.named_parameters()}
+    line = in_words(hidden_matrices(module, list(module.named_parameters())), trained)
+    assert line.startswith("muon updates 8 matrices, ")
+    assert "(transformer.h.*.attn.c_attn.weight, " in line
+    assert "adamw the rest (transformer.wte.weight, transformer.wpe.weight, transformer.h.*.ln_1.weight" in line
