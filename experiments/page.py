@@ -9,7 +9,7 @@ from figures import RECORDS, Records
 from machines import SEEDS, SIDES
 from ratios import interval, ratios
 
-TEMPLATE = Path(__file__).parent / "evidence.md"
+TEMPLATE = Path(__file__).parent / "evidence.template"
 PAGE = Path(__file__).parents[1] / "docs" / "evidence.md"
 
 
