@@ -1,14 +1,14 @@
 """Draw docs/evidence.md's pictures from the records beside this file: python experiments/pictures.py."""
 
-import json
 import statistics
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 from cases import SEEDS
-from figures import RECORDS, Records
+from figures import Records
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
+from page import kept
 from questions import BATCHES, DIFFERENT, POOLS, ROUNDS
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -19,7 +19,7 @@ SIDES = {
 
 
 def main() -> None:
-    records = Records(json.loads(line) for line in RECORDS.read_text(encoding="utf-8").splitlines())
+    records = kept()
     plt.rcParams |= {
         "svg.hashsalt": "adloco_dist",
         "font.size": 9,

@@ -71,6 +71,12 @@ def test_gradients_of_a_tied_weight_are_added_in_place() -> None:
             np.testing.assert_allclose(gradient, reference, rtol=1e-4, atol=1e-7)
 
 
+def test_four_ranks_take_turns_to_orthogonalise(tmp_path: Path) -> None:
+    """Two matrices of each shape: two of the ranks have none in their turn."""
+    chosen = (*ONE, "inner=muon", "inner.lr=5e-3")
+    assert_equal(run_whole(4, 1, tmp_path / "four", *chosen), run_whole(1, 1, tmp_path / "one", *chosen))
+
+
 @pytest.mark.parametrize("wire", ["int4", "sparse"])
 def test_few_bits_bring_parts_about_as_far(wire: str, tmp_path: Path) -> None:
     chosen = (*ONE, f"wire={wire}", "outer=average", "budget=12rounds", "inner.lr=1e-2")

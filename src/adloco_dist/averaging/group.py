@@ -158,11 +158,13 @@ class Group:
         return received
 
     def exchange_tensors(self, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> None:
-        """Send every other rank its tensor, and fill that in its place of `received` with what it sends here."""
+        """Send every other rank its tensor, and fill that in its place of `received` with what it sends here; empty
+        ones do not travel."""
         size, place = len(self.ranks), self.index
         from_places, to_places = ([(place + sign * step) % size for step in range(1, size)] for sign in (-1, 1))
         self.send_and_receive(
-            [(self.ranks[i], sent[i]) for i in to_places], [(self.ranks[i], received[i]) for i in from_places]
+            [(self.ranks[i], sent[i]) for i in to_places if sent[i].numel()],
+            [(self.ranks[i], received[i]) for i in from_places if received[i].numel()],
         )
 
     def send_and_receive(

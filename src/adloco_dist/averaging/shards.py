@@ -83,15 +83,11 @@ class Shards:
 
     def exchange(self, sent: Sequence[torch.Tensor], like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Send every rank of the worker its tensor, on a mesh of one dimension; what each of them has sent, which is
-        like the tensors of `like`. Empty ones do not travel. Collective over them."""
+        like the tensors of `like`. Collective over them."""
         (group,) = self._groups
         received = [torch.empty_like(tensor) for tensor in like]
         received[self.index] = sent[self.index]
-        others = [place for place in range(len(self.ranks)) if place != self.index]
-        group.send_and_receive(
-            [(self.ranks[place], sent[place]) for place in others if sent[place].numel()],
-            [(self.ranks[place], received[place]) for place in others if received[place].numel()],
-        )
+        group.exchange_tensors(sent, received)
         return received
 
     def unify(self, averages: Sequence[tuple[int, torch.Tensor]]) -> None:

@@ -101,7 +101,8 @@ class FlatModel:
         self.whole_layout = VectorLayout.of(trained)
         self.parameter_layout = VectorLayout.of((name, local(parameter)) for name, parameter in trained)
         self.hidden_matrices = hidden_matrices(module, trained)
-        self.matrix_share = ParameterCount.of(module).matrix_share
+        count = ParameterCount.of(module)
+        self.matrix_share, self.num_parameters = count.matrix_share, count.total
         self.decay_boundary = self.parameter_layout.boundary(sum(p.ndim >= 2 for p in self._parameters))
         self.buffer_boundary = self.parameter_layout.num_elements
         buffers = persistent_buffers(module)
@@ -112,7 +113,6 @@ class FlatModel:
         self._constants = Watched([buffer for buffer in buffers if buffer.name not in changing])
         self.num_elements = self.buffer_boundary + self._buffer_layout.num_elements
         self.sketch = Sketch(self.whole_layout.num_elements + self.num_buffer_elements, self.dtype, device)
-        self.num_parameters = sum(parameter.numel() for parameter in module.parameters())
         self.payload = torch.zeros(self.num_elements + 1, dtype=self.dtype, device=device)
         self.gradient = self.payload[:-1]
         self.weights = self.gradient  # until it is pointed at something
