@@ -9,7 +9,7 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
-from helpers.commands import PATIENCE_SECONDS
+from helpers.commands import PATIENCE_SECONDS, SLOW_SECONDS
 
 ROUNDS = """
     Number([...document.querySelectorAll(".tile")].find((tile) => tile.innerText.startsWith("rounds"))
@@ -94,6 +94,8 @@ def browser() -> Iterator[Browser]:
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
+    # A page of a run that trains on all cores, beside other tests, may load for longer than the client waits by default.
+    driver.command_executor.client_config.timeout = SLOW_SECONDS
     try:
         yield Browser(driver)
     finally:

@@ -29,7 +29,7 @@ from helpers.run_directories import before_training, row, run_directory
 
 LONG = (
     *SMALL, *FOUR_TRAINERS, "algorithm.updates_per_round=20", "budget=100000rounds", "run.directory=run",
-    "run.watch=0",
+    "run.watch=0", "cluster.threads_per_rank=1",  # a core is left to the page, which stands behind the ranks
 )  # fmt: skip
 ADDRESS = re.compile(r"(http://127\.0\.0\.1:\d+/)([\w-]+)/")
 SECRET_LENGTH = 32

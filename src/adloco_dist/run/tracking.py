@@ -218,7 +218,9 @@ class WandbTracker:
 
     def write(self, values: Values) -> None:
         self._run.log(dict(values), step=int(values["round"]))
-        self._newest_file.write_text(str(int(values["round"])))
+        unfinished = self._newest_file.with_suffix(".unfinished")  # a killed run leaves a whole number
+        unfinished.write_text(str(int(values["round"])))
+        unfinished.replace(self._newest_file)
 
     def close(self, result: Json | None) -> None:
         if result is not None:
