@@ -8,7 +8,7 @@ from cases import FREE, LINKS, NANO, NANO_SHARE, SEEDS, TINY, Case, cases, corpo
 from machines import machines
 from tuning import tuning
 
-ALONE = ("algorithm=localsgd", "batching.request=none", "inner.warmup_fraction=0.2")
+ALONE = ("algorithm=localsgd", "batching.request=none", "inner.warmup_fraction=0.2", "inner.lr=2e-3")
 """One worker that averages with nobody, at the best of the settings that were tried: rates of 1, 2 and 3e-3, warm-ups
 of 0.05 to 0.2, batches of 2, 4 and 8 (docs/lab-notes.md). The warm-up is the longest of them."""
 COSINE = ("inner.schedule=cosine", "outer.average_span=null")
@@ -17,7 +17,7 @@ SCHEDULED = (20, 40, 75, 90)
 ALONE_RATES = ("1e-3", "2e-3", "3e-3")
 AVERAGED = ("inner.schedule=constant", "outer.average_span=0.05")
 """What the default has."""
-PLAIN = ("algorithm=localsgd", "batching.request=none")
+PLAIN = ("algorithm=localsgd", "batching.request=none", "inner.lr=2e-3")
 """Plain averaging of fp32 in rounds of a fixed length."""
 DILOCO = ("algorithm=diloco", "batching.request=none")
 """DiLoCo as published: Nesterov momentum of 0.9 at a rate of 0.7, fp32."""
@@ -58,7 +58,7 @@ def controls(_: Path | None) -> list[Case]:
     """What do DDP, DiLoCo and plain averaging reach at 10 Mbit/s, at their best settings?"""
     slow = (*TINY, *link("10"))
     found = [*cases("controls", "ours", 2, slow, (20, 40, 180), SEEDS)]
-    for batch, rate in ((4, "2e-3"), (16, "4e-3"), (64, "4e-3")):
+    for batch, rate in ((4, "1.4e-3"), (16, "2.8e-3"), (64, "2.8e-3")):
         sides = (*slow, *DDP, f"batching.local_batch={batch}", f"inner.lr={rate}")
         budgets = (850, 1700) if batch == 64 else (1700,)
         found += cases("controls", f"ddp_b{batch}", 2, sides, budgets, SEEDS)
@@ -92,7 +92,7 @@ def batches(_: Path | None) -> list[Case]:
     """
     found = []
     for name, batch in product(LINKS, BATCHES):
-        rate = 2e-3 * (batch / 8) ** 0.5
+        rate = 1.5e-3 * (batch / 8) ** 0.5
         constant = ("batching.request=none", f"batching.local_batch={batch // 2}", f"inner.lr={rate:.3g}")
         found += cases("batches", f"constant_{batch}_{name}", 2, (*TINY, *link(name), *constant), (90,), SEEDS)
     norm_test = (*TINY, *link("10"), "batching.request=norm_test")
@@ -140,9 +140,9 @@ def sources(_: Path | None) -> list[Case]:
     controls = {
         "one_trainer": ("pool.trainers=1", "pool.workers_per_trainer=4"),
         "one_trainer_constant": ("pool.trainers=1", "pool.workers_per_trainer=4", *CONSTANT),
-        "default": ("model=nano", "inner=adamw", "inner.lr=4e-3"),
-        "default_fp32": ("model=nano", "inner=adamw", "inner.lr=4e-3", "wire=fp32"),
-        "ddp": ("algorithm=ddp", "model=nano", "inner=adamw", "inner.lr=4e-3"),
+        "default": ("model=nano", "inner=adamw", "inner.lr=2.2e-3"),
+        "default_fp32": ("model=nano", "inner=adamw", "inner.lr=2.2e-3", "wire=fp32"),
+        "ddp": ("algorithm=ddp", "model=nano", "inner=adamw", "inner.lr=2e-3"),
         "alone": ("model=nano", *ALONE, "inner=adamw", "inner.lr=4e-3"),
     }
     ablation = {

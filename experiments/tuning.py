@@ -33,6 +33,13 @@ MUON_TWO = (
     "lr=5e-3 m=0.8 wd=0 b=16", "lr=5e-3 m=0.8 wd=0 b=8 fraction=0.125", "lr=5e-3 m=0.8 wd=0 b=8 wire=int4",
 )  # fmt: skip
 """Two hosts at 10 Mbit/s, with the default's rounds and wire."""
+MANY = {
+    "eight 100": (8, 42, ("", "lr=8e-3", "wire=int4", "fraction=0.25", "wire=int4 lr=8e-3", "wire=fp32 free")),
+    "four 100": (4, 65, ("", "lr=8e-3", "wire=int4", "fraction=0.25")),
+    "two 100": (2, 75, ("", "wire=int4", "fraction=0.25")),
+    "two 10": (2, 75, ("", "wire=int4", "fraction=0.125")),
+}
+"""What travels between further hosts, by link: ranks, seconds and what differs from the default."""
 
 
 def overrides_of(side: str) -> tuple[str, ...]:
@@ -53,4 +60,9 @@ def tuning(_: Path | None) -> list[Case]:
     for side in MUON_TWO:
         chosen = ("model=tiny", *on_clock("muon"), *link("10"), "batching.request=none", *overrides_of(side))
         found += cases("tuning", f"two muon {side}".replace(" ", "_"), 2, chosen, (75,), (SEED,))
+    for place, (ranks, seconds, sides) in MANY.items():
+        for side in sides:
+            over = () if "free" in side.split() else link(place.split()[1])
+            chosen = ("model=tiny", *on_clock("muon"), *over, *overrides_of(side))
+            found += cases("tuning", f"{place} muon {side}".strip().replace(" ", "_"), ranks, chosen, (seconds,), (SEED,))
     return found

@@ -1,9 +1,14 @@
-"""The inner learning rate as a function of the share of the budget that is spent."""
+"""The inner learning rate: a function of the share of the budget that is spent, and of the batch."""
 
 import math
 from dataclasses import dataclass
 
 from adloco_dist.config import InnerSettings, RateScaling, Schedule
+from adloco_dist.policy.link import Rhythm
+
+UPDATES_ON_ITS_OWN = 40.0
+"""Updates for which workers are apart when each needs the rate of its own batch: what averages take away later has no
+part in the noise that a rate must bear meanwhile (docs/theory.md)."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,13 @@ def learning_rate(inner: InnerSettings, progress: Progress, update: int) -> floa
     fraction = min(1.0, progress.fraction + update * progress.fraction_per_update)
     floor = inner.final_lr_fraction
     return inner.lr * warmup * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * fraction)))
+
+
+def batch_in_step(local_batch: int, num_workers: int, rhythm: Rhythm) -> float:
+    """Sequences whose mean gradient an update is as good as: those of all workers if they average at every update,
+    those of one if they are apart for long."""
+    apart = min(1.0, (rhythm.updates - 1 + 2 * rhythm.delay_updates) / UPDATES_ON_ITS_OWN)
+    return local_batch * num_workers / (1 + (num_workers - 1) * apart)
 
 
 def batch_scale(scaling: RateScaling, multiple: float) -> float:
