@@ -24,9 +24,9 @@ MEASURED = (
 COMPARED = ("data.validation_fraction=0.1", "evaluation.every=10%", "evaluation.sequences=1024")
 """After MEASURED: 1,024 validation sequences that no setting was chosen by, ten times in a run."""
 SEQUENCE_SECONDS = 0.0091
-UPDATE_SECONDS = {"adamw": 0.008, "muon": 0.0245}
+UPDATE_SECONDS = {"adamw": 0.008, "muon": 0.0207}
 """A simulated clock: an update of `tiny` as it was measured on one core, by sequences of 128 tokens; with Muon it takes
-longer by 1.8 sequences, measured beside the other on one core.
+longer by 1.4 sequences, measured beside the other on one core.
 
 A message has the default latency of 0.5 ms in every experiment.
 """

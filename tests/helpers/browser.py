@@ -94,7 +94,7 @@ def browser() -> Iterator[Browser]:
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
-    # A page of a run that trains on all cores, beside other tests, may load for longer than the client waits by default.
+    # A page of a run that trains, beside other tests, may load for longer than the client waits by default.
     driver.command_executor.client_config.timeout = SLOW_SECONDS
     try:
         yield Browser(driver)

@@ -3,11 +3,13 @@
 import pytest
 import torch
 from torch import nn
+from transformers import AutoModel, BertConfig, BloomConfig, GPT2Config, GPTNeoXConfig, LlamaConfig
 
+from adloco_dist.averaging.shards import Shards
 from adloco_dist.config import Precision
-from adloco_dist.objective.matrices import hidden_matrices, in_words
+from adloco_dist.objective.matrices import Matrices, hidden_matrices, in_words
 from adloco_dist.pool.flat_model import FlatModel
-from adloco_dist.pool.muon import STEPS, A, B, C, orthogonalized
+from adloco_dist.pool.muon import STEPS, A, B, C, Muon, orthogonalized
 from adloco_dist.pool.worker import Worker
 from helpers.support import small_module, small_settings
 
@@ -99,7 +101,7 @@ def test_matrices_of_a_module_of_one_s_own() -> None:
         "experts": (6, 8, 12),
         "patches.weight": (1, 8, 48),
         "members.weight": (1, 8, 8),
-        "attention.in_proj_weight": (1, 24, 8),
+        "attention.in_proj_weight": (6, 4, 8),
         "attention.out_proj.weight": (1, 8, 8),
     }
 
@@ -108,6 +110,45 @@ def test_matrices_of_small_gpt2() -> None:
     inside = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
     module = small_module(small_settings())
     assert names(module) == [f"transformer.h.{layer}.{name}.weight" for layer in range(2) for name in inside]
+
+
+ATTENTION = {
+    "llama": (LlamaConfig, {"num_key_value_heads": 2}, {"q_proj": 4, "k_proj": 2, "v_proj": 2}),
+    "bert": (BertConfig, {}, {"query": 4, "key": 4, "value": 4}),
+    "gpt_neox": (GPTNeoXConfig, {}, {"query_key_value": 12}),
+    "bloom": (BloomConfig, {}, {"query_key_value": 12}),
+    "gpt2": (GPT2Config, {}, {}),  # its rows are what the projection reads
+}
+
+
+@pytest.mark.parametrize("architecture", ATTENTION)
+def test_every_head_has_matrices_of_its_own(architecture: str) -> None:
+    config, own, by_head = ATTENTION[architecture]
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 7, **own}
+    module = AutoModel.from_config(config(**sizes))
+    found = hidden_matrices(module, list(module.named_parameters()))
+    stacks = {name.split(".")[-2]: matrices.stack for name, matrices in found.items() if matrices.is_by_head}
+    assert stacks == {name: (count, 8, 32) for name, count in by_head.items()}
+
+
+def test_heads_are_as_if_each_was_a_parameter() -> None:
+    weight, heads = torch.randn(12, 8), 3
+    parts = [nn.Parameter(part.clone()) for part in weight.chunk(heads)]
+    whole, gradient = nn.Parameter(weight.clone()), torch.randn(12, 8)
+    matrices = Matrices.of((12, 8), is_convolution=False, head_rows=4)
+    assert matrices
+    ours = Muon(
+        [{"params": [whole], "matrices": matrices, "lr": 0.1, "weight_decay": 0.0}],
+        0.8, torch.bfloat16, Shards({}, (), 1.0),
+    )  # fmt: skip
+    ours.state[whole]["momentum_buffer"] = torch.zeros_like(whole)
+    torchs = torch.optim.Muon(parts, 0.1, 0.0, 0.8, adjust_lr_fn="match_rms_adamw")
+    whole.grad = gradient
+    for part, rows in zip(parts, gradient.chunk(heads), strict=True):
+        part.grad = rows.clone()
+    ours.step()
+    torchs.step()
+    torch.testing.assert_close(whole.detach(), torch.cat(parts).detach(), rtol=0, atol=0)
 
 
 def test_a_model_without_matrices_has_none() -> None:
