@@ -58,7 +58,7 @@ def controls(_: Path | None) -> list[Case]:
     """What do DDP, DiLoCo and plain averaging reach at 10 Mbit/s, at their best settings?"""
     slow = (*TINY, *link("10"))
     found = [*cases("controls", "ours", 2, slow, (20, 40, 180), SEEDS)]
-    for batch, rate in ((4, "1.4e-3"), (16, "2.8e-3"), (64, "2.8e-3")):
+    for batch, rate in ((4, "2e-3"), (16, "4e-3"), (64, "4e-3")):
         sides = (*slow, *DDP, f"batching.local_batch={batch}", f"inner.lr={rate}")
         budgets = (850, 1700) if batch == 64 else (1700,)
         found += cases("controls", f"ddp_b{batch}", 2, sides, budgets, SEEDS)
@@ -142,7 +142,7 @@ def sources(_: Path | None) -> list[Case]:
         "one_trainer_constant": ("pool.trainers=1", "pool.workers_per_trainer=4", *CONSTANT),
         "default": ("model=nano", "inner=adamw", "inner.lr=2.2e-3"),
         "default_fp32": ("model=nano", "inner=adamw", "inner.lr=2.2e-3", "wire=fp32"),
-        "ddp": ("algorithm=ddp", "model=nano", "inner=adamw", "inner.lr=2e-3"),
+        "ddp": ("algorithm=ddp", "model=nano", "inner=adamw", "inner.lr=4e-3"),
         "alone": ("model=nano", *ALONE, "inner=adamw", "inner.lr=4e-3"),
     }
     ablation = {

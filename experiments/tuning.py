@@ -64,5 +64,7 @@ def tuning(_: Path | None) -> list[Case]:
         for side in sides:
             over = () if "free" in side.split() else link(place.split()[1])
             chosen = ("model=tiny", *on_clock("muon"), *over, *overrides_of(side))
-            found += cases("tuning", f"{place} muon {side}".strip().replace(" ", "_"), ranks, chosen, (seconds,), (SEED,))
+            found += cases(
+                "tuning", f"{place} muon {side}".strip().replace(" ", "_"), ranks, chosen, (seconds,), (SEED,)
+            )
     return found
