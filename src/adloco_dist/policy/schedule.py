@@ -36,10 +36,13 @@ def learning_rate(inner: InnerSettings, progress: Progress, update: int) -> floa
     return inner.lr * warmup * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * fraction)))
 
 
-def batch_in_step(local_batch: int, num_workers: int, rhythm: Rhythm) -> float:
+EVERY_UPDATE = Rhythm(updates=1, delay_updates=0)
+
+
+def batch_in_step(local_batch: int, num_workers: int, averages: Rhythm) -> float:
     """Sequences whose mean gradient an update is as good as: those of all workers if they average at every update,
     those of one if they are apart for long."""
-    apart = min(1.0, (rhythm.updates - 1 + 2 * rhythm.delay_updates) / UPDATES_ON_ITS_OWN)
+    apart = min(1.0, (averages.updates - 1 + 2 * averages.delay_updates) / UPDATES_ON_ITS_OWN)
     return local_batch * num_workers / (1 + (num_workers - 1) * apart)
 
 

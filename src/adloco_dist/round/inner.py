@@ -21,7 +21,7 @@ from adloco_dist.data.protocols import Batch
 from adloco_dist.policy.passes import Passes
 from adloco_dist.policy.plan import RoundPlan
 from adloco_dist.policy.report import InnerReport, sums_by_update
-from adloco_dist.policy.schedule import batch_in_step, batch_scale, learning_rate
+from adloco_dist.policy.schedule import EVERY_UPDATE, batch_in_step, batch_scale, learning_rate
 from adloco_dist.pool.capacity import free_device_memory, is_out_of_memory
 from adloco_dist.pool.estimator import GradientEstimator
 from adloco_dist.pool.gradient import AccumulatedLoss, accumulate_gradient, micro_batch_size, scale_and_clip
@@ -143,7 +143,8 @@ class InnerPhase:
         """Take the updates of one worker; after each, yields how many it has taken in the round."""
         settings, plan, trainer, worker, result = self.settings, self.plan, task.trainer, task.worker, task.result
         clip_norm, batch, gradient = settings.inner.clip_norm, plan.batches[trainer.id], slot.flat_model.gradient
-        in_step = batch_in_step(batch.local_batch, plan.layout.num_workers(trainer.id), plan.rhythm)
+        averages = EVERY_UPDATE if settings.algorithm.is_data_parallel else plan.rhythm
+        in_step = batch_in_step(batch.local_batch, plan.layout.num_workers(trainer.id), averages)
         rate_scale = batch_scale(settings.inner.batch_scaling, in_step / settings.batching.local_batch)
         num_updates = plan.updates_of(trainer.id, worker.id)
         with about(f"trainer {trainer.id}, worker {worker.id}"):
