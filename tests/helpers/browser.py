@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from selenium import webdriver
 from selenium.webdriver.common.by import By
@@ -95,7 +96,8 @@ def browser() -> Iterator[Browser]:
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
     # A page of a run that trains, beside other tests, may load for longer than the client waits by default.
-    driver.command_executor.client_config.timeout = SLOW_SECONDS
+    connection: Any = driver.command_executor
+    connection.client_config.timeout = SLOW_SECONDS
     try:
         yield Browser(driver)
     finally:
