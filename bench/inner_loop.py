@@ -90,7 +90,7 @@ def inner_loop(model_name: str, optimizer_name: str, is_quick: bool) -> tuple[fl
 
 def orthogonal_share(rounds: int) -> float:
     """The time of orthogonalising over that of the whole update."""
-    trainer, slot, settings, _ = worker_of(*SHARE_OF, "inner=muon", "algorithm.updates_range=[1,1]")
+    trainer, slot, settings, _ = worker_of(*SHARE_OF, "inner=muon", "algorithm.updates_range=[2,2]")
     plan = plan_round(settings, PlanInputs(experiment_layout(settings, [0])), None, PoolReport())
     matrices = [torch.randn(one.stack) for one in slot.flat_model.hidden_matrices.values()]
 
@@ -102,7 +102,7 @@ def orthogonal_share(rounds: int) -> float:
             orthogonalized(matrix, slot.flat_model.product_dtype)
 
     whole, share = interleave([update, orthogonalize], rounds, warmup=1)
-    return median_ratio(share, whole)
+    return plan.updates * median_ratio(share, whole)
 
 
 def worker_of(*overrides: str) -> tuple[Trainer, ComputeSlot, Settings, LanguageObjective]:
