@@ -9,6 +9,8 @@ from adloco_dist.policy.link import Rhythm
 UPDATES_ON_ITS_OWN = 40.0
 """Updates for which workers are apart when each needs the rate of its own batch: what averages take away later has no
 part in the noise that a rate must bear meanwhile (docs/theory.md)."""
+EVERY_UPDATE = Rhythm(updates=1, delay_updates=0)
+"""The averages of data-parallel updates, whatever the length of their rounds."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +36,6 @@ def learning_rate(inner: InnerSettings, progress: Progress, update: int) -> floa
     fraction = min(1.0, progress.fraction + update * progress.fraction_per_update)
     floor = inner.final_lr_fraction
     return inner.lr * warmup * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * fraction)))
-
-
-EVERY_UPDATE = Rhythm(updates=1, delay_updates=0)
 
 
 def batch_in_step(local_batch: int, num_workers: int, averages: Rhythm) -> float:
