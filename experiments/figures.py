@@ -28,6 +28,11 @@ class Records:
     def __init__(self, records: Iterable[Record]) -> None:
         self.by_name = {record["name"]: record for record in records}
 
+    @classmethod
+    def kept(cls) -> "Records":
+        """Those beside this file."""
+        return cls(json.loads(line) for line in RECORDS.read_text(encoding="utf-8").splitlines())
+
     def points(self, question: str, side: str, seed: int, amount: str = "budget") -> Points:
         """One side's runs with a seed, by rising seconds, or by another amount that records have."""
         found = []
@@ -278,14 +283,13 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="runs that experiments/run.py has made")
     parser.add_argument("--wikitext", type=Path, metavar="FILE", help="as with experiments/run.py")
     options = parser.parse_args()
-    kept = [json.loads(line) for line in RECORDS.read_text().splitlines()] if RECORDS.exists() else []
+    records = Records.kept()
     if options.folder:
         made = [read(question(options.wikitext), options.folder) for question in QUESTIONS.values()]
         made.append([json.loads(file.read_text()) for file in sorted((options.folder / "compressed").glob("*.json"))])
-        new = {record["name"]: record for records in made for record in records}
-        kept = list({**{record["name"]: record for record in kept}, **new}.values())
-        RECORDS.write_text("".join(json.dumps(record) + "\n" for record in kept))
-    print_all(Records(kept))
+        records.by_name.update({record["name"]: record for question in made for record in question})
+        RECORDS.write_text("".join(json.dumps(record) + "\n" for record in records.by_name.values()))
+    print_all(records)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
 """Write docs/evidence.md from its template and the records beside this file: python experiments/page.py."""
 
-import json
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
-from figures import RECORDS, Records
+from figures import Records
 from machines import SEEDS, SIDES
 from ratios import interval, ratios
 
@@ -66,10 +65,5 @@ def _range(counts: Iterable[int]) -> str:
     return str(least) if least == most else f"{least} to {most}"
 
 
-def kept() -> Records:
-    """The records beside this file."""
-    return Records(json.loads(line) for line in RECORDS.read_text(encoding="utf-8").splitlines())
-
-
 if __name__ == "__main__":
-    PAGE.write_text(page(kept()), encoding="utf-8")
+    PAGE.write_text(page(Records.kept()), encoding="utf-8")

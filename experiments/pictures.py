@@ -8,7 +8,6 @@ from cases import SEEDS
 from figures import Records
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
-from page import kept
 from questions import BATCHES, DIFFERENT, POOLS, ROUNDS
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -19,7 +18,7 @@ SIDES = {
 
 
 def main() -> None:
-    records = kept()
+    records = Records.kept()
     plt.rcParams |= {
         "svg.hashsalt": "adloco_dist",
         "font.size": 9,

@@ -1,6 +1,5 @@
 """The runs of experiments/ have settings that exist, and figures are what their records say."""
 
-import json
 import math
 import re
 import sys
@@ -15,7 +14,6 @@ from helpers.commands import ROOT
 sys.path.insert(0, str(ROOT / "experiments"))
 
 from figures import (
-    RECORDS,
     Records,
     extrapolated_bound,
     merging_at_equal_tokens,
@@ -25,7 +23,7 @@ from figures import (
     second_machine_bounds,
     seconds_to,
 )
-from page import PAGE, kept, page
+from page import PAGE, page
 from questions import QUESTIONS
 from ratios import interval, ratios
 
@@ -99,12 +97,12 @@ def test_ratios_are_of_times_to_the_other_side_s_last_loss() -> None:
 
 
 def test_the_page_of_evidence_is_what_the_records_say() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(kept()), "run python experiments/page.py"
+    assert PAGE.read_text(encoding="utf-8") == page(Records.kept()), "run python experiments/page.py"
 
 
 def test_the_page_of_evidence_has_the_figures_that_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """Every mean with its range, except torchft's, whose runs on real hosts are in no record."""
-    print_all(Records(json.loads(line) for line in RECORDS.read_text(encoding="utf-8").splitlines()))
+    print_all(Records.kept())
     printed = capsys.readouterr().out
     page = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
     before, _, rest = page.partition("| torchft |")
