@@ -40,7 +40,7 @@ FREE: Mapping[str, st.SearchStrategy[Any]] = {
     "inner.schedule": st.sampled_from(["constant", "cosine"]),
     "inner.warmup_fraction": st.floats(0, 0.9),
     "inner.final_lr_fraction": st.floats(0, 1),
-    "inner.batch_scaling": st.sampled_from(["none", "sqrt", "linear"]),
+    "inner.lr_scaling": st.sampled_from(["none", "sqrt", "linear"]),
     "inner.reset_each_round": st.booleans(),
     "batching.eta": st.floats(0.1, 2.0),
     "batching.theta": st.floats(0.1, 2.0),

@@ -39,8 +39,7 @@ class Case(NamedTuple):
 
 CASES = (
     Case("final=best,average", ONE_OF_TWO, ()),
-    Case("batching.local_batch=2,4",
-         ("batching.request=staged", "batching.stages=[[0,4]]", "inner.batch_scaling=none"), ()),
+    Case("batching.local_batch=2,4", ("batching.request=staged", "batching.stages=[[0,4]]"), ()),
     Case("batching.eta=0.4,1.5", ("batching.request=progress", *CLOCK), MEASURED),
     Case("batching.theta=0.01,9", MEASURED, (*MEASURED, "batching.request=inner_product_test", "batching.min_batch=1",
                                             "batching.local_batch=16")),

@@ -20,9 +20,7 @@ ANY_MEASURED = f"{ANY_TEST},progress"
 class BatchingSettings:
     """Sequences per update. A request is a total batch, of all workers of a trainer together."""
 
-    local_batch: Annotated[
-        int, Range(">= 1"), ReadWhen("batching.request!=staged,replay"), ReadWhen("inner.batch_scaling!=none")
-    ] = 4
+    local_batch: Annotated[int, Range(">= 1"), ReadWhen("batching.request!=staged,replay")] = 4
     """b of the first round: sequences per update of each worker."""
     request: BatchRequest = BatchRequest.progress
     """What asks for the next round's batch: a variance test; progress, the batch with the most progress per second; or

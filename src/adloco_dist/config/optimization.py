@@ -49,8 +49,8 @@ class InnerSettings:
     """Algorithm of the inner updates: AdamW; SGD with or without momentum; Muon for the matrices between embeddings and
     output, and AdamW for all else (MuLoCo, 2505.23725)."""
     lr: Annotated[float, Range("> 0")] = 3.5e-3
-    """Peak learning rate of one worker with the first batch (inner.batch_scaling); of muon such that updates of a
-    matrix are as large as adamw's (2502.16982)."""
+    """Peak learning rate of one worker (inner.lr_scaling); of muon such that updates of a matrix are as large as
+    adamw's (2502.16982)."""
     other_lr_factor: Annotated[float, Range("> 0"), ReadWhen("inner.optimizer=muon")] = 1.0
     """Rate of what muon leaves to AdamW, over `lr`."""
     beta1: Annotated[float, Range("in [0, 1)"), ReadWhen(ADAMW)] = 0.9
@@ -71,9 +71,10 @@ class InnerSettings:
     """Share of the budget over which the rate rises linearly to `lr`, from a tenth of it."""
     final_lr_fraction: Annotated[float, Range("in [0, 1]"), ReadWhen("inner.schedule=cosine")] = 0.1
     """Share of `lr` that the cosine schedule ends at."""
-    batch_scaling: RateScaling = RateScaling.sqrt
-    """How the rate follows the batch in use: lr times its multiple of batching.local_batch, the root of that, or 1. It
-    is the total batch where workers average at every update, the local one where they are apart for 40 updates."""
+    lr_scaling: RateScaling = RateScaling.sqrt
+    """How the rate follows the number of workers that average: lr times that number, the root of it, or 1. It counts
+    whole where they average at every update, and comes to one where they are apart for 40 updates. Batches that grow
+    leave the rate as it is."""
     reset_each_round: Annotated[bool, ReadWhen(ADAMW), ReadWhen("inner.momentum>0")] = False
     """Whether inner moments start at zero in every round."""
 

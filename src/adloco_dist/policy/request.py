@@ -51,7 +51,7 @@ def bound_size(
     """Bound a request from below and above: an update takes no sequence of the shard, if its size is known, twice."""
     size, bound, least = request, None, batching.min_batch
     if least is None:
-        # An update's fixed costs make smaller batches dear, and rates that follow the batch make their updates small.
+        # An update's fixed costs make smaller batches dear.
         least = num_workers * batching.local_batch if batching.measures_gradients else 1
     if size < least:
         size, bound = float(least), "min_batch"

@@ -1,4 +1,4 @@
-"""The inner learning rate: a function of the share of the budget that is spent, and of the batch."""
+"""The inner learning rate: a function of the share of the budget that is spent, and of the workers that average."""
 
 import math
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from adloco_dist.config import InnerSettings, RateScaling, Schedule
 from adloco_dist.policy.link import Rhythm
 
 UPDATES_ON_ITS_OWN = 40.0
-"""Updates for which workers are apart when each needs the rate of its own batch: what averages take away later has no
+"""Updates for which workers are apart when each needs the rate of one alone: what averages take away later has no
 part in the noise that a rate must bear meanwhile (docs/theory.md)."""
 EVERY_UPDATE = Rhythm(updates=1, delay_updates=0)
 """The averages of data-parallel updates, whatever the length of their rounds."""
@@ -38,14 +38,14 @@ def learning_rate(inner: InnerSettings, progress: Progress, update: int) -> floa
     return inner.lr * warmup * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * fraction)))
 
 
-def batch_in_step(local_batch: int, num_workers: int, averages: Rhythm) -> float:
-    """Sequences whose mean gradient an update is as good as: those of all workers if they average at every update,
-    those of one if they are apart for long."""
+def workers_in_update(num_workers: int, averages: Rhythm) -> float:
+    """Workers whose mean gradient an update is as good as: all of them if they average at every update, one if they
+    are apart for long."""
     apart = min(1.0, (averages.updates - 1 + 2 * averages.delay_updates) / UPDATES_ON_ITS_OWN)
-    return local_batch * num_workers / (1 + (num_workers - 1) * apart)
+    return num_workers / (1 + (num_workers - 1) * apart)
 
 
-def batch_scale(scaling: RateScaling, multiple: float) -> float:
-    """The rate's factor for that multiple of the first local batch (sqrt for Adam: Malladi et al. 2022)."""
-    factors = {RateScaling.none: 1.0, RateScaling.sqrt: math.sqrt(multiple), RateScaling.linear: multiple}
+def rate_scale(scaling: RateScaling, workers: float) -> float:
+    """The rate's factor for the mean gradient of so many workers (sqrt for Adam: Malladi et al. 2022)."""
+    factors = {RateScaling.none: 1.0, RateScaling.sqrt: math.sqrt(workers), RateScaling.linear: workers}
     return factors[scaling]

@@ -22,7 +22,7 @@ from adloco_dist.policy.report import (
     RankReport,
     TrainerReport,
 )
-from adloco_dist.policy.schedule import UPDATES_ON_ITS_OWN, Progress, batch_in_step, batch_scale, learning_rate
+from adloco_dist.policy.schedule import UPDATES_ON_ITS_OWN, Progress, learning_rate, rate_scale, workers_in_update
 from adloco_dist.policy.summary import disagreements
 from adloco_dist.pool.gradient import micro_batch_size
 from adloco_dist.run.recording import round_rows
@@ -155,15 +155,15 @@ def test_learning_rates() -> None:
     assert learning_rate(constant, later, 3) == 1.0
 
 
-def test_the_rate_follows_the_batch_that_averages_make() -> None:
-    """Between that of all workers, who average at every update, and that of one, who is on its own for long."""
+def test_the_rate_follows_the_workers_that_average() -> None:
+    """Between all of them, who average at every update, and one, who is on its own for long."""
     own = round(UPDATES_ON_ITS_OWN)
     for workers in (1, 2, 8):
-        batches = [batch_in_step(4, workers, Rhythm(updates, 0)) for updates in (1, 2, 5, 20, own + 1, 10 * own)]
-        assert batches == sorted(batches, reverse=True)
-        assert (batches[0], *batches[-2:]) == (4 * workers, 4, 4)
-    assert batch_in_step(4, 2, Rhythm(3, 2)) == batch_in_step(4, 2, Rhythm(7, 0)), "a delay counts twice"
-    assert [batch_scale(scaling, 4.0) for scaling in RateScaling] == [1, 2, 4]
+        counts = [workers_in_update(workers, Rhythm(updates, 0)) for updates in (1, 2, 5, 20, own + 1, 10 * own)]
+        assert counts == sorted(counts, reverse=True)
+        assert (counts[0], *counts[-2:]) == (workers, 1, 1)
+    assert workers_in_update(2, Rhythm(3, 2)) == workers_in_update(2, Rhythm(7, 0)), "a delay counts twice"
+    assert [rate_scale(scaling, 4.0) for scaling in RateScaling] == [1, 2, 4]
 
 
 def test_passes_are_as_few_as_capacity_allows_and_equal_but_the_last() -> None:
