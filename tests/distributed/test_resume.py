@@ -128,6 +128,9 @@ def test_what_is_trained_by_default(tmp_path: Path) -> None:
         return run([0, 0], folder, looks, *SIMULATED_CLOCK, "budget=7rounds", "checkpoint.every=null", pool=())
 
     reference = default(tmp_path / "whole", None)
+    dense = [record.get("is_dense", False) for record in reference[0]["records"] if record["round"]]
+    assert dense == sorted(dense), "the largest elements alone, and then all of them"
+    assert set(dense) == {False, True}
     assert default(tmp_path / "stopped", 11)[0]["stop"] == INTERRUPTED
     assert_same(default(tmp_path / "stopped", None), reference)
 

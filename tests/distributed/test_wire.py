@@ -154,7 +154,7 @@ def break_averages(pool: LocalPool) -> None:
     """The rank's averages fail in their thread."""
     if pool.runtime.rank == 1:
         for trainer in pool.trainers.values():
-            trainer.averager = Broken()
+            trainer.averagers = [Broken(), Broken()]
 
 
 class Broken(FullPrecision):

@@ -67,6 +67,7 @@ class OuterStep(Generic[R]):
 
     Attributes:
         workers: this rank's.
+        averager: how sums travel that are started from now on; every one keeps a residual, or none does.
         entries: what is kept of it.
         anchor: (num_elements,), equal on all ranks that average, on the device or in CPU memory.
         momentum: as long, in the same place, zeros at first; None where the outer optimizer has none.
@@ -239,19 +240,19 @@ class OuterStep(Generic[R]):
         if group is None:
             return (lambda: payload), 0
         num_exact, residual = len(payload) - self.fragments[index].num_elements, self._residual_of(index)
-        is_apart, num_ranks = buffers.dtype != payload.dtype, len(group.ranks)
+        is_apart, num_ranks, averager = buffers.dtype != payload.dtype, len(group.ranks), self.averager
         marks = payload[-1 - MARK_ELEMENTS : -1] if self.compares_anchors else payload[:0]
         expected = marks * num_ranks
 
         def exchange() -> Commit:
             if is_apart:
                 group.all_reduce(buffers)
-            commit = self.averager.exchange(payload, num_exact, group, residual)
+            commit = averager.exchange(payload, num_exact, group, residual)
             if not torch.equal(marks, expected):
                 compare_anchors(group, self.steps, self.anchor)
             return commit
 
-        bytes_sent = self.averager.bytes_per_rank(len(payload), num_exact, group.ranks)
+        bytes_sent = averager.bytes_per_rank(len(payload), num_exact, group.ranks)
         bytes_sent += ring_bytes_sent(buffers.nbytes, num_ranks) if is_apart else 0
         return Background(exchange, self.division.device) if is_delayed else exchange(), bytes_sent
 

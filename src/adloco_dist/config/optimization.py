@@ -96,11 +96,13 @@ class OuterSettings:
 class WireSettings:
     """How pseudo-gradients travel between the ranks of a trainer."""
 
-    format: WireFormat = WireFormat.sparse
+    format: WireFormat = WireFormat.adaptive
     """fp32: as they are (fp64 with precision=fp64). bf16, int8, int4: rounded to 16, 8.125 or 4.125 bits, summed in
     fp32. sparse: the largest elements alone, in 2 bits each, and what has not been sent is added to the next
-    pseudo-gradient (SparseLoCo, 2508.15706), for which each trainer of a rank keeps a vector of the model's size."""
-    fraction: Annotated[float, Range("in (0, 1]"), ReadWhen("wire.format=sparse")] = 0.0625
+    pseudo-gradient (SparseLoCo, 2508.15706), for which each trainer of a rank keeps a vector of the model's size.
+    adaptive: int4, with what its rounding takes away added in the same way, where the measured link is fast enough for
+    that (with algorithm.round=link), and else sparse."""
+    fraction: Annotated[float, Range("in (0, 1]"), ReadWhen("wire.format=sparse,adaptive")] = 0.0625
     """Share of the elements that sparse sends."""
     fragments: Annotated[int, Range(">= 1")] = 1
     """P: parts of a model that are averaged at different times of a round (Streaming DiLoCo, 2501.18512)."""
@@ -111,7 +113,7 @@ class WireSettings:
     @property
     def keeps_residual(self) -> bool:
         """Whether what compression takes away is added to the next pseudo-gradient (error feedback)."""
-        return self.format is WireFormat.sparse
+        return self.format in (WireFormat.sparse, WireFormat.adaptive)
 
     @property
     def is_delayed(self) -> bool:

@@ -78,7 +78,7 @@ class Settings:
         is_wrapped = self.algorithm.is_data_parallel or is_sharded
         require(not (self.model.compile and is_wrapped), "model.compile", self.model.compile, rule)
         rule = "keeps what it has not sent, and an outer momentum would count that twice; set outer=average"
-        is_counted_once = wire.format is not WireFormat.sparse or not self.outer.momentum
+        is_counted_once = not (wire.keeps_residual and self.outer.momentum)
         require(is_counted_once, "wire.format", wire.format, rule)
         rule = "weighs micro-batches against the measured noise scale; needs batching.request to be a variance test"
         is_known = batching.switch_n != "auto" or batching.measures_gradients

@@ -1,16 +1,23 @@
-"""How many updates a round has: what averages cost is weighed against what workers lose by drifting apart."""
+"""How many updates a round has, and what travels: what averages cost is weighed against what workers lose by it."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from adloco_dist.config import AlgorithmSettings, RoundLength, WireSettings
+from adloco_dist.averaging.codecs import WholeNumbers
+from adloco_dist.averaging.quantized import Quantized
+from adloco_dist.averaging.sparse import Sparse
+from adloco_dist.config import AlgorithmSettings, RoundLength, WireFormat, WireSettings
 from adloco_dist.policy.layout import Layout
 
 EXPOSED_SHARE = 0.2
 """Exponent with which updates that workers are apart count against the time that averages expose: the share of a round
 that all else but updates takes where H settles, whatever the link (docs/theory.md)."""
+SPARSE_COST = 1.05
+"""Factor of the time to a loss where the largest elements travel alone, and the others wait (docs/theory.md)."""
+MANY_ELEMENTS = 1 << 24
+"""Of which formats' bytes are compared."""
 REMEMBERED = 5
 """Rounds whose median cost decides: a single one may have been interrupted."""
 GAIN = 0.005
@@ -29,6 +36,8 @@ class Rhythm:
     """H."""
     delay_updates: int
     """tau: updates that are computed while one of them travels."""
+    is_dense: bool = False
+    """Whether all elements travel, with wire.format=adaptive."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,8 @@ class RoundCost:
     """Time in which averages travelled while updates were computed, or were waited for after that."""
     wait_seconds: float = 0.0
     """Time of that in which the rank waited for them, which is exposed."""
+    is_dense: bool = False
+    """Whether all elements travelled, with wire.format=adaptive."""
 
     def exposed_share(self, updates: int) -> float:
         """Share of a round of so many updates that is spent otherwise."""
@@ -60,35 +71,42 @@ def worth_of_averaging(exposed_share: float, num_workers: int, local_batch: int,
 
 def first_rhythm(algorithm: AlgorithmSettings, wire: WireSettings) -> Rhythm:
     """The rhythm of the first round, before anything was measured; of every round that does not follow the link."""
-    if algorithm.round is not RoundLength.link:
-        return Rhythm(algorithm.updates_per_round, wire.delay_updates or 0)
-    return _bounded(algorithm, wire, algorithm.updates_per_round, wire.delay_updates or 0)
+    first = Rhythm(algorithm.updates_per_round, wire.delay_updates or 0)
+    return _bounded(algorithm, wire, first.updates, first) if algorithm.round is RoundLength.link else first
 
 
 def rhythm_for_link(
-    algorithm: AlgorithmSettings, wire: WireSettings, costs: Sequence[RoundCost], last: Rhythm
+    algorithm: AlgorithmSettings, wire: WireSettings, costs: Sequence[RoundCost], last: Rhythm, num_hosts: int
 ) -> Rhythm:
     """The next round's rhythm, with which the time to a loss is the shortest (docs/theory.md); `costs` are those of the
     last rounds, `last` the rhythm of the last."""
     if not costs:
         return last
-    cost, best = _Typical.of(costs, wire.fragments), best_rhythm(algorithm, wire, costs)
+    cost, best = _Typical.of(costs, wire, num_hosts), best_rhythm(algorithm, wire, costs, num_hosts)
     if cost.time(best) > (1 - GAIN) * cost.time(last):
         best = last
     updates = math.ceil(min(max(best.updates, last.updates / STEP), last.updates * STEP))
-    return _bounded(algorithm, wire, updates, best.delay_updates)
+    return _bounded(algorithm, wire, updates, best)
 
 
-def best_rhythm(algorithm: AlgorithmSettings, wire: WireSettings, costs: Sequence[RoundCost]) -> Rhythm:
+def best_rhythm(algorithm: AlgorithmSettings, wire: WireSettings, costs: Sequence[RoundCost], num_hosts: int) -> Rhythm:
     """Where rounds of such costs settle."""
     fragments, fixed = wire.fragments, wire.delay_updates
-    cost, (_, max_updates) = _Typical.of(costs, fragments), algorithm.updates_range
-    longest = max(1, min(math.ceil(cost.transfer), max_updates // fragments - 1))
-    candidates = (
-        _bounded(algorithm, wire, max(math.ceil(cost.best_updates(delay)), fragments * (delay + 1)), delay)
-        for delay in (range(1, longest + 1) if fixed is None else (fixed,))
-    )
+    cost, (_, max_updates) = _Typical.of(costs, wire, num_hosts), algorithm.updates_range
+    candidates: list[Rhythm] = []
+    for is_dense in (False, True) if wire.format is WireFormat.adaptive else (False,):
+        longest = max(1, min(math.ceil(cost.transfer(is_dense)), max_updates // fragments - 1))
+        for delay in range(1, longest + 1) if fixed is None else (fixed,):
+            updates = max(math.ceil(cost.best_updates(delay, is_dense)), fragments * (delay + 1))
+            candidates.append(_bounded(algorithm, wire, updates, Rhythm(updates, delay, is_dense)))
     return min(candidates, key=cost.time)
+
+
+def dense_ratio(fraction: float, num_hosts: int) -> float:
+    """What a host sends of all elements in 4 bits, over what it sends of the largest `fraction` of them alone."""
+    hosts = range(num_hosts)
+    dense = Quantized(WholeNumbers(4)).bytes_per_rank(MANY_ELEMENTS, 0, hosts)
+    return dense / Sparse(fraction).bytes_per_rank(MANY_ELEMENTS, 0, hosts)
 
 
 def remembered(costs: Sequence[RoundCost], latest: RoundCost | None) -> tuple[RoundCost, ...]:
@@ -133,38 +151,44 @@ class _Typical:
 
     fixed: float
     """What is exposed whatever the delay."""
-    transfer: float
-    """The time that one fragment travels."""
+    sparse_transfer: float
+    """The time that one fragment travels, with wire.format=adaptive if its largest elements travel alone."""
+    dense_ratio: float
+    """How many times as long it travels whole."""
     fragments: int
 
     @classmethod
-    def of(cls, costs: Sequence[RoundCost], fragments: int) -> "_Typical":
+    def of(cls, costs: Sequence[RoundCost], wire: WireSettings, num_hosts: int) -> "_Typical":
+        ratio = dense_ratio(wire.fraction, num_hosts) if wire.format is WireFormat.adaptive else 1.0
         update = median(cost.update_seconds for cost in costs)
         fixed = median(cost.exposed_seconds - cost.wait_seconds for cost in costs)
-        transfer = median(cost.transfer_seconds for cost in costs)
-        return cls(fixed / update, transfer / fragments / update, fragments)
+        transfer = median(cost.transfer_seconds / (ratio if cost.is_dense else 1.0) for cost in costs)
+        return cls(fixed / update, transfer / wire.fragments / update, ratio, wire.fragments)
 
-    def exposed(self, delay_updates: int) -> float:
-        return self.fixed + self.fragments * max(0.0, self.transfer - delay_updates)
+    def transfer(self, is_dense: bool) -> float:
+        return self.sparse_transfer * (self.dense_ratio if is_dense else 1.0)
+
+    def exposed(self, delay_updates: int, is_dense: bool) -> float:
+        return self.fixed + self.fragments * max(0.0, self.transfer(is_dense) - delay_updates)
 
     def time(self, rhythm: Rhythm) -> float:
         """The time to a loss, in proportion."""
-        apart = rhythm.updates + 2 * rhythm.delay_updates
-        return apart**EXPOSED_SHARE * (1 + self.exposed(rhythm.delay_updates) / rhythm.updates)
+        delay, is_dense = rhythm.delay_updates, rhythm.is_dense
+        waiting = 1 + self.exposed(delay, is_dense) / rhythm.updates
+        return (rhythm.updates + 2 * delay) ** EXPOSED_SHARE * waiting * (1.0 if is_dense else SPARSE_COST)
 
-    def best_updates(self, delay_updates: int) -> float:
+    def best_updates(self, delay_updates: int, is_dense: bool) -> float:
         """H with which that is the shortest for a delay: the root of its derivative."""
-        share, exposed = EXPOSED_SHARE, self.exposed(delay_updates)
+        share, exposed = EXPOSED_SHARE, self.exposed(delay_updates, is_dense)
         linear = (1 - share) * exposed
         return (linear + math.sqrt(linear**2 + 8 * share * exposed * delay_updates)) / (2 * share)
 
 
-def _bounded(algorithm: AlgorithmSettings, wire: WireSettings, updates: int, delay_updates: int) -> Rhythm:
-    """A round within the settings' bounds, in which every fragment has its delay."""
+def _bounded(algorithm: AlgorithmSettings, wire: WireSettings, updates: int, wanted: Rhythm) -> Rhythm:
+    """A round of so many updates, within the settings' bounds, in which every fragment has its delay."""
     fragments, fixed = wire.fragments, wire.delay_updates
     smallest, largest = algorithm.updates_range
     smallest = max(smallest, fragments * ((1 if fixed is None else fixed) + 1))
     updates = min(max(updates, smallest), max(largest, smallest))
-    if fixed is not None:
-        return Rhythm(updates, fixed)
-    return Rhythm(updates, max(1, min(delay_updates, updates // fragments - 1)))
+    delay = max(1, min(wanted.delay_updates, updates // fragments - 1)) if fixed is None else fixed
+    return Rhythm(updates, delay, wanted.is_dense)

@@ -69,7 +69,8 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, r
     if last and algorithm.round is RoundLength.link:
         costs = remembered(() if last.merge else last.costs, report.cost)
         if any(layout.num_workers(trainer) > 1 for trainer in layout.trainers):
-            rhythm = rhythm_for_link(algorithm, wire, costs, last.rhythm)
+            num_hosts = layout.fewest_hosts(inputs.network.nodes)
+            rhythm = rhythm_for_link(algorithm, wire, costs, last.rhythm, num_hosts)
     updates = num_updates(budget, now, tokens_per_update, rhythm.updates)
     update_seconds = max(0.0, now.seconds - last.seconds) / last.updates if last else 0.0
     spent_per_update = fraction_per_update(budget, tokens_per_update, rhythm.updates, update_seconds)

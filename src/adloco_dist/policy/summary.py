@@ -161,6 +161,7 @@ def _round_cost(reports: Sequence[RankReport], last: RoundPlan) -> RoundCost | N
         exposed_seconds=min(report.control_seconds + report.spent("outer") for report in reports),
         transfer_seconds=min(sum(step.transfer_seconds for step in own) for own in steps),
         wait_seconds=min(sum(step.wait_seconds for step in own) for own in steps),
+        is_dense=last.rhythm.is_dense,  # an average that arrived late left by the plan before: one of a median's rounds
     )
 
 

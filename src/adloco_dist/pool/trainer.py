@@ -34,6 +34,7 @@ class Trainer(OuterStep[Worker]):
     equal on all its ranks.
 
     Attributes:
+        averagers: how sums travel, and with wire.format=adaptive how they do where all elements travel; else the same.
         mean_anchor: the average of the anchors so far, on the anchor's device; None without outer.average_span.
     """
 
@@ -53,13 +54,14 @@ class Trainer(OuterStep[Worker]):
         fragments, boundary = flat_model.fragments(wire.fragments), flat_model.buffer_boundary
         device = torch.device("cpu") if settings.pool.outer_state is OuterState.cpu else initial_weights.device
         is_pinned = device != initial_weights.device
+        self.averagers = [new_averager(wire, initial_weights.dtype, nodes, is_dense) for is_dense in (False, True)]
         anchor = torch.empty_like(initial_weights, device=device, pin_memory=is_pinned).copy_(initial_weights)
         super().__init__(
             workers,
             anchor,
             Division(fragments, flat_model.shards, flat_model.device),
             OuterSGD(outer.lr, outer.momentum),
-            new_averager(wire, initial_weights.dtype, nodes),
+            self.averagers[False],
             FlatBuffers(anchor, boundary),
             # The flat model's gradient is free while nobody computes.
             initial_weights.new_empty(largest(fragments) + len(flat_model.payload) - boundary)
@@ -72,8 +74,13 @@ class Trainer(OuterStep[Worker]):
         if outer.average_span:
             self.mean_anchor = torch.empty_like(anchor, pin_memory=is_pinned).copy_(anchor)
 
-    def average(self, fragment: int, group: Group | None) -> OuterStepReport:
-        """Average the workers' pseudo-gradients in a fragment, or prepare to. Collective over the trainer's ranks."""
+    def average(self, fragment: int, group: Group | None, is_dense: bool) -> OuterStepReport:
+        """Average the workers' pseudo-gradients in a fragment, or prepare to. Collective over the trainer's ranks.
+
+        Args:
+            is_dense: whether all elements travel, with wire.format=adaptive.
+        """
+        self.averager = self.averagers[is_dense]
         if self._is_delayed:
             before = self.mix_awaited()  # in a last round that is too short for what is under way to be mixed in
             return before + self.start(fragment, group, is_delayed=True)
@@ -167,20 +174,25 @@ def average_in(mean: torch.Tensor, anchor: torch.Tensor, weight: float) -> None:
 
 
 def averagers() -> dict[str, Averager]:
-    """Every format with its own settings as they stand, by name."""
-    return {format.name: _by_format(WireSettings(format), torch.float32) for format in WireFormat}
+    """Every format with its own settings as they stand, by name; adaptive is one of two of them."""
+    formats = [format for format in WireFormat if format is not WireFormat.adaptive]
+    return {format.name: _by_format(WireSettings(format), torch.float32, False) for format in formats}
 
 
-def new_averager(wire: WireSettings, dtype: torch.dtype, nodes: Sequence[int]) -> Averager:
+def new_averager(wire: WireSettings, dtype: torch.dtype, nodes: Sequence[int], is_dense: bool = False) -> Averager:
     """How pseudo-gradients of this type travel between ranks on these nodes; as they are inside of a node, before they
-    travel to others in few bits."""
-    averager = _by_format(wire, dtype)
+    travel to others in few bits.
+
+    Args:
+        is_dense: whether all elements travel, with wire.format=adaptive.
+    """
+    averager = _by_format(wire, dtype, is_dense)
     if isinstance(averager, FullPrecision) or len(set(nodes)) == len(nodes):
         return averager
     return InsideFirst(averager, tuple(nodes))
 
 
-def _by_format(wire: WireSettings, dtype: torch.dtype) -> FullPrecision | Quantized | Sparse:
+def _by_format(wire: WireSettings, dtype: torch.dtype, is_dense: bool) -> FullPrecision | Quantized | Sparse:
     match wire.format:
         case WireFormat.fp32:
             return FullPrecision(dtype)
@@ -192,3 +204,5 @@ def _by_format(wire: WireSettings, dtype: torch.dtype) -> FullPrecision | Quanti
             return Quantized(WholeNumbers(4))
         case WireFormat.sparse:
             return Sparse(wire.fraction)
+        case WireFormat.adaptive:
+            return Quantized(WholeNumbers(4), keeps_residual=True) if is_dense else Sparse(wire.fraction)

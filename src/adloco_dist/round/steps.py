@@ -128,7 +128,8 @@ def average(pool: LocalPool, plan: RoundPlan, event: Event, report: RankReport) 
     for trainer_id in plan.layout.trainers:
         group = pool.groups.of(plan.layout.ranks(trainer_id))  # on all ranks, for it may have to be formed
         if trainer := pool.trainers.get(trainer_id):
-            _report_outer(pool, report, trainer_id, partial(trainer.average, event.fragment, group))
+            step = partial(trainer.average, event.fragment, group, plan.rhythm.is_dense)
+            _report_outer(pool, report, trainer_id, step)
     if event.action is Action.start:
         begin_averages(pool)
 

@@ -1,15 +1,16 @@
 """What a run will do, before it does: layout, memory, bytes and tokens (`--dry-run`)."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from rich.table import Table
 
 from adloco_dist.cluster.environment import Link
-from adloco_dist.config import RoundLength, Settings
+from adloco_dist.config import RoundLength, Settings, WireFormat
 from adloco_dist.objective.protocol import ParameterCount
 from adloco_dist.policy.layout import Layout, experiment_layout, ranks_of_seat, seat_nodes
-from adloco_dist.policy.link import Rhythm, RoundCost, best_rhythm
+from adloco_dist.policy.link import Rhythm, RoundCost, best_rhythm, dense_ratio
 from adloco_dist.policy.merging import Network
 from adloco_dist.policy.simulation import RoundForecast, rounds_until
 from adloco_dist.pool.capacity import state_vectors
@@ -67,7 +68,7 @@ def print_dry_run(
     console.print(_rank_table(settings, layout, seats, part_bytes, parameters.matrix_share))
     network = Network(seats, {link.nodes: link.bytes_per_second for link in links})
     if seconds := _link_seconds(layout, network, traffic):
-        console.print(_utilisation_table(settings, layout, seconds))
+        console.print(_utilisation_table(settings, layout, seconds, layout.fewest_hosts(seats)))
     elif len(set(nodes)) > 1 and not links:
         console.print("links: not measured; on the nodes, under torchrun, they are, and utilisation is predicted")
     if parameters.total >= LARGE and not settings.algorithm.is_data_parallel:
@@ -122,9 +123,15 @@ def _trainer_table(settings: Settings, layout: Layout, seats: Sequence[int], tra
             str(layout.num_nodes(trainer, seats)),
             _groups_of(of_trainer, settings),
             str(layout.num_workers(trainer) * settings.batching.local_batch),
-            f"{traffic.of_rank(of_trainer) / MEGA:,.2f}",
+            _sent_in_words(settings, traffic, of_trainer),
         )
     return table
+
+
+def _sent_in_words(settings: Settings, traffic: Traffic, seats: Sequence[int]) -> str:
+    """What a rank sends in a round, in MB; with wire.format=adaptive by what the link allows."""
+    formats = [traffic, replace(traffic, is_dense=True)] if settings.wire.format is WireFormat.adaptive else [traffic]
+    return " or ".join(f"{format.of_rank(seats) / MEGA:,.2f}" for format in formats)
 
 
 def _link_seconds(layout: Layout, network: Network, traffic: Traffic) -> dict[int, float]:
@@ -138,17 +145,22 @@ def _link_seconds(layout: Layout, network: Network, traffic: Traffic) -> dict[in
     return {seat: total for seat, total in seconds.items() if total}
 
 
-def _forecast(settings: Settings, workers: int, link_seconds: float, update_seconds: float) -> RoundForecast:
-    """The rounds of a rank with so many workers, and updates of that length."""
+def _forecast(
+    settings: Settings, workers: int, link_seconds: float, update_seconds: float, num_hosts: int
+) -> RoundForecast:
+    """The rounds of a rank with so many workers, and updates of that length; with wire.format=adaptive `link_seconds`
+    are those of the largest elements alone."""
     wire, algorithm = settings.wire, settings.algorithm
     rhythm = Rhythm(algorithm.updates_per_round, wire.delay_updates or 0)
     if algorithm.round is RoundLength.link:
         waiting, hidden = (0.0, link_seconds) if wire.is_delayed else (link_seconds, 0.0)
-        rhythm = best_rhythm(settings.algorithm, wire, [RoundCost(workers * update_seconds, waiting, hidden)])
+        cost = RoundCost(workers * update_seconds, waiting, hidden)
+        rhythm = best_rhythm(settings.algorithm, wire, [cost], num_hosts)
+        link_seconds *= dense_ratio(wire.fraction, num_hosts) if rhythm.is_dense else 1.0
     return RoundForecast(rhythm.updates * workers, rhythm.delay_updates * workers, link_seconds, wire.fragments)
 
 
-def _utilisation_table(settings: Settings, layout: Layout, link_seconds: Mapping[int, float]) -> Table:
+def _utilisation_table(settings: Settings, layout: Layout, link_seconds: Mapping[int, float], num_hosts: int) -> Table:
     is_fixed = settings.algorithm.round is not RoundLength.link
     columns = ["rank", "seconds on its link", *(f"{seconds:g} s" for seconds in UPDATE_SECONDS)]
     columns += [f"{GOOD_UTILISATION:.0%} from"] if is_fixed else []
@@ -158,11 +170,11 @@ def _utilisation_table(settings: Settings, layout: Layout, link_seconds: Mapping
         workers = sum(map(len, layout.placed_on(seat).values()))
         cells = []
         for seconds in UPDATE_SECONDS:
-            forecast = _forecast(settings, workers, on_link, seconds)
+            forecast = _forecast(settings, workers, on_link, seconds, num_hosts)
             length = "" if is_fixed else f" (H {forecast.updates // workers})"
             cells.append(f"{forecast.utilisation(seconds):.0%}{length}")
         if is_fixed:
-            enough = _forecast(settings, workers, on_link, 0.0).update_seconds(GOOD_UTILISATION)
+            enough = _forecast(settings, workers, on_link, 0.0, num_hosts).update_seconds(GOOD_UTILISATION)
             cells.append(f"{enough:.3g} s")
         table.add_row(_ranks_of(seat, settings), f"{on_link:.3g}", *cells)
     return table

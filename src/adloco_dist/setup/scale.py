@@ -35,6 +35,8 @@ class Traffic:
     """Trained parameters of the whole model."""
     nodes: Sequence[int]
     """The node of every rank."""
+    is_dense: bool = False
+    """Whether all elements travel, with wire.format=adaptive, instead of the largest alone."""
 
     def of_rank(self, seats: Sequence[int]) -> int:
         """What each of a trainer's ranks sends: its part of the model, to those that hold the same part."""
@@ -43,7 +45,8 @@ class Traffic:
         ranks = [size * seat for seat in seats]  # of the first part; the others are as large
         if settings.algorithm.is_data_parallel:
             return settings.algorithm.updates_per_round * ring_bytes_sent(num_elements * dtype.itemsize, len(ranks))
-        return new_averager(settings.wire, dtype, self.nodes).bytes_per_rank(num_elements + 1, 1, ranks)
+        averager = new_averager(settings.wire, dtype, self.nodes, self.is_dense)
+        return averager.bytes_per_rank(num_elements + 1, 1, ranks)
 
     def over_link(self, seats: Sequence[int]) -> int:
         """What the fullest of a trainer's nodes sends to others: sums are taken inside of nodes first, part by part."""
@@ -96,7 +99,8 @@ def predictions(settings: Settings, parameters: ParameterCount, ranks_per_node: 
             continue
         workers = [worker for trainer in layout.trainers for worker in layout.workers[trainer]]
         on_rank = len(workers) // len({seat for worker in workers for seat in worker})
-        sent = Traffic(settings, parameters.trained, nodes).over_fullest_link(layout)
+        traffic = [Traffic(settings, parameters.trained, nodes, is_dense) for is_dense in (False, True)]
+        sent = min(format.over_fullest_link(layout) for format in traffic)  # wire.format=adaptive has two
         busy = on_rank * _update_seconds(settings, parameters)
         seconds = {link: sent / rate for link, rate in LINKS.items()}
         rounds = {

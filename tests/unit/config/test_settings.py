@@ -35,7 +35,7 @@ CHOICES = ["model=tiny", *sorted(f"{file.parent.name}={file.stem}" for file in (
 INCOMPLETE = {
     **dict.fromkeys(("data=csv", "data=json", "data=parquet", "data=text", "data=tokens"), r"data\.train=\[\]: "),
     "data=hub": "data.hub=null: ",
-    "outer=nesterov": r"wire\.format=sparse: keeps what it has not sent",
+    "outer=nesterov": r"wire\.format=adaptive: keeps what it has not sent",
     **dict.fromkeys(("model=causal", "model=pretrained"), "model.architecture=null: "),
 }
 """Choices that want another setting, with what is said of it."""
@@ -82,7 +82,7 @@ def test_presets_hold_the_settings_of_their_sources() -> None:
         assert (preset.model.warm_start, preset.model.reset_output) == ("keeeeenw/MicroLlama", True)
         inner = preset.inner
         assert (inner.beta2, inner.weight_decay, inner.clip_norm) == (0.999, 0.01, None)
-        assert (inner.schedule.name, inner.batch_scaling.name, inner.reset_each_round) == ("constant", "none", True)
+        assert (inner.schedule.name, inner.lr_scaling.name, inner.reset_each_round) == ("constant", "none", True)
         assert inner.warmup_fraction == 0
         assert preset.batching.span == 0, "the formula has the last measurement alone"
         assert preset.batching.every_updates == 1, "in every round"

@@ -145,7 +145,8 @@ def test_a_sweep_over_what_no_run_reads_is_refused(overrides: list[str], line: s
 
 def test_a_sweep_names_what_some_runs_do_not_read() -> None:
     assert checked("wire=fp32,sparse", "wire.fraction=0.1,0.2", "outer=average") == [
-        "wire.fraction: in 2 of 4 runs has no effect with wire.format=fp32; it is read when wire.format=sparse"
+        "wire.fraction: in 2 of 4 runs has no effect with wire.format=fp32; "
+        "it is read when wire.format=sparse or adaptive"
     ]
     (line,) = checked("seed=1,2", "batching.eta=0.5")
     assert line.startswith("batching.eta=0.5: in 2 of 2 runs has no effect with batching.request=progress")
@@ -165,7 +166,7 @@ ALWAYS_READ = {
     "cluster.device", "cluster.interface", "cluster.silence_seconds",
     "cluster.threads_per_rank", "cluster.timeout_seconds", "data.corpus", "data.sequence_length", "data.shards",
     "deterministic", "evaluation.every", "evaluation.final_sequences", "evaluation.sequences",
-    "inner.batch_scaling", "inner.clip_norm", "inner.lr", "inner.optimizer", "inner.schedule",
+    "inner.clip_norm", "inner.lr", "inner.lr_scaling", "inner.optimizer", "inner.schedule",
     "inner.warmup_fraction", "inner.weight_decay", "instances.concurrency", "model.architecture", "model.attention",
     "model.compile", "model.gradient_checkpointing", "model.overrides", "model.reset_output", "model.warm_start",
     "outer.average_span", "pool.placement", "pool.ranks_per_worker", "pool.trainers",

@@ -14,6 +14,7 @@ from adloco_dist.policy.link import (
     Rhythm,
     RoundCost,
     best_rhythm,
+    dense_ratio,
     first_rhythm,
     remembered,
     rhythm_for_link,
@@ -24,7 +25,7 @@ from adloco_dist.policy.plan import PlanInputs, PoolReport, RoundPlan
 from adloco_dist.policy.planning import plan_round
 from helpers.support import FOUR_TRAINERS, first_batch, next_batch, small_settings
 
-UPDATE_SECONDS = 0.04
+UPDATE_SECONDS, HOSTS = 0.04, 2
 BY_LINK = ("algorithm.round=link", "pool.trainers=1", "pool.workers_per_trainer=2", "budget=1000rounds")
 PAIR = Layout.one_rank_per_worker({0: (0, 1)})
 
@@ -34,16 +35,19 @@ def settled(settings: Settings, blocking: float, transfer: float = 0.0, rounds: 
 
     Args:
         blocking: seconds of a round that no delay hides.
-        transfer: seconds that its averages need on the link.
+        transfer: seconds that its averages need on the link, with wire=adaptive those of the largest elements.
     """
     rhythm, costs, taken = first_rhythm(settings.algorithm, settings.wire), (), []
+    ratio = dense_ratio(settings.wire.fraction, HOSTS)
     for round_ in range(rounds):
         taken.append(rhythm)
         noise = (1.0, 0.7, 1.3, 0.9, 1.1)[round_ % 5]
         hidden = rhythm.delay_updates * settings.wire.fragments * UPDATE_SECONDS
-        waited = max(0.0, noise * transfer - hidden)
-        costs = remembered(costs, RoundCost(UPDATE_SECONDS, noise * blocking + waited, noise * transfer, waited))
-        rhythm = rhythm_for_link(settings.algorithm, settings.wire, costs, rhythm)
+        travelled = noise * transfer * (ratio if rhythm.is_dense else 1.0)
+        waited = max(0.0, travelled - hidden)
+        cost = RoundCost(UPDATE_SECONDS, noise * blocking + waited, travelled, waited, rhythm.is_dense)
+        costs = remembered(costs, cost)
+        rhythm = rhythm_for_link(settings.algorithm, settings.wire, costs, rhythm, HOSTS)
     return taken
 
 
@@ -69,7 +73,7 @@ def test_delay_and_length_are_the_best_of_all(blocking: float, transfer: float, 
     pairs = [(updates, delay) for updates in range(2, 241) for delay in range(1, max(2, updates // fragments))
              if updates >= fragments * (delay + 1)]  # fmt: skip
     best = min(time(*pair) for pair in pairs)
-    chosen = best_rhythm(settings.algorithm, settings.wire, [RoundCost(UPDATE_SECONDS, blocking, transfer)])
+    chosen = best_rhythm(settings.algorithm, settings.wire, [RoundCost(UPDATE_SECONDS, blocking, transfer)], HOSTS)
     assert (chosen.updates, chosen.delay_updates) in pairs
     assert time(chosen.updates, chosen.delay_updates) == pytest.approx(best, rel=0.01)
 
@@ -89,6 +93,36 @@ def test_a_chosen_delay_follows_the_link_and_settles() -> None:
     assert all(rhythm.updates > rhythm.delay_updates for rhythm in taken), "an average arrives before the next begins"
 
 
+ADAPTIVE = (*FOUR_TRAINERS, *BY_LINK, "wire=adaptive", "outer=average")
+
+
+def test_all_elements_travel_where_the_link_is_fast_enough() -> None:
+    """At two hosts they are 4.7 times as many bytes as the largest sixteenth."""
+    settings, ratio = small_settings(*ADAPTIVE), dense_ratio(0.0625, HOSTS)
+    assert ratio == pytest.approx(4.125 / 8 / (452 / 4096), rel=1e-3)
+    fast, slow = settled(settings, 0.001, 0.9 * UPDATE_SECONDS / ratio), settled(settings, 0.001, UPDATE_SECONDS)
+    assert [rhythm.is_dense for rhythm in fast] == [False] + [True] * 39, "the first round has measured nothing"
+    assert fast[-1] == Rhythm(2, 1, is_dense=True)
+    assert not any(rhythm.is_dense for rhythm in slow)
+    named = small_settings(*FOUR_TRAINERS, *BY_LINK, "wire=sparse", "wire.delay_updates=null", "outer=average")
+    assert not any(rhythm.is_dense for rhythm in settled(named, 0.001, 0.001)), "another format is what it is"
+
+
+def test_a_link_that_has_become_slow_carries_the_largest_alone() -> None:
+    settings, last = small_settings(*ADAPTIVE), Rhythm(2, 1, is_dense=True)
+    slow = RoundCost(UPDATE_SECONDS, 0.5, 0.5, 0.46, is_dense=True)
+    assert not rhythm_for_link(settings.algorithm, settings.wire, [slow] * 5, last, HOSTS).is_dense
+
+
+def test_the_bytes_of_all_elements_do_not_grow_with_hosts_and_those_of_the_largest_do() -> None:
+    ratios = [dense_ratio(0.0625, hosts) for hosts in (2, 4, 8, 16, 64)]
+    assert ratios == sorted(ratios, reverse=True)
+    assert ratios[2] > 1 > ratios[3], "from ten hosts on everything is fewer bytes"
+    settings, slow = small_settings(*ADAPTIVE), [RoundCost(UPDATE_SECONDS, 0.4, 0.4, 0.36)] * 5
+    chosen = [best_rhythm(settings.algorithm, settings.wire, slow, hosts).is_dense for hosts in (2, 16)]
+    assert chosen == [False, True]
+
+
 def test_bounds_hold_whatever_was_measured() -> None:
     settings = small_settings(*FOUR_TRAINERS, *BY_LINK, "algorithm.updates_range=[7,60]")
     assert settled(settings, 1e-6)[-1].updates == 7
@@ -98,7 +132,7 @@ def test_bounds_hold_whatever_was_measured() -> None:
         assert 7 <= settled(chosen, blocking, transfer)[-1].updates <= 60
     spread = small_settings(*FOUR_TRAINERS, *BY_LINK, "wire.fragments=4", "wire.delay_updates=5")
     assert min(rhythm.updates for rhythm in settled(spread, 1e-6)) == 24, "every fragment has its delay"
-    assert rhythm_for_link(settings.algorithm, settings.wire, (), Rhythm(33, 0)) == Rhythm(33, 0), (
+    assert rhythm_for_link(settings.algorithm, settings.wire, (), Rhythm(33, 0), HOSTS) == Rhythm(33, 0), (
         "nothing measured yet"
     )
 
@@ -108,8 +142,8 @@ def test_one_odd_round_changes_nothing() -> None:
     costs = remembered([usual] * 4, RoundCost(UPDATE_SECONDS, 60.0))
     assert len(costs) == 5
     at = Rhythm(20, 0)
-    assert rhythm_for_link(settings.algorithm, settings.wire, costs, at) == rhythm_for_link(
-        settings.algorithm, settings.wire, [usual] * 5, at
+    assert rhythm_for_link(settings.algorithm, settings.wire, costs, at, HOSTS) == rhythm_for_link(
+        settings.algorithm, settings.wire, [usual] * 5, at, HOSTS
     )
 
 
