@@ -1,4 +1,4 @@
-"""What Muon and a second machine are worth: times to a loss, over those of the default before it and of one alone.
+"""What Muon and a second machine are worth: times to a loss, over those of the default with AdamW and of one alone.
 
 A small version of experiments/machines.py, with `nano`, on a simulated clock: what it prints depends on no speed of a
 machine. A second machine is worth less to `nano` than to `tiny`: sketches of gradients are as large, and weigh seven
@@ -19,7 +19,7 @@ from runs import make
 
 from common import parse, report, spread
 
-SIDES = ("alone_muon", "two_10", "two_100", "two_10_before", "default_alone_before", "default_alone")
+SIDES = ("alone_muon", "default_alone", "two_10", "two_100", "two_10_adamw", "default_alone_adamw")
 
 
 def main() -> None:

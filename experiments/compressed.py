@@ -1,7 +1,7 @@
 """Compressed averages of every update's gradient, on the simulated clock: python experiments/compressed.py FOLDER SIDE.
 
 FOLDER is runs/experiments/compressed, where figures.py --folder finds it; SIDE names hook, amount, Mbit/s, seconds,
-seed, batch of a host, optimizer and rate: sparse,0.0625,10,105,10,8,muon,5e-3.
+seed, batch of a host, optimizer, rate and model: sparse,0.0625,10,105,10,8,muon,5e-3,nano.
 
 Each side is torch's DistributedDataParallel with a communication hook: PowerSGD as torch has it, or this project's
 formats as a hook (the sparse one with error feedback). Hooks see the whole gradient at once, and yet two thirds of an
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from by_hand import Plain
-from cases import COMPARED, LINKS, MEASURED, clock_of
+from cases import COMPARED, LINKS, MEASURED, NANO_SHARE, clock_of
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -53,12 +53,17 @@ class Side:
     local_batch: int
     optimizer: str
     lr: float
-    model: str = "tiny"
+    model: str
 
     @property
     def name(self) -> str:
         side = f"{self.hook}{self.amount or ''}_b{self.local_batch}_{self.optimizer}{self.lr:g}_{self.link}"
-        return f"compressed/{side}/{self.seconds:g}s/seed{self.seed}"
+        return f"compressed/{side}_{self.model}/{self.seconds:g}s/seed{self.seed}"
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Of a link, which is slower for a smaller model in proportion."""
+        return LINKS[self.link] * (NANO_SHARE if self.model == "nano" else 1.0)
 
 
 def train(runtime: Runtime, side: Side) -> tuple[list[tuple[float, float]], int, int]:
@@ -79,7 +84,7 @@ def train(runtime: Runtime, side: Side) -> tuple[list[tuple[float, float]], int,
         weight = max(1 / done, 1 / (1 + (settings.outer.average_span or 0) * done))
         for mean, parameter in zip(average, plain.parameters, strict=True):
             mean.lerp_(parameter.detach(), weight)
-        transfer = sent() / LINKS[side.link] + LATENCY_SECONDS
+        transfer = sent() / side.bytes_per_second + LATENCY_SECONDS
         seconds += update_seconds + max(0.0, transfer - HIDDEN_GRADIENTS * update_seconds)
         if seconds >= looks[0]:
             looks.pop(0)
@@ -128,8 +133,8 @@ def main() -> None:
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     for text in sys.argv[2:]:
-        hook, amount, link, seconds, seed, batch, optimizer, lr = text.split(",")
-        side = Side(hook, float(amount), link, float(seconds), int(seed), int(batch), optimizer, float(lr))
+        hook, amount, link, seconds, seed, batch, optimizer, lr, model = text.split(",")
+        side = Side(hook, float(amount), link, float(seconds), int(seed), int(batch), optimizer, float(lr), model)
         file = folder / f"{side.name.replace('/', '_')}.json"
         if not file.exists():
             file.write_text(json.dumps(record(side)), encoding="utf-8")

@@ -1,4 +1,5 @@
-"""Write docs/evidence.md from its template and the records beside this file: python experiments/page.py."""
+"""Write docs/evidence.md and docs/guide/what-to-expect.md from their templates and the records beside this file:
+python experiments/page.py."""
 
 import statistics
 from collections.abc import Iterable
@@ -7,17 +8,19 @@ from pathlib import Path
 from figures import Records
 from machines import SEEDS, SIDES
 from ratios import interval, ratios
+from tables import apart, compressed, constants, lengths, published, texts
 
-TEMPLATE = Path(__file__).parent / "evidence.template"
-PAGE = Path(__file__).parents[1] / "docs" / "evidence.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = {"evidence.template": DOCS / "evidence.md", "expect.template": DOCS / "guide" / "what-to-expect.md"}
 
 
-def page(records: Records) -> str:
-    """The page: every {name} of the template is a figure, or the rows of a table."""
+def page(template: str, records: Records) -> str:
+    """A page: every {name} of the template is a figure, or the rows of a table."""
     shown = {name: interval(values) for name, values in ratios(records).items()}
     shown |= {f"{name}_seeds": str(len(values)) for name, values in ratios(records).items()}
-    shown |= {"sides": _sides(records), "tuning": _tuning(records), "compressed": _compressed(records)}
-    return TEMPLATE.read_text(encoding="utf-8").format_map(shown)
+    shown |= {"sides": _sides(records), "tuning": _tuning(records)}
+    shown |= {table.__name__: table(records) for table in (apart, compressed, constants, lengths, published, texts)}
+    return (Path(__file__).parent / template).read_text(encoding="utf-8").format_map(shown)
 
 
 def _sides(records: Records) -> str:
@@ -45,25 +48,11 @@ def _tuning(records: Records) -> str:
     return "\n".join(f"| {' '.join(kind)} | {words} | {loss:.4f} | {done:,} |" for kind, loss, words, done in found)
 
 
-def _compressed(records: Records) -> str:
-    """By link and side, the loss of compressed averages of every gradient."""
-    rows = []
-    for name, run in sorted(records.by_name.items()):
-        if name.startswith("compressed/"):
-            side = run["side"]
-            amount = {"sparse": f", {side['amount']:g} of the elements", "powersgd": f", rank {side['amount']:g}"}
-            hook = side["hook"] + amount.get(side["hook"], "")
-            what = f"{side['optimizer']}, {side['lr']:g}, {side['local_batch']} sequences a host"
-            rows.append(
-                f"| {side['link']} | {hook} | {what} | {side['seed']} | {run['loss']:.4f} | {run['updates']:,} |"
-            )
-    return "\n".join(rows)
-
-
 def _range(counts: Iterable[int]) -> str:
     least, most = min(counts := list(counts)), max(counts)
     return str(least) if least == most else f"{least} to {most}"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(Records.kept()), encoding="utf-8")
+    for template, path in PAGES.items():
+        path.write_text(page(template, Records.kept()), encoding="utf-8")

@@ -6,15 +6,19 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 from cases import SEEDS
 from figures import Records
+from machines import SEEDS as MACHINES_SEEDS
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from questions import BATCHES, DIFFERENT, POOLS, ROUNDS
 
 DOCS = Path(__file__).parents[1] / "docs"
 SIDES = {
-    "alone": "one host alone", "two_10": "two hosts, 10 Mbit/s", "two_100": "two hosts, 100 Mbit/s",
-    "four_100": "four hosts, 100 Mbit/s",
+    "alone_adamw": "one alone, AdamW", "alone_muon": "one alone, Muon, constant batch", "default_alone": "one alone",
+    "two_10": "two, 10 Mbit/s", "two_100": "two, 100 Mbit/s", "four_100": "four, 100 Mbit/s",
+    "eight_100": "eight, 100 Mbit/s",
 }  # fmt: skip
+WARM = 3
+"""Evaluations of a run that are not drawn: the first are far above the rest."""
 
 
 def main() -> None:
@@ -34,11 +38,13 @@ def main() -> None:
 
 
 def draw_machines(axes: Axes, records: Records) -> None:
-    """Losses by seconds, a point for each seed; a line through the means."""
-    for side, label in SIDES.items():
-        points = [point for seed in SEEDS for point in records.points("second_machine", side, seed)]
-        _points(axes, points, label)
-    axes.set(title="What further machines are worth (tiny)", xlabel="seconds of the run", ylabel="validation loss")
+    """Losses by seconds, a line for each seed."""
+    for place, (side, label) in enumerate(SIDES.items()):
+        curves = [curve for seed in MACHINES_SEEDS if (curve := records.curve("machines", side, seed))]
+        for number, curve in enumerate(curves):
+            name = "" if number else label
+            axes.plot(*zip(*curve[WARM:], strict=True), color=f"C{place}", linewidth=1, label=name)
+    axes.set(title="The default on further machines (tiny)", xlabel="seconds of the run", ylabel="validation loss")
     axes.legend(frameon=False)
 
 
@@ -52,7 +58,7 @@ def draw_rounds(axes: Axes, records: Records) -> None:
             if (loss := records.loss("rhythm", f"H{updates}_{link}", 60, seed)) is not None
         ]
         _level(axes, _points(axes, points, f"{link} Mbit/s"), records, "rhythm", f"link_{link}", 60)
-    axes.set(title="Fixed H, and by the link (dashed; nano)", xlabel="H", ylabel="loss in 60 s")
+    axes.set(title="Fixed H, and by the link (dashed; nano, AdamW)", xlabel="H", ylabel="loss in 60 s")
     axes.set_xscale("log")
     axes.set_xticks(ROUNDS, [str(updates) for updates in ROUNDS])
     axes.minorticks_off()
@@ -73,7 +79,7 @@ def draw_batches(axes: Axes, records: Records) -> None:
     ):
         _level(axes, f"C{place}", records, question, side, 90)
         axes.plot([], [], color=f"C{place}", linestyle="--", label=label)
-    axes.set(title="Batches at 10 Mbit/s (tiny)", xlabel="sequences", ylabel="loss in 90 s")
+    axes.set(title="Batches at 10 Mbit/s (tiny, AdamW)", xlabel="sequences", ylabel="loss in 90 s")
     axes.set_xscale("log")
     axes.set_xticks(sorted(BATCHES), [str(batch) for batch in sorted(BATCHES)])
     axes.minorticks_off()
@@ -88,7 +94,7 @@ def draw_pools(axes: Axes, records: Records) -> None:
         axes.plot(losses, [place] * len(losses), "o", color="C0" if place else "C1")
     axes.set_yticks(range(len(sides)), [side.replace("_", " ") for side in sides])
     axes.invert_yaxis()
-    axes.set(title="Four hosts: pools that merge (nano)", xlabel="loss in 45 s")
+    axes.set(title="Four hosts: pools that merge (nano, AdamW)", xlabel="loss in 45 s")
 
 
 def _points(axes: Axes, points: list[tuple[float, float]], label: str) -> str:

@@ -5,6 +5,7 @@ from itertools import product
 from pathlib import Path
 
 from cases import FREE, LINKS, NANO, NANO_SHARE, SEEDS, TINY, Case, cases, corpora, link
+from further import apart, constants, lengths, published, texts
 from machines import machines
 from tuning import tuning
 
@@ -169,6 +170,11 @@ QUESTIONS: Mapping[str, Callable[[Path | None], list[Case]]] = {
     for question in (
         machines,
         tuning,
+        published,
+        texts,
+        lengths,
+        constants,
+        apart,
         second_machine,
         controls,
         rhythm,

@@ -6,6 +6,13 @@ from collections.abc import Sequence
 
 from figures import Records, seconds_to
 from machines import SEEDS, TARGETS
+from runs import Record
+
+
+def share(ours: Record, theirs: Record) -> float:
+    """Our time to the loss that another run has at its end, over that run's time."""
+    seconds, loss = theirs["curve"][-1]
+    return seconds_to(loss, ours["curve"]) / seconds
 
 
 def ratios(records: Records) -> dict[str, list[float]]:

@@ -13,7 +13,8 @@ AVERAGED = ("inner.schedule=constant", "outer.average_span=0.05")
 SHORT = {
     "lr": "inner.lr", "wd": "inner.weight_decay", "m": "inner.momentum", "b": "batching.local_batch",
     "wu": "inner.warmup_fraction", "beta1": "inner.beta1", "beta2": "inner.beta2", "other": "inner.other_lr_factor",
-    "request": "batching.request", "wire": "wire", "fraction": "wire.fraction",
+    "request": "batching.request", "wire": "wire", "fraction": "wire.fraction", "delay": "wire.delay_updates",
+    "scaling": "inner.lr_scaling",
 }  # fmt: skip
 """What stands in the names of sides."""
 ADAMW_ALONE = (
@@ -33,13 +34,15 @@ MUON_TWO = (
     "lr=5e-3 m=0.8 wd=0 b=16", "lr=5e-3 m=0.8 wd=0 b=8 fraction=0.125", "lr=5e-3 m=0.8 wd=0 b=8 wire=int4",
 )  # fmt: skip
 """Two hosts at 10 Mbit/s, with the default's rounds and wire."""
+DEFAULT_ALONE = ("lr=3.5e-3", "lr=5e-3", "lr=7e-3", "lr=5e-3 b=8")
+"""The default on one host: batches by progress per second, which leave the rate as it is."""
 MANY = {
-    "eight 100": (8, 42, ("", "lr=8e-3", "wire=int4", "fraction=0.25", "wire=int4 lr=8e-3", "wire=fp32 free")),
-    "four 100": (4, 65, ("", "lr=8e-3", "wire=int4", "fraction=0.25")),
-    "two 100": (2, 75, ("", "wire=int4", "fraction=0.25")),
-    "two 10": (2, 75, ("", "wire=int4", "fraction=0.125")),
+    "eight 100": (8, 42, ("", "wire=sparse fraction=0.0625 delay=null", "b=2")),
+    "four 100": (4, 65, ("", "wire=sparse fraction=0.0625 delay=null")),
+    "two 100": (2, 75, ("", "wire=sparse fraction=0.0625 delay=null", "b=2")),
+    "two 10": (2, 75, ("", "wire=int4 delay=null")),
 }
-"""What travels between further hosts, by link: ranks, seconds and what differs from the default."""
+"""The default on further hosts, by link: ranks, seconds and what differs from it."""
 
 
 def overrides_of(side: str) -> tuple[str, ...]:
@@ -57,6 +60,9 @@ def tuning(_: Path | None) -> list[Case]:
         for side in sides:
             chosen = ("model=tiny", *ALONE, *on_clock(optimizer), "inner.warmup_fraction=0.1", *overrides_of(side))
             found += cases("tuning", f"alone {optimizer} {side}".replace(" ", "_"), 1, chosen, (150,), (SEED,))
+    for side in DEFAULT_ALONE:
+        chosen = ("model=tiny", *on_clock("muon"), *overrides_of(side))
+        found += cases("tuning", f"default muon {side}".replace(" ", "_"), 1, chosen, (150,), (SEED,))
     for side in MUON_TWO:
         chosen = ("model=tiny", *on_clock("muon"), *link("10"), "batching.request=none", *overrides_of(side))
         found += cases("tuning", f"two muon {side}".replace(" ", "_"), 2, chosen, (75,), (SEED,))

@@ -23,7 +23,7 @@ from figures import (
     second_machine_bounds,
     seconds_to,
 )
-from page import PAGE, page
+from page import PAGES, page
 from questions import QUESTIONS
 from ratios import interval, ratios
 
@@ -96,8 +96,11 @@ def test_ratios_are_of_times_to_the_other_side_s_last_loss() -> None:
     assert interval([0.5]) == "0.500"
 
 
-def test_the_page_of_evidence_is_what_the_records_say() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(Records.kept()), "run python experiments/page.py"
+@pytest.mark.parametrize("template", PAGES)
+def test_pages_are_what_the_records_say(template: str) -> None:
+    assert PAGES[template].read_text(encoding="utf-8") == page(template, Records.kept()), (
+        "run python experiments/page.py"
+    )
 
 
 def test_the_page_of_evidence_has_the_figures_that_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
