@@ -85,7 +85,8 @@ class Display(Sink):
         }
         self._bytes_sent += sum(sum(row.bytes_sent.values()) for row in rows)
         seconds = time.monotonic() - self._start
-        done = {"rounds": rows[0].round, "tokens": rows[0].pool_tokens or 0, "seconds": seconds}[self._budget.unit]
+        counted = {"rounds": rows[0].round, "tokens": rows[0].pool_tokens, "seconds": rows[0].elapsed_seconds}
+        done = counted[self._budget.unit] or 0
         self._passed.append((seconds, done))
         share, left = done / self._budget.number, self._left()
         self._progress.update(self._task, completed=done, description=f"round {rows[0].round}", left=left)

@@ -54,6 +54,14 @@ def test_a_lone_trainer_is_not_counted_and_earlier_bytes_are() -> None:
     assert last == "round 2 (100 %); 2k tokens, H 4, 80 % in updates, 1 GB sent; trainer 0: batch 8, loss 3.980"
 
 
+def test_a_budget_in_seconds_is_spent_by_the_clock_of_the_records() -> None:
+    """Which is a simulated one, where time is counted instead of measured."""
+    records = rounds(2, 0)
+    for number, (trained,) in enumerate(records):
+        trained["elapsed_seconds"] = 40.0 * number
+    assert "round 2 (80 %" in seen(records, "100seconds", 1).splitlines()[-1]
+
+
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("trainers", [1, 4, 16, 40])
 def test_a_terminal_shows_all_of_it_whatever_its_size(width: int, trainers: int) -> None:
