@@ -54,7 +54,9 @@ class Trainer(OuterStep[Worker]):
         fragments, boundary = flat_model.fragments(wire.fragments), flat_model.buffer_boundary
         device = torch.device("cpu") if settings.pool.outer_state is OuterState.cpu else initial_weights.device
         is_pinned = device != initial_weights.device
-        self.averagers = [new_averager(wire, initial_weights.dtype, nodes, is_dense) for is_dense in (False, True)]
+        self.averagers: Sequence[Averager] = [
+            new_averager(wire, initial_weights.dtype, nodes, is_dense) for is_dense in (False, True)
+        ]
         anchor = torch.empty_like(initial_weights, device=device, pin_memory=is_pinned).copy_(initial_weights)
         super().__init__(
             workers,
