@@ -14,15 +14,17 @@ SECONDS = 150
 ALONE = ("algorithm=localsgd", "batching.request=none", "inner.schedule=constant", "outer.average_span=0.05")
 """One worker that averages with nobody, at a constant rate with an average of its weights."""
 ADAMW = (
-    *on_clock("adamw"), "inner.lr=1.4e-3", "inner.weight_decay=0", "inner.beta1=0.8", "inner.warmup_fraction=0.2",
+    *on_clock("adamw"), "inner.weight_decay=0", "inner.beta1=0.8", "inner.warmup_fraction=0.2",
     "batching.local_batch=8",
 )  # fmt: skip
-MUON = (*on_clock("muon"), "inner.lr=5e-3", "inner.weight_decay=0", "inner.momentum=0.8", "batching.local_batch=16")
+MUON = (*on_clock("muon"), "inner.weight_decay=0", "inner.momentum=0.8", "batching.local_batch=16")
 """Each at the best of its settings in the search."""
 WITH_ADAMW = ("default_alone_adamw", "two_10_adamw")
 """The default's settings but for the optimizer."""
-ADAMW_RATES = {"tiny": "1.4e-3", "nano": "2.8e-3"}
-"""The rate of these, by model: better than their own, 1e-3."""
+RATES = {"adamw": 1.4e-3, "alone_muon": 5e-3, "default": 3.5e-3}
+"""Of `tiny`: with AdamW, whose own is 1e-3; of Muon with a constant batch; and the default's own."""
+OF_MODEL = {"tiny": 1.0, "nano": 2.0}
+"""Rates over those of `tiny`: nearer to the best of `nano`."""
 SIDES = {
     "alone_muon": (1, SECONDS), "default_alone": (1, SECONDS), "two_10": (2, 105), "two_100": (2, 105),
     "four_100": (4, 65), "eight_100": (8, 42), "alone_adamw": (1, SECONDS), "default_alone_adamw": (1, SECONDS),
@@ -49,11 +51,10 @@ def overrides_of(side: str, model: str = "tiny") -> tuple[str, ...]:
     """What a side runs; links of `nano` are slower by its share of the parameters."""
     share = NANO_SHARE if model == "nano" else 1.0
     over = link(side.split("_")[1], share) if side.split("_")[1].isdigit() else ()
+    rate = RATES["adamw" if "adamw" in side else "alone_muon" if side == "alone_muon" else "default"] * OF_MODEL[model]
     if side.startswith("alone"):
-        return (*ALONE, *(MUON if side == "alone_muon" else ADAMW))
-    if side in WITH_ADAMW:
-        return (*on_clock("adamw"), f"inner.lr={ADAMW_RATES[model]}", *over)
-    return (*on_clock("muon"), *over)
+        return (*ALONE, *(MUON if side == "alone_muon" else ADAMW), f"inner.lr={rate:g}")
+    return (*on_clock("adamw" if side in WITH_ADAMW else "muon"), f"inner.lr={rate:g}", *over)
 
 
 def runs_of(sides: Iterable[str], model: str, seeds: Iterable[int]) -> list[Case]:

@@ -5,7 +5,7 @@ from itertools import product
 from pathlib import Path
 
 from cases import FREE, LINKS, NANO, NANO_SHARE, SEEDS, TINY, Case, cases, corpora, link
-from further import apart, constants, lengths, published, texts
+from further import lengths, published, texts
 from machines import machines
 from tuning import tuning
 
@@ -173,8 +173,6 @@ QUESTIONS: Mapping[str, Callable[[Path | None], list[Case]]] = {
         published,
         texts,
         lengths,
-        constants,
-        apart,
         second_machine,
         controls,
         rhythm,

@@ -1,7 +1,7 @@
 """Tables of docs/evidence.md from what experiments/further.py has found; a row is left out until its runs are there."""
 
 from figures import Records
-from further import CONSTANT_RATES, CONSTANTS, FURTHER_SEEDS, HALF, LENGTHS, PUBLISHED, ROUNDS, SECONDS
+from further import FURTHER_SEEDS, HALF, LENGTHS, PUBLISHED, SECONDS
 from ratios import share
 from runs import Record
 
@@ -16,17 +16,20 @@ def row(*cells: object) -> str:
 
 
 def published(records: Records) -> str:
-    """By method, the best of its rates, and the default's time to that loss."""
-    rows, ours = [], _run(records, "published", "default", SECONDS)
-    for name, (_, _, rates) in PUBLISHED.items():
-        made = {rate: run for rate in rates if (run := _run(records, "published", f"{name}_{rate}", SECONDS))}
-        if ours and made:
-            best = min(made, key=lambda rate: made[rate]["loss"])
-            losses = ", ".join(f"{rate}: {run['loss']:.3f}" for rate, run in made.items())
-            rows.append(row(name.replace("_", " "), losses, f"**{share(ours, made[best]):.3f}**"))
-    if ours:
-        rows.append(row("the default", f"{ours['loss']:.3f}", "1"))
-    return "\n".join(rows)
+    """By method, losses by rate, and the time of the default, at the best of its rates, to the best of these losses."""
+    found = {
+        name: {rate: run for rate in rates if (run := _run(records, "published", f"{name}_{rate}", SECONDS))}
+        for name, (_, _, rates) in PUBLISHED.items()
+    }
+    best = {name: min(made.values(), key=lambda run: run["loss"]) for name, made in found.items() if made}
+    return "\n".join(
+        row(
+            name.replace("_", " "),
+            ", ".join(f"{rate}: {run['loss']:.3f}" for rate, run in found[name].items()),
+            f"**{share(best['default'], run):.3f}**" if name != "default" else "1",
+        )
+        for name, run in best.items()
+    )
 
 
 def compressed(records: Records) -> str:
@@ -68,41 +71,6 @@ def lengths(records: Records) -> str:
             shares = [f"{share(run, alone):.3f}" for run in two if run]
             tokens = f"{alone['tokens'] / PARAMETERS:.1f}"
             rows.append(row(seconds, tokens, alone["last_batch"], f"{alone['loss']:.3f}", *shares))
-    return "\n".join(rows)
-
-
-def constants(records: Records) -> str:
-    """By constant batch and rate: losses of both seeds, and the default's shares of time."""
-    rows = []
-    for batch in CONSTANTS:
-        for rate in CONSTANT_RATES:
-            pairs = [
-                (default, other)
-                for seed in (10, 11)
-                if (default := _run(records, "constants", "default", 150, seed))
-                and (other := _run(records, "constants", f"constant_{batch}_{rate}", 150, seed))
-            ]
-            if pairs:
-                losses = ", ".join(f"{other['loss']:.3f}" for _, other in pairs)
-                rows.append(row(batch, rate, losses, ", ".join(f"{share(*pair):.3f}" for pair in pairs)))
-    defaults = [run for seed in (10, 11) if (run := _run(records, "constants", "default", 150, seed))]
-    if defaults:
-        rows.append(row("the default", "3.5e-3", ", ".join(f"{run['loss']:.3f}" for run in defaults), "1"))
-    return "\n".join(rows)
-
-
-def apart(records: Records) -> str:
-    """By H: the loss in a short and in a long run, and how much of the time it costs beside the shortest rounds."""
-    rows = []
-    for updates in ROUNDS:
-        cells: list[object] = [updates]
-        for seconds in (LENGTHS[0], LENGTHS[-1]):
-            shortest = _run(records, "apart", f"H{ROUNDS[0]}", HALF * seconds)
-            run = _run(records, "apart", f"H{updates}", HALF * seconds)
-            if run and shortest:
-                cells += [f"{run['updates']:,}", f"{run['loss']:.3f}", f"{share(shortest, run):.3f}"]
-        if len(cells) > 1:
-            rows.append(row(*cells))
     return "\n".join(rows)
 
 
