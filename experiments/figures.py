@@ -43,7 +43,7 @@ class Records:
         return sorted(found)
 
     def curve(self, question: str, side: str, seed: int) -> Points:
-        """The losses of a side's longest run with a seed, by seconds, as it was evaluated on the way; empty: none."""
+        """The losses of a side's longest run with a seed, by seconds, on the way and at its end; empty: none."""
         runs = [
             record
             for name, record in self.by_name.items()

@@ -131,10 +131,11 @@ def _record(case: Case, directory: Path) -> Record | None:
         return None
     rows = rows_of(directory)
     rounds = [row for row in rows if row["round"] and row["trainer"] == rows[-1]["trainer"]]
+    curve = [(row["elapsed_seconds"], row["validation_loss"]) for row in rounds if "validation_loss" in row]
     return {
         "name": case.name,
         "loss": saved_loss(result),
-        "curve": [(row["elapsed_seconds"], row["validation_loss"]) for row in rounds if "validation_loss" in row],
+        "curve": [*curve, (rows[-1]["elapsed_seconds"], saved_loss(result))],
         "budget": Amount.of("budget", facts["settings"]["budget"], ("rounds", "tokens", "seconds")).number,
         "rounds": result["rounds"],
         "updates": sum(row["updates"] for row in rounds),
