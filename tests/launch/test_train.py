@@ -76,7 +76,7 @@ def test_the_run_directory(finished_run: Path) -> None:
     assert record["layout"]["workers"] == {"0": [[0], [1]]}, "a worker on each rank"
     assert record["settings"]["algorithm"]["averages"] == "pseudo_gradients"
     assert record["settings"]["algorithm"]["round"] == "link"
-    assert record["settings"]["wire"]["format"] == "sparse"
+    assert record["settings"]["wire"]["format"] == "adaptive"
     assert record["script"] == "__main__.py"
     assert record["cluster"]["world_size"] == 2
     assert record["cluster"]["backend"] == "gloo"

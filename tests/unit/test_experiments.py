@@ -89,9 +89,10 @@ def test_ratios_are_of_times_to_the_other_side_s_last_loss() -> None:
     def record(side: str, seed: int, curve: list[tuple[float, float]]) -> dict[str, Any]:
         return {"name": f"machines/{side}/{curve[-1][0]:g}s/seed{seed}", "budget": curve[-1][0], "curve": curve}
 
-    records = Records([record("alone_muon", 10, [(75, 2.0), (150, 1.5)]), record("two_10", 10, [(50, 1.6), (100, 1.4)]),
-                       record("alone_muon", 11, [(75, 2.0), (150, 1.5)])])  # fmt: skip
-    assert ratios(records) == {"second_machine_10mbit": [pytest.approx(50 * math.sqrt(2) / 150)]}, "in log(seconds)"
+    alone, two = [(75.0, 2.0), (150.0, 1.5)], [(50.0, 1.6), (100.0, 1.4)]
+    rows = [record("default_alone", 10, alone), record("two_10", 10, two), record("default_alone", 11, alone)]
+    expected = {"second_machine_10mbit": [pytest.approx(50 * math.sqrt(2) / 150)]}
+    assert ratios(Records(rows)) == expected, "in log(seconds); of seed 11 there is no other side"
     assert interval([1.0, 2.0, 3.0]) == "2.000 ± 2.484", "Student's t with two degrees of freedom is 4.303"
     assert interval([0.5]) == "0.500"
 

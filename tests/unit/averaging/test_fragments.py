@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adloco_dist.averaging.fragments import fragments_of
@@ -10,6 +10,7 @@ from adloco_dist.averaging.schedule import Action, Event, round_events
 from adloco_dist.vectors import VectorLayout
 
 
+@settings(deadline=None)
 @given(sizes=st.lists(st.integers(1, 5000), min_size=1, max_size=30), data=st.data())
 def test_fragments_are_a_balanced_partition(sizes: list[int], data: st.DataObject) -> None:
     count = data.draw(st.integers(1, len(sizes)))
