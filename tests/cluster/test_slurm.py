@@ -146,7 +146,7 @@ def test_a_sweep_is_one_job_for_each_run(cluster: tuple[Slurm, list[Host]], chec
     assert done.returncode == 0, done.stdout + done.stderr + running.logs()
     runs = [facts(path.parent) for path in checkout.glob("runs/sweep_*/*/run.json")]
     points = {(run["settings"]["inner"]["lr"], run["settings"]["wire"]["format"]) for run in runs}
-    assert points == {(2.5e-3, "fp32"), (2.5e-3, "sparse"), (5e-3, "fp32"), (5e-3, "sparse")}
+    assert points == {(2.5e-3, "fp32"), (2.5e-3, "adaptive"), (5e-3, "fp32"), (5e-3, "adaptive")}
     assert len({run["cluster"]["slurm_job"] for run in runs}) == 4
     assert all(run["cluster"]["hosts"] == [host.name for host in nodes] for run in runs)
     assert done.stdout.count("finished") >= 4

@@ -87,7 +87,7 @@ def test_the_documented_sweep_is_six_runs_that_differ(tmp_path: Path) -> None:
     assert found == set(itertools.product(("0.0005", "0.001", "0.002"), ("fp32", "adaptive")))
     settings = [facts(path.parent)["settings"] for path in folder.glob("*/run.json")]
     assert {(one["inner"]["lr"], one["wire"]["format"]) for one in settings} == set(
-        itertools.product((5e-4, 1e-3, 2e-3), ("fp32", "sparse"))
+        itertools.product((5e-4, 1e-3, 2e-3), ("fp32", "adaptive"))
     )
     assert len({row["loss"] for row in table(folder)}) == 6
 
