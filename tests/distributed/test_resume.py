@@ -125,7 +125,8 @@ def test_whatever_the_algorithm(tmp_path: Path, algorithm: str) -> None:
 
 def test_what_is_trained_by_default(tmp_path: Path) -> None:
     def default(folder: Path, looks: int | None) -> list[dict[str, Any]]:
-        return run([0, 0], folder, looks, *SIMULATED_CLOCK, "budget=7rounds", "checkpoint.every=null", pool=())
+        fast = (*SIMULATED_CLOCK, "simulation.bytes_per_second=1e7")
+        return run([0, 0], folder, looks, *fast, "budget=7rounds", "checkpoint.every=null", pool=())
 
     reference = default(tmp_path / "whole", None)
     dense = [record.get("is_dense", False) for record in reference[0]["records"] if record["round"]]
