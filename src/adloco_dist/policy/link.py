@@ -5,9 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from adloco_dist.averaging.codecs import WholeNumbers
-from adloco_dist.averaging.quantized import Quantized
-from adloco_dist.averaging.sparse import Sparse
 from adloco_dist.config import AlgorithmSettings, RoundLength, WireFormat, WireSettings
 from adloco_dist.policy.layout import Layout
 
@@ -16,8 +13,10 @@ EXPOSED_SHARE = 0.2
 that all else but updates takes where H settles, whatever the link (docs/theory.md)."""
 SPARSE_COST = 1.05
 """Factor of the time to a loss where the largest elements travel alone, and the others wait (docs/theory.md)."""
-MANY_ELEMENTS = 1 << 24
-"""Of which formats' bytes are compared."""
+DENSE_BYTES = 4.125 / 8
+"""Of an element in 4 bits, with the scale of its block."""
+SPARSE_CHUNK, SPARSE_SCALES_BYTES, SPARSE_BYTES = 4096, 4, 14 / 8
+"""Elements of which the largest are chosen, bytes of their scales, and those of one that is sent, with its place."""
 REMEMBERED = 5
 """Rounds whose median cost decides: a single one may have been interrupted."""
 GAIN = 0.005
@@ -103,10 +102,15 @@ def best_rhythm(algorithm: AlgorithmSettings, wire: WireSettings, costs: Sequenc
 
 
 def dense_ratio(fraction: float, num_hosts: int) -> float:
-    """What a host sends of all elements in 4 bits, over what it sends of the largest `fraction` of them alone."""
-    hosts = range(num_hosts)
-    dense = Quantized(WholeNumbers(4)).bytes_per_rank(MANY_ELEMENTS, 0, hosts)
-    return dense / Sparse(fraction).bytes_per_rank(MANY_ELEMENTS, 0, hosts)
+    """What a host sends of all elements in 4 bits, over what it sends of the largest `fraction` of them alone, as
+    averaging/quantized.py and averaging/sparse.py have it; they need torch, which plans do without.
+
+    Of all elements parts go to the hosts that sum them, and a sum to all: 2 (n - 1) / n of the vector. The largest go
+    from each host to every other: n - 1 times.
+    """
+    chosen = 8 * max(1, round(fraction * SPARSE_CHUNK / 8))
+    sparse = (SPARSE_SCALES_BYTES + SPARSE_BYTES * chosen) / SPARSE_CHUNK
+    return 2 * DENSE_BYTES / (num_hosts * sparse)
 
 
 def remembered(costs: Sequence[RoundCost], latest: RoundCost | None) -> tuple[RoundCost, ...]:

@@ -6,6 +6,9 @@ from itertools import pairwise
 
 import pytest
 
+from adloco_dist.averaging.codecs import WholeNumbers
+from adloco_dist.averaging.quantized import Quantized
+from adloco_dist.averaging.sparse import Sparse
 from adloco_dist.config import Settings
 from adloco_dist.messages import decode, encode
 from adloco_dist.policy.batch import BatchInputs, BatchPlan, BatchReport
@@ -112,6 +115,15 @@ def test_a_link_that_has_become_slow_carries_the_largest_alone() -> None:
     settings, last = small_settings(*ADAPTIVE), Rhythm(2, 1, is_dense=True)
     slow = RoundCost(UPDATE_SECONDS, 0.5, 0.5, 0.46, is_dense=True)
     assert not rhythm_for_link(settings.algorithm, settings.wire, [slow] * 5, last, HOSTS).is_dense
+
+
+@pytest.mark.parametrize("fraction", [1 / 64, 1 / 16, 0.3])
+@pytest.mark.parametrize("hosts", [2, 3, 8, 64])
+def test_plans_count_the_bytes_that_averagers_send(fraction: float, hosts: int) -> None:
+    elements, ranks = 1 << 24, range(hosts)
+    dense = Quantized(WholeNumbers(4)).bytes_per_rank(elements, 0, ranks)
+    sparse = Sparse(fraction).bytes_per_rank(elements, 0, ranks)
+    assert dense_ratio(fraction, hosts) == pytest.approx(dense / sparse, rel=1e-3)
 
 
 def test_the_bytes_of_all_elements_do_not_grow_with_hosts_and_those_of_the_largest_do() -> None:
