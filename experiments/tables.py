@@ -54,10 +54,11 @@ def texts(records: Records) -> str:
         sides = ("alone_adamw", "alone_muon", "default_alone")
         alone = [_run(records, "texts", f"{side}_{name}", 150) for side in sides]
         two = _run(records, "texts", f"two_10_{name}", 105)
-        if all(alone) and two:
+        if all(alone):
             adamw, constant, default = (run for run in alone if run)
             losses = [f"{run['loss']:.3f}" for run in (adamw, constant, default)]
-            rows.append(row(words, *losses, f"{share(default, adamw):.3f}", f"{share(two, default):.3f}"))
+            further = f"{share(two, default):.3f}" if two else "not run"
+            rows.append(row(words, *losses, f"{share(default, adamw):.3f}", further))
     return "\n".join(rows)
 
 
