@@ -4,15 +4,14 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from figures import Records, seconds_to
+from figures import Points, Records, seconds_to
 from machines import SEEDS, TARGETS
-from runs import Record
 
 
-def share(ours: Record, theirs: Record) -> float:
-    """Our time to the loss that another run has at its end, over that run's time."""
-    seconds, loss = theirs["curve"][-1]
-    return seconds_to(loss, ours["curve"]) / seconds
+def share(ours: Points, theirs: Points) -> float:
+    """Our time to the loss that another run's curve has at its end, over that run's time."""
+    seconds, loss = theirs[-1]
+    return seconds_to(loss, ours) / seconds
 
 
 def ratios(records: Records) -> dict[str, list[float]]:
@@ -22,8 +21,7 @@ def ratios(records: Records) -> dict[str, list[float]]:
         for seed in SEEDS:
             ours, theirs = records.curve("machines", side, seed), records.curve("machines", other, seed)
             if ours and theirs:
-                seconds, loss = theirs[-1]
-                found.setdefault(figure, []).append(seconds_to(loss, ours) / seconds)
+                found.setdefault(figure, []).append(share(ours, theirs))
     return found
 
 

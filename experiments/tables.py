@@ -26,7 +26,7 @@ def published(records: Records) -> str:
         row(
             name.replace("_", " "),
             ", ".join(f"{rate}: {run['loss']:.3f}" for rate, run in found[name].items()),
-            f"**{share(best['default'], run):.3f}**" if name != "default" else "1",
+            f"**{share(best['default']['curve'], run['curve']):.3f}**" if name != "default" else "1",
         )
         for name, run in best.items()
     )
@@ -42,7 +42,7 @@ def compressed(records: Records) -> str:
             hook = side["hook"] + amount.get(side["hook"], "")
             what = f"{side['optimizer']}, {side['lr']:g}, {side['local_batch']} sequences a host"
             ours = _run(records, "lengths", f"two_{side['link']}", side["seconds"], side["seed"])
-            beside = f"{share(ours, run):.3f}" if ours else ""
+            beside = f"{share(ours['curve'], run['curve']):.3f}" if ours else ""
             rows.append(row(side["link"], hook, what, f"{run['loss']:.3f}", f"{run['updates']:,}", beside))
     return "\n".join(rows)
 
@@ -57,8 +57,8 @@ def texts(records: Records) -> str:
         if all(alone):
             adamw, constant, default = (run for run in alone if run)
             losses = [f"{run['loss']:.3f}" for run in (adamw, constant, default)]
-            further = f"{share(two, default):.3f}" if two else "not run"
-            rows.append(row(words, *losses, f"{share(default, adamw):.3f}", further))
+            further = f"{share(two['curve'], default['curve']):.3f}" if two else "not run"
+            rows.append(row(words, *losses, f"{share(default['curve'], adamw['curve']):.3f}", further))
     return "\n".join(rows)
 
 
@@ -69,7 +69,7 @@ def lengths(records: Records) -> str:
         alone = _run(records, "lengths", "alone", seconds)
         two = [_run(records, "lengths", f"two_{link}", HALF * seconds) for link in ("10", "100")]
         if alone and all(two):
-            shares = [f"{share(run, alone):.3f}" for run in two if run]
+            shares = [f"{share(run['curve'], alone['curve']):.3f}" for run in two if run]
             tokens = f"{alone['tokens'] / PARAMETERS:.1f}"
             rows.append(row(seconds, tokens, alone["last_batch"], f"{alone['loss']:.3f}", *shares))
     return "\n".join(rows)

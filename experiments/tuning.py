@@ -14,7 +14,6 @@ SHORT = {
     "lr": "inner.lr", "wd": "inner.weight_decay", "m": "inner.momentum", "b": "batching.local_batch",
     "wu": "inner.warmup_fraction", "beta1": "inner.beta1", "beta2": "inner.beta2", "other": "inner.other_lr_factor",
     "request": "batching.request", "wire": "wire", "fraction": "wire.fraction", "delay": "wire.delay_updates",
-    "scaling": "inner.lr_scaling",
 }  # fmt: skip
 """What stands in the names of sides."""
 ADAMW_ALONE = (
