@@ -118,15 +118,13 @@ def worker_of(*overrides: str) -> tuple[Trainer, ComputeSlot, Settings, Language
 
 def by_hand(model: nn.Module, inner: InnerSettings) -> torch.optim.Optimizer:
     """torch's optimizers of a model's parameters, as one."""
-    betas = (inner.beta1, inner.beta2)
+    betas, rate = (inner.beta1, inner.beta2), 1e-3  # whatever it is, an update takes as long
     if inner.optimizer is InnerOptimizer.adamw:
-        return torch.optim.AdamW(
-            model.parameters(), lr=inner.lr, betas=betas, weight_decay=inner.weight_decay, fused=True
-        )
+        return torch.optim.AdamW(model.parameters(), lr=rate, betas=betas, weight_decay=inner.weight_decay, fused=True)
     hidden = [parameter for name, parameter in model.named_parameters() if parameter.ndim == 2 and "embed" not in name]
     rest = [parameter for name, parameter in model.named_parameters() if parameter.ndim != 2 or "embed" in name]
-    muon = torch.optim.Muon(hidden, inner.lr, inner.weight_decay, inner.momentum, adjust_lr_fn="match_rms_adamw")
-    adamw = torch.optim.AdamW(rest, lr=inner.lr, betas=betas, weight_decay=inner.weight_decay, fused=True)
+    muon = torch.optim.Muon(hidden, rate, inner.weight_decay, inner.momentum, adjust_lr_fn="match_rms_adamw")
+    adamw = torch.optim.AdamW(rest, lr=rate, betas=betas, weight_decay=inner.weight_decay, fused=True)
     both: Any = SimpleNamespace(
         zero_grad=lambda: (muon.zero_grad(), adamw.zero_grad()), step=lambda: (muon.step(), adamw.step())
     )

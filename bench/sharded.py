@@ -186,7 +186,7 @@ def plain_loop(model: nn.Module, settings: Settings, table: TokenTable, runtime:
         fully_shard(one)
     adam, batch = settings.inner, settings.batching.local_batch
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=adam.lr, betas=(adam.beta1, adam.beta2), weight_decay=adam.weight_decay, fused=True
+        model.parameters(), lr=1e-3, betas=(adam.beta1, adam.beta2), weight_decay=adam.weight_decay, fused=True
     )
     tokens = torch.from_numpy(table.parts[0].astype(np.int64))
     rng = np.random.default_rng(0)  # draws the same on all ranks

@@ -63,7 +63,9 @@ def noise_scale(plain: Plain, seed: int) -> float:
 def explore(overrides: Sequence[str], updates: int, replicates: int, seed: int) -> None:
     """Train, and print a line for each point."""
     plain = Plain.of([*MEASURED, *COMPARED, "evaluation.final_sequences=512", *overrides, f"seed={seed}"])
-    rate, order = plain.settings.inner.lr, np.random.default_rng(seed).permutation(plain.table.num_sequences)
+    rate = plain.settings.inner.lr
+    assert rate, "it is named below"
+    order = np.random.default_rng(seed).permutation(plain.table.num_sequences)
     points = {round(point * updates): point for point in POINTS}
     for update in range(updates):
         warm = min(1.0, 0.1 + update / (0.1 * updates))

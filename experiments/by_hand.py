@@ -79,16 +79,16 @@ class Plain:
 
 
 def optimizers_of(module: nn.Module, inner: InnerSettings) -> list[torch.optim.Optimizer]:
-    """Those of a worker, on a module's own parameters."""
+    """Those of a worker, on a module's own parameters; every update sets their rate."""
     named = list(module.named_parameters())
     hidden = hidden_matrices(module, named) if inner.optimizer is InnerOptimizer.muon else {}
     rest = [parameter for name, parameter in named if name not in hidden]
     groups = [{"params": [p for p in rest if p.ndim > 1], "weight_decay": inner.weight_decay},
               {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0}]  # fmt: skip
     betas = (inner.beta1, inner.beta2)
-    found: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=inner.lr, betas=betas, fused=True)]
+    found: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=0.0, betas=betas, fused=True)]
     if hidden:
-        own = [{"params": [p], "matrices": hidden[name], "weight_decay": inner.weight_decay, "lr": inner.lr}
+        own = [{"params": [p], "matrices": hidden[name], "weight_decay": inner.weight_decay, "lr": 0.0}
                for name, p in named if name in hidden]  # fmt: skip
         found.append(Muon(own, inner.momentum, torch.float32, Shards({}, (), 60.0)))
         for group in own:

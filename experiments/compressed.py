@@ -30,7 +30,7 @@ from adloco_dist.averaging.group import Group
 from adloco_dist.averaging.quantized import Quantized
 from adloco_dist.averaging.sparse import Sparse
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.policy.schedule import Progress, learning_rate
+from adloco_dist.policy.schedule import Progress, rate_share
 from adloco_dist.policy.simulation import HIDDEN_GRADIENTS
 from helpers.processes import run_ranks
 
@@ -78,7 +78,7 @@ def train(runtime: Runtime, side: Side) -> tuple[list[tuple[float, float]], int,
     order = np.random.default_rng(side.seed).permutation(plain.table.num_sequences)[runtime.rank :: runtime.world_size]
     done, seconds, curve, looks = 0, 0.0, [], [side.seconds * (number + 1) / LOOKS for number in range(LOOKS)]
     while looks:
-        rate = learning_rate(settings.inner, Progress(0, seconds / side.seconds, 0.0), 0)
+        rate = side.lr * rate_share(settings.inner, Progress(0, seconds / side.seconds, 0.0), 0)
         plain.update(order[[(done * batch + place) % len(order) for place in range(batch)]], rate, replica)
         done += 1
         weight = max(1 / done, 1 / (1 + (settings.outer.average_span or 0) * done))

@@ -19,10 +19,8 @@ ADAMW = (
 )  # fmt: skip
 MUON = (*on_clock("muon"), "inner.weight_decay=0", "inner.momentum=0.8", "batching.local_batch=16")
 """Each at the best of its settings in the search."""
-WITH_ADAMW = ("default_alone_adamw", "two_10_adamw")
-"""The default's settings but for the optimizer."""
-RATES = {"adamw": 1.4e-3, "alone_muon": 5e-3, "default": 3.5e-3}
-"""Of `tiny`: with AdamW, whose own is 1e-3; of Muon with a constant batch; and the default's own."""
+RATES = {"adamw": 1.4e-3, "muon": 5e-3}
+"""Of `tiny`: with AdamW, whose own is 1e-3, and of Muon with a constant batch. The default finds its own."""
 OF_MODEL = {"tiny": 1.0, "nano": 2.0}
 """Rates over those of `tiny`: nearer to the best of `nano`."""
 SIDES = {
@@ -51,10 +49,11 @@ def overrides_of(side: str, model: str = "tiny") -> tuple[str, ...]:
     """What a side runs; links of `nano` are slower by its share of the parameters."""
     share = NANO_SHARE if model == "nano" else 1.0
     over = link(side.split("_")[1], share) if side.split("_")[1].isdigit() else ()
-    rate = RATES["adamw" if "adamw" in side else "alone_muon" if side == "alone_muon" else "default"] * OF_MODEL[model]
+    optimizer = "adamw" if "adamw" in side else "muon"
+    named = (f"inner.lr={RATES[optimizer] * OF_MODEL[model]:g}",)
     if side.startswith("alone"):
-        return (*ALONE, *(MUON if side == "alone_muon" else ADAMW), f"inner.lr={rate:g}")
-    return (*on_clock("adamw" if side in WITH_ADAMW else "muon"), f"inner.lr={rate:g}", *over)
+        return (*ALONE, *(ADAMW if optimizer == "adamw" else MUON), *named)
+    return (*on_clock(optimizer), *(named if optimizer == "adamw" else ()), *over)
 
 
 def runs_of(sides: Iterable[str], model: str, seeds: Iterable[int]) -> list[Case]:

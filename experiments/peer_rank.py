@@ -25,7 +25,7 @@ from adloco_dist.config.compose import compose
 from adloco_dist.data.corpora import TextSplits, load_corpus
 from adloco_dist.objective.language import LanguageObjective
 from adloco_dist.policy.evaluation import Evaluation, subsets
-from adloco_dist.policy.schedule import Progress, learning_rate
+from adloco_dist.policy.schedule import Progress, rate_share
 
 BATCH = 4
 PORT = 29515
@@ -79,7 +79,7 @@ def train(job: Job) -> float:
             for _ in range(job.updates):
                 share = min((time.monotonic() - start) / job.seconds, 1.0)
                 for group in optimizer.param_groups:
-                    group["lr"] = learning_rate(inner, Progress(0, share, 0.0), 0)
+                    group["lr"] = job.lr * rate_share(inner, Progress(0, share, 0.0), 0)
                 chosen = [(done * BATCH + i) % len(order) for i in range(BATCH)]
                 loss, _ = objective.loss(module, table.batch(order[chosen]))
                 loss.backward()

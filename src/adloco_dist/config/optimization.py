@@ -48,9 +48,10 @@ class InnerSettings:
     optimizer: InnerOptimizer = InnerOptimizer.muon
     """Algorithm of the inner updates: AdamW; SGD with or without momentum; Muon for the matrices between embeddings and
     output, and AdamW for all else (MuLoCo, 2505.23725)."""
-    lr: Annotated[float, Range("> 0")] = 3.5e-3
+    lr: Annotated[float | None, Range("> 0")] = None
     """Peak learning rate of one worker (inner.lr_scaling); of muon such that updates of a matrix are as large as
-    adamw's (2502.16982)."""
+    adamw's (2502.16982). null: with muon, inversely to the width of its matrices, 3.5e-3 for the default model's of
+    128 (docs/theory.md)."""
     other_lr_factor: Annotated[float, Range("> 0"), ReadWhen("inner.optimizer=muon")] = 1.0
     """Rate of what muon leaves to AdamW, over `lr`."""
     beta1: Annotated[float, Range("in [0, 1)"), ReadWhen(ADAMW)] = 0.9
@@ -77,6 +78,10 @@ class InnerSettings:
     leave the rate as it is."""
     reset_each_round: Annotated[bool, ReadWhen(ADAMW), ReadWhen("inner.momentum>0")] = False
     """Whether inner moments start at zero in every round."""
+
+    def __post_init__(self) -> None:
+        rule = f"is found with inner.optimizer=muon alone; name a rate, or use inner={self.optimizer.value}"
+        require(self.lr is not None or self.optimizer is InnerOptimizer.muon, "inner.lr", self.lr, rule)
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +37,17 @@ class Matrices:
     @property
     def is_by_head(self) -> bool:
         return len(self.shape) == 2 and self.stack[0] > 1
+
+    @property
+    def width(self) -> int:
+        """The smaller dimension of one matrix, or of all heads together."""
+        return min(self.shape if self.is_by_head else self.stack[1:])
+
+
+def mean_width(hidden: Collection[Matrices]) -> float:
+    """The mean width of matrices, by their elements."""
+    elements = [math.prod(matrices.shape) for matrices in hidden]
+    return sum(n * matrices.width for n, matrices in zip(elements, hidden, strict=True)) / sum(elements)
 
 
 def hidden_matrices(module: nn.Module, trained: Sequence[tuple[str, nn.Parameter]]) -> dict[str, Matrices]:

@@ -9,6 +9,10 @@ from adloco_dist.policy.link import Rhythm
 UPDATES_ON_ITS_OWN = 40.0
 """Updates for which workers are apart when each needs the rate of one alone: what averages take away later has no
 part in the noise that a rate must bear meanwhile (docs/theory.md)."""
+RATE_BY_WIDTH = 3.5e-3 * 128
+"""Muon's best rate times the width of a model's matrices (docs/theory.md)."""
+LEAST_WIDTH = 64.0
+"""Of the narrowest model that was looked at: narrower ones have its rate."""
 EVERY_UPDATE = Rhythm(updates=1, delay_updates=0)
 """The averages of data-parallel updates, whatever the length of their rounds."""
 
@@ -23,8 +27,13 @@ class Progress:
     fraction_per_update: float
 
 
-def learning_rate(inner: InnerSettings, progress: Progress, update: int) -> float:
-    """The rate of update `update` (0-based) of the round: linear warm-up, then constant or cosine decay.
+def rate_of_width(width: float) -> float:
+    """Muon's peak rate for matrices of this mean width, in three digits."""
+    return float(f"{RATE_BY_WIDTH / max(width, LEAST_WIDTH):.3g}")
+
+
+def rate_share(inner: InnerSettings, progress: Progress, update: int) -> float:
+    """The rate of update `update` (0-based) of the round, over its peak: linear warm-up, then constant or cosine decay.
 
     Both factors multiply, as is usual for a short warm-up. It begins at a tenth: of a budget in seconds nobody knows
     in the first round what an update will spend.
@@ -32,10 +41,10 @@ def learning_rate(inner: InnerSettings, progress: Progress, update: int) -> floa
     done = progress.fraction + (update + 1) * progress.fraction_per_update
     warmup = min(1.0, max(0.1, done / inner.warmup_fraction)) if inner.warmup_fraction else 1.0
     if inner.schedule is Schedule.constant:
-        return inner.lr * warmup
+        return warmup
     fraction = min(1.0, progress.fraction + update * progress.fraction_per_update)
     floor = inner.final_lr_fraction
-    return inner.lr * warmup * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * fraction)))
+    return warmup * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * fraction)))
 
 
 def workers_in_update(num_workers: int, averages: Rhythm) -> float:

@@ -11,7 +11,8 @@ from adloco_dist.averaging.fragments import Fragment, Run, largest
 from adloco_dist.averaging.outer_sgd import add_difference, chunk_elements, rejoin
 from adloco_dist.averaging.replica import Replica, replica_entries
 from adloco_dist.config import InnerOptimizer, InnerSettings, WireSettings
-from adloco_dist.objective.matrices import Matrices
+from adloco_dist.objective.matrices import Matrices, mean_width
+from adloco_dist.policy.schedule import rate_of_width
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.muon import Muon
 from adloco_dist.schema import Entry, Kind, assign, gather
@@ -35,6 +36,11 @@ class Leaf:
         if self.optimizer is InnerOptimizer.adamw:
             return {"exp_avg": Kind.part, "exp_avg_sq": Kind.part, "step": Kind.equal}
         return {"momentum_buffer": Kind.part} if self.optimizer is InnerOptimizer.muon or inner.momentum else {}
+
+
+def peak_lr(inner: InnerSettings, hidden: Mapping[str, Matrices]) -> float:
+    """The peak rate of one worker: what is named, or what suits the matrices that Muon updates."""
+    return inner.lr or rate_of_width(mean_width(hidden.values()))
 
 
 def leaves_of(flat_model: FlatModel, inner: InnerSettings) -> list[Leaf]:
@@ -224,10 +230,11 @@ class Worker(Replica):
         for value in self._moments().values():
             value.zero_()
 
-    def set_learning_rate(self, rate: float) -> None:
+    def set_learning_rate(self, share: float) -> None:
+        """Set the rates of the next update, each to a share of its peak."""
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = rate * group["rate_factor"]
+                group["lr"] = share * group["peak_lr"]
 
 
 class _LeafState:
@@ -245,13 +252,13 @@ def _new_optimizer(
     kind: InnerOptimizer, states: Sequence[_LeafState], inner: InnerSettings, flat_model: FlatModel
 ) -> torch.optim.Optimizer:
     """One optimizer for these leaves, with their state."""
-    is_beside_muon = kind is not inner.optimizer
+    peak = peak_lr(inner, flat_model.hidden_matrices)
     groups: list[dict[str, Any]] = [
         {
             "params": [state.parameter],
             "weight_decay": state.leaf.weight_decay,
-            "lr": inner.lr,
-            "rate_factor": inner.other_lr_factor if is_beside_muon else 1.0,
+            "lr": peak,
+            "peak_lr": peak if kind is inner.optimizer else peak * inner.other_lr_factor,
             "matrices": state.leaf.matrices,
         }
         for state in states

@@ -25,6 +25,7 @@ from adloco_dist.objective import matrices
 from adloco_dist.policy.plan import PlanInputs
 from adloco_dist.pool.arithmetic import in_words
 from adloco_dist.pool.local_pool import LocalPool
+from adloco_dist.pool.worker import peak_lr
 from adloco_dist.run.directory import RunDirectory
 from adloco_dist.run.display import Display
 from adloco_dist.run.journal import Journal, MetricsFile, RunFile, whole_lines
@@ -91,8 +92,10 @@ def _of_matrices(pool: LocalPool) -> list[str]:
     """What to say of a run with Muon: what it updates."""
     layout = pool.flat_model.whole_layout
     trained = dict(zip(layout.names, layout.shapes, strict=True))
-    is_muon = pool.settings.inner.optimizer is InnerOptimizer.muon
-    return [matrices.in_words(pool.flat_model.hidden_matrices, trained)] if is_muon else []
+    inner, hidden = pool.settings.inner, pool.flat_model.hidden_matrices
+    if inner.optimizer is not InnerOptimizer.muon:
+        return []
+    return [f"{matrices.in_words(hidden, trained)}; a worker's rate is {peak_lr(inner, hidden):g}"]
 
 
 def _of_rounds(algorithm: AlgorithmSettings) -> list[str]:

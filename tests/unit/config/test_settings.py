@@ -117,6 +117,7 @@ def test_settings_survive_json() -> None:
         ("pool=3", ["pool=3", "section", "pool.trainers"]),
         ("inner.lr=-1", ["inner.lr=-1", "> 0"]),
         ("inner.lr=nan", ["inner.lr=nan", "> 0"]),
+        ("inner.optimizer=adamw", ["inner.lr=null", "inner.optimizer=muon alone", "use inner=adamw"]),
         ("inner.beta2=1", ["inner.beta2=1", "[0, 1)"]),
         ("pool.trainers=0", ["pool.trainers=0", ">= 1"]),
         ("batching.local_batch=0", ["batching.local_batch=0", ">= 1"]),

@@ -22,7 +22,7 @@ from adloco_dist.policy.report import (
     RankReport,
     TrainerReport,
 )
-from adloco_dist.policy.schedule import UPDATES_ON_ITS_OWN, Progress, learning_rate, rate_scale, workers_in_update
+from adloco_dist.policy.schedule import UPDATES_ON_ITS_OWN, Progress, rate_scale, rate_share, workers_in_update
 from adloco_dist.policy.summary import disagreements
 from adloco_dist.pool.gradient import micro_batch_size
 from adloco_dist.run.recording import round_rows
@@ -141,18 +141,18 @@ def test_shares_of_several_ranks_add_up_to_one_record_per_trainer() -> None:
 
 
 def test_learning_rates() -> None:
-    cosine = InnerSettings(lr=1.0, warmup_fraction=0.1, final_lr_fraction=0.2, schedule=Schedule.cosine)
+    cosine = InnerSettings(warmup_fraction=0.1, final_lr_fraction=0.2, schedule=Schedule.cosine)
     start = Progress(tokens_per_update=20, fraction=0.0, fraction_per_update=1e-9)
-    assert learning_rate(cosine, start, 0) == pytest.approx(0.1), "from a tenth"
+    assert rate_share(cosine, start, 0) == pytest.approx(0.1), "from a tenth"
     rising = Progress(tokens_per_update=20, fraction=0.02, fraction_per_update=0.02)
     flat = dataclasses.replace(cosine, schedule=Schedule.constant)
-    assert [learning_rate(flat, rising, update) for update in range(5)] == pytest.approx([0.4, 0.6, 0.8, 1, 1])
+    assert [rate_share(flat, rising, update) for update in range(5)] == pytest.approx([0.4, 0.6, 0.8, 1, 1])
     later = Progress(tokens_per_update=20, fraction=0.25, fraction_per_update=0.25)
-    assert learning_rate(cosine, later, 1) == pytest.approx(0.2 + 0.8 * 0.5)
-    assert learning_rate(cosine, later, 3) == pytest.approx(0.2)
-    assert learning_rate(cosine, later, 9) == pytest.approx(0.2), "past the budget the rate stays"
-    constant = InnerSettings(lr=1.0, warmup_fraction=0.0, schedule=Schedule.constant)
-    assert learning_rate(constant, later, 3) == 1.0
+    assert rate_share(cosine, later, 1) == pytest.approx(0.2 + 0.8 * 0.5)
+    assert rate_share(cosine, later, 3) == pytest.approx(0.2)
+    assert rate_share(cosine, later, 9) == pytest.approx(0.2), "past the budget the rate stays"
+    constant = InnerSettings(warmup_fraction=0.0, schedule=Schedule.constant)
+    assert rate_share(constant, later, 3) == 1.0
 
 
 def test_the_rate_follows_the_workers_that_average() -> None:

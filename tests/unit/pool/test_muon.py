@@ -1,16 +1,18 @@
 """Muon: which parameters are matrices, what orthogonalising makes of them, and torch's own optimizer beside ours."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModel, BertConfig, BloomConfig, GPT2Config, GPTNeoXConfig, LlamaConfig
+from transformers import AutoModel, BertConfig, BloomConfig, GPT2Config, GPTNeoXConfig, LlamaConfig, LlamaForCausalLM
 
 from adloco_dist.averaging.shards import Shards
 from adloco_dist.config import Precision
-from adloco_dist.objective.matrices import Matrices, hidden_matrices, in_words
+from adloco_dist.objective.matrices import Matrices, hidden_matrices, in_words, mean_width
 from adloco_dist.pool.flat_model import FlatModel
 from adloco_dist.pool.muon import STEPS, A, B, C, Muon, orthogonalized
-from adloco_dist.pool.worker import Worker
+from adloco_dist.pool.worker import Worker, peak_lr
 from helpers.support import small_module, small_settings
 
 CPU = torch.device("cpu")
@@ -47,14 +49,15 @@ def test_no_gradient_moves_no_matrix() -> None:
 @pytest.mark.parametrize("factor", [1.0, 0.25])
 def test_a_worker_updates_matrices_with_torch_s_muon_and_the_rest_with_its_adamw(factor: float) -> None:
     """To the bit where matrices are multiplied in bf16, as torch always does."""
-    settings = small_settings("inner=muon", f"inner.other_lr_factor={factor}", "precision=bf16")
+    rate = 1e-2
+    settings = small_settings("inner=muon", f"inner.lr={rate}", f"inner.other_lr_factor={factor}", "precision=bf16")
     flat_model = FlatModel(small_module(settings), CPU, Precision.bf16)
     worker = Worker(0, flat_model.initial_weights(), flat_model, settings.inner, settings.wire)
     module = small_module(settings)
     named = dict(module.named_parameters())
     hidden = [name for name, p in named.items() if p.ndim == 2 and "wte" not in name and "wpe" not in name]
     assert len(hidden) == 8, "four in each of two layers"
-    inner, rate = settings.inner, 1e-2
+    inner = settings.inner
     muon = torch.optim.Muon(
         [named[name] for name in hidden], rate, inner.weight_decay, inner.momentum, adjust_lr_fn="match_rms_adamw"
     )
@@ -62,7 +65,7 @@ def test_a_worker_updates_matrices_with_torch_s_muon_and_the_rest_with_its_adamw
     vectors, matrices = ([p for p in rest if p.ndim == ndim] for ndim in (1, 2))
     groups = [{"params": vectors, "weight_decay": 0.0}, {"params": matrices, "weight_decay": inner.weight_decay}]
     adamw = torch.optim.AdamW(groups, lr=rate * factor, betas=(inner.beta1, inner.beta2), eps=inner.eps, fused=True)
-    worker.set_learning_rate(rate)
+    worker.set_learning_rate(1.0)
     for number in range(3):
         worker.attach(flat_model)
         flat_model.gradient.zero_()
@@ -153,6 +156,22 @@ def test_heads_are_as_if_each_was_a_parameter() -> None:
 
 def test_a_model_without_matrices_has_none() -> None:
     assert names(nn.Sequential(nn.Embedding(4, 8), nn.LayerNorm(8), nn.Linear(8, 4))) == []
+
+
+@pytest.mark.parametrize(("width", "rate"), [(128, 3.5e-3), (64, 7e-3), (320, 1.4e-3), (16, 7e-3)])
+def test_the_rate_falls_with_the_width(width: int, rate: float) -> None:
+    """Of Llamas, the default model first; a model is never taken for narrower than the narrowest that was looked at."""
+    sizes: Any = {"hidden_size": width, "intermediate_size": 3 * width, "num_hidden_layers": 2}
+    module = LlamaForCausalLM(LlamaConfig(vocab_size=16, num_attention_heads=4, **sizes))
+    hidden = hidden_matrices(module, list(module.named_parameters()))
+    assert mean_width(hidden.values()) == width, "whole projections, not a head's part"
+    assert peak_lr(small_settings("inner=muon").inner, hidden) == rate
+    assert peak_lr(small_settings("inner=muon", "inner.lr=1").inner, hidden) == 1
+
+
+def test_the_width_of_stacks_and_of_kernels_is_that_of_one_matrix() -> None:
+    sizes = {"kernels": Matrices.of((16, 4, 3, 3), is_convolution=True), "experts": Matrices.of((8, 64, 16), False)}
+    assert {name: matrices.width for name, matrices in sizes.items() if matrices} == {"kernels": 16, "experts": 16}
 
 
 def test_the_first_lines_of_a_run_name_what_is_updated_by_which() -> None:
