@@ -7,6 +7,7 @@ from pathlib import Path
 from cases import FREE, LINKS, NANO, NANO_SHARE, SEEDS, TINY, Case, cases, corpora, link
 from further import lengths, published, texts
 from machines import machines
+from shapes import shapes
 from tuning import tuning
 
 ALONE = ("algorithm=localsgd", "batching.request=none", "inner.warmup_fraction=0.2", "inner.lr=2e-3")
@@ -170,6 +171,7 @@ QUESTIONS: Mapping[str, Callable[[Path | None], list[Case]]] = {
     for question in (
         machines,
         tuning,
+        shapes,
         published,
         texts,
         lengths,

@@ -6,17 +6,21 @@ from pathlib import Path
 from cases import Case, cases
 
 SEEDS = (100, 101)
-TOKENS = 1_000_000
 BATCH = ("algorithm=localsgd", "batching.request=none", "batching.local_batch=8")
 COURSE = ("inner=muon", "inner.schedule=constant", "outer.average_span=0.05")
-RATES = ("1e-3", "2e-3", "4e-3", "8e-3", "1.6e-2", "3.2e-2")
-SHAPES = {
-    (64, 2): RATES[2:], (64, 8): RATES[1:5], (128, 2): RATES[2:5], (128, 4): RATES[1:4], (256, 2): RATES[1:4],
-    (256, 4): RATES[:4], (320, 8): RATES[:3],
+RATES = ("1e-3", "2e-3", "4e-3", "8e-3", "1.6e-2")
+LONG, SHORT = 1_000_000, 500_000
+"""Tokens."""
+TRIED = {
+    LONG: {
+        (64, 2): (*RATES[2:], "3.2e-2"), (64, 8): RATES[1:], (128, 2): RATES[1:], (128, 4): RATES[1:4],
+        (256, 2): RATES[:3],
+    },
+    SHORT: {(128, 4): RATES[1:4], (256, 4): RATES[1:3], (320, 8): RATES[:3]},
 }  # fmt: skip
-"""Width and depth, and the rates that are tried; `nano`, `tiny` and `small` among them."""
-LARGE = 256
-"""Width from which on one seed has to do."""
+"""By tokens, width and depth: the rates. `nano`, `tiny` and `small` are among the shapes."""
+TWO_SEEDS = ((64, 2), (128, 2))
+"""Shapes of which there are runs with both seeds."""
 
 
 def shape_of(width: int, depth: int) -> tuple[str, ...]:
@@ -30,9 +34,10 @@ def shape_of(width: int, depth: int) -> tuple[str, ...]:
 def shapes(_: Path | None) -> list[Case]:
     """Which rate suits which width and depth?"""
     found = []
-    for (width, depth), rates in SHAPES.items():
-        for rate in rates:
-            chosen = (*shape_of(width, depth), *BATCH, *COURSE, f"inner.lr={rate}")
-            seeds = SEEDS if width < LARGE else SEEDS[:1]
-            found += cases("shapes", f"{width}x{depth}_{rate}", 1, chosen, (TOKENS,), seeds, "tokens")
+    for tokens, by_shape in TRIED.items():
+        for (width, depth), rates in by_shape.items():
+            for rate in rates:
+                chosen = (*shape_of(width, depth), *BATCH, *COURSE, f"inner.lr={rate}")
+                seeds = SEEDS if (width, depth) in TWO_SEEDS else SEEDS[:1]
+                found += cases("shapes", f"{width}x{depth}_{rate}", 1, chosen, (tokens,), seeds, "tokens")
     return found

@@ -1,9 +1,14 @@
 """Tables of docs/evidence.md from what experiments/further.py has found; a row is left out until its runs are there."""
 
+import statistics
+from collections.abc import Mapping
+
+import numpy as np
 from figures import Records
 from further import FURTHER_SEEDS, HALF, LENGTHS, PUBLISHED, SECONDS
 from ratios import share
 from runs import Record
+from shapes import TRIED
 
 (SEED, *_) = FURTHER_SEEDS
 PARAMETERS = 117_120
@@ -45,6 +50,35 @@ def compressed(records: Records) -> str:
             beside = f"{share(ours['curve'], run['curve']):.3f}" if ours else ""
             rows.append(row(side["link"], hook, what, f"{run['loss']:.3f}", f"{run['updates']:,}", beside))
     return "\n".join(rows)
+
+
+def shapes(records: Records) -> str:
+    """By tokens, width and depth: losses by rate, and the rate at which a parabola through the best three is least."""
+    rows = []
+    for tokens, by_shape in TRIED.items():
+        for (width, depth), rates in by_shape.items():
+            losses = {}
+            for rate in rates:
+                name = f"shapes/{width}x{depth}_{rate}/{tokens}t/seed"
+                made = [run["loss"] for key, run in records.by_name.items() if key.startswith(name)]
+                losses |= {rate: statistics.mean(made)} if made else {}
+            if losses:
+                found = best_rate({float(rate): loss for rate, loss in losses.items()})
+                best = (f"{found:.2g}", f"{found * width:.2f}") if found else ("", "")
+                listed = ", ".join(f"{rate}: {loss:.3f}" for rate, loss in losses.items())
+                rows.append(row(width, depth, f"{tokens:,}", listed, *best))
+    return "\n".join(rows)
+
+
+def best_rate(losses: Mapping[float, float]) -> float | None:
+    """Where a parabola over log(rate) through the least loss and its neighbours is least; None: it has one alone."""
+    rates = sorted(losses)
+    place = rates.index(min(rates, key=lambda rate: losses[rate]))
+    if not 0 < place < len(rates) - 1:
+        return None
+    near = rates[place - 1 : place + 2]
+    square, linear, _ = np.polyfit(np.log(near), [losses[rate] for rate in near], 2)
+    return float(np.exp(-linear / (2 * square)))
 
 
 def texts(records: Records) -> str:
