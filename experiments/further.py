@@ -22,7 +22,7 @@ ROUNDS_OF_30 = "algorithm.updates_per_round=30"
 STREAMED = ("algorithm.updates_per_round=40", "wire=slow_link")
 """Streaming DiLoCo: four fragments in 4 bits, each of which travels for five updates."""
 PUBLISHED: Mapping[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
-    "default": ((), "muon", ("null", "7e-3", "1e-2")),
+    "default": ((), "muon", ("3.5e-3", "7e-3", "1e-2")),
     "SparseLoCo": (
         ("algorithm=diloco", "outer=average", "wire=sparse", ROUNDS_OF_30),
         "adamw",
