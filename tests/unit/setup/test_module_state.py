@@ -50,10 +50,11 @@ def held(trainer: Trainer, vector: torch.Tensor) -> dict[str, torch.Tensor]:
 def trained_alone(settings: Settings, taken: list[TokenBatch]) -> dict[str, torch.Tensor]:
     module = Normed().double()
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    decay = settings.inner.weight_decay
+    rate, decay = settings.inner.lr, settings.inner.weight_decay
+    assert rate
     groups = [{"params": [p for p in trained if (p.ndim < 2) is is_vector], "weight_decay": 0.0 if is_vector else decay}
               for is_vector in (False, True)]  # fmt: skip
-    optimizer = torch.optim.AdamW(groups, lr=settings.inner.lr, betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95))
     for batch in taken:
         optimizer.zero_grad()
         losses(module, batch).mean().backward()
