@@ -18,7 +18,7 @@ TRIED = {
     },
     SHORT: {(128, 4): RATES[1:4], (256, 4): RATES[1:3], (320, 8): RATES[:3]},
 }  # fmt: skip
-"""By tokens, width and depth: the rates. `nano`, `tiny` and `small` are among the shapes."""
+"""By tokens, width and depth: the rates. 64 x 2 is `nano`, 128 x 4 `tiny`, and 320 x 8 nearly `small`."""
 TWO_SEEDS = ((64, 2), (128, 2))
 """Shapes of which there are runs with both seeds."""
 

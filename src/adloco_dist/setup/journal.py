@@ -89,7 +89,7 @@ def open_journal(
 
 
 def _of_matrices(pool: LocalPool) -> list[str]:
-    """What to say of a run with Muon: what it updates."""
+    """What to say of a run with Muon: what it updates, and at which rate."""
     layout = pool.flat_model.whole_layout
     trained = dict(zip(layout.names, layout.shapes, strict=True))
     inner, hidden = pool.settings.inner, pool.flat_model.hidden_matrices
