@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from by_hand import Plain
 from cases import COMPARED, MEASURED
+from machines import OF_MODEL
 
 from adloco_dist.noise.estimation import statistics_from_gram
 
@@ -93,13 +94,15 @@ def explore(overrides: Sequence[str], updates: int, replicates: int, seed: int) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="nano", choices=OF_MODEL)
     parser.add_argument("--updates", type=int, default=3000)
     parser.add_argument("--replicates", type=int, default=6)
     parser.add_argument("--seeds", type=int, default=2)
     options = parser.parse_args()
     for seed in range(options.seeds):
-        for optimizer, lr in (("adamw", "2e-3"), ("muon", "5e-3")):
-            chosen = ("model=nano", f"inner={optimizer}", f"inner.lr={lr}")
+        for optimizer, lr in (("adamw", 1e-3), ("muon", 2.5e-3)):
+            rate = lr * OF_MODEL[options.model]
+            chosen = (f"model={options.model}", f"inner={optimizer}", f"inner.lr={rate:g}")
             explore(chosen, options.updates, options.replicates, seed)
 
 

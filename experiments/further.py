@@ -1,4 +1,5 @@
-"""What else is asked of the default: published methods on the same link, other text, other lengths.
+"""What else is asked of the default: published methods on the same link, other text, other lengths, of runs and of
+rounds.
 
 On `nano`, a seventh of `tiny`, on the same clock, with sequences that no setting was chosen by.
 
@@ -7,6 +8,7 @@ best. The default finds its own.
 """
 
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 
 from cases import COMPARED, NANO_SHARE, Case, cases, corpora, link, on_clock
@@ -36,6 +38,15 @@ PUBLISHED: Mapping[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
 LENGTHS = (50, 150, 450)
 """Seconds of one alone; two have 0.7 of them."""
 HALF = 0.7
+ROUNDS = (2, 5, 10, 25, 50, 100)
+"""H, the updates that two workers take between averages which cost nothing."""
+LENGTHS_IN_UPDATES = (400, 1200, 3600)
+APART = (
+    "algorithm=localsgd", "batching.request=none", "inner.schedule=constant", "outer.average_span=0.05",
+    *on_clock("muon"),
+)  # fmt: skip
+"""Workers that do nothing but drift apart."""
+FORMATS = ("fp32", "sparse")
 EVALUATED = COMPARED[1:]
 """Ten times in a run, on held-out text that no setting was chosen by."""
 
@@ -71,4 +82,14 @@ def lengths(_: Path | None) -> list[Case]:
         for side in ("two_10", "two_100"):
             chosen = (*PLACE, *overrides_of(side, "nano"))
             found += cases("lengths", side, 2, chosen, (HALF * seconds,), FURTHER_SEEDS)
+    return found
+
+
+def rounds(_: Path | None) -> list[Case]:
+    """What do rounds cost, by their length and by that of the run, where averages take no time?"""
+    found = []
+    for updates, wire, length in product(LENGTHS_IN_UPDATES, FORMATS, ROUNDS):
+        tokens = updates * 2 * 4 * 128
+        chosen = (*PLACE, *APART, f"wire={wire}", f"algorithm.updates_per_round={length}")
+        found += cases("rounds", f"{wire}_H{length}", 2, chosen, (tokens,), FURTHER_SEEDS, "tokens")
     return found
