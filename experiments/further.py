@@ -35,6 +35,8 @@ PUBLISHED: Mapping[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
     "streaming_MuLoCo": (("experiment=muloco", *STREAMED), "muon", ("2.5e-3", "5e-3", "1e-2")),
 }
 """By method, the default among them: its settings, its optimizer, and the rates that were tried."""
+OTHER_RATES = {"default_alone": "1e-2", "alone_muon": "7e-3"}
+"""Of the default and of the constant batch the other one's rate: what of a difference is the rate's?"""
 LENGTHS = (50, 150, 450)
 """Seconds of one alone; two have 0.7 of them."""
 HALF = 0.7
@@ -46,6 +48,8 @@ APART = (
     *on_clock("muon"),
 )  # fmt: skip
 """Workers that do nothing but drift apart."""
+TOKENS_IN_UPDATE = 2 * 4 * 128
+"""Of both workers."""
 FORMATS = ("fp32", "sparse")
 EVALUATED = COMPARED[1:]
 """Ten times in a run, on held-out text that no setting was chosen by."""
@@ -69,6 +73,9 @@ def texts(wikitext: Path | None) -> list[Case]:
             ranks, seconds = SIDES[side]
             chosen = ("model=nano", *EVALUATED, *data, *overrides_of(side, "nano"))
             found += cases("texts", f"{side}_{name}", ranks, chosen, (seconds,), FURTHER_SEEDS)
+        for side, rate in OTHER_RATES.items():
+            chosen = ("model=nano", *EVALUATED, *data, *overrides_of(side, "nano"), f"inner.lr={rate}")
+            found += cases("texts", f"{side}_{rate}_{name}", 1, chosen, (SIDES[side][1],), FURTHER_SEEDS)
     return found
 
 
@@ -89,7 +96,7 @@ def rounds(_: Path | None) -> list[Case]:
     """What do rounds cost, by their length and by that of the run, where averages take no time?"""
     found = []
     for updates, wire, length in product(LENGTHS_IN_UPDATES, FORMATS, ROUNDS):
-        tokens = updates * 2 * 4 * 128
+        tokens = updates * TOKENS_IN_UPDATE
         chosen = (*PLACE, *APART, f"wire={wire}", f"algorithm.updates_per_round={length}")
         found += cases("rounds", f"{wire}_H{length}", 2, chosen, (tokens,), FURTHER_SEEDS, "tokens")
     return found

@@ -17,7 +17,7 @@ from typing import Any
 from cases import Case
 
 from adloco_dist.config.amounts import Amount
-from helpers.hosts import hosts, run_on
+from helpers.hosts import Wan, linked, run_on
 
 ROOT = Path(__file__).parents[1]
 Record = dict[str, Any]
@@ -61,13 +61,15 @@ def read(wanted: Iterable[Case], folder: Path) -> list[Record]:
     return [record for case in wanted if (record := _record(case, folder / case.name))]
 
 
-def on_two_hosts(overrides: Sequence[str], rate: str, timeout_seconds: float) -> tuple[list[Record], Record]:
+def on_two_hosts(overrides: Sequence[str], link: str | Wan, timeout_seconds: float) -> tuple[list[Record], Record]:
     """Train with a rank on each of two real hosts; the rows of the run's records, and the facts of it.
+
+    `link` is the rate between them, as tc takes it ("10mbit"), or a wide-area network.
 
     Raises:
         RuntimeError: the run failed; its output.
     """
-    with hosts(2, rate) as made, tempfile.TemporaryDirectory() as folder:
+    with linked(2, link) as made, tempfile.TemporaryDirectory() as folder:
         commands = []
         for host in made:
             place = ("--nnodes", "2", "--nproc-per-node", "1", "--local-addr", host.address, "--rdzv-endpoint",

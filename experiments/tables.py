@@ -2,10 +2,22 @@
 
 import statistics
 from collections.abc import Mapping
+from itertools import product
 
 import numpy as np
 from figures import Records
-from further import FURTHER_SEEDS, HALF, LENGTHS, PUBLISHED, SECONDS
+from further import (
+    FORMATS,
+    FURTHER_SEEDS,
+    HALF,
+    LENGTHS,
+    LENGTHS_IN_UPDATES,
+    OTHER_RATES,
+    PUBLISHED,
+    ROUNDS,
+    SECONDS,
+    TOKENS_IN_UPDATE,
+)
 from ratios import share
 from runs import Record
 from shapes import TRIED
@@ -13,6 +25,8 @@ from shapes import TRIED
 (SEED, *_) = FURTHER_SEEDS
 PARAMETERS = 117_120
 """Of `nano`."""
+MOST = 10
+"""Largest factor that is shown: beyond, it is read off the first points of a curve."""
 TEXTS = {"headers": "C++ headers", "wikitext2": "WikiText-2"}
 
 
@@ -91,6 +105,8 @@ def texts(records: Records) -> str:
         if all(alone):
             adamw, constant, default = (run for run in alone if run)
             losses = [f"{run['loss']:.3f}" for run in (adamw, constant, default)]
+            others = [_run(records, "texts", f"{side}_{rate}_{name}", 150) for side, rate in OTHER_RATES.items()]
+            losses += [f"{run['loss']:.3f}" if run else "not run" for run in others]
             further = f"{share(two['curve'], default['curve']):.3f}" if two else "not run"
             rows.append(row(words, *losses, f"{share(default['curve'], adamw['curve']):.3f}", further))
     return "\n".join(rows)
@@ -106,6 +122,25 @@ def lengths(records: Records) -> str:
             shares = [f"{share(run['curve'], alone['curve']):.3f}" for run in two if run]
             tokens = f"{alone['tokens'] / PARAMETERS:.1f}"
             rows.append(row(seconds, tokens, alone["last_batch"], f"{alone['loss']:.3f}", *shares))
+    return "\n".join(rows)
+
+
+def rounds(records: Records) -> str:
+    """By updates and format: losses by H, and the updates to them over those of the shortest rounds in fp32."""
+    rows = []
+    for updates, wire in product(LENGTHS_IN_UPDATES, FORMATS):
+        made = {
+            length: records.by_name.get(f"rounds/{of}_H{length}/{updates * TOKENS_IN_UPDATE}t/seed{SEED}")
+            for of, length in ((wire, length) for length in ROUNDS)
+        }
+        shortest = records.by_name.get(f"rounds/fp32_H{ROUNDS[0]}/{updates * TOKENS_IN_UPDATE}t/seed{SEED}")
+        if shortest and all(made.values()):
+            cells = []
+            for run in made.values():
+                assert run
+                factor = 1 / share(shortest["curve"], run["curve"])
+                cells.append(f"{run['loss']:.3f}: {factor:.2f}" if factor < MOST else f"{run['loss']:.3f}")
+            rows.append(row(f"{updates:,}", wire, *cells))
     return "\n".join(rows)
 
 
