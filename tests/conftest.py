@@ -35,6 +35,7 @@ OBSTACLES: dict[str, Callable[[], str | None]] = {
     "root": lambda: None if os.geteuid() == 0 else "mounting a file system needs root",
     "user": lambda: "root may read every file" if os.geteuid() == 0 else None,
     "hosts": hosts.why_unavailable,
+    "far": hosts.why_not_far,
     "slurm": slurm.why_unavailable,
     "browser": browser.why_unavailable,
     "image": images.why_unavailable,

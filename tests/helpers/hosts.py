@@ -1,4 +1,4 @@
-"""Hosts on one Linux machine: network namespaces with their own address, host name and shaped link, near each other or far.
+"""Hosts on one Linux machine, near each other or far: network namespaces with their own address, host name and link.
 
 Needs root, and iproute2's `ip` and `tc`; hosts that are far from each other also a C compiler and /dev/net/tun.
 """
@@ -100,6 +100,17 @@ def why_unavailable() -> str | None:
         return "network namespaces need root"
     missing = [tool for tool in ("ip", "tc", "unshare") if shutil.which(tool) is None]
     return f"{', '.join(missing)} not found (Debian packages iproute2 and util-linux)" if missing else None
+
+
+@contextmanager
+def linked(count: int, link: "str | Wan") -> Iterator[list[Host]]:
+    """`count` hosts near each other at a rate, or on a wide-area network."""
+    if isinstance(link, Wan):
+        with far_hosts(count, link) as (made, _):
+            yield made
+    else:
+        with hosts(count, link) as made:
+            yield made
 
 
 def why_not_far() -> str | None:
