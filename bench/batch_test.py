@@ -92,12 +92,12 @@ def measure_costs(runtime: Runtime, model: str, batch: int, workers: int, pairs:
     group = pool.groups.of(layout.ranks(0))
     plan = plan_round(settings, inputs, None, PoolReport())
     first_update, numbers = replace(plan, updates=1), iter(range(1 << 30))
-    estimator, bytes_sent = GradientEstimator(is_plugin=False, is_streaming=False), [0]
+    estimator, bytes_sent = GradientEstimator(), [0]
 
     def measured() -> None:
         pool.flat_model.sketch.renew(next(numbers))
         InnerPhase(first_update, settings, estimator).run([trainer], pool.slots)
-        bytes_sent[0] = estimator.measure(trainer, layout, group).bytes_sent
+        bytes_sent[0] = sum(map(len, estimator.take(trainer).values()))
 
     def without() -> None:
         InnerPhase(first_update, settings).run([trainer], pool.slots)

@@ -75,9 +75,9 @@ def simulated_reports(plan: RoundPlan, rng: random.Random) -> list[RankReport]:
                     seconds=taken(rng, SECONDS_PER_ROUND / 4),
                 ),
                 MeasureReport(
-                    simulated_statistics(plan.total_batch(trainer), rng) if is_root else None,
-                    taken(rng, 0.02),
-                    0 if is_root else SKETCH_BYTES,
+                    statistics=simulated_statistics(plan.total_batch(trainer), rng) if is_root else None,
+                    seconds=taken(rng, 0.02),
+                    bytes_sent=0 if is_root else SKETCH_BYTES,
                 ),
                 OuterStepReport(
                     num_finite=plan.layout.num_workers(trainer),
@@ -162,7 +162,7 @@ def main() -> None:
     assert decode_reports() == reports
     sides: dict[str, Callable[[], object]] = {
         "decode all reports": decode_reports,
-        "records for the journal": partial(round_rows, all_settings[PLAIN], last, plans[PLAIN], reports),
+        "records for the journal": partial(round_rows, all_settings[PLAIN], last, plans[PLAIN], reports, 0.0),
     }
     for name, settings in all_settings.items():
         sides[f"{name}: decide"] = partial(decide, settings)

@@ -21,14 +21,16 @@ from adloco_dist.config.compose import compose
 from adloco_dist.data.corpora import indexed_splits
 from adloco_dist.data.encoding import Vocabulary
 from adloco_dist.data.tokens import TokenTable
+from adloco_dist.messages import decode, encode
 from adloco_dist.objective.language import LanguageObjective
 from adloco_dist.policy.layout import Layout
-from adloco_dist.policy.plan import PoolReport
+from adloco_dist.policy.plan import PoolReport, RoundPlan
 from adloco_dist.policy.planning import plan_round
 from adloco_dist.policy.replay import Trajectory
+from adloco_dist.policy.report import RankReport
+from adloco_dist.policy.summary import pool_report
 from adloco_dist.pool.local_pool import LocalPool
 from adloco_dist.round.combine import Transfer
-from adloco_dist.round.coordinate import Coordinator
 from adloco_dist.round.regroup import average_members, regroup
 from adloco_dist.round.steps import opening_report
 from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
@@ -82,10 +84,12 @@ def latency(runtime: Runtime, repetitions: int) -> dict[str, list[float]]:
         pool = new_pool(settings, runtime, layout)
         inputs = find_plan_inputs(pool, layout, Trajectory())
         first = plan_round(settings, inputs, None, PoolReport())
-        own = opening_report(pool, layout, is_new=True)
+        own = opening_report(pool, layout)
         dist.barrier()
         start = time.perf_counter()
-        plan, _ = Coordinator(settings, inputs).plan_next(runtime.control, own, first)
+        reports = [decode(RankReport, message) for message in runtime.mail.gather(encode(own))]
+        decided = plan_round(settings, inputs, first, pool_report(reports, None, 0.0)) if reports else None
+        plan = decode(RoundPlan, runtime.mail.broadcast(decided and encode(decided)))
         planned = time.perf_counter()
         regroup(pool, layout, plan)
         end = time.perf_counter()

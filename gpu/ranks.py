@@ -10,12 +10,14 @@ import torch
 from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Backend, ClusterSettings, Device
+from adloco_dist.messages import decode, encode
 from adloco_dist.policy.layout import experiment_layout
-from adloco_dist.policy.plan import PoolReport
+from adloco_dist.policy.plan import PoolReport, RoundPlan
 from adloco_dist.policy.planning import plan_round
 from adloco_dist.policy.replay import Trajectory
+from adloco_dist.policy.report import RankReport
+from adloco_dist.policy.summary import pool_report
 from adloco_dist.pool.local_pool import LocalPool
-from adloco_dist.round.coordinate import Coordinator
 from adloco_dist.round.regroup import regroup
 from adloco_dist.round.steps import opening_report
 from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
@@ -112,9 +114,11 @@ def regrouped(runtime: Runtime, model: str, length: int) -> dict[str, float]:
     layout = experiment_layout(work.settings, runtime.nodes)
     pool = set_up_pool(work.settings, runtime, work.splits, work.objective, work.module, layout)
     inputs = find_plan_inputs(pool, layout, Trajectory())
-    first, report = plan_round(work.settings, inputs, None, PoolReport()), opening_report(pool, layout, is_new=True)
+    first, own = plan_round(work.settings, inputs, None, PoolReport()), opening_report(pool, layout)
     start = time.perf_counter()
-    plan, _ = Coordinator(work.settings, inputs).plan_next(runtime.control, report, first)
+    reports = [decode(RankReport, message) for message in runtime.mail.gather(encode(own))]
+    found = plan_round(work.settings, inputs, first, pool_report(reports, None, 0.0)) if reports else None
+    plan = decode(RoundPlan, runtime.mail.broadcast(found and encode(found)))
     decided = time.perf_counter() - start
     assert plan.merge, "nothing merged"
     report = regroup(pool, layout, plan)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch.profiler import record_function
 
 from adloco_dist.averaging.checks import RanksDisagreeError
 from adloco_dist.averaging.schedule import Action
-from adloco_dist.checkpoint.state import Midway, RunState
+from adloco_dist.checkpoint.state import RunState
 from adloco_dist.checkpoint.writer import Checkpoints
 from adloco_dist.cluster.failures import about
 from adloco_dist.cluster.signals import StopRequest
@@ -19,7 +19,7 @@ from adloco_dist.policy.plan import INTERRUPTED, NONFINITE, CheckpointId, PlanIn
 from adloco_dist.policy.report import MergeReport, RankReport
 from adloco_dist.pool.local_pool import LocalPool
 from adloco_dist.round import steps
-from adloco_dist.round.coordinate import Coordinator, merged_reports
+from adloco_dist.round.coordinate import Coordinator, Decision, merged_reports
 from adloco_dist.round.evaluate import finish
 from adloco_dist.run.journal import Journal
 from adloco_dist.run.profiler import RoundProfiler
@@ -66,44 +66,85 @@ def train(
     Raises:
         RanksDisagreeError: on every rank, when ranks hold different anchors of a trainer or acted on different plans.
     """
-    profiler = profiler or RoundProfiler(range(0), Path(), pool.runtime)
-    last, plan, seconds, saved, midway = None, None, 0.0, None, None
+    runtime, plan, first_event = pool.runtime, None, 0
+    found, seconds = None, 0.0
+    profiler = profiler or RoundProfiler(range(0), Path(), runtime)
     if resumed:
-        plan, seconds, saved, midway = resumed.plan, resumed.seconds, resumed.pool, resumed.midway
-    coordinator = Coordinator(pool.settings, inputs, seconds, saved)
-    report = steps.opening_report(pool, inputs.layout, is_new=resumed is None)
-    while True:
-        if midway is None:
-            report.stop_requested = stop.requested
-            last, (plan, report) = plan, coordinator.plan_next(pool.runtime.control, report, plan)
-            steps.begin_averages(pool)
-            if plan.needs_newest_anchors:
-                steps.complete_all(pool, report)
-            record(pool, coordinator, last, plan, journal, checkpoints, report)
-            if plan.stop:
-                break
-        assert plan
-        where = f"round {plan.round + 1}"
-        profiler.enter(plan.round + 1)
-        with about(where), record_function(where):
-            if midway:
-                report = steps.resume_round(pool, plan, midway.merge)
-            else:
-                steps.begin_round(pool, last, plan, report)
-            interrupted_at = run_round(pool, plan, report, stop, midway.next_event if midway else 0)
-        if interrupted_at is not None:
-            profiler.end()
-            return interrupted(pool, coordinator, plan, report, interrupted_at, checkpoints)
-        midway = None
-        report.is_writing = checkpoints is not None and checkpoints.is_writing
-        log.info("%s: %s", where, report.in_words())
+        plan, first_event = replace(resumed.plan, stop=None), resumed.next_event
+        found, seconds = resumed.pool, resumed.seconds
+
+    def record(decision: Decision) -> None:
+        if decision.reports and decision.found:
+            rows = (decision.reported, decision.plan, decision.reports, decision.found.seconds)
+            journal.write(round_rows(pool.settings, *rows))
+
+    with Coordinator(pool.settings, inputs, runtime, record, plan, found, seconds) as coordinator:
+        if plan and resumed:
+            report = steps.resume_round(pool, plan, resumed.merge)
+        else:
+            coordinator.hand_in(steps.opening_report(pool, inputs.layout))
+            plan, report = next_round(pool, coordinator, None, checkpoints)
+        while not plan.stop:
+            where = f"round {plan.round + 1}"
+            profiler.enter(plan.round + 1)
+            with about(where), record_function(where):
+                interrupted_at = run_round(pool, plan, report, stop, first_event)
+            if interrupted_at is not None:
+                profiler.end()
+                return interrupted(pool, coordinator, plan, report, interrupted_at, checkpoints)
+            first_event = 0
+            report.is_writing = checkpoints is not None and checkpoints.is_writing
+            coordinator.hand_in(report)
+            log.info("%s: %s", where, report.in_words())
+            plan, report = next_round(pool, coordinator, plan, checkpoints)
     profiler.end()
-    if plan.stop in (INTERRUPTED, NONFINITE):
+    if plan.stop == NONFINITE:
         return Outcome(plan.stop, pool, plan)
-    heartbeat = pool.runtime.heartbeat
+    heartbeat = runtime.heartbeat
     heartbeat.enter("evaluation at the end")
-    with reported_wait(heartbeat.in_words, speaks=pool.runtime.rank == 0):
+    with reported_wait(heartbeat.in_words, speaks=runtime.rank == 0):
         return Outcome(plan.stop, pool, plan, *finish(pool, plan.layout))
+
+
+def next_round(
+    pool: LocalPool,
+    coordinator: Coordinator,
+    last: RoundPlan | None,
+    checkpoints: Checkpoints | None,
+) -> tuple[RoundPlan, RankReport]:
+    """Take the plan after `last`, merge trainers and write a checkpoint if it says so; the plan, and this rank's report
+    of the round.
+
+    Anchors that are kept, merged or saved are the same on all ranks: their reports of the last round have come then.
+    """
+    plan, report = coordinator.next_plan()
+    refuse_error(plan)
+    with about(f"round {plan.round + 1}"):
+        if plan.needs_newest_anchors:
+            steps.complete_all(pool, report)
+            steps.share_positions(pool, report)
+            following = coordinator.following(report)
+            refuse_error(following)
+            if plan.stop:
+                plan = ended(plan, following)
+        steps.begin_round(pool, last, plan, report)
+        if checkpoints and plan.checkpoint:
+            start = time.perf_counter()
+            keep(pool, coordinator, plan, plan.last_checkpoint, report, checkpoints)
+            report.checkpoint_seconds = time.perf_counter() - start
+    return plan, report
+
+
+def ended(plan: RoundPlan, following: RoundPlan) -> RoundPlan:
+    """The plan that ends the run, by what the reports of the last round say, which only the following one knows."""
+    stop = following.stop or plan.stop
+    return replace(
+        plan,
+        stop=stop,
+        checkpoint=stop == NONFINITE and (plan.checkpoint or following.checkpoint),
+        nonfinite_rounds=following.nonfinite_rounds,
+        outer_steps=following.outer_steps,
+    )
 
 
 def run_round(
@@ -117,19 +158,18 @@ def run_round(
     Returns:
         None; or, if ranks were asked to stop in the middle of the round, the event with which it is to go on.
     """
-    heartbeat, where = pool.runtime.heartbeat, f"round {plan.round + 1}"
     updates_before = sum(worker.updates_done for worker in pool.workers)
     next_event = first_event
     for number, event in enumerate(plan.events[first_event:], first_event):
-        is_reached = steps.inner(pool, plan, event, report, stop)
+        is_reached = steps.inner(pool, plan, number, report, stop)
         if event.action is Action.mix:
             if is_reached:
                 steps.mix_in(pool, event, report)
             continue
         if not is_reached:
             return next_event
-        if event.action is Action.end:
-            steps.measure(pool, plan, report)
+        if event.action is Action.end and plan.measures:
+            steps.measure(pool, report)
         steps.average(pool, plan, event, report)
         next_event = number + 1
     steps.advance_cursors(pool, plan, report)
@@ -137,38 +177,14 @@ def run_round(
         steps.complete_all(pool, report)
     steps.average_anchors(pool, plan)
     steps.report_round(pool, plan, report, updates_before)
-    heartbeat.enter(f"{where}: report")
+    pool.runtime.heartbeat.enter(f"round {plan.round + 1}: report")
     return None
 
 
-@record_function("record")
-def record(
-    pool: LocalPool,
-    coordinator: Coordinator,
-    last: RoundPlan | None,
-    plan: RoundPlan,
-    journal: Journal,
-    checkpoints: Checkpoints | None,
-    report: RankReport,
-) -> None:
-    """Record the round that has ended, and write a checkpoint if the plan says so.
-
-    Args:
-        last: the plan of that round; None for the state before training.
-        plan: the next one, which holds the statistics smoothed over that round.
-        report: the next one of this rank, of which the checkpoint's cost is a part.
-
-    Raises:
-        RanksDisagreeError: the ranks must not continue.
-    """
-    if coordinator.reports:  # rank 0 alone
-        journal.write(round_rows(pool.settings, last, plan, coordinator.reports))
+def refuse_error(plan: RoundPlan) -> None:
+    """Raise a RanksDisagreeError if the ranks must not continue, as their reports of a round before have shown."""
     if plan.error:
-        raise RanksDisagreeError(f"after round {plan.round}: {plan.error}")
-    if checkpoints and last and plan.checkpoint:
-        start = time.perf_counter()
-        checkpoints.save(pool, plan.last_checkpoint, last, coordinator.pool_report, plan.seconds)
-        report.checkpoint_seconds = time.perf_counter() - start
+        raise RanksDisagreeError(f"after round {max(plan.round - 1, 0)}: {plan.error}")
 
 
 def interrupted(
@@ -181,9 +197,24 @@ def interrupted(
 ) -> Outcome:
     """End in the middle of a round, with a checkpoint from which the round can be completed."""
     steps.complete_all(pool, report)
+    steps.share_positions(pool, report)
+    refuse_error(coordinator.following(report))
     if checkpoints:
-        seconds = coordinator.seconds
-        checkpoint_id = CheckpointId(plan.last_checkpoint.number + 1, plan.round, plan.pool_tokens, seconds)
-        merge = merged_reports(pool.runtime.control, report) if plan.merge else MergeReport()
-        checkpoints.save(pool, checkpoint_id, plan, Midway(next_event, merge), seconds)
+        number = plan.last_checkpoint.number + 1
+        checkpoint_id = CheckpointId(number, plan.round, plan.pool_tokens, coordinator.seconds)
+        keep(pool, coordinator, plan, checkpoint_id, report, checkpoints, next_event)
     return Outcome(INTERRUPTED, pool, plan)
+
+
+def keep(
+    pool: LocalPool,
+    coordinator: Coordinator,
+    plan: RoundPlan,
+    checkpoint_id: CheckpointId,
+    report: RankReport,
+    checkpoints: Checkpoints,
+    interrupted_at: int | None = None,
+) -> None:
+    """Write a checkpoint of a round that has begun."""
+    merge = merged_reports(pool.runtime.control, report) if plan.merge else MergeReport()
+    checkpoints.save(pool, checkpoint_id, plan, merge, coordinator.found, coordinator.seconds, interrupted_at)

@@ -31,6 +31,7 @@ from adloco_dist.setup.agreement import prepare
 from adloco_dist.setup.parts import NamedParts
 from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
 from adloco_dist.train import train
+from helpers.resuming import StopAfterLooks
 
 UPDATES = 4
 OVERRIDES = (
@@ -46,17 +47,9 @@ BLOCK_BYTES = 64
 FOLDER, AS_OLDER = "a folder in its place", "as in the older checkpoint"
 
 
-class StopMidway(StopRequest):
-    """Is heard in the middle of the round after `WHOLE_ROUNDS`, for it counts how often it is looked at."""
-
-    looks = 1 + WHOLE_ROUNDS * (4 * UPDATES + 1) + UPDATES + UPDATES // 2
-    """One before the first round, one at the end of each, one before each update; then a worker and a half."""
-
-    def __getattribute__(self, name: str) -> object:
-        if name != "is_heard":
-            return super().__getattribute__(name)
-        self.looks -= 1
-        return self.looks < 0
+LOOKS = WHOLE_ROUNDS * (4 * UPDATES + 1) + UPDATES + UPDATES // 2
+"""For a request to stop, in the middle of the round after `WHOLE_ROUNDS`: one look before each update and each average;
+then a worker and a half."""
 
 
 def write_checkpoints(runtime: Runtime, settings: Settings, place: Place) -> None:
@@ -71,7 +64,8 @@ def write_checkpoints(runtime: Runtime, settings: Settings, place: Place) -> Non
     with fresh_domains(runtime, directory, settings) as domains:
         writer = CheckpointWriter(domains, join_store(place), 1, settings.checkpoint, print)
         checkpoints = Checkpoints(writer, journal, directory, settings)
-        train(pool, find_plan_inputs(pool, layout, trajectory), journal, StopMidway(), checkpoints)
+        stop = runtime.heartbeat.stop = StopAfterLooks(LOOKS)
+        train(pool, find_plan_inputs(pool, layout, trajectory), journal, stop, checkpoints)
         writer.wait()
     journal.close()
 
@@ -218,7 +212,8 @@ def measure_damage(minimum: int) -> dict[str, float]:
             checkpoints = sorted((directory / CHECKPOINTS_DIRECTORY).iterdir())
             (older, newest), names = map(contents, checkpoints), [path.name for path in checkpoints]
             search = Search(runtime, settings, directory, names[1])
-            assert json.loads(newest["state.json"])["pool"] is None, "the newest is not of the middle of a round"
+            schema = json.loads(newest["state.json"])["schema"]["worker"]
+            assert any(entry.get("is_progress") for entry in schema), "the newest is not of the middle of a round"
             assert search.mistake({}, names[1]) is None, "the newest is not found even if it is whole"
             cases = [one for one in damages(newest, older, rng) if one.content != newest[one.file]]
             random_ones = more_damages(newest, rng)

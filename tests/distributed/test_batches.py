@@ -13,14 +13,16 @@ import torch
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Settings
 from adloco_dist.data.tokens import TokenTable
-from adloco_dist.messages import decode
+from adloco_dist.messages import decode, encode
 from adloco_dist.noise.estimation import statistics_from_gram
 from adloco_dist.policy.layout import Layout
 from adloco_dist.policy.plan import PlanInputs, PoolReport
 from adloco_dist.policy.planning import plan_round
-from adloco_dist.pool.estimator import GradientEstimator
+from adloco_dist.policy.report import MeasureReport, RankReport, TrainerReport
+from adloco_dist.pool.estimator import GradientEstimator, with_statistics
 from adloco_dist.round.evaluate import evaluate
 from adloco_dist.round.inner import InnerPhase
+from adloco_dist.round.steps import measure
 from adloco_dist.run.journal import MetricsFile
 from adloco_dist.run.reading import read_trajectory
 from adloco_dist.run.rows import TrainerRow
@@ -167,11 +169,16 @@ def measured(runtime: Runtime, batch: int) -> dict[str, Any]:
     plan = plan_round(settings, PlanInputs(layout), None, PoolReport())
     InnerPhase(plan, settings, pool.estimator).run([trainer], pool.slots)
     assert pool.estimator
-    done = pool.estimator.measure(trainer, layout, pool.groups.of(layout.ranks(0)))
+    report = RankReport(runtime.rank)
+    measure(pool, report)
+    messages = runtime.control.exchange({"report": encode(report)})
+    reports = [decode(RankReport, message["report"]) for message in messages]
+    found = with_statistics(reports, is_plugin=False, is_streaming=False)
+    assert not any(one.trainers[0].measure.sketches for one in found), "nobody needs them any more"
     return {
-        "sketched": done.statistics,
+        "sketched": found[runtime.rank].trainers[0].measure.statistics,
         "exact": statistics_from_gram(rows @ rows.T, sizes[:, 0]),
-        "bytes": done.bytes_sent,
+        "bytes": report.trainers[0].measure.bytes_sent,
     }
 
 
@@ -180,9 +187,9 @@ def test_sketches_measure_what_exact_gradients_do() -> None:
     lowest, other = run_ranks(measured, [0, 0], 1)
     for name in ("trace", "mean_squared_norm"):
         assert getattr(lowest["sketched"], name) == pytest.approx(getattr(lowest["exact"], name), rel=0.1)
-    assert other["sketched"] is None, "only the lowest rank knows"
-    rows, width = 2 * 1, 8 * (4093 + 1)  # with the size of its chunk
-    assert (lowest["bytes"], other["bytes"]) == (0, rows * width), "the lowest rank receives"
+    assert other["sketched"] is None, "they stand in the report of the lowest rank"
+    workers, width = 2, 8 * (4093 + 1)  # with the size of its chunk
+    assert (lowest["bytes"], other["bytes"]) == (0, workers * (1 + width)), "rank 0 receives"
 
 
 def test_statistics_are_those_of_chunks_cut_by_sequence_index() -> None:
@@ -216,12 +223,14 @@ def out_of_memory(runtime: Runtime, local_batch: int, allowed_bytes: int | None)
     objective, table = small_objective(settings), table_of(2 * local_batch)
     trainer, slot = lone_trainer(settings, objective, small_module(settings), table)
     slot.flat_model.sketch.renew(0)
-    estimator = GradientEstimator(is_plugin=False, is_streaming=False)
+    estimator = GradientEstimator()
     plan = plan_round(settings, PlanInputs(Layout.one_rank_per_worker({0: (0,)})), None, PoolReport())
     if allowed_bytes is not None:
         limit_memory(allowed_bytes)
     done = InnerPhase(plan, settings, estimator).run([trainer], [slot])[0]
-    statistics = estimator.measure(trainer, plan.layout, None).statistics
+    share = TrainerReport(1, measure=MeasureReport(estimator.take(trainer)))
+    (found,) = with_statistics([RankReport(0, trainers={0: share})], is_plugin=False, is_streaming=False)
+    statistics = found.trainers[0].measure.statistics
     return {
         "weights": trainer.workers[0].weights.numpy().copy(),
         "capacity": slot.flat_model.capacity,

@@ -56,8 +56,8 @@ def test_workers_that_are_never_finite_stop_the_run_with_its_last_good_anchors(t
     assert {rank["stop"] for rank in ended} == {NONFINITE}
     rows = [row for row in ended[0]["records"] if row["round"]]
     assert [(row["round"], row["finite_workers"], row.get("nonfinite_workers", [])) for row in rows] == [
-        (round_, 0, [0, 1]) for round_ in range(1, 11) for _ in range(2)
-    ]
+        (round_, 0, [0, 1]) for round_ in range(1, 12) for _ in range(2)
+    ], "ten rounds in a row, and the one that was under way when they were known"
     (checkpoint,) = (tmp_path / "shared" / "checkpoints").iterdir()
     initial = {}
     for trainer, anchor in held_anchors(ended).items():

@@ -24,13 +24,13 @@ POOL = (
 )  # fmt: skip
 CASES = {
     "what travels late": (
-        ("wire.fragments=2", "wire.delay_updates=1", "outer.momentum=0.9", "outer.average_span=0.3", "wire=fp32"), 6
+        ("wire.fragments=2", "wire.delay_updates=1", "outer.momentum=0.9", "outer.average_span=0.3", "wire=fp32"), 9
     ),
     "what was not sent": (
         ("wire=sparse", "wire.fraction=0.1", "outer=average", "inner=sgd", "inner.momentum=0.9"), 7
     ),
 }  # fmt: skip
-"""Settings, and how often rank 0 looks before it stops: its worker is in a round then, and awaits a fragment."""
+"""Settings, and how often ranks look before they stop: their worker is in a round then, and awaits a fragment."""
 Kept = dict[str, dict[str, npt.NDArray[Any]]]
 
 

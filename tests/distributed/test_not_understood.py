@@ -131,12 +131,12 @@ def test_checkpoints_of_another_release_are_refused_where_there_is_no_other(ende
     shutil.copytree(ended, tmp_path / "run")
     (tmp_path / "run" / "shared" / "run.json").unlink(missing_ok=True)
     for folder in (tmp_path / "run" / "shared" / "checkpoints").iterdir():
-        state_with(version=4)(folder)
+        state_with(version=5)(folder)
         fitted(folder)
     lines = run_ranks(train, [0, 0], str(tmp_path / "run"))
     assert lines[0] == lines[1]
     assert lines[0].startswith("error: run.directory=")
-    assert "its checkpoint is of version 4; this release reads version 5; resume with the release" in lines[0]
+    assert "its checkpoint is of version 5; this release reads version 6; resume with the release" in lines[0]
 
 
 def test_checkpoints_that_are_no_directory(tmp_path: Path) -> None:

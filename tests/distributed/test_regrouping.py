@@ -267,10 +267,10 @@ def shrink_in_little_memory(runtime: Runtime, *overrides: str) -> dict[str, Any]
 
 def test_memory_is_probed_again_after_a_merge() -> None:
     overrides = ("pool.trainers=2", "merge=worst_with_worst", "merge.every_rounds=2",
-                 "batching.request=ramp", "batching.ramp_factor=8", "budget=4rounds")  # fmt: skip
+                 "batching.request=ramp", "batching.ramp_factor=8", "budget=5rounds")  # fmt: skip
     (done,) = run_ranks(shrink_in_little_memory, [0], *overrides)
     limits = [(record["round"], record.get("batch_limit")) for record in done["records"] if record["round"]]
-    assert limits[:5] == [(1, 20), (1, 20), (2, 20), (2, 20), (3, 20)]
+    assert limits[:6] == [(1, 20), (1, 20), (2, 20), (2, 20), (3, 20), (4, 20)]
     assert limits[-1][1] > 20, "what a trainer took that has ended; known once it was probed"
     assert done["records"][-1]["passes"] == -(-done["records"][-1]["local_batch"] // limits[-1][1]) > 1
     assert sorted(done["alive"]) == [False, True], "what has ended takes no memory"

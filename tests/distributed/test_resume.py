@@ -24,8 +24,8 @@ POOL = (
     "batching.request=norm_test",
     "checkpoint.every=null",
 )
-BETWEEN_ROUNDS = 40
-"""Looks of rank 0 until it sees the request in its report on a whole round."""
+ALL_UPDATES = 39
+"""Looks until a rank sees the request when it has taken all updates of a round."""
 
 
 def run(
@@ -65,15 +65,13 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, An
     return ended
 
 
-@pytest.mark.parametrize("looks", [1, 18, BETWEEN_ROUNDS])
+@pytest.mark.parametrize("looks", [1, 18, ALL_UPDATES])
 def test_stopped_at_any_update_and_resumed_is_the_same_run(
     uninterrupted: list[dict[str, Any]], tmp_path: Path, looks: int
 ) -> None:
     stopped = run([0, 0], tmp_path, looks)
     assert {rank["stop"] for rank in stopped} == {INTERRUPTED}
     assert len({rank["round"] for rank in stopped}) == 1, "in the same round on all ranks"
-    is_midway = any(done < 3 for rank in stopped for done in rank["updates_done"])
-    assert is_midway == (looks != BETWEEN_ROUNDS)
     ended = run([0, 0], tmp_path, None)
     assert_same(ended, uninterrupted)
     records = [*stopped[0]["records"], *ended[0]["records"]]
@@ -110,7 +108,7 @@ ALGORITHMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "int4, delayed": (20, ("algorithm.updates_per_round=6", "wire=int4", "wire.fragments=2", "wire.delay_updates=2")),
     "muon, threads": (20, ("inner=muon", "outer.average_span=0.3", "instances.concurrency=threads", "wire=int8")),
     "sparse, by the link": (11, (*BY_LINK, "wire=sparse", "wire.fragments=2", "wire.delay_updates=1", "outer=average")),
-    "ddp": (20, ("pool.trainers=1", "merge=none", "algorithm=ddp", "batching.request=none")),
+    "ddp": (4, ("pool.trainers=1", "merge=none", "algorithm=ddp", "batching.request=none")),
 }  # fmt: skip
 """Looks until the stop, and settings. Every optimizer, format, kind of round and of state is in one of these."""
 

@@ -25,7 +25,7 @@ from helpers.support import corpus_and_model, small_settings
 
 
 class StopAfterLooks(StopRequest):
-    """Is heard when it has been looked at so often: at an update that a test chooses."""
+    """Is heard when it has been looked at so often: at an update that a test chooses, on all ranks."""
 
     def __init__(self, looks: int | None) -> None:
         self.left = looks
@@ -56,8 +56,8 @@ def train_kept(
     """Train from the newest checkpoint, if there is one, until the budget is spent or a rank is asked to stop.
 
     Args:
-        looks: how often rank 0 looks for a request to stop before it sees one; None: there is none; 0: all ranks see
-            it, and no update is taken.
+        looks: how often a rank looks for a request to stop before it sees one, once before every update and every
+            average; None: there is none.
         own_directories: every node has a directory of its own.
         prepare: changes the pool before the first round.
         module: what is trained; None: what the settings name.
@@ -91,7 +91,7 @@ def train_kept(
             metrics = MetricsFile(path, earlier.get("metrics_bytes", 0))
             journal = Journal([RunFile(path, facts, earlier or None), metrics, sink])
         writer = CheckpointWriter(domains, runtime.store, runtime.world_size, settings.checkpoint, detail.append)
-        stop = StopAfterLooks(looks if runtime.rank == 0 or looks == 0 else None)
+        stop = runtime.heartbeat.stop = StopAfterLooks(looks)
         outcome = train(pool, inputs, journal, stop, Checkpoints(writer, journal, path, settings), state)
         writer.wait()
         runtime.control.exchange({})

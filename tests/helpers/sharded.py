@@ -51,7 +51,7 @@ def run_whole(
     """Train on seats of `size` ranks, from the newest checkpoint in the folder if there is one.
 
     Args:
-        looks: how often rank 0 looks for a request to stop before it sees one; None: there is none.
+        looks: how often a rank looks for a request to stop before it sees one; None: there is none.
         cluster: the ranks' devices and backend.
     """
     wanted = [ROWS, f"pool.ranks_per_worker={size}", "checkpoint.every=null", *overrides]

@@ -51,7 +51,7 @@ def test_a_timeout_names_who_was_waited_for(tmp_path: Path) -> None:
     assert done.code == 1, done.output
     (line,) = errors(done.output)
     here = os.uname().nodename
-    assert f"rank 0 on {here}, waiting for rank 1 on {here} (a place where it is stuck), round 2: " in line
+    assert f"rank 0 on {here}, waiting for rank 1 on {here} (a place where it is stuck), round 2, trainer 0: " in line
     assert "Timed out" in line or "timeout" in line
 
 

@@ -126,21 +126,22 @@ def test_a_batch_that_progress_asks_for_stays_in_its_bounds(finished_run: Path) 
         least, most = max(4, last / settings["shrink_limit"]), settings["growth_limit"] * last
         assert row["bounded_request"] == pytest.approx(min(max(request, least), most))
         assert row["total_batch"] == 2 * math.ceil(row["bounded_request"] / 2), "the same for each of two workers"
-        assert row["worth"] > 0
+        assert ("worth" in row) == (row["round"] > 2), "it follows what a round has cost"
         assert row["mode"] == "whole"
         assert row["statistics"]["trace"] > 0
 
 
 def test_the_records_say_why_a_batch_is_what_it_is(several_trainers: Path) -> None:
-    """Every batch can be worked out from the row before: the test's request, then its bounds."""
+    """Every batch can be worked out from rows before it: the test's request from the last but one, whose reports
+    travelled while the last was computed, then its bounds."""
     rows = {(row["round"], row["trainer"]): row for row in metrics(several_trainers)}
     settings = facts(several_trainers)["settings"]["batching"]
     assert settings["request"] == "norm_test"
     for trainer in range(4):
-        assert rows[1, trainer]["total_batch"] == 2
-        for round_ in (2, 3):
+        assert rows[1, trainer]["total_batch"] == rows[2, trainer]["total_batch"] == 2
+        for round_ in (3,):
             row, before = rows[round_, trainer], rows[round_ - 1, trainer]
-            smoothed = before["smoothed"]
+            smoothed = rows[round_ - 2, trainer]["smoothed"]
             noise_only = smoothed["squared_norm"] <= 0
             request = None if noise_only else smoothed["trace"] / (settings["eta"] ** 2 * smoothed["squared_norm"])
             assert row.get("request") == (None if request is None else pytest.approx(request))
@@ -245,15 +246,15 @@ def test_ctrl_c_leaves_a_checkpoint_and_whole_rounds(tmp_path: Path) -> None:
 def test_merges_are_shown_and_recorded(tmp_path: Path) -> None:
     """Three trainers on three ranks become one; the second merge leaves nobody out."""
     pool = ("--nproc-per-node", "3", *FOUR_TRAINERS, "pool.trainers=3", "merge.every_rounds=1")
-    done = run(train_command(*SMALL, *pool, "run.directory=run"), tmp_path)
+    done = run(train_command(*SMALL, *pool, "run.directory=run", "budget=4rounds"), tmp_path)
     assert done.code == 0, done.output
     detail = [line for line in done.output.splitlines() if line.startswith("before round ")]
-    assert [line.split(":")[0] for line in detail] == ["before round 2", "before round 3"]
+    assert [line.split(":")[0] for line in detail] == ["before round 3", "before round 4"]
     assert "average together" in detail[0]
     assert "; ranks {0-2} now average together; validation losses " in detail[1]
     merges = facts(tmp_path / "run")["merges"]
-    assert [merge["before_round"] for merge in merges] == [2, 3]
+    assert [merge["before_round"] for merge in merges] == [3, 4]
     assert [len(merge["ranks"]) for merge in merges] == [2, 3]
-    (last,) = [row for row in metrics(tmp_path / "run") if row["round"] == 3]
+    (last,) = [row for row in metrics(tmp_path / "run") if row["round"] == 4]
     assert (last["workers"], last["ranks"], last["trainer"]) == (3, [0, 1, 2], merges[1]["survivor"])
     assert len(facts(tmp_path / "run")["result"]["candidates"]) == 1

@@ -104,7 +104,7 @@ def resumed(runtime: Runtime, settings: Settings, report_line: ReportLine) -> It
             raise SettingsError(f"run.directory={directory}: {rule}")
         for remark in remarks:
             report_line(remark)
-        place = "" if state.pool else ", in the middle of the next"
+        place = ", in the middle of a round" if state.schema.is_away else ""
         ranks = "" if is_same else f"; workers of {num_ranks} ranks are placed on {runtime.world_size}"
         report_line(f"resumes from {where}{place}{ranks}")
         was_concurrent = state.plan.is_concurrent if is_same else None

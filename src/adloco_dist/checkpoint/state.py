@@ -13,7 +13,7 @@ from adloco_dist.policy.plan import PoolReport, RoundPlan
 from adloco_dist.policy.report import MergeReport
 from adloco_dist.schema import Entry
 
-STATE_VERSION = 5
+STATE_VERSION = 6
 """It is raised whenever a field of the state is added, removed or means something else."""
 
 
@@ -50,18 +50,8 @@ class JournalState(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Midway:
-    """Where a run stands that was interrupted in the middle of a round."""
-
-    next_event: int
-    """The event of the plan at which the round goes on; workers first take the updates that are left before it."""
-    merge: MergeReport
-    """What the merges before the round came to, of all ranks; recorded when the round ends."""
-
-
-@dataclass(frozen=True)
 class RunState:
-    """A run between two rounds, or in the middle of one."""
+    """A run in a round that has begun, of which updates may have been taken or not."""
 
     settings: Mapping[str, Any]
     """Plain values of the settings, by dotted key."""
@@ -71,11 +61,13 @@ class RunState:
     world_size: int
     """Ranks, or seats of several."""
     plan: RoundPlan
-    """Plan of the last round that was begun."""
+    """Plan of the round."""
+    next_event: int
+    """The event of the plan at which the round goes on; workers first take the updates that are left before it."""
+    merge: MergeReport
+    """What the merges before the round came to, of all ranks; recorded when the round ends."""
     pool: PoolReport | None
-    """Between two rounds, what the next plan is decided from."""
-    midway: Midway | None
-    """In the middle of a round, where; exactly one of the two is there."""
+    """What the next plan is decided from; None: nothing, for the round is the first."""
     seconds: float
     """Rank 0's clock since the first round began, earlier starts included."""
     shards: Mapping[int, dict[str, Any]]
@@ -124,8 +116,8 @@ class RunState:
         is_empty = not (spans and all(spans) and all(workers.values()))
         if is_empty or not all(0 <= rank < state.world_size for ranks in spans for rank in ranks):
             raise ValueError(f"plan.layout: does not fit {state.world_size} ranks")
-        if (state.pool is None) == (state.midway is None):
-            raise ValueError("pool, midway: not one of the two")
+        if not 0 <= state.next_event < max(1, len(state.plan.events)):
+            raise ValueError(f"next_event: the plan has no event {state.next_event}")
         for name, members in (("plan.batches", state.plan.batches), ("shards", state.shards)):
             if members.keys() != workers.keys():
                 raise ValueError(f"{name}: is of other trainers than the plan's layout")

@@ -23,13 +23,14 @@ from adloco_dist.checkpoint.files import (
     trainer_file,
     worker_file,
 )
-from adloco_dist.checkpoint.state import Midway, RunState, Schema
+from adloco_dist.checkpoint.state import RunState, Schema
 from adloco_dist.checkpoint.storage import StorageDomains
 from adloco_dist.cluster.heartbeat import own_client
 from adloco_dist.config import CheckpointSettings, Settings
 from adloco_dist.config.compose import flatten, to_plain
 from adloco_dist.messages import decode, encode
 from adloco_dist.policy.plan import CheckpointId, PoolReport, RoundPlan
+from adloco_dist.policy.report import MergeReport
 from adloco_dist.pool.local_pool import LocalPool
 from adloco_dist.pool.trainer import trainer_entries
 from adloco_dist.pool.worker import leaves_of, moment_entries, own_entries
@@ -59,16 +60,25 @@ class Checkpoints:
 
     @record_function("checkpoint")
     def save(
-        self, pool: LocalPool, checkpoint_id: CheckpointId, plan: RoundPlan, known: PoolReport | Midway, seconds: float
+        self,
+        pool: LocalPool,
+        checkpoint_id: CheckpointId,
+        plan: RoundPlan,
+        merge: MergeReport,
+        found: PoolReport | None,
+        seconds: float,
+        interrupted_at: int | None = None,
     ) -> None:
         """Write a checkpoint in the background; returns when the state is copied.
 
         Args:
-            plan: the plan of the last round that was begun.
-            known: what the next plan is decided from, or where in the middle of the round the run stands.
+            plan: that of the round which has begun.
+            merge: what the merges before it came to.
+            found: what the next plan is decided from.
+            seconds: time on rank 0's clock since the first round began.
+            interrupted_at: the event at which the round goes on; None: no update of it was taken.
         """
-        midway = known if isinstance(known, Midway) else None
-        is_away = midway is not None or pool.settings.wire.is_streaming
+        is_away = interrupted_at is not None or pool.settings.wire.is_streaming
         contents: dict[str, bytes] = {}
         if pool.runtime.rank == 0:
             state = RunState(
@@ -77,8 +87,9 @@ class Checkpoints:
                 corpus=pool.splits.digest,
                 world_size=pool.runtime.num_seats,
                 plan=replace(plan, last_checkpoint=checkpoint_id),
-                pool=known if isinstance(known, PoolReport) else None,
-                midway=midway,
+                next_event=interrupted_at or 0,
+                merge=merge,
+                pool=found,
                 seconds=seconds,
                 shards={trainer: cursor.state_dict() for trainer, cursor in pool.cursors.items()},
                 journal=self._journal.state(),

@@ -3,7 +3,7 @@
 import json
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
 from typing import Any
@@ -27,7 +27,6 @@ class ControlPlane:
         self._group = group
         self.rank = dist.get_rank(group)
         self.world_size = dist.get_world_size(group)
-        self._work: dist.Work | None = None
         self.bytes_sent = 0
         """Payload bytes that this rank has sent to others so far."""
 
@@ -68,20 +67,6 @@ class ControlPlane:
         """Every rank's message by rank, on every rank."""
         messages = self.gather(message)
         return self.broadcast({"all": messages} if self.rank == 0 else None)["all"]
-
-    def start_all(self, flag: bool) -> Callable[[], bool]:
-        """Ask whether every rank's flag is true; the function that is returned waits for the answer."""
-        answer = torch.tensor(int(flag))
-        # Kept as long as the group: gloo's threads must not be the last to hold it (docs/lab-notes.md).
-        self._work = work = dist.all_reduce(answer, dist.ReduceOp.MIN, group=self._group, async_op=True)
-        self.bytes_sent += 2 * (self.world_size - 1) * answer.nbytes // self.world_size
-
-        def wait() -> bool:
-            assert work is not None
-            work.wait()
-            return bool(answer)
-
-        return wait
 
     def clock_offset_seconds(self) -> float:
         """How far this rank's clock is ahead of rank 0's.
@@ -124,11 +109,20 @@ class ControlPlane:
 
 
 def encode(message: Message) -> torch.Tensor:
-    """A message as it travels: compressed JSON, because a thousand ranks' reports meet at rank 0."""
-    content = zlib.compress(json.dumps(message, separators=(",", ":")).encode())
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    """A message as gloo carries it."""
+    return torch.frombuffer(bytearray(packed(message)), dtype=torch.uint8)
 
 
 def decode(payload: torch.Tensor) -> Message:
     """The message that was encoded."""
-    return json.loads(zlib.decompress(payload.numpy().tobytes()))
+    return unpacked(payload.numpy().tobytes())
+
+
+def packed(message: Message) -> bytes:
+    """A message as it travels: compressed JSON, because a thousand ranks' reports meet at rank 0."""
+    return zlib.compress(json.dumps(message, separators=(",", ":")).encode())
+
+
+def unpacked(content: bytes) -> Message:
+    """The message that was packed."""
+    return json.loads(zlib.decompress(content))

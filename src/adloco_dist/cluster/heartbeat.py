@@ -19,8 +19,8 @@ from adloco_dist.config import EXIT_FAILURE
 from adloco_dist.text import first_line
 
 log = logging.getLogger(__name__)
-STOP = "stop_requested"
-"""Key in the store: a rank was asked to stop."""
+STOP, LAST_EVENT = "stop_requested", "last_event"
+"""Keys in the store: a rank was asked to stop; the event after which all ranks do."""
 START_SECONDS = 120.0
 """How long a rank may be silent that was never heard of: it may still be importing."""
 MAX_NAMED = 4
@@ -63,22 +63,24 @@ class Heartbeat:
     Rank 0 listens to all ranks, the others to rank 0 alone: what a beat costs hardly grows with their number. A
     thread talks to the store through a client of its own. A second one watches that the store still answers: when the
     node of rank 0 vanishes, no call to it returns.
+
+    Attributes:
+        stop: whether any rank was asked to stop, and after which event all ranks do.
     """
 
     def __init__(
         self, store: Store, rank: int, world_size: int, every_seconds: float, silence_seconds: float, stop: StopRequest
     ) -> None:
-        # `stop` is shared with the round loop; it is set here when any rank was asked to stop.
         self.hosts: Sequence[str] = ["a host that was not heard of"] * world_size
         """Host name of every rank, for reports; set once they are known."""
         self._store = own_client(store)
         self._store.set_timeout(timedelta(seconds=silence_seconds))
-        self._rank, self._stop = rank, stop
+        self._rank, self.stop = rank, stop
         self._every, self._silence = every_seconds, silence_seconds
         self._place, self._stage = "start", 0
         self._heard = {other: (b"", 0.0) for other in (range(world_size) if rank == 0 else [0])}
         """By rank: its last beat, and when this rank's own clock first saw it."""
-        self._keys = [STOP, FIRST_FAILURE, *map(_key, self._heard)]
+        self._keys = [STOP, LAST_EVENT, FIRST_FAILURE, *map(_key, self._heard)]
         for key in self._keys:  # empty until somebody writes it, so that one call reads all
             self._store.compare_set(key, "", "")
         self._answers = 0
@@ -113,6 +115,7 @@ class Heartbeat:
     def close(self) -> None:
         """Stop beating: the run is over, or has failed, and nobody listens any more."""
         self._closing.set()
+        self.stop.stirred.set()
         for thread in self._threads:
             thread.join(timeout=self._silence)
 
@@ -152,24 +155,35 @@ class Heartbeat:
                     self._store = own_client(self._store)
             except RuntimeError as error:
                 self._end(f"rank 0 on {self.hosts[0]}, whose node holds the store: lost contact ({first_line(error)})")
-            self._closing.wait(self._every)
+            is_awaited = self.stop.held_at is not None and self.stop.last is None
+            self.stop.stirred.wait(self._every / 10 if is_awaited else self._every)
+            self.stop.stirred.clear()
 
     def _beat(self, number: int, clock: OwnClock) -> None:
-        beat = {"number": number, "stage": self._stage, "place": self._place, "silent": self._is_silent}
-        self._store.set(_key(self._rank), json.dumps(beat))
-        if beat["silent"]:
+        if self.stop.requested:
+            self.stop.hold()
+        held_at = self.stop.held_at
+        place = {"stage": self._stage, "place": self._place, "silent": self._is_silent, "held_at": held_at}
+        self._store.set(_key(self._rank), json.dumps({"number": number, **place}))
+        if place["silent"]:
             self._announced.set()
-        if self._stop.requested:
+        if held_at is not None:
             self._store.set(STOP, "1")
         clock.tick()
-        stop, failure, *beats = self._store.multi_get(self._keys)
+        stop, last_event, failure, *beats = self._store.multi_get(self._keys)
         now = clock.tick()
         for rank, beat in zip(self._heard, beats, strict=True):
             if beat != self._heard[rank][0]:
                 self._heard[rank] = beat, now
-        if stop:
-            self._stop.is_heard = True
         self._answers += 1
+        if stop and held_at is None:
+            self.stop.is_heard = True
+            self.stop.hold()  # and says so at once, which is what it sets
+        if self._rank == 0 and held_at is not None and not last_event:
+            last_event = self._agreed()
+        if last_event and self.stop.last is None:
+            first, second = json.loads(last_event)
+            self.stop.agree((first, second))
         if failure:
             self._end(failure.decode())
         for rank, (content, heard_at) in self._heard.items():
@@ -182,6 +196,16 @@ class Heartbeat:
                 line = f"rank {rank} on {self.hosts[rank]}: silent for {silence:.0f} s ({beat['place']})"
                 self._store.compare_set(FIRST_FAILURE, "", line)
                 self._end(line)
+
+    def _agreed(self) -> bytes:
+        """The event after which all ranks end, on rank 0, and in the store: the last that one of them has begun; empty
+        as long as not all have said which that is."""
+        held = [json.loads(content or b"{}").get("held_at") for content, _ in self._heard.values()]
+        if None in held:
+            return b""
+        last = json.dumps(max(held))
+        self._store.set(LAST_EVENT, last)
+        return last.encode()
 
     def _watch(self) -> None:
         clock = OwnClock(self._every)

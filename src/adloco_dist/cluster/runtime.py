@@ -18,6 +18,7 @@ from adloco_dist.cluster.control import ControlPlane
 from adloco_dist.cluster.devices import Gpu, choose_backend, choose_device, identity
 from adloco_dist.cluster.groups import NCCL_ENVIRONMENT, form_disjoint
 from adloco_dist.cluster.heartbeat import Heartbeat
+from adloco_dist.cluster.mail import Mail
 from adloco_dist.cluster.monitor import Monitor
 from adloco_dist.cluster.network import Interface, check_store, join_network
 from adloco_dist.cluster.signals import StopRequest
@@ -78,6 +79,7 @@ class Runtime:
     control: ControlPlane
     heartbeat: Heartbeat
     monitor: Monitor
+    mail: Mail
     store: Store
     """Store that all ranks share, for messages apart from collectives."""
     ranks_per_worker: int = 1
@@ -183,6 +185,7 @@ def started(
             control=control,
             heartbeat=heartbeat,
             monitor=monitor,
+            mail=Mail(store, place.rank, place.world_size),
             store=store,
             ranks_per_worker=ranks_per_worker,
             of_seat=of_seat,

@@ -7,13 +7,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
 from adloco_dist.config import EXIT_STOPPED
 
 PR_SET_PDEATHSIG = 1
+Position = tuple[int, int]
+"""A round, and the place of an event in its plan."""
+BEFORE_ALL = (-1, 0)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 """Signals that ask for a stop: Ctrl-C; the end of a job or container; two that batch systems send before a time limit;
 a terminal closed."""
@@ -21,7 +24,12 @@ a terminal closed."""
 
 @dataclass
 class StopRequest:
-    """Whether somebody asked the run to stop: by a signal or a file of this rank, or another rank has said so."""
+    """Whether somebody asked the run to stop: by a signal or a file of this rank, or another rank has said so.
+
+    A rank that hears of it begins no further event of its rounds until all ranks have said which one each of them has
+    begun last. They end after the last of these, which nobody has passed: an average that one rank has entered needs
+    all. The heartbeats speak for ranks that wait in one.
+    """
 
     is_heard: bool = False
     """Whether a signal or the heartbeat has brought a request: a plain flag, because every update reads it."""
@@ -29,6 +37,47 @@ class StopRequest:
     """Whether this process itself got a signal."""
     file: Path | None = None
     """File whose existence asks for a stop: for those who cannot send a signal, such as a batch script elsewhere."""
+    held_at: Position | None = None
+    """The event that this rank had begun when it heard of a request; None: of none yet."""
+    last: Position | None = None
+    """The event after which all ranks end; None: not agreed yet."""
+    stirred: threading.Event = field(default_factory=threading.Event)
+    """Set when this rank is held: the heartbeat, which sleeps between its beats, is to say so."""
+    _begun: Position = BEFORE_ALL
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def begins(self, event: Position) -> bool:
+        """Whether the run goes on to an event, which all ranks of a trainer take part in, and which has begun then."""
+        if self.is_heard:
+            self.hold()
+        with self._changed:
+            self._changed.wait_for(lambda: self.held_at is None or self.last is not None)
+            if self.last is not None and event > self.last:
+                return False
+            self._begun = event
+            return True
+
+    def ends_before(self, event: Position) -> bool:
+        """Whether the run ends before an event; blocks until ranks have agreed, once there is a request."""
+        if not self.is_heard:
+            return False
+        self.hold()
+        with self._changed:
+            self._changed.wait_for(lambda: self.last is not None)
+        return self.last is not None and event > self.last
+
+    def hold(self) -> None:
+        """Begin no event from now on before ranks have agreed."""
+        with self._changed:
+            if self.held_at is None:
+                self.held_at = self._begun
+                self.stirred.set()
+
+    def agree(self, last: Position) -> None:
+        """Say after which event all ranks end."""
+        with self._changed:
+            self.last = last
+            self._changed.notify_all()
 
     def wait_for_signal(self, seconds: float) -> None:
         """Wait until this process gets a signal, but no longer than `seconds`."""

@@ -100,6 +100,15 @@ class ShardCursor:
     def ends(self, workers: Sequence[int], num_workers: int, sequences: int) -> dict[int, Any]:
         return {}
 
+    def needs_all(self, num_workers: int) -> bool:
+        return False
+
+    def positions(self) -> dict[int, Any]:
+        return {}
+
+    def learn(self, positions: Mapping[int, Any]) -> None:
+        pass
+
     def advance(self, updates: int, num_workers: int, local_batch: int, ends: Mapping[int, Any]) -> None:
         self.position += updates * num_workers * local_batch
 

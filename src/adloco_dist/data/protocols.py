@@ -77,7 +77,7 @@ class Cursor(Protocol):
         ...
 
     def ends(self, workers: Sequence[int], num_workers: int, sequences: int) -> dict[int, Any]:
-        """The positions that ranks exchange at the end of a round: plain JSON values by stream; none if indexed.
+        """The positions of what this rank has read at the end of a round: plain JSON values by stream; none if indexed.
 
         Args:
             workers: those of the trainer that this rank runs.
@@ -85,12 +85,24 @@ class Cursor(Protocol):
         """
         ...
 
+    def needs_all(self, num_workers: int) -> bool:
+        """Whether a rank that reads must know in every round what others have read, for they share a stream."""
+        ...
+
+    def positions(self) -> dict[int, Any]:
+        """The positions that this rank knows, by stream; none if indexed."""
+        ...
+
+    def learn(self, positions: Mapping[int, Any]) -> None:
+        """Take the positions that all ranks know together: before anything is saved, or read by others."""
+        ...
+
     def advance(self, updates: int, num_workers: int, local_batch: int, ends: Mapping[int, Any]) -> None:
         """End a round.
 
         Args:
             updates: of each worker; where these differ, of all of them together, and then `num_workers` is 1.
-            ends: what `ends` returned on all ranks.
+            ends: what `ends` returned here, or on all ranks: where others have read is not known until `learn`.
         """
         ...
 

@@ -28,7 +28,7 @@ class Stream:
     ordinal: int = 0
     """Sequences that were taken from it."""
     position: Any = None
-    """Where the next one begins, as its reader reported it; None: at the beginning."""
+    """Where the next one begins, as its reader reported it; None: at the beginning, or where another rank has read."""
 
 
 class StreamReader(Protocol):
@@ -117,6 +117,7 @@ class StreamDataset:
         with self._lock:  # workers of one rank may read at the same time
             known = self._open.get(key)
             if known is None or ordinal < known.ordinal:  # again from the beginning of the round
+                assert stream.position is not None or not stream.ordinal, "another rank has read it"
                 if known:
                     known.reader.close()
                 known = self._open[key] = OpenStream(self.source.open(stream), stream.ordinal)
@@ -127,7 +128,8 @@ class StreamDataset:
 
 @dataclass
 class StreamCursor:
-    """The streams of one trainer; every rank knows the position of each of them at the beginning of the round.
+    """The streams of one trainer; a rank knows the positions of those that it reads, of others where it has learned
+    them.
 
     Worker m of M reads stream m. With more streams than workers (some were retired) it reads m, m + M, ... in turn;
     with more workers than streams, those that share one take its sequences in turn. None of this depends on the rank
@@ -161,8 +163,19 @@ class StreamCursor:
     def advance(self, updates: int, num_workers: int, local_batch: int, ends: Mapping[int, Any]) -> None:
         ordinals = self._ends(num_workers, updates * local_batch)
         self.streams = tuple(
-            replace(stream, ordinal=ordinal, position=ends[stream.id])
+            replace(stream, ordinal=ordinal, position=ends.get(stream.id))
             for stream, ordinal in zip(self.streams, ordinals, strict=True)
+        )
+
+    def needs_all(self, num_workers: int) -> bool:
+        return num_workers > len(self.streams)
+
+    def positions(self) -> dict[int, Any]:
+        return {stream.id: stream.position for stream in self.streams if stream.position is not None}
+
+    def learn(self, positions: Mapping[int, Any]) -> None:
+        self.streams = tuple(
+            replace(stream, position=positions.get(stream.id, stream.position)) for stream in self.streams
         )
 
     def unite(self, others: Sequence[Self]) -> "StreamCursor":

@@ -31,6 +31,8 @@ class BatchReport:
     """Share of the round that averages took, and all else but updates and evaluations; None: not measured."""
     is_measured: bool = True
     """Whether the round was to measure them: not every round is."""
+    local_batch: int = 0
+    """b of the round."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ def next_target(
 
     Args:
         last: None: the round is the first, and nothing was measured.
+        report: of an earlier round, which took `report.local_batch`.
         replayed: the total batch that batching.request=replay repeats; None: none was recorded, as of the plan that
             stops the run, one round after the last.
         spent_fraction, tokens: share of the budget, and tokens of the whole pool, that are spent.
@@ -137,7 +140,7 @@ def _tested(
     if cost is None:
         return Request(last.bounded, "no times were measured: the batch stays"), smoothed
     num_workers = inputs.effective_workers or inputs.num_workers
-    fixed = report.seconds_per_update - last.local_batch * cost.sequence_seconds
+    fixed = report.seconds_per_update - report.local_batch * cost.sequence_seconds
     return progress_per_second(smoothed.statistics, num_workers, cost.sequence_seconds, fixed), smoothed
 
 
@@ -194,6 +197,6 @@ def _measured_n(
     limit, statistics, cost = inputs.batch_limit, target.smoothed.statistics, fit(target.passes)
     if last is None or limit is None or batch <= limit or statistics is None or cost is None:
         return PAPER_N
-    fixed = report.seconds_per_update - cost.seconds(-(-last.local_batch // limit), last.local_batch)
+    fixed = report.seconds_per_update - cost.seconds(-(-report.local_batch // limit), report.local_batch)
     noise_scale = statistics.noise_scale / inputs.num_workers
     return automatic_n(batch, limit, noise_scale, cost.seconds(1, limit), max(0.0, fixed))

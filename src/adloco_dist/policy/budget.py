@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from adloco_dist.config import Amount, CheckpointSettings, EvaluationSettings, Settings
-from adloco_dist.policy.plan import INTERRUPTED, NONFINITE, CheckpointId, PoolReport, RoundPlan
+from adloco_dist.policy.plan import NONFINITE, CheckpointId, PoolReport, RoundPlan
 
 MAX_NONFINITE_ROUNDS = 10
 """Rounds in a row in which workers of a trainer may be left out as non-finite before the run stops."""
@@ -16,6 +16,16 @@ def point_after(last: RoundPlan | None, seconds: float) -> CheckpointId:
         return CheckpointId(seconds=seconds)
     number, tokens = last.last_checkpoint.number + 1, last.pool_tokens + last.round_tokens
     return CheckpointId(number, last.round + 1, tokens, seconds)
+
+
+def begin_seconds(last: RoundPlan | None, report: PoolReport) -> float:
+    """When the round after `last` begins, by rank 0's clock: `last` is still under way, and is taken to have updates as
+    long as those of the round before it, which `report` is about."""
+    if last is None:
+        return report.seconds
+    if not report.updates:
+        return last.seconds
+    return max(last.seconds, report.seconds + report.round_seconds * last.updates / report.updates)
 
 
 def spent_fraction(budget: Amount, now: CheckpointId) -> float:
@@ -32,9 +42,9 @@ def stop_reason(
     if any(count >= MAX_NONFINITE_ROUNDS for count in nonfinite_rounds.values()):
         return NONFINITE
     if spent_fraction(settings.budget_amount, now) >= 1:
-        has_trained = outer_steps or not now.rounds  # else the weights are still the initial ones
+        has_trained = outer_steps or now.rounds < 2  # of which nothing is known; else the weights are the initial ones
         return f"budget={settings.budget} reached" if has_trained else NONFINITE
-    return INTERRUPTED if report.stop_requested else None
+    return None
 
 
 def fraction_per_update(budget: Amount, tokens_per_update: int, updates: int, update_seconds: float) -> float:

@@ -60,7 +60,7 @@ class RoundPlan:
     pool_tokens: int
     """Tokens that the whole pool has trained on before this round."""
     seconds: float
-    """Seconds of rank 0's clock since the first round began."""
+    """When the round begins by rank 0's clock, since the first one began: the last one's end is foreseen."""
     merge: Merge | None
     """The trainers that become one before the round."""
     probed: tuple[int, ...]
@@ -91,9 +91,10 @@ class RoundPlan:
     last_checkpoint: CheckpointId
     """The newest checkpoint that was planned, this round's included."""
     nonfinite_rounds: Mapping[int, int]
-    """Rounds in a row, up to the last, in which a worker was left out because it was not finite, by trainer."""
+    """Rounds in a row, up to the last that is known of, in which a worker was left out because it was not finite, by
+    trainer."""
     outer_steps: int
-    """Outer steps that any trainers have taken before this round: a step needs a worker that is finite."""
+    """Outer steps of any trainers that are known of: a step needs a worker that is finite."""
 
     costs: tuple[RoundCost, ...] = ()
     """What the last rounds cost beside their updates, with algorithm.round=link."""
@@ -156,11 +157,17 @@ class PlanInputs:
 
 @dataclass(frozen=True)
 class PoolReport:
-    """What rank 0 knows when it decides: every rank's report, reduced to what the decisions need. Sequences
-    have a value of each rank (`RankReport`), in their order."""
+    """What rank 0 knows of a round when it decides a later one: every rank's report, reduced to what the decisions
+    need. Sequences have a value of each rank (`RankReport`), in their order."""
 
-    stop_requested: bool = False
     seconds: float = 0.0
+    """Rank 0's clock at the end of the round, since the first one began."""
+    round_seconds: float = 0.0
+    """What the round took of them."""
+    updates: int = 0
+    """Updates of the round; 0: it is the state before training."""
+    probed: Sequence[int] = ()
+    """The ranks that have probed, before the round, what their devices take."""
     errors: Sequence[str] = ()
     """One line for each trainer whose ranks do not hold the same anchor, and for ranks that act on another plan."""
     batches: Mapping[int, BatchReport] = field(default_factory=dict)
@@ -172,8 +179,8 @@ class PoolReport:
     """Trainers whose anchor is not finite."""
     nonfinite: frozenset[int] = frozenset()
     """Trainers of which a worker was left out of the outer step."""
-    unmoved: frozenset[int] = frozenset()
-    """Trainers that took no outer step, because none of their workers was finite."""
+    outer_steps: int = 0
+    """Trainers that took an outer step: a worker of them was finite."""
     capacities: Sequence[int | None] = ()
     update_seconds: Sequence[float] = ()
     cost: RoundCost | None = None

@@ -8,6 +8,7 @@ from adloco_dist.config import BatchRequest, RoundLength, Settings, Shards
 from adloco_dist.noise.statistics import Smoothed
 from adloco_dist.policy.batch import BatchInputs, BatchPlan, BatchReport, BatchTarget, next_target, take
 from adloco_dist.policy.budget import (
+    begin_seconds,
     fraction_per_update,
     is_checkpoint_due,
     is_evaluation_due,
@@ -18,26 +19,33 @@ from adloco_dist.policy.budget import (
 )
 from adloco_dist.policy.link import effective_workers, first_rhythm, remembered, rhythm_for_link, worker_updates
 from adloco_dist.policy.merging import Merge, TrainerView, choose_merge
-from adloco_dist.policy.plan import INTERRUPTED, NONFINITE, CheckpointId, PlanInputs, PoolReport, RoundPlan
+from adloco_dist.policy.plan import NONFINITE, CheckpointId, PlanInputs, PoolReport, RoundPlan
 from adloco_dist.policy.report import smallest_capacity
 from adloco_dist.policy.schedule import Progress
 
 
-def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, report: PoolReport) -> RoundPlan:
-    """The plan of the round after `last`, or of the first round. Every step uses what was decided before it."""
+def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, found: PoolReport | None) -> RoundPlan:
+    """The plan of the round after `last`, or of the first round. Every step uses what was decided before it.
+
+    Args:
+        found: what came of the round before `last`, as reports travel while that is computed; of the state before
+            training, for the first round; None, for the second: nothing is known of a round yet.
+    """
     algorithm, batching, wire = settings.algorithm, settings.batching, settings.wire
-    now, budget = point_after(last, report.seconds), settings.budget_amount
+    report = found or PoolReport()
+    now, budget = point_after(last, begin_seconds(last, report)), settings.budget_amount
     fraction = spent_fraction(budget, now)
     outer_steps, nonfinite_rounds, unmeasured = 0, dict[int, int](), 0
     if last:
-        outer_steps = last.outer_steps + len(set(last.layout.trainers) - report.unmoved)
-        nonfinite_rounds = {trainer: last.nonfinite_rounds.get(trainer, 0) + 1 for trainer in sorted(report.nonfinite)}
+        outer_steps, nonfinite_rounds = last.outer_steps + report.outer_steps, dict(last.nonfinite_rounds)
+        if found:
+            nonfinite_rounds = {trainer: nonfinite_rounds.get(trainer, 0) + 1 for trainer in sorted(found.nonfinite)}
         # The updates of the last round that measured are among them.
         unmeasured = last.updates + (0 if last.measures else last.updates_since_measured)
     stop = stop_reason(settings, now, outer_steps, nonfinite_rounds, report)
 
     pool = _pool_before_merge(inputs, last, report)
-    measured = {trainer: report.batches.get(trainer, BatchReport()) for trainer in pool.layout.trainers}
+    measured = {trainer: _measured(last, report, trainer) for trainer in pool.layout.trainers}
     batches_before = last.batches if last else {}
     targets: dict[int, BatchTarget] = {}
     for trainer in pool.layout.trainers:
@@ -46,7 +54,7 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, r
         targets[trainer] = next_target(batching, bounds, before, measured[trainer], replayed, fraction, now.tokens)
 
     merge = None
-    if last and stop in (None, INTERRUPTED):  # a run that is asked to stop has the plan with which it resumes
+    if last and found and stop is None:
         merge = _merge(settings, inputs, targets, last, report)
     if merge:
         pool = _pool_after(merge, pool, settings.data.shards is Shards.disjoint, report.capacities)
@@ -59,20 +67,20 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, r
     for trainer in layout.trainers:
         bounds, before = _batch_inputs(pool, trainer, paces), batches_before.get(trainer)
         batches[trainer] = take(batching, bounds, targets[trainer], before, measured[trainer])
-        if before:
-            growth[trainer] = batches[trainer].local_batch / before.local_batch
+        if measured_batch := report.batches.get(trainer, BatchReport()).local_batch:
+            growth[trainer] = batches[trainer].local_batch / measured_batch
     sequences_per_update = sum(layout.num_workers(trainer) * batch.local_batch for trainer, batch in batches.items())
     tokens_per_update = sequences_per_update * settings.data.sequence_length
 
     rhythm = first_rhythm(algorithm, wire)
     costs = ()  # since trainers merged last
     if last and algorithm.round is RoundLength.link:
-        costs = remembered(() if last.merge else last.costs, report.cost)
+        costs = () if last.merge else remembered(last.costs, report.cost)
         if any(layout.num_workers(trainer) > 1 for trainer in layout.trainers):
             num_hosts = layout.fewest_hosts(inputs.network.nodes)
             rhythm = rhythm_for_link(algorithm, wire, costs, last.rhythm, num_hosts)
     updates = num_updates(budget, now, tokens_per_update, rhythm.updates)
-    update_seconds = max(0.0, now.seconds - last.seconds) / last.updates if last else 0.0
+    update_seconds = report.round_seconds / report.updates if report.updates else 0.0
     spent_per_update = fraction_per_update(budget, tokens_per_update, rhythm.updates, update_seconds)
     fraction_before = last.progress.fraction if last else 0.0
     keeps_state = _keeps_state(settings, last, now, stop, report)
@@ -104,13 +112,19 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, r
     )
 
 
+def _measured(last: RoundPlan | None, report: PoolReport, trainer: int) -> BatchReport:
+    """What a trainer has measured: nothing, where it was another one in that round, before the merge of `last`."""
+    is_merged = last is not None and last.merge is not None and trainer in last.merge.shares
+    return BatchReport(is_measured=False) if is_merged else report.batches.get(trainer, BatchReport(is_measured=False))
+
+
 def _pool_before_merge(inputs: PlanInputs, last: RoundPlan | None, report: PoolReport) -> PlanInputs:
     """The pool of the last round; batch limits are those that ranks found in it, where a merge made them probe."""
     if last is None:
         return inputs
     limits = {trainer: batch.batch_limit for trainer, batch in last.batches.items()}
     pool = replace(inputs, layout=last.layout, shard_sequences=last.shard_sequences, batch_limits=limits)
-    on_probed = [trainer for trainer in last.layout.trainers if set(last.probed) & set(last.layout.ranks(trainer))]
+    on_probed = [trainer for trainer in last.layout.trainers if set(report.probed) & set(last.layout.ranks(trainer))]
     return _probed(pool, on_probed, report.capacities)
 
 
@@ -182,5 +196,6 @@ def _keeps_state(
     """Whether a checkpoint is written before the round; there is none of a state that nobody should resume."""
     if last is None or report.errors or report.not_finite or (report.is_writing and stop is None):
         return False
-    resumes_later = stop in (INTERRUPTED, NONFINITE)
-    return resumes_later or (stop is None and is_checkpoint_due(settings.checkpoint, last.last_checkpoint, now))
+    if stop is not None:
+        return stop == NONFINITE  # which resumes with other settings
+    return is_checkpoint_due(settings.checkpoint, last.last_checkpoint, now)

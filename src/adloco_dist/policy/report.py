@@ -41,12 +41,15 @@ class InnerReport(Struct, omit_defaults=True):
 class MeasureReport(Struct, frozen=True, omit_defaults=True):
     """What came of measuring a trainer's gradients."""
 
+    sketches: dict[int, bytes] = {}
+    """What was seen of the round's first gradients (pool/estimator.py), by worker; until rank 0 has that of all."""
     statistics: GradientStatistics | None = None
-    """Statistics of the round's first gradients, on the trainer's lowest rank; None elsewhere, or if not measured."""
+    """Their statistics, in the report of the trainer's lowest rank; None in others, or if not measured."""
     shared_squared_norm: float | None = None
     """What workers that stand apart have in common of `squared_norm`; None: they stand at one point, or alone."""
     seconds: float = 0.0
     bytes_sent: int = 0
+    """Of the sketches, which are a part of the report."""
 
 
 class AnchorReport(Struct, frozen=True, omit_defaults=True):
@@ -87,7 +90,7 @@ class TrainerReport(Struct, omit_defaults=True):
     @property
     def bytes_sent(self) -> dict[str, int]:
         """Bytes sent to other ranks, by kind of collective."""
-        sent = {"statistics": self.measure.bytes_sent} if self.measure.seconds else {}
+        sent = {"statistics": self.measure.bytes_sent} if self.measure.bytes_sent else {}
         if self.outer.seconds or self.outer.bytes_sent:
             sent["outer"] = self.outer.bytes_sent
         if self.outer.gradient_bytes_sent:
@@ -124,11 +127,12 @@ class RankReport(Struct, omit_defaults=True):
     """
 
     rank: int
-    stop_requested: bool = False
+    seconds: float = 0.0
+    """The rank's clock at the end of the round, since the first one began; rank 0's counts."""
     control_seconds: float = 0.0
-    """Time in the last exchange of report and plan, waiting for slower ranks included."""
+    """Time that the rank waited for the round's plan."""
     control_bytes_sent: int = 0
-    """Bytes that the rank sent in that exchange."""
+    """Bytes of reports and plans that the rank has sent since its last report."""
     checkpoint_seconds: float = 0.0
     """Time in which updates waited for a checkpoint's copy of the state, before the round."""
     plan_digest: str = ""

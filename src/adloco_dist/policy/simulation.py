@@ -86,16 +86,20 @@ HIDDEN_GRADIENTS = 2 / 3
 """Share of an update in which DistributedDataParallel's averages may travel: the backward pass."""
 
 
+TRIPS = 2
+"""Latencies that an average takes beside its bytes: gloo sends once the receiver has said that there is room. Measured
+on two real hosts (docs/benchmarks.md)."""
+
+
 def simulated(
     simulation: SimulationSettings, fragments: int, plan: RoundPlan, reports: Sequence[RankReport]
 ) -> list[RankReport]:
     """The reports of a round of so many fragments as if every rank were a host of its own; evaluations and checkpoints
-    take no time. Ranks wait for the slowest in report and plan."""
+    take no time. Nobody waits for reports and plans, but for the slowest rank."""
     timed = [_without_waiting(simulation, fragments, plan, report) for report in reports]
     spent = [_seconds(report) for report in timed]
-    latency = 2 * simulation.latency_seconds  # of the report, and of the plan
     return [
-        replace(report, control_seconds=latency + max(spent) - seconds, checkpoint_seconds=0.0)
+        replace(report, control_seconds=max(spent) - seconds, checkpoint_seconds=0.0)
         for report, seconds in zip(timed, spent, strict=True)
     ]
 
@@ -116,11 +120,11 @@ def _without_waiting(simulation: SimulationSettings, fragments: int, plan: Round
     latency, delay = simulation.latency_seconds, plan.rhythm.delay_updates
     trainers: dict[int, TrainerReport] = {}
     for trainer, part in report.trainers.items():
-        sent, seconds = part.outer.bytes_sent, inner_seconds[trainer]
-        transfer = (fragments * latency if sent else 0.0) + simulation.transfer_seconds(sent)
+        sent, seconds, transfer = part.outer.bytes_sent, inner_seconds[trainer], 0.0
+        if sent:  # sketches travel beside the average, which waits for them on the link
+            transfer = fragments * TRIPS * latency + simulation.transfer_seconds(sent + part.measure.bytes_sent)
         waited = RoundForecast(plan.updates, delay, transfer, fragments).exposed_seconds(turn)
         gradients = simulation.transfer_seconds(part.outer.gradient_bytes_sent)
-        measured = simulation.transfer_seconds(part.measure.bytes_sent) + latency if part.measure.seconds else 0.0
         passes = [
             Passes(seen.micro_batches, seen.sequences, seen.sequences * simulation.sequence_seconds * part.num_workers)
             for seen in part.inner.passes
@@ -128,7 +132,7 @@ def _without_waiting(simulation: SimulationSettings, fragments: int, plan: Round
         trainers[trainer] = replace(
             part,
             inner=replace(part.inner, seconds=seconds, passes=passes),
-            measure=replace(part.measure, seconds=measured),
+            measure=replace(part.measure, seconds=0.0),
             outer=dataclasses.replace(
                 part.outer,
                 seconds=waited + max(0.0, gradients - HIDDEN_GRADIENTS * seconds),

@@ -41,7 +41,6 @@ def _seat(number: int, ranks: Sequence[RankReport]) -> RankReport:
     return replace(
         first,
         rank=number,
-        stop_requested=any(rank.stop_requested for rank in ranks),
         control_seconds=max(rank.control_seconds for rank in ranks),
         control_bytes_sent=sum(rank.control_bytes_sent for rank in ranks),
         checkpoint_seconds=max(rank.checkpoint_seconds for rank in ranks),
@@ -119,23 +118,31 @@ def disagreements(reports: Sequence[RankReport], ranks_per_worker: int = 1) -> l
 
 
 def pool_report(
-    reports: Sequence[RankReport], last: RoundPlan | None, seconds: float, errors: Sequence[str] = ()
+    reports: Sequence[RankReport],
+    plan: RoundPlan | None,
+    seconds: float,
+    round_seconds: float = 0.0,
+    errors: Sequence[str] = (),
 ) -> PoolReport:
-    """What the next plan needs to know.
+    """What a later plan needs to know.
 
     Args:
         reports: of all seats.
-        last: the plan of the round that the reports are about; None for the state before training.
-        seconds: rank 0's clock since the first round began.
+        plan: that of the round which the reports are about; None for the state before training.
+        seconds: rank 0's clock at the end of the round, since the first one began.
+        round_seconds: what the round took of them.
     """
     shares = shares_by_trainer(reports)
-    cost = _round_cost(reports, last) if last else None
+    cost = _round_cost(reports, plan) if plan else None
+    moved = _trainers_with(shares, lambda part: len(part.outer.nonfinite) < part.num_workers)
     return PoolReport(
-        stop_requested=any(report.stop_requested for report in reports),
         seconds=seconds,
+        round_seconds=round_seconds,
+        updates=plan.updates if plan else 0,
+        probed=plan.probed if plan else (),
         errors=list(errors),
-        batches=_batch_reports(reports, shares, last, cost) if last else {},
-        train_loss={trainer: train_loss(parts) for trainer, parts in shares.items()} if last else {},
+        batches=_batch_reports(reports, shares, plan, cost) if plan else {},
+        train_loss={trainer: train_loss(parts) for trainer, parts in shares.items()} if plan else {},
         validation_loss={
             trainer: evaluation.loss
             for trainer, parts in shares.items()
@@ -143,7 +150,7 @@ def pool_report(
         },
         not_finite=_trainers_with(shares, lambda part: not part.anchor.is_finite),
         nonfinite=_trainers_with(shares, lambda part: bool(part.outer.nonfinite)),
-        unmoved=frozenset(shares) - _trainers_with(shares, lambda part: len(part.outer.nonfinite) < part.num_workers),
+        outer_steps=len(moved) if plan else 0,
         capacities=[report.capacity for report in reports],
         update_seconds=[report.update_seconds for report in reports],
         cost=cost,
@@ -151,17 +158,17 @@ def pool_report(
     )
 
 
-def _round_cost(reports: Sequence[RankReport], last: RoundPlan) -> RoundCost | None:
+def _round_cost(reports: Sequence[RankReport], plan: RoundPlan) -> RoundCost | None:
     """The cost of a round that all ranks took as a whole, on the rank that waited least."""
     if not all(report.update_seconds for report in reports):
         return None
     steps = [[share.outer for share in report.trainers.values()] for report in reports]
     return RoundCost(
-        update_seconds=max(report.spent("inner") for report in reports) / last.updates,
+        update_seconds=max(report.spent("inner") for report in reports) / plan.updates,
         exposed_seconds=min(report.control_seconds + report.spent("outer") for report in reports),
         transfer_seconds=min(sum(step.transfer_seconds for step in own) for own in steps),
         wait_seconds=min(sum(step.wait_seconds for step in own) for own in steps),
-        is_dense=last.rhythm.is_dense,  # an average that arrived late left by the plan before: one of a median's rounds
+        is_dense=plan.rhythm.is_dense,  # an average that arrived late left by the plan before: one of a median's rounds
     )
 
 
@@ -171,17 +178,18 @@ def _trainers_with(shares: Mapping[int, Shares], holds: Callable[[TrainerReport]
 
 
 def _batch_reports(
-    reports: Sequence[RankReport], shares: Mapping[int, Shares], last: RoundPlan, cost: RoundCost | None
+    reports: Sequence[RankReport], shares: Mapping[int, Shares], plan: RoundPlan, cost: RoundCost | None
 ) -> dict[int, BatchReport]:
     # An evaluation belongs to no update.
     round_seconds = max(report.control_seconds + report.spent("inner", "measure", "outer") for report in reports)
     return {
         trainer: BatchReport(
             statistics=measured(parts).statistics,
-            is_measured=last.measures,
+            is_measured=plan.measures,
+            local_batch=plan.batches[trainer].local_batch,
             passes=_slowest([share.inner for _, share in parts]),
-            seconds_per_update=round_seconds / last.updates,
-            exposed_share=cost.exposed_share(last.updates) if cost else None,
+            seconds_per_update=round_seconds / plan.updates,
+            exposed_share=cost.exposed_share(plan.updates) if cost else None,
         )
         for trainer, parts in shares.items()
     }

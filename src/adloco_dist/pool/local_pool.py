@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.config import GradientNorm, MergePolicy, Settings
+from adloco_dist.config import MergePolicy, Settings
 from adloco_dist.data.protocols import Cursor, Splits
 from adloco_dist.objective.protocol import Objective
 from adloco_dist.policy.batch import max_local_batch
@@ -38,11 +38,8 @@ class LocalPool:
     """Whether the instances of a rank have their turns at once; the same on all ranks."""
 
     def __post_init__(self) -> None:
-        batching, is_streaming = self.settings.batching, self.settings.wire.is_streaming
-        self.estimator: GradientEstimator | None = None
-        """Measures the trainers' gradients; None where batches do not follow them."""
-        if batching.measures_gradients:
-            self.estimator = GradientEstimator(batching.gradient_norm is GradientNorm.plugin, is_streaming)
+        self.estimator = GradientEstimator() if self.settings.batching.measures_gradients else None
+        """Watches the trainers' gradients; None where batches do not follow them."""
 
     @property
     def flat_model(self) -> FlatModel:

@@ -1,114 +1,183 @@
-"""Report and plan: every rank reports its round to rank 0, which decides the next one for all."""
+"""Report and plan: every rank reports its rounds to rank 0, which decides later ones for all, while all compute."""
 
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from queue import SimpleQueue
+from types import TracebackType
 from typing import Any
 
 from torch.profiler import record_function
 
 from adloco_dist.cluster.control import ControlPlane
-from adloco_dist.config import Settings
+from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.config import GradientNorm, Settings
 from adloco_dist.messages import decode, encode
 from adloco_dist.policy.plan import PlanInputs, PoolReport, RoundPlan
 from adloco_dist.policy.planning import plan_round
 from adloco_dist.policy.report import MergeReport, RankReport
 from adloco_dist.policy.simulation import round_seconds, simulated
 from adloco_dist.policy.summary import disagreements, pool_report, seat_reports
+from adloco_dist.pool.estimator import with_statistics
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A plan, and what rank 0 has decided it from."""
+
+    plan: RoundPlan
+    found: PoolReport | None
+    """None: nothing was known yet."""
+    reports: Sequence[RankReport] = ()
+    """All seats'; none where a run resumes, whose records have them."""
+    reported: RoundPlan | None = None
+    """The plan of the round that they are about; None: of the state before training."""
 
 
 class Coordinator:
-    """Decides on rank 0, and keeps there what the last plan was decided from.
+    """Hands in this rank's reports, and takes the plans that rank 0 decides from all ranks' reports.
 
-    Attributes:
-        reports: all seats' reports, on rank 0; none elsewhere, and none where a run resumes: they were recorded before.
-        pool_report: the reports reduced to what the plan needs.
+    Nobody waits for either, unless it is late: the reports of a round decide the plan of the round after the next one,
+    and travel while that is computed. A thread of each rank sends and receives; that of rank 0 decides, and records.
     """
 
     def __init__(
-        self, settings: Settings, inputs: PlanInputs, seconds: float = 0.0, saved: PoolReport | None = None
+        self,
+        settings: Settings,
+        inputs: PlanInputs,
+        runtime: Runtime,
+        record: Callable[[Decision], None],
+        plan: RoundPlan | None = None,
+        found: PoolReport | None = None,
+        seconds: float = 0.0,
     ) -> None:
         """
         Args:
+            record: takes every decision, on rank 0, in its thread; before anybody acts on it.
+            plan: that of the round in which the run resumes; None: it begins.
+            found: what the plan after that is decided from; None: nothing is known yet.
             seconds: time on rank 0's clock that earlier starts of the run have taken.
-            saved: the report from which a run that resumes between two rounds decides once more.
         """
-        self.reports: Sequence[RankReport] = ()
-        self.pool_report = PoolReport()
-        self._settings, self._inputs, self._saved = settings, inputs, saved
-        self._start, self._simulated_seconds = time.monotonic() - seconds, seconds
+        self._settings, self._inputs, self._rank, self._mail = settings, inputs, runtime.rank, runtime.mail
+        self._record = record
+        self._start, self._ended_seconds = time.monotonic() - seconds, found.seconds if found else 0.0
+        """The latter is rank 0's clock at the end of the last round that was reported."""
+        self._plans = [] if plan is None else [plan]
+        """The last two."""
+        self._handed_in: SimpleQueue[RankReport | None] = SimpleQueue()
+        self._decided: SimpleQueue[tuple[RoundPlan, PoolReport | None] | BaseException] = SimpleQueue()
+        self._following: RoundPlan | None = None
+        self._bytes_reported = self._mail.bytes_sent
+        self._thread = threading.Thread(target=self._run, name="plans", daemon=True)
+        # What the last start has seen is nothing that this one should end for.
+        self._resumed = self.found = found and replace(found, errors=(), nonfinite=frozenset())
+        """What the newest plan was decided from, on rank 0; None: nothing was known yet."""
+
+    def __enter__(self) -> "Coordinator":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._handed_in.put(None)
+        if error is None:  # else a message may never come
+            self._thread.join()
 
     @property
     def seconds(self) -> float:
-        """Seconds on this rank's clock since the first round began, earlier starts included; or simulated ones."""
-        return self._simulated_seconds if self._settings.simulation.is_on else time.monotonic() - self._start
+        """Seconds on this rank's clock since the first round began, earlier starts included; or simulated ones, on rank
+        0, up to the last round that was reported."""
+        return self._ended_seconds if self._settings.simulation.is_on else time.monotonic() - self._start
 
-    def plan_next(
-        self, control: ControlPlane, report: RankReport, last: RoundPlan | None
-    ) -> tuple[RoundPlan, RankReport]:
-        """One gather and one broadcast: rank 0 decides the round after `last` by all ranks' reports, and its plan holds
-        for all. Collective.
+    def hand_in(self, report: RankReport) -> None:
+        """Let this rank's report of the round that has ended travel."""
+        report.seconds = self.seconds
+        sent = self._mail.bytes_sent
+        report.control_bytes_sent, self._bytes_reported = max(0, sent - self._bytes_reported), sent
+        self._bytes_reported += sum(share.measure.bytes_sent for share in report.trainers.values())  # counted apart
+        self._handed_in.put(report)
 
-        Returns:
-            The plan, and the rank's next report, which begins with the cost of this exchange.
+    def next_plan(self) -> tuple[RoundPlan, RankReport]:
+        """The plan of the next round, and this rank's report of it, which begins with the time that the plan was late.
+
+        What the thread has raised is raised here.
         """
-        next_report = RankReport(report.rank)
-        with _added_cost(control, next_report):
-            with record_function("report"):
-                reports = [decode(RankReport, message) for message in control.gather(encode(report))]
-            with record_function("plan"):
-                message = encode(self._decide(reports, last)) if reports else None
-                plan = decode(RoundPlan, control.broadcast(message))
-            next_report.plan_digest = plan.digest()
-        return plan, next_report
+        report = RankReport(self._rank)
+        plan, self._following = self.following(report), None
+        report.plan_digest = plan.digest()
+        return plan, report
 
-    def _decide(self, of_ranks: Sequence[RankReport], last: RoundPlan | None) -> RoundPlan:
-        size = self._settings.pool.ranks_per_worker
-        errors, reports = disagreements(of_ranks, size), seat_reports(of_ranks, size)
-        if self._settings.simulation.is_on and last:
-            reports = simulated(self._settings.simulation, self._settings.wire.fragments, last, reports)
-            self._simulated_seconds = last.seconds + round_seconds(reports)
-        self.reports, self.pool_report = reports, pool_report(reports, last, self.seconds, errors)
-        if self._saved:  # the last round's, but for what a new start changes
-            now = {name: getattr(self.pool_report, name) for name in ("errors", "stop_requested", "capacities")}
-            nonfinite = self.pool_report.nonfinite
-            self.reports, self.pool_report = (), replace(self._saved, **now, nonfinite=nonfinite)
-            self._saved = None
-        return plan_round(self._settings, self._inputs, last, self.pool_report)
+    @record_function("plan")
+    def following(self, report: RankReport) -> RoundPlan:
+        """The plan after this round, before its time: all reports of the last round have come then, and agree, or it
+        says that they do not. The time that it takes is added to a report."""
+        if self._following is None:
+            start = time.perf_counter()
+            decided = self._decided.get()
+            report.control_seconds += time.perf_counter() - start
+            if isinstance(decided, BaseException):
+                raise decided
+            self._following, self.found = decided
+        return self._following
+
+    def _run(self) -> None:
+        try:
+            if not self._plans:
+                if (report := self._handed_in.get()) is None:
+                    return
+                self._exchange(report)
+            self._decide_following()
+            while (report := self._handed_in.get()) is not None:
+                self._exchange(report)
+        except BaseException as error:  # raised by the thread that waits
+            self._decided.put(error)
+
+    def _exchange(self, report: RankReport) -> None:
+        """Send this rank's report, and receive what is decided from those of all."""
+        reports = [decode(RankReport, message) for message in self._mail.gather(encode(report))]
+        self._announce(self._decide(reports) if reports else None)
+
+    def _decide_following(self) -> None:
+        """Decide the plan after that with which the run begins, or resumes, whose round nobody has reported yet."""
+        decision = None
+        if self._rank == 0:
+            decision = Decision(plan_round(self._settings, self._inputs, self._plans[-1], self._resumed), self._resumed)
+        self._announce(decision)
+
+    def _announce(self, decision: Decision | None) -> None:
+        """Send a decision, or receive it, and hand it to the main thread."""
+        plan = decode(RoundPlan, self._mail.broadcast(encode(decision.plan) if decision else None))
+        self._plans = [*self._plans[-1:], plan]
+        if decision:
+            self._record(decision)
+        self._decided.put((plan, decision and decision.found))
+
+    def _decide(self, of_ranks: Sequence[RankReport]) -> Decision:
+        settings, size = self._settings, self._settings.pool.ranks_per_worker
+        reported, last = (self._plans[0], self._plans[-1]) if self._plans else (None, None)
+        is_plugin, is_streaming = settings.batching.gradient_norm is GradientNorm.plugin, settings.wire.is_streaming
+        of_ranks = with_statistics(of_ranks, is_plugin, is_streaming)
+        errors, reports, seconds = disagreements(of_ranks, size), seat_reports(of_ranks, size), of_ranks[0].seconds
+        if settings.simulation.is_on and reported:
+            reports = simulated(settings.simulation, settings.wire.fragments, reported, reports)
+            seconds = self._ended_seconds + round_seconds(reports)
+        found = pool_report(reports, reported, seconds, seconds - self._ended_seconds, errors)
+        self._ended_seconds = seconds
+        return Decision(plan_round(settings, self._inputs, last, found), found, reports, reported)
 
 
-def ask_all(control: ControlPlane, report: RankReport, is_coming: bool) -> Callable[[], bool]:
-    """Ask whether all ranks are coming, before any enters a collective of the outer step; the function that is returned
-    waits for the answer. Cost is added to the report."""
-    sent = control.bytes_sent
-    answer = control.start_all(is_coming)
-    report.control_bytes_sent += control.bytes_sent - sent
-
-    def wait() -> bool:
-        with _added_cost(control, report), record_function("control"):
-            return answer()
-
-    return wait
-
-
-def exchange_ends(control: ControlPlane, report: RankReport, ends: dict[int, Any]) -> dict[int, Any]:
-    """Exchange what all ranks must know of the data that each has read, by stream; cost is added to the report."""
-    with _added_cost(control, report), record_function("control"):
-        replies = control.exchange({"ends": ends})
-    return {int(stream): end for reply in replies for stream, end in reply["ends"].items()}
+def exchange_positions(control: ControlPlane, report: RankReport, positions: dict[int, Any]) -> dict[int, Any]:
+    """Exchange what ranks know of where streams stand; cost is added to the report."""
+    start = time.perf_counter()
+    with record_function("control"):
+        replies = control.exchange({"positions": positions})
+    report.control_seconds += time.perf_counter() - start
+    return {int(stream): position for reply in replies for stream, position in reply["positions"].items()}
 
 
 def merged_reports(control: ControlPlane, report: RankReport) -> MergeReport:
     """What all ranks have to report of the merges before this round, on rank 0; nothing elsewhere. Collective."""
     messages = control.gather(encode(report.merge))
     return sum((decode(MergeReport, message) for message in messages), MergeReport())
-
-
-@contextmanager
-def _added_cost(control: ControlPlane, report: RankReport) -> Iterator[None]:
-    """Add the time and the bytes of the exchange in the block to a report."""
-    start, sent = time.perf_counter(), control.bytes_sent
-    yield
-    report.control_seconds += time.perf_counter() - start
-    report.control_bytes_sent += control.bytes_sent - sent

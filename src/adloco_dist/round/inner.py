@@ -51,7 +51,9 @@ class InnerPhase:
     estimator: GradientEstimator | None = None
     """Watches the workers' first gradients; None: they are not measured."""
     stop: StopRequest = field(default_factory=StopRequest)
-    """Ends the phase after the updates that are being taken."""
+    """May end the phase after the updates that are being taken."""
+    event: int = 0
+    """The event of the plan that the phase leads to."""
 
     def run(
         self,
@@ -177,8 +179,9 @@ class InnerPhase:
 
     def _is_stopped(self, slot: ComputeSlot) -> bool:
         """Whether no further update is taken; ranks that compute together stop together."""
-        is_heard = self.stop.is_heard
-        return slot.averager is None and not slot.flat_model.shards.all_agree(not is_heard)
+        if slot.averager is not None:
+            return False
+        return not slot.flat_model.shards.all_agree(not self.stop.ends_before((self.plan.round, self.event)))
 
     def _read(self, task: _Task, slot: ComputeSlot, update: int, seed: Sequence[int]) -> Batch:
         """Bring the sequences of an update to the slot's device."""

@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from msgspec import structs
 from torch.profiler import record_function
 
 from adloco_dist.averaging.report import OuterStepReport
@@ -19,9 +18,16 @@ from adloco_dist.cluster.failures import about
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.policy.layout import Layout
 from adloco_dist.policy.plan import RoundPlan
-from adloco_dist.policy.report import AnchorReport, EvaluationReport, MergeReport, RankReport, TrainerReport
+from adloco_dist.policy.report import (
+    AnchorReport,
+    EvaluationReport,
+    MeasureReport,
+    MergeReport,
+    RankReport,
+    TrainerReport,
+)
 from adloco_dist.pool.local_pool import LocalPool
-from adloco_dist.round.coordinate import ask_all, exchange_ends
+from adloco_dist.round.coordinate import exchange_positions
 from adloco_dist.round.evaluate import evaluate_anchors
 from adloco_dist.round.inner import InnerPhase
 from adloco_dist.round.regroup import regroup
@@ -53,35 +59,28 @@ def _renew_sketches(pool: LocalPool, plan: RoundPlan) -> None:
         slot.flat_model.sketch.renew(pool.settings.seed, plan.round)
 
 
-def inner(pool: LocalPool, plan: RoundPlan, event: Event, report: RankReport, stop: StopRequest) -> bool:
-    """Every worker takes its updates up to an event of the round.
-
-    Before an average, ranks tell each other whether they come; in the middle of a round one update earlier, which they
-    then take in any case: the answers arrive meanwhile. Collective, except before what is mixed in.
+def inner(pool: LocalPool, plan: RoundPlan, number: int, report: RankReport, stop: StopRequest) -> bool:
+    """Every worker takes its updates up to event `number` of the plan. No communication.
 
     Returns:
-        Whether all ranks come to the average, or this one to what is mixed in, before `stop` ends the updates.
+        Whether they have: else the run ends before that event, on all ranks.
     """
-    heartbeat, where = pool.runtime.heartbeat, f"round {plan.round + 1}"
-    heartbeat.enter(f"{where}: inner phase")
+    event, place = plan.events[number], f"round {plan.round + 1}"
+    pool.runtime.heartbeat.enter(f"{place}: inner phase")
+    is_reached = take_updates(pool, plan, event.update, report, stop, number)
+    pool.runtime.heartbeat.enter(f"{place}: outer step")  # before it waits for ranks that still train
     if event.action is Action.mix:
-        is_reached = take_updates(pool, plan, event.update, report, stop)
-        heartbeat.enter(f"{where}: outer step")
         return is_reached
-    told_at = event.update if event.action is Action.end else max(event.update - 1, 1)
-    is_coming = take_updates(pool, plan, told_at, report, stop)
-    all_come = ask_all(pool.runtime.control, report, is_coming)
-    if is_coming and told_at < event.update:
-        take_updates(pool, plan, event.update, report, StopRequest())
-    heartbeat.enter(f"{where}: outer step")  # before it waits for ranks that still train, so that it can name them
-    return all_come()
+    return is_reached and stop.begins((plan.round, number))
 
 
 @record_function("inner")
-def take_updates(pool: LocalPool, plan: RoundPlan, until: int, report: RankReport, stop: StopRequest) -> bool:
-    """Every worker takes its updates up to update `until` of the round, unless the rank is asked to stop; whether all
-    have done so. No communication."""
-    phase = InnerPhase(plan, pool.settings, pool.estimator if plan.measures else None, stop)
+def take_updates(
+    pool: LocalPool, plan: RoundPlan, until: int, report: RankReport, stop: StopRequest, number: int = 0
+) -> bool:
+    """Every worker takes its updates up to update `until` of the round, unless the run ends before event `number`;
+    whether all have done so. No communication."""
+    phase = InnerPhase(plan, pool.settings, pool.estimator if plan.measures else None, stop, number)
     for trainer_id, done in phase.run(list(pool.trainers.values()), pool.slots, pool.offload, until).items():
         report.of(trainer_id).inner += done
     return all(
@@ -92,14 +91,13 @@ def take_updates(pool: LocalPool, plan: RoundPlan, until: int, report: RankRepor
 
 
 def advance_cursors(pool: LocalPool, plan: RoundPlan, report: RankReport) -> None:
-    """Note in the cursors of all trainers what was read in the round. Collective."""
+    """Note in the cursors of all trainers what was read in the round."""
     ends: dict[int, Any] = {}
-    if any(cursor.size is None for cursor in pool.cursors.values()):  # streams, on all ranks
-        for trainer_id, trainer in pool.trainers.items():
-            workers, num_workers = [worker.id for worker in trainer.workers], plan.layout.num_workers(trainer_id)
-            sequences = plan.updates * plan.batches[trainer_id].local_batch
-            ends |= trainer.cursor.ends(workers, num_workers, sequences)
-        ends = exchange_ends(pool.runtime.control, report, ends)
+    for trainer_id, trainer in pool.trainers.items():
+        workers, num_workers = [worker.id for worker in trainer.workers], plan.layout.num_workers(trainer_id)
+        ends |= trainer.cursor.ends(workers, num_workers, plan.updates * plan.batches[trainer_id].local_batch)
+    if any(cursor.needs_all(plan.layout.num_workers(trainer)) for trainer, cursor in pool.cursors.items()):
+        ends = exchange_positions(pool.runtime.control, report, ends)
     for trainer_id, cursor in pool.cursors.items():
         updates, num_workers = plan.updates, plan.layout.num_workers(trainer_id)
         if trainer_id in plan.worker_updates:
@@ -107,35 +105,37 @@ def advance_cursors(pool: LocalPool, plan: RoundPlan, report: RankReport) -> Non
         cursor.advance(updates, num_workers, plan.batches[trainer_id].local_batch, ends)
 
 
+def share_positions(pool: LocalPool, report: RankReport) -> None:
+    """Let all ranks know where the streams of all trainers stand; collective, where there are some."""
+    if any(cursor.size is None for cursor in pool.cursors.values()):
+        known: dict[int, Any] = {}
+        for cursor in pool.cursors.values():
+            known |= cursor.positions()
+        known = exchange_positions(pool.runtime.control, report, known)
+        for cursor in pool.cursors.values():
+            cursor.learn(known)
+
+
 @record_function("measure")
-def measure(pool: LocalPool, plan: RoundPlan, report: RankReport) -> None:
-    """Exchange what was seen of every trainer's first gradients. Collective."""
-    for trainer_id in plan.layout.trainers:
-        group = pool.groups.of(plan.layout.ranks(trainer_id))  # on all ranks, for it may have to be formed
-        if pool.estimator and plan.measures and trainer_id in pool.trainers:
-            with about(f"trainer {trainer_id}"), timed(pool.runtime.device) as timing:
-                measured = pool.estimator.measure(pool.trainers[trainer_id], plan.layout, group)
-            report.of(trainer_id).measure = structs.replace(measured, seconds=timing.seconds)
+def measure(pool: LocalPool, report: RankReport) -> None:
+    """Report what was seen of every trainer's first gradients; rank 0 makes statistics of it."""
+    for trainer_id, trainer in pool.trainers.items():
+        with about(f"trainer {trainer_id}"), timed(pool.runtime.device) as timing:
+            sketches = pool.estimator.take(trainer) if pool.estimator else {}
+        if sketches and pool.runtime.shard == 0:  # the other ranks of a seat have the same
+            num_bytes = sum(map(len, sketches.values())) if pool.runtime.rank else 0
+            report.of(trainer_id).measure = MeasureReport(sketches, seconds=timing.seconds, bytes_sent=num_bytes)
 
 
 @record_function("outer")
 def average(pool: LocalPool, plan: RoundPlan, event: Event, report: RankReport) -> None:
-    """Average a fragment of every trainer's pseudo-gradients, or let its average travel. Collective.
-
-    Delayed averages at the end of a round begin to travel after the next plan has come (`begin_averages`): on a slow
-    link, report and plan would wait behind them.
-    """
+    """Average a fragment of every trainer's pseudo-gradients, or let its average travel while updates are computed, one
+    trainer's after the other's. Collective."""
     for trainer_id in plan.layout.trainers:
         group = pool.groups.of(plan.layout.ranks(trainer_id))  # on all ranks, for it may have to be formed
         if trainer := pool.trainers.get(trainer_id):
             step = partial(trainer.average, event.fragment, group, plan.rhythm.is_dense)
             _report_outer(pool, report, trainer_id, step)
-    if event.action is Action.start:
-        begin_averages(pool)
-
-
-def begin_averages(pool: LocalPool) -> None:
-    """Let prepared averages travel while updates are computed, one trainer after the other."""
     after = None
     for trainer in pool.trainers.values():
         after = trainer.begin(after)
@@ -168,10 +168,10 @@ def average_anchors(pool: LocalPool, plan: RoundPlan) -> None:
         trainer.average_anchors(plan.pool_tokens, plan.round_tokens)
 
 
-def opening_report(pool: LocalPool, layout: Layout, is_new: bool) -> RankReport:
-    """Report the anchors before the first round of a start: all ranks must hold the same. In a new run they are also
-    evaluated: their losses are where its curves start."""
-    is_evaluated = is_new and pool.settings.evaluation.every is not None
+def opening_report(pool: LocalPool, layout: Layout) -> RankReport:
+    """Report the anchors before the first round: all ranks must hold the same. They are also evaluated: their losses
+    are where the run's curves start."""
+    is_evaluated = pool.settings.evaluation.every is not None
     evaluations = evaluate_anchors(pool, layout, layout.trainers) if is_evaluated else {}
     trainers = {
         trainer_id: TrainerReport(

@@ -16,7 +16,11 @@ from adloco_dist.run.rows import TrainerRow
 
 
 def round_rows(
-    settings: Settings, plan: RoundPlan | None, next_plan: RoundPlan, reports: Sequence[RankReport]
+    settings: Settings,
+    plan: RoundPlan | None,
+    next_plan: RoundPlan,
+    reports: Sequence[RankReport],
+    elapsed_seconds: float,
 ) -> list[TrainerRow]:
     """One row for each trainer.
 
@@ -24,11 +28,12 @@ def round_rows(
         plan: that of the round that the reports are about; None for the state before training.
         next_plan: what was decided from the reports: it holds the statistics smoothed over this round.
         reports: those of all seats; figures of a seat of several ranks are under its lowest rank.
+        elapsed_seconds: rank 0's clock at the end of the round.
     """
     by_trainer, size = shares_by_trainer(reports), settings.pool.ranks_per_worker
     rows = [_row(settings, plan, trainer, by_trainer[trainer]) for trainer in sorted(by_trainer)]
     for row in rows:
-        row.elapsed_seconds = round(next_plan.seconds, 6)
+        row.elapsed_seconds = round(elapsed_seconds, 6)
         if plan and plan.merge and row.trainer == plan.merge.survivor:
             cost = reduce(add, (report.merge for report in reports))
             losses = {member: _loss(cost.members.get(member)) for member in plan.merge.shares}

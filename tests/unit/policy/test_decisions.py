@@ -10,9 +10,12 @@ from adloco_dist.averaging.report import OuterStepReport
 from adloco_dist.config import InnerSettings, RateScaling, Schedule, Settings
 from adloco_dist.config.compose import compose
 from adloco_dist.messages import decode, encode
+from adloco_dist.noise.statistics import GradientStatistics
+from adloco_dist.policy.batch import BatchReport
 from adloco_dist.policy.evaluation import PERPLEXITY, Evaluation
 from adloco_dist.policy.layout import Layout
 from adloco_dist.policy.link import Rhythm
+from adloco_dist.policy.merging import Merge
 from adloco_dist.policy.plan import NONFINITE, PlanInputs, PoolReport, RoundPlan
 from adloco_dist.policy.planning import plan_round
 from adloco_dist.policy.report import (
@@ -39,9 +42,11 @@ def settings(*overrides: str) -> Settings:
 
 
 def plans(settings: Settings, count: int, seconds: float = 0.0) -> list[RoundPlan]:
-    made: list[RoundPlan] = []
-    for number in range(count):
-        made.append(plan_round(settings, PREMISES, made[-1] if made else None, PoolReport(seconds=seconds * number)))
+    """Plans of rounds that take so many seconds each: the report of a round decides the plan of the next but one."""
+    made = [plan_round(settings, PREMISES, None, PoolReport())]
+    for number in range(1, count):
+        ended = PoolReport(seconds * (number - 1), seconds, updates=5, outer_steps=2)
+        made.append(plan_round(settings, PREMISES, made[-1], ended if number > 1 else None))
     return made
 
 
@@ -55,31 +60,45 @@ def test_a_budget_in_tokens_ends_with_the_update_that_spends_it() -> None:
 
 def test_budgets_in_rounds_and_seconds() -> None:
     assert [plan.stop is None for plan in plans(settings("budget=2rounds"), 3)] == [True, True, False]
+
+
+def test_a_budget_in_seconds_ends_when_the_round_under_way_will_have_spent_it() -> None:
     timed = plans(settings("budget=10seconds"), 4, seconds=4.0)
+    assert [plan.seconds for plan in timed] == [0.0, 0.0, 8.0, 12.0], "of the first two nothing is known"
     assert [plan.stop for plan in timed] == [None, None, None, "budget=10seconds reached"]
-    assert timed[1].progress.fraction == pytest.approx(0.4)
+    assert timed[2].progress.fraction == pytest.approx(0.8)
+    assert timed[2].progress.fraction_per_update == pytest.approx(0.4 / 5)
+
+
+def test_the_time_of_a_round_under_way_follows_its_updates_and_time_never_runs_back() -> None:
+    before, last = plans(settings("budget=100seconds"), 2)
+    longer = dataclasses.replace(last, updates=10, seconds=3.0)
+    found = PoolReport(seconds=4.0, round_seconds=4.0, updates=before.updates)
+    assert plan_round(settings("budget=100seconds"), PREMISES, longer, found).seconds == 4.0 + 2 * 4.0
+    late = dataclasses.replace(longer, seconds=20.0)
+    assert plan_round(settings("budget=100seconds"), PREMISES, late, found).seconds == 20.0
 
 
 def test_a_budget_that_is_spent_without_an_outer_step_is_no_end() -> None:
-    def ended(*unmoved: set[int]) -> RoundPlan:
-        plan = plan_round(settings("budget=3rounds"), PREMISES, None, PoolReport())
-        for trainers in unmoved:
-            report = PoolReport(unmoved=frozenset(trainers), nonfinite=frozenset(trainers))
-            plan = plan_round(settings("budget=3rounds"), PREMISES, plan, decode(PoolReport, encode(report)))
-        return plan
+    def ended(*nonfinite: set[int]) -> RoundPlan:
+        plan, plan_after = plans(settings("budget=3rounds"), 2)
+        for trainers in nonfinite:
+            report = PoolReport(outer_steps=2 - len(trainers), nonfinite=frozenset(trainers), updates=plan.updates)
+            found = decode(PoolReport, encode(report))
+            plan, plan_after = plan_after, plan_round(settings("budget=3rounds"), PREMISES, plan_after, found)
+        return plan_after
 
-    nothing = ended({0, 1}, {0, 1}, {0, 1})
+    assert ended({0, 1}).stop is None, "two rounds, of which one is known"
+    nothing = ended({0, 1}, {0, 1})
     assert (nothing.stop, nothing.outer_steps, nothing.checkpoint) == (NONFINITE, 0, True)
     assert (
-        "trainer 0 in 3 rounds in a row, trainer 1 in 3 rounds in a row, no outer step" in nothing.nonfinite_in_words()
+        "trainer 0 in 2 rounds in a row, trainer 1 in 2 rounds in a row, no outer step" in nothing.nonfinite_in_words()
     )
-    once = ended({0, 1}, {0}, {0, 1})
+    once = ended({0, 1}, {0})
     assert (once.stop, once.outer_steps) == ("budget=3rounds reached", 1)
 
 
-def test_anybody_can_stop_the_run_and_differing_anchors_end_it() -> None:
-    asked = plan_round(settings("budget=9rounds"), PREMISES, None, PoolReport(stop_requested=True))
-    assert (asked.stop, asked.error) == ("interrupted", None)
+def test_differing_anchors_end_the_run() -> None:
     broken = plan_round(settings("budget=9rounds"), PREMISES, None, PoolReport(errors=["a", "b"]))
     assert broken.stop
     assert broken.error == "a; b"
@@ -127,7 +146,7 @@ def test_shares_of_several_ranks_add_up_to_one_record_per_trainer() -> None:
         RankReport(0, control_seconds=0.25, control_bytes_sent=10, trainers={0: first}),
         RankReport(1, control_seconds=0.75, control_bytes_sent=11, trainers={0: second, 1: alone}),
     ]
-    rows = round_rows(settings("budget=2rounds"), plan, next_plan, reports)
+    rows = round_rows(settings("budget=2rounds"), plan, next_plan, reports, 12.5)
     trainer0, trainer1 = (encode(row) for row in rows)
     assert (trainer0["round"], trainer0["trainer"], trainer0["ranks"], trainer0["workers"]) == (1, 0, [0, 1], 2)
     assert (trainer0["updates"], trainer0["total_batch"], trainer0["sequences"], trainer0["tokens"]) == (5, 4, 20, 200)
@@ -175,3 +194,23 @@ def test_passes_are_as_few_as_capacity_allows_and_equal_but_the_last() -> None:
             assert size <= capacity
             assert num_micro_batches == math.ceil(batch / capacity)
             assert 0 < batch - (num_micro_batches - 1) * size <= size
+
+
+def test_what_was_reported_before_a_merge_says_nothing_of_the_trainer_that_it_left() -> None:
+    """The reports of the round before a merge arrive when the merged pool has its plan."""
+    asked = settings("budget=9rounds", "batching.request=norm_test", "batching.growth_limit=100", "batching.span=0")
+    before = plan_round(asked, PREMISES, None, PoolReport())
+    merge = Merge(0, {0: 0.5, 1: 0.5})
+    merged = dataclasses.replace(
+        before, round=1, merge=merge, layout=merge.layout_after(before.layout), batches={0: before.batches[0]}
+    )
+    noisy = GradientStatistics(640.0, 1.0, 4.0, 1.0, 0.0, True)
+    measured = {trainer: BatchReport(noisy, seconds_per_update=1.0, local_batch=2) for trainer in (0, 1)}
+    found = PoolReport(10.0, 10.0, 5, batches=measured, capacities=[7, 7, 7], nonfinite=frozenset({1}), outer_steps=2)
+    after = plan_round(asked, PREMISES, merged, found)
+    assert after.batches[0].request == merged.batches[0].request
+    assert after.batches[0].batch_limit == merged.batches[0].batch_limit, "nobody had probed"
+    assert after.nonfinite_rounds == {}
+    later = plan_round(asked, PREMISES, after, dataclasses.replace(found, probed=(0, 1), batches={0: measured[0]}))
+    assert later.batches[0].request == pytest.approx(640 / 0.8**2)
+    assert later.batches[0].batch_limit == 7

@@ -27,7 +27,7 @@ def by_progress(statistics: GradientStatistics, sequence_seconds: float, update_
     """Two workers' batch after a first round of one sequence each."""
     first = first_batch(compose(BY_PROGRESS), inputs := BatchInputs(num_workers=2))
     passes = [Passes(1, 1, sequence_seconds)] if sequence_seconds else []
-    report = BatchReport(statistics, passes, update_seconds)
+    report = BatchReport(statistics, passes, update_seconds, local_batch=1)
     return next_batch(compose(BY_PROGRESS), inputs, first, report, 0.1, 100)
 
 
@@ -85,10 +85,10 @@ def test_what_passes_cost_is_fitted(seen: list[Passes], cost: PassCost | None) -
 def test_a_pass_s_own_time_is_no_cost_of_its_sequences() -> None:
     """A pass of 4 takes 1.5 s, of which 0.5 whatever its size, and all else 0.5 s: 1 s is fixed, not 0.5."""
     asked, inputs = compose([*BY_PROGRESS, "batching.local_batch=4"]), BatchInputs(num_workers=1)
-    report = BatchReport(MEASURED, [Passes(2, 4, 2.0), Passes(1, 4, 1.5)], 2.0)
+    report = BatchReport(MEASURED, [Passes(2, 4, 2.0), Passes(1, 4, 1.5)], 2.0, local_batch=4)
     plan = next_batch(asked, inputs, first_batch(asked, inputs), report, 0.1, 100)
     assert plan.request == pytest.approx(math.sqrt(24 * 1.0 / 0.25))
-    later = next_batch(asked, inputs, plan, BatchReport(MEASURED, [Passes(1, 10, 3.0)], 3.5), 0.2, 200)
+    later = next_batch(asked, inputs, plan, BatchReport(MEASURED, [Passes(1, 10, 3.0)], 3.5, local_batch=10), 0.2, 200)
     assert later.request == pytest.approx(math.sqrt(24 * 1.0 / 0.25)), "the line is the same at the new batch"
 
 

@@ -30,7 +30,7 @@ def report(rank: int, checksum: int, loss: float, norm: float, **fields: object)
 def four() -> list[RankReport]:
     return [
         report(0, 7, 1.0, 3.0, capacity=8, resources={"memory": 1.0}),
-        report(1, 8, 0.5, 4.0, capacity=6, resources={"memory": 2.0}, stop_requested=True),
+        report(1, 8, 0.5, 4.0, capacity=6, resources={"memory": 2.0}),
         report(2, 7, 2.0, 0.0),
         report(3, 8, 1.0, 1.0, notes=["slow"]),
     ]
@@ -44,8 +44,8 @@ def test_parts_add_up_and_the_slowest_rank_counts() -> None:
     assert share.outer.pseudo_gradient_norm == 5.0
     assert (share.outer.num_finite, share.outer.bytes_sent) == (2, 20)
     assert share.evaluation.sums == Evaluation(1.5, 4)
-    assert (first.capacity, first.stop_requested, first.resources) == (6, True, {"memory": 2.0})
-    assert (second.capacity, second.stop_requested, second.notes) == (None, False, ["slow"])
+    assert (first.capacity, first.resources) == (6, {"memory": 2.0})
+    assert (second.capacity, second.notes) == (None, ["slow"])
     assert first.trainers[0].anchor.is_finite
     assert not second.trainers[0].anchor.is_finite
 

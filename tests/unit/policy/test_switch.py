@@ -140,7 +140,7 @@ def test_automatic_n_is_planned_from_what_was_measured() -> None:
         first = first_batch(settings, inputs)
         assert (first.switch_n, first.mode, first.local_batch) == (2.0, "accumulated", 8)
         passes = [Passes(4, 8, 8 * sequence_seconds)] if sequence_seconds else []
-        report = BatchReport(statistics, passes, seconds_per_update)
+        report = BatchReport(statistics, passes, seconds_per_update, local_batch=8)
         return next_batch(settings, inputs, first, report, 0.1, 100)
 
     # A pass of 2 takes 2 s and everything else 0.5 s: x = 4 against phi t_fixed / t_pass = 16 * 0.25 = 4.

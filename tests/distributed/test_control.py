@@ -1,0 +1,76 @@
+"""What ranks agree on beside their collectives: where all of them stop, and messages that nobody waits for."""
+
+import threading
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+from torch.distributed.distributed_c10d import PrefixStore
+
+from adloco_dist.cluster.heartbeat import Heartbeat
+from adloco_dist.cluster.runtime import Runtime
+from adloco_dist.cluster.signals import StopRequest
+from helpers.processes import run_ranks
+
+EVENTS = [(round_, event) for round_ in range(4) for event in range(3)]
+
+
+def stop_at(runtime: Runtime, ahead: int, heard: int) -> dict[str, Any]:
+    """Rank 1 is so many events ahead of rank 0 when that hears of a request, and waits where only rank 0 could help."""
+    stop = StopRequest()
+    beats = Heartbeat(PrefixStore("own", runtime.store), runtime.rank, runtime.world_size, 0.1, 10.0, stop)
+    begun = []
+    for place, event in enumerate(EVENTS):
+        if runtime.rank == 0 and place == heard:
+            runtime.control.exchange({})  # rank 1 has come as far as it can
+            stop.is_heard = True
+        if runtime.rank == 1 and place == heard + ahead:
+            runtime.control.exchange({})
+            while stop.held_at is None:  # in a collective, with its heartbeat alone
+                pass
+        if not stop.begins(event):
+            break
+        begun.append(event)
+    runtime.control.exchange({})
+    beats.close()
+    return {"begun": begun, "last": stop.last}
+
+
+@pytest.mark.parametrize(("ahead", "heard"), [(0, 4), (1, 0), (2, 5)])
+def test_all_ranks_end_after_the_last_event_that_any_has_begun(ahead: int, heard: int) -> None:
+    first, second = run_ranks(stop_at, [0, 0], ahead, heard)
+    assert first == second
+    assert first["begun"] == EVENTS[: heard + ahead]
+    assert first["last"] == (EVENTS[heard + ahead - 1] if heard + ahead else (-1, 0))
+
+
+def exchange(runtime: Runtime, rounds: int) -> dict[str, Any]:
+    """Every rank's thread passes its messages on; rank 1's is late by as many as it may be."""
+    mail, queue, received = runtime.mail, SimpleQueue[dict[str, Any]](), []
+
+    def run() -> None:
+        for _ in range(rounds):
+            reports = mail.gather(queue.get())
+            received.append(mail.broadcast({"all": reports} if reports else None))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    for number in range(rounds):
+        queue.put({"rank": runtime.rank, "number": number, "text": "ä" * number})
+    thread.join()
+    runtime.control.exchange({})
+    keys = [f"report/{number}/{rank}" for number in range(rounds) for rank in (1, 2)]
+    kept = [key for key in keys if runtime.store.check([key])]
+    plans = [number for number in range(rounds) if runtime.store.check([f"plan/{number}"])]
+    return {"received": received, "kept": kept, "plans": plans, "bytes": mail.bytes_sent}
+
+
+def test_messages_come_whole_in_their_order_and_leave_nothing_behind() -> None:
+    found = run_ranks(exchange, [0, 0, 0], 5)
+    expected = [
+        {"all": [{"rank": rank, "number": number, "text": "ä" * number} for rank in range(3)]} for number in range(5)
+    ]
+    assert [rank["received"] for rank in found] == [expected] * 3
+    assert found[0]["kept"] == []
+    assert found[0]["plans"] == [3, 4], "what somebody may still be reading"
+    assert all(rank["bytes"] > 0 for rank in found)
