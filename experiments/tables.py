@@ -129,15 +129,12 @@ def rounds(records: Records) -> str:
     """By updates and format: losses by H, and the updates to them over those of the shortest rounds in fp32."""
     rows = []
     for updates, wire in product(LENGTHS_IN_UPDATES, FORMATS):
-        made = {
-            length: records.by_name.get(f"rounds/{of}_H{length}/{updates * TOKENS_IN_UPDATE}t/seed{SEED}")
-            for of, length in ((wire, length) for length in ROUNDS)
-        }
-        shortest = records.by_name.get(f"rounds/fp32_H{ROUNDS[0]}/{updates * TOKENS_IN_UPDATE}t/seed{SEED}")
-        if shortest and all(made.values()):
+        budget = f"{updates * TOKENS_IN_UPDATE}t"
+        made = [records.by_name.get(f"rounds/{wire}_H{length}/{budget}/seed{SEED}") for length in ROUNDS]
+        shortest = records.by_name.get(f"rounds/fp32_H{ROUNDS[0]}/{budget}/seed{SEED}")
+        if shortest and all(made):
             cells = []
-            for run in made.values():
-                assert run
+            for run in filter(None, made):
                 factor = 1 / share(shortest["curve"], run["curve"])
                 cells.append(f"{run['loss']:.3f}: {factor:.2f}" if factor < MOST else f"{run['loss']:.3f}")
             rows.append(row(f"{updates:,}", wire, *cells))

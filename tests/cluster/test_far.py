@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from helpers.clocks import CLOCKS
-from helpers.commands import ROOT
+from helpers.commands import ROOT, wait_until
 from helpers.hosts import Host, Wan, far_hosts, linked, run_on
 
 pytestmark = pytest.mark.needs("far")
@@ -100,8 +100,10 @@ def test_rounds_follow_a_link_that_changes(tmp_path: Path) -> None:
     with far_hosts(2, Wan(delay_ms=5, rate_mbit=50)) as (made, change), ThreadPoolExecutor(1) as threads:
 
         def slow_down() -> None:
-            while not any(_num_rows(path) > 35 for path in tmp_path.glob("*/run/metrics.jsonl")):
-                pass
+            def is_on_its_way() -> bool:
+                return any(_num_rows(path) > 35 for path in tmp_path.glob("*/run/metrics.jsonl"))
+
+            wait_until(is_on_its_way, lambda: "the run did not come to its 35th round")
             change(Wan(delay_ms=5, rate_mbit=0.25))
 
         changed = threads.submit(slow_down)

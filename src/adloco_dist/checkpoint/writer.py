@@ -7,7 +7,6 @@ import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -25,7 +24,7 @@ from adloco_dist.checkpoint.files import (
 )
 from adloco_dist.checkpoint.state import RunState, Schema
 from adloco_dist.checkpoint.storage import StorageDomains
-from adloco_dist.cluster.heartbeat import own_client
+from adloco_dist.cluster.heartbeat import patient_client
 from adloco_dist.config import CheckpointSettings, Settings
 from adloco_dist.config.compose import flatten, to_plain
 from adloco_dist.messages import decode, encode
@@ -42,8 +41,6 @@ from adloco_dist.text import reason
 log = logging.getLogger(__name__)
 Snapshot = Mapping[str, Mapping[str, torch.Tensor]]
 """Tensors by file and name."""
-PATIENCE = timedelta(hours=24)
-"""How long rank 0 waits for ranks that write; those that die are noticed elsewhere."""
 
 
 class Checkpoints:
@@ -154,8 +151,7 @@ class CheckpointWriter:
     ) -> None:
         """`report_line` takes one line for the user, on rank 0, from any thread."""
         self.domains, self._settings, self._report_line = domains, settings, report_line
-        self._store = own_client(store)
-        self._store.set_timeout(PATIENCE)
+        self._store = patient_client(store)
         self._world_size = world_size
         # One thread for the whole run: a new one must get a turn on cores that train before start() returns.
         self._background = ThreadPoolExecutor(1, "checkpoint")

@@ -23,6 +23,8 @@ STOP, LAST_EVENT = "stop_requested", "last_event"
 """Keys in the store: a rank was asked to stop; the event after which all ranks do."""
 START_SECONDS = 120.0
 """How long a rank may be silent that was never heard of: it may still be importing."""
+PATIENCE = timedelta(hours=24)
+"""How long a thread waits that has nothing else to do."""
 MAX_NAMED = 4
 """Maximum number of awaited ranks that a line names."""
 
@@ -30,6 +32,14 @@ MAX_NAMED = 4
 def own_client(store: Store) -> Store:
     """The same store through another connection, for another thread."""
     return store.clone()  # pyright: ignore[reportAttributeAccessIssue]  (torch's stub has forgotten it)
+
+
+def patient_client(store: Store) -> Store:
+    """As `own_client`, for a thread that waits for what other ranks write; those that die are noticed by the
+    heartbeat."""
+    client = own_client(store)
+    client.set_timeout(PATIENCE)
+    return client
 
 
 class OwnClock:

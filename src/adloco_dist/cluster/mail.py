@@ -1,14 +1,9 @@
 """Messages that travel while updates are computed: reports to rank 0 and plans from it, through the store."""
 
-from datetime import timedelta
-
 from torch.distributed.distributed_c10d import Store
 
 from adloco_dist.cluster.control import Message, packed, unpacked
-from adloco_dist.cluster.heartbeat import own_client
-
-PATIENCE = timedelta(hours=24)
-"""How long a message may take; ranks that die are noticed by the heartbeat."""
+from adloco_dist.cluster.heartbeat import patient_client
 
 
 class Mail:
@@ -20,8 +15,7 @@ class Mail:
     """
 
     def __init__(self, store: Store, rank: int, world_size: int) -> None:
-        self._store = own_client(store)
-        self._store.set_timeout(PATIENCE)
+        self._store = patient_client(store)
         self._rank, self._others = rank, range(1, world_size)
         self._gathered = self._sent = 0
         self.bytes_sent = 0
@@ -40,7 +34,7 @@ class Mail:
         contents = self._store.multi_get(keys) if keys else []
         for key in keys:
             self._store.delete_key(key)
-        return [unpacked(one) for one in (content, *contents)]
+        return [unpacked(one) for one in (content, *contents)]  # its own, too, as the others' have come
 
     def broadcast(self, message: Message | None) -> Message:
         """Rank 0's message on every rank; the others pass None, and wait for it."""

@@ -114,8 +114,10 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, f
 
 def _measured(last: RoundPlan | None, report: PoolReport, trainer: int) -> BatchReport:
     """What a trainer has measured: nothing, where it was another one in that round, before the merge of `last`."""
-    is_merged = last is not None and last.merge is not None and trainer in last.merge.shares
-    return BatchReport(is_measured=False) if is_merged else report.batches.get(trainer, BatchReport(is_measured=False))
+    nothing = BatchReport(is_measured=False)
+    if last and last.merge and trainer in last.merge.shares:
+        return nothing
+    return report.batches.get(trainer, nothing)
 
 
 def _pool_before_merge(inputs: PlanInputs, last: RoundPlan | None, report: PoolReport) -> PlanInputs:

@@ -76,11 +76,13 @@ def with_statistics(reports: Sequence[RankReport], is_plugin: bool, is_streaming
         is_plugin: leave the measured mean's own noise in (batching.gradient_norm=plugin).
         is_streaming: workers stand at points of their own, and each is measured by itself.
     """
-    found: list[RankReport] = []
     seen: dict[int, dict[int, bytes]] = {}
     for report in reports:
         for trainer, share in report.trainers.items():
             seen.setdefault(trainer, {}).update(share.measure.sketches)
+    if not any(seen.values()):  # most rounds measure nothing
+        return list(reports)
+    found: list[RankReport] = []
     for report in reports:
         shares = {}
         for trainer, share in report.trainers.items():

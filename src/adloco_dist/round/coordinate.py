@@ -95,8 +95,9 @@ class Coordinator:
         """Let this rank's report of the round that has ended travel."""
         report.seconds = self.seconds
         sent = self._mail.bytes_sent
-        report.control_bytes_sent, self._bytes_reported = max(0, sent - self._bytes_reported), sent
-        self._bytes_reported += sum(share.measure.bytes_sent for share in report.trainers.values())  # counted apart
+        report.control_bytes_sent += max(0, sent - self._bytes_reported)
+        # Sketches are counted apart.
+        self._bytes_reported = sent + sum(share.measure.bytes_sent for share in report.trainers.values())
         self._handed_in.put(report)
 
     def next_plan(self) -> tuple[RoundPlan, RankReport]:
@@ -170,10 +171,11 @@ class Coordinator:
 
 def exchange_positions(control: ControlPlane, report: RankReport, positions: dict[int, Any]) -> dict[int, Any]:
     """Exchange what ranks know of where streams stand; cost is added to the report."""
-    start = time.perf_counter()
+    start, sent = time.perf_counter(), control.bytes_sent
     with record_function("control"):
         replies = control.exchange({"positions": positions})
     report.control_seconds += time.perf_counter() - start
+    report.control_bytes_sent += control.bytes_sent - sent
     return {int(stream): position for reply in replies for stream, position in reply["positions"].items()}
 
 

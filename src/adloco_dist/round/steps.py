@@ -67,7 +67,7 @@ def inner(pool: LocalPool, plan: RoundPlan, number: int, report: RankReport, sto
     """
     event, place = plan.events[number], f"round {plan.round + 1}"
     pool.runtime.heartbeat.enter(f"{place}: inner phase")
-    is_reached = take_updates(pool, plan, event.update, report, stop, number)
+    is_reached = take_updates(pool, plan, number, report, stop)
     pool.runtime.heartbeat.enter(f"{place}: outer step")  # before it waits for ranks that still train
     if event.action is Action.mix:
         return is_reached
@@ -75,11 +75,10 @@ def inner(pool: LocalPool, plan: RoundPlan, number: int, report: RankReport, sto
 
 
 @record_function("inner")
-def take_updates(
-    pool: LocalPool, plan: RoundPlan, until: int, report: RankReport, stop: StopRequest, number: int = 0
-) -> bool:
-    """Every worker takes its updates up to update `until` of the round, unless the run ends before event `number`;
-    whether all have done so. No communication."""
+def take_updates(pool: LocalPool, plan: RoundPlan, number: int, report: RankReport, stop: StopRequest) -> bool:
+    """Every worker takes its updates up to event `number` of the round, unless the run ends before it; whether all have
+    done so. No communication."""
+    until = plan.events[number].update
     phase = InnerPhase(plan, pool.settings, pool.estimator if plan.measures else None, stop, number)
     for trainer_id, done in phase.run(list(pool.trainers.values()), pool.slots, pool.offload, until).items():
         report.of(trainer_id).inner += done
