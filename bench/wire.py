@@ -91,7 +91,7 @@ def codec(quick: bool) -> tuple[Figures, Rows]:
     for _ in range(6 if quick else 21):
         start = time.perf_counter()
         encode(whole, values, message)
-        decode_into(whole, message, total)
+        decode_into(whole, [message], total)
         seconds.append(time.perf_counter() - start)
     milliseconds = [one * 1e3 for one in seconds[1:]]
     return {"codec_ms": statistics.median(milliseconds)}, [["codec, ms", *spread(milliseconds)]]

@@ -83,16 +83,15 @@ def collectives(runtime: Runtime) -> dict[str, Array]:
         others = [other for other in range(size) if other != rank]
         received = [(other, mine.new_empty(other + 1 + rank)) for other in others]
         group.send_and_receive([(other, mine[: rank + 1 + other]) for other in others], received)
-        parts = group.exchange_parts(mine[: 1000 * size].view(size, -1))
-        everybody = group.all_gather(mine[:1000])
+        of_others = torch.zeros(size, 1000, dtype=dtype, device=device)
+        group.exchange_tensors(mine[: 1000 * size].view(size, -1).unbind(), of_others.unbind())
         arrived, following, preceding = torch.empty_like(mine), (rank + 1) % size, (rank - 1) % size
         group.send_and_receive([(following, mine)], [(preceding, arrived)])
         name = str(dtype)
         found |= {
             f"all_reduce {name}": total,
             f"different lengths {name}": torch.cat([part for _, part in received]),
-            f"exchange_parts {name}": parts,
-            f"all_gather {name}": everybody,
+            f"exchange_tensors {name}": of_others,
             f"send_and_receive {name}": arrived,
         }
     if device.type == "cuda":

@@ -32,7 +32,7 @@ def payload(rank: int, length: int) -> torch.Tensor:
     return torch.cat([torch.randn(length, generator=generator), torch.tensor([0.5, 1.0 + rank])])
 
 
-LENGTHS = (3, 128, 5000)
+LENGTHS = (3, 128, 5000, 20_000)
 """Fewer blocks than ranks, and slices that are not even."""
 
 
@@ -52,7 +52,7 @@ def sums_of(num_ranks: int) -> list[dict[tuple[str, int], torch.Tensor]]:
     return on_ranks(sum_up, num_ranks)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 5])
+@pytest.mark.parametrize("num_ranks", [2, 3, 5, 9])
 @pytest.mark.parametrize("name", AVERAGERS)
 def test_all_ranks_have_the_same_bits_and_they_are_near_the_sum(name: str, num_ranks: int) -> None:
     for length in LENGTHS:
@@ -118,10 +118,15 @@ def test_several_ranks_of_a_node_send_no_more_to_others_than_one_would() -> None
     assert 8 * between == pytest.approx(alone, rel=0.01), "each of eight ranks sends an eighth"
 
 
-@pytest.mark.parametrize(("name", "tolerance"), [("sparse", 1e-4), ("int8", 0.3), ("int4", 5.0)])
-def test_what_was_sent_and_what_is_kept_is_what_there_was(name: str, tolerance: float) -> None:
-    """Sparse sums are sent as they are; whole numbers are rounded a second time, in the sum, which nobody keeps."""
-    (found, _) = on_ranks(feed_back, 2, name)
+@pytest.mark.parametrize(
+    ("name", "num_ranks", "tolerance"),
+    [*(("sparse", num_ranks, 1e-4) for num_ranks in (2, 3, 4, 7)), ("int8", 2, 1e-4), ("int4", 2, 1e-4),
+     ("int8", 3, 0.3), ("int4", 3, 5.0)],
+)  # fmt: skip
+def test_what_was_sent_and_what_is_kept_is_what_there_was(name: str, num_ranks: int, tolerance: float) -> None:
+    """Of sparse sums the owners of slices keep what is left. Of more than two ranks whole numbers are rounded a second
+    time, in the sum, which nobody keeps."""
+    (found, *_) = on_ranks(feed_back, num_ranks, name)
     torch.testing.assert_close(found["sent"] + found["kept"], found["sums"], rtol=0, atol=tolerance)
     assert found["kept"].abs().sum() > 0
 
@@ -134,6 +139,14 @@ def test_bytes_are_what_the_format_takes(name: str, share: float) -> None:
     assert exact == 4_000_004
     assert AVERAGERS[name].bytes_per_rank(1_000_001, 1, (0, 1)) <= share * exact + 1000
     assert Sparse().bytes_per_rank(1_000_001, 1, (0, 1)) <= 0.02 * exact
+
+
+@pytest.mark.parametrize("name", ["bf16", "int8", "int4", "sparse"])
+def test_bytes_do_not_grow_with_ranks(name: str) -> None:
+    elements = 1 << 24
+    two, many = (AVERAGERS[name].bytes_per_rank(elements, 0, range(ranks)) for ranks in (2, 64))
+    assert many == pytest.approx(2 * 63 / 64 * two, rel=0.01)
+    assert Sparse(1 / 16).bytes_per_rank(elements, 0, range(16)) <= 0.25 * elements
 
 
 def test_settings_are_what_ranks_compare() -> None:

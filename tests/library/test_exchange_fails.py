@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import pytest
@@ -20,29 +21,35 @@ from helpers.plain import PLAIN, Normed, adamw, batch, on_ranks, update
 
 UPDATES, DELAY = 4, 2
 NODES = (0, 0, 1)
-WIRES: dict[str, tuple[Averager, str]] = {
-    "fp32": (FullPrecision(), "all_reduce"),
-    "bf16": (Quantized(BFloat16()), "all_gather"),
-    "int8": (Quantized(WholeNumbers(8)), "all_gather"),
-    "int4": (Quantized(WholeNumbers(4)), "exchange_parts"),
-    "int4 with feedback": (Quantized(WholeNumbers(4), keeps_residual=True), "all_gather"),
-    "sparse": (Sparse(0.1), "all_gather"),
-    "int4 inside first": (InsideFirst(Quantized(WholeNumbers(4)), NODES), "among"),
-    "sparse inside first": (InsideFirst(Sparse(0.1), NODES), "among"),
+WIRES: dict[str, tuple[Averager, str, int]] = {
+    "fp32": (FullPrecision(), "all_reduce", 1),
+    "bf16": (Quantized(BFloat16()), "exchange_tensors", 2),
+    "int8": (Quantized(WholeNumbers(8)), "exchange_tensors", 2),
+    "int4": (Quantized(WholeNumbers(4)), "exchange_tensors", 1),
+    "int4 with feedback": (Quantized(WholeNumbers(4), keeps_residual=True), "exchange_tensors", 2),
+    "sparse": (Sparse(0.1), "exchange_tensors", 1),
+    "sum of sparse": (Sparse(0.1), "exchange_tensors", 2),
+    "int4 inside first": (InsideFirst(Quantized(WholeNumbers(4)), NODES), "among", 1),
+    "sparse inside first": (InsideFirst(Sparse(0.1), NODES), "among", 1),
 }
-"""Each with what the last rank does not come to any more: others have sent it something, or wait for it."""
+"""Each with what the last rank does not come to any more, at which call: others have sent it something, or wait."""
 
 
 class Leaving:
     """An averager whose rank closes its connections in the middle of an exchange, once it is told to."""
 
-    def __init__(self, averager: Averager, last_call: str) -> None:
-        self._averager, self._last_call = averager, last_call
+    def __init__(self, averager: Averager, last_call: str, number: int) -> None:
+        self._averager, self._last_call, self._number = averager, last_call, number
         self.keeps_residual = averager.keeps_residual
         self.leaves = False
 
     def exchange(self, payload: torch.Tensor, num_exact: int, group: Group, residual: torch.Tensor | None) -> Commit:
+        call, numbers = getattr(group, self._last_call), count(1)
+
         def leave(*arguments: object) -> None:
+            if next(numbers) < self._number:
+                call(*arguments)
+                return
             dist.destroy_process_group(group.process_group)
             raise ConnectionError("the link is gone")
 
@@ -70,8 +77,8 @@ def differing(before: Any, after: Any) -> list[str]:
 def lose_a_rank(runtime: Runtime, name: str, take: Callable[..., list[str]]) -> list[str]:
     module = Normed()
     optimizers = adamw(module)
-    averager, last_call = WIRES[name]
-    leaving = Leaving(averager, last_call)
+    averager, last_call, number = WIRES[name]
+    leaving = Leaving(averager, last_call, number)
     outer = PLAIN if averager.keeps_residual else OuterSGD()
     wire = Wire(leaving, delay_updates=DELAY if take is delayed else 0)
     diloco = DiLoCo(module, optimizers, UPDATES, outer, wire=wire, timeout_seconds=30)

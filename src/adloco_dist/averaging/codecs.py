@@ -1,5 +1,6 @@
 """Pseudo-gradients in fewer bits: blocks of whole numbers with one scale each, or bfloat16."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -106,20 +107,26 @@ def encode(codec: Codec, values: torch.Tensor, message: torch.Tensor) -> None:
         codec.encode(blocks.view(-1, BLOCK), chunk)
 
 
-def decode_into(codec: Codec, message: torch.Tensor, values: torch.Tensor) -> None:
-    """Decode a message over a vector, (n,), of at most as many blocks."""
+def decode_into(codec: Codec, messages: Sequence[torch.Tensor], values: torch.Tensor) -> None:
+    """Decode the sum of messages, taken in their order, over a vector, (n,), of as many blocks as each has."""
     for start in range(0, num_blocks(len(values)), CHUNK_BLOCKS):
         chunk = values[start * BLOCK : (start + CHUNK_BLOCKS) * BLOCK]
-        decoded = codec.decode(message[start : start + num_blocks(len(chunk))])
-        chunk.copy_(decoded.view(-1)[: len(chunk)])
+        total = _decoded_sum(codec, messages, start, values.dtype)
+        chunk.copy_(total.view(-1)[: len(chunk)])
 
 
-def encode_sum(codec: Codec, messages: torch.Tensor, dtype: torch.dtype) -> None:
-    """Replace the first of several messages, (num_messages, num_blocks, block_bytes), by that of their sum, which is
-    taken in `dtype`, in their order."""
-    for start in range(0, messages.shape[1], CHUNK_BLOCKS):
-        first, *others = messages[:, start : start + CHUNK_BLOCKS]
-        total = codec.decode(first).to(dtype)
-        for message in others:
-            total.add_(codec.decode(message))
-        codec.encode(total, first)
+def encode_sum(codec: Codec, messages: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    """The message of the sum of messages, (num_blocks, block_bytes) each, which is taken in `dtype`, in their order."""
+    message = torch.empty_like(messages[0])
+    for start in range(0, len(message), CHUNK_BLOCKS):
+        codec.encode(_decoded_sum(codec, messages, start, dtype), message[start : start + CHUNK_BLOCKS])
+    return message
+
+
+def _decoded_sum(codec: Codec, messages: Sequence[torch.Tensor], start: int, dtype: torch.dtype) -> torch.Tensor:
+    """The sum of the messages' blocks from `start` on, at most `CHUNK_BLOCKS`."""
+    first, *others = (message[start : start + CHUNK_BLOCKS] for message in messages)
+    total = codec.decode(first).to(dtype)
+    for message in others:
+        total.add_(codec.decode(message))
+    return total

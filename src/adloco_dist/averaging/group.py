@@ -143,20 +143,6 @@ class Group:
         rows = self.exchange(content + padding)
         return [bytes(row[:length]).decode() for row, length in zip(rows, lengths, strict=True)]
 
-    def exchange_parts(self, parts: torch.Tensor) -> torch.Tensor:
-        """Send every rank its row of `parts`, (ranks, ...); the rows for this rank, in the order of `ranks`."""
-        received = torch.empty_like(parts)
-        received[self.index] = parts[self.index]
-        self.exchange_tensors(parts.unbind(), received.unbind())
-        return received
-
-    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Every rank's tensor, of the same shape on all of them, as rows in the order of `ranks`."""
-        received = tensor.new_empty(len(self.ranks), *tensor.shape)
-        received[self.index] = tensor
-        self.exchange_tensors([tensor] * len(self.ranks), received.unbind())
-        return received
-
     def exchange_tensors(self, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> None:
         """Send every other rank its tensor, and fill that in its place of `received` with what it sends here; empty
         ones do not travel."""

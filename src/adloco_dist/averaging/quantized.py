@@ -1,6 +1,5 @@
-"""Sums in few bits: every rank sums one slice of all payloads in fp32, and its sum travels in the same few bits.
+"""Sums in few bits, which are taken in fp32; of more than two ranks the sum travels in the same few bits.
 
-Quantise, all-to-all, sum, quantise, all-gather: the recipe of torchft's fp8 all-reduce and of MuLoCo (2505.23725).
 Whole numbers of 8 or 4 bits need no error feedback (Streaming DiLoCo, 2501.18512, trains 4B parameters with 4 bits).
 """
 
@@ -11,14 +10,15 @@ import torch
 
 from adloco_dist.averaging.averager import Commit, is_counted
 from adloco_dist.averaging.codecs import Codec, decode_into, encode, encode_sum, num_blocks
-from adloco_dist.averaging.group import Group, ring_bytes_sent
+from adloco_dist.averaging.group import Group
+from adloco_dist.averaging.sums import Part, gather, has_owners, most_sent, sum_by_owners
 
 
 @dataclass(frozen=True)
 class Quantized:
     """Sums payloads in the codec's bits.
 
-    A payload's elements are rounded twice: as they are sent to the rank that sums them, and in the sum.
+    A payload's elements are rounded as they are sent and, of more than two ranks, once more in the sum.
     """
 
     codec: Codec
@@ -27,24 +27,22 @@ class Quantized:
 
     def exchange(self, payload: torch.Tensor, num_exact: int, group: Group, residual: torch.Tensor | None) -> Commit:
         values, exact = payload.split([len(payload) - num_exact, num_exact])
-        pending = group.start_all_reduce(exact) if num_exact else None
         if residual is not None:
             values.add_(residual)
-        num_ranks, size = len(group.ranks), _slice_blocks(len(values), len(group.ranks))
-        sent = torch.empty(num_ranks * size, self.codec.block_bytes, dtype=torch.uint8, device=values.device)
+        sent = torch.empty(num_blocks(len(values)), self.codec.block_bytes, dtype=torch.uint8, device=values.device)
         encode(self.codec, values, sent)
-        received = group.exchange_parts(sent.view(num_ranks, size, self.codec.block_bytes))
-        encode_sum(self.codec, received, payload.dtype)
-        sums = group.all_gather(received[0]).flatten(0, 1)
-        if pending:
-            pending.wait()
+        part = Part(sent, exact)
+        if has_owners(len(group.ranks)):
+            sums = [sum_by_owners(part, group, lambda messages: encode_sum(self.codec, messages, payload.dtype))]
+        else:
+            sums = gather(part, group)
         if residual is None:  # the payload is not needed any more: decoded here, in the thread that averages
             decode_into(self.codec, sums, values)
             return lambda: payload
 
         def commit() -> torch.Tensor:
             if is_counted(exact):
-                decode_into(self.codec, sent, residual)
+                decode_into(self.codec, [sent], residual)
                 torch.sub(values, residual, out=residual)
             else:
                 residual.copy_(values)
@@ -54,11 +52,5 @@ class Quantized:
         return commit
 
     def bytes_per_rank(self, num_elements: int, num_exact: int, ranks: Sequence[int]) -> int:
-        num_ranks = len(ranks)
-        message = _slice_blocks(num_elements - num_exact, num_ranks) * self.codec.block_bytes
-        return 2 * (num_ranks - 1) * message + ring_bytes_sent(4 * num_exact, num_ranks)
-
-
-def _slice_blocks(num_elements: int, num_ranks: int) -> int:
-    """Blocks that each rank sums: as many on all, the last ones of which may be empty."""
-    return -(-num_blocks(num_elements) // num_ranks)
+        rows = most_sent(num_blocks(num_elements - num_exact), len(ranks))
+        return rows * self.codec.block_bytes + 4 * most_sent(num_exact, len(ranks))

@@ -2,6 +2,9 @@
 
 Of every chunk of 4,096 elements the largest travel: 12 bits for the place of each, 2 for its value. With 64 of them
 that is 0.23 bits for each element of the vector. What has not been sent stays in the residual, which decays.
+
+Of more than two ranks the owner of a slice sends the largest elements of its sum in the same way, and keeps the others
+in its residual, as if they were its own.
 """
 
 from collections.abc import Sequence
@@ -10,8 +13,9 @@ from dataclasses import dataclass
 import torch
 
 from adloco_dist.averaging.averager import Commit, is_counted
-from adloco_dist.averaging.group import Group, ring_bytes_sent
+from adloco_dist.averaging.group import Group
 from adloco_dist.averaging.outer_sgd import chunks
+from adloco_dist.averaging.sums import Part, gather, has_owners, most_sent, slices_of, sum_by_owners
 
 CHUNK = 4096
 """Elements of which the largest are sent; 12 bits say which."""
@@ -21,7 +25,7 @@ SCALES_BYTES = 4
 
 @dataclass(frozen=True)
 class Sparse:
-    """Sums the largest elements of payloads. Every rank receives what all others send (all-gather).
+    """Sums the largest elements of payloads.
 
     A value is one of two magnitudes with a sign: the mean of the chunk's larger ones, and that of its smaller ones,
     divided at the middle of their range.
@@ -52,31 +56,35 @@ class Sparse:
 
     def exchange(self, payload: torch.Tensor, num_exact: int, group: Group, residual: torch.Tensor | None) -> Commit:
         values, exact = payload.split([len(payload) - num_exact, num_exact])
-        pending = group.start_all_reduce(exact) if num_exact else None
         if residual is not None:
             for chunk in chunks(len(values), values.device):
                 values[chunk].add_(residual[chunk] * self.decay)
-        message = self.encode(values)
-        received = group.all_gather(message)
-        if pending:
-            pending.wait()
+        part = Part(self.encode(values), exact)
+        own, left = slice(0), values[:0]
+        if has_owners(len(group.ranks)):
+            owned = slices_of(len(part.rows), len(group.ranks))[group.index]
+            own = slice(CHUNK * owned.start, CHUNK * owned.stop)
+            left = values[own].clone()
+            sums = [sum_by_owners(part, group, lambda messages: self._encoded_sum(messages, group.index, left))]
+        else:
+            sums = gather(part, group)
 
         def commit() -> torch.Tensor:
             if residual is not None:
                 residual.copy_(values)
                 if is_counted(exact):
-                    self._add(message, residual, sign=-1)
+                    self._add(part.rows, residual, sign=-1)
+                    residual[own] = left
             values.zero_()
-            for other in received:
-                self._add(other, values)
+            for message in sums:
+                self._add(message, values)
             return payload
 
         return commit
 
     def bytes_per_rank(self, num_elements: int, num_exact: int, ranks: Sequence[int]) -> int:
-        num_ranks = len(ranks)
         num_chunks = -(-(num_elements - num_exact) // CHUNK)
-        return (num_ranks - 1) * num_chunks * self.chunk_bytes + ring_bytes_sent(4 * num_exact, num_ranks)
+        return most_sent(num_chunks, len(ranks)) * self.chunk_bytes + 4 * most_sent(num_exact, len(ranks))
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
         """The message of a vector, (n,): (num_chunks, chunk_bytes), uint8."""
@@ -104,6 +112,15 @@ class Sparse:
         values = scales.gather(1, (codes & 1).long())
         starts = torch.arange(len(message), device=message.device).unsqueeze(1) * CHUNK
         return places + starts, torch.where(codes > 1, -values, values)
+
+    def _encoded_sum(self, messages: Sequence[torch.Tensor], place: int, own: torch.Tensor) -> torch.Tensor:
+        """The message of the sum of a slice. The rank that sums need not encode its own payload there, `own`, which
+        becomes what the message leaves of the sum."""
+        for other in (*messages[:place], *messages[place + 1 :]):
+            self._add(other, own)
+        message = self.encode(own)
+        self._add(message, own, sign=-1)
+        return message
 
     def _add(self, message: torch.Tensor, total: torch.Tensor, sign: int = 1) -> None:
         """Add a decoded message to the vector that it is of."""

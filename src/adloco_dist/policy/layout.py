@@ -60,15 +60,6 @@ class Layout:
     def num_nodes(self, trainer: int, nodes: Sequence[int]) -> int:
         return len({nodes[rank] for rank in self.ranks(trainer)})
 
-    def fewest_hosts(self, nodes: Sequence[int]) -> int:
-        """Nodes that exchange a trainer's sums, or its ranks on a single one: of the trainer that has the fewest, but
-        more than one; 2, if no trainer has. `nodes` may be unknown, ()."""
-        counts = []
-        for trainer in self.trainers:
-            num_nodes = self.num_nodes(trainer, nodes) if nodes else 1
-            counts.append(num_nodes if num_nodes > 1 else len(self.ranks(trainer)))
-        return min((count for count in counts if count > 1), default=2)
-
 
 def place(num_trainers: int, workers_per_trainer: int, nodes: Sequence[int], placement: Placement) -> Layout:
     """Place `num_trainers` x `workers_per_trainer` workers on the ranks.

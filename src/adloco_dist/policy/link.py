@@ -75,23 +75,23 @@ def first_rhythm(algorithm: AlgorithmSettings, wire: WireSettings) -> Rhythm:
 
 
 def rhythm_for_link(
-    algorithm: AlgorithmSettings, wire: WireSettings, costs: Sequence[RoundCost], last: Rhythm, num_hosts: int
+    algorithm: AlgorithmSettings, wire: WireSettings, costs: Sequence[RoundCost], last: Rhythm
 ) -> Rhythm:
     """The next round's rhythm, with which the time to a loss is the shortest (docs/theory.md); `costs` are those of the
     last rounds, `last` the rhythm of the last."""
     if not costs:
         return last
-    cost, best = _Typical.of(costs, wire, num_hosts), best_rhythm(algorithm, wire, costs, num_hosts)
+    cost, best = _Typical.of(costs, wire), best_rhythm(algorithm, wire, costs)
     if cost.time(best) > (1 - GAIN) * cost.time(last):
         best = last
     updates = math.ceil(min(max(best.updates, last.updates / STEP), last.updates * STEP))
     return _bounded(algorithm, wire, updates, best)
 
 
-def best_rhythm(algorithm: AlgorithmSettings, wire: WireSettings, costs: Sequence[RoundCost], num_hosts: int) -> Rhythm:
+def best_rhythm(algorithm: AlgorithmSettings, wire: WireSettings, costs: Sequence[RoundCost]) -> Rhythm:
     """Where rounds of such costs settle."""
     fragments, fixed = wire.fragments, wire.delay_updates
-    cost, (_, max_updates) = _Typical.of(costs, wire, num_hosts), algorithm.updates_range
+    cost, (_, max_updates) = _Typical.of(costs, wire), algorithm.updates_range
     candidates: list[Rhythm] = []
     for is_dense in (False, True) if wire.format is WireFormat.adaptive else (False,):
         longest = max(1, min(math.ceil(cost.transfer(is_dense)), max_updates // fragments - 1))
@@ -101,16 +101,11 @@ def best_rhythm(algorithm: AlgorithmSettings, wire: WireSettings, costs: Sequenc
     return min(candidates, key=cost.time)
 
 
-def dense_ratio(fraction: float, num_hosts: int) -> float:
+def dense_ratio(fraction: float) -> float:
     """What a host sends of all elements in 4 bits, over what it sends of the largest `fraction` of them alone, as
-    averaging/quantized.py and averaging/sparse.py have it; they need torch, which plans do without.
-
-    Of all elements parts go to the hosts that sum them, and a sum to all: 2 (n - 1) / n of the vector. The largest go
-    from each host to every other: n - 1 times.
-    """
+    averaging/quantized.py and averaging/sparse.py have it; they need torch, which plans do without."""
     chosen = 8 * max(1, round(fraction * SPARSE_CHUNK / 8))
-    sparse = (SPARSE_SCALES_BYTES + SPARSE_BYTES * chosen) / SPARSE_CHUNK
-    return 2 * DENSE_BYTES / (num_hosts * sparse)
+    return DENSE_BYTES * SPARSE_CHUNK / (SPARSE_SCALES_BYTES + SPARSE_BYTES * chosen)
 
 
 def remembered(costs: Sequence[RoundCost], latest: RoundCost | None) -> tuple[RoundCost, ...]:
@@ -162,8 +157,8 @@ class _Typical:
     fragments: int
 
     @classmethod
-    def of(cls, costs: Sequence[RoundCost], wire: WireSettings, num_hosts: int) -> "_Typical":
-        ratio = dense_ratio(wire.fraction, num_hosts) if wire.format is WireFormat.adaptive else 1.0
+    def of(cls, costs: Sequence[RoundCost], wire: WireSettings) -> "_Typical":
+        ratio = dense_ratio(wire.fraction) if wire.format is WireFormat.adaptive else 1.0
         update = median(cost.update_seconds for cost in costs)
         fixed = median(cost.exposed_seconds - cost.wait_seconds for cost in costs)
         transfer = median(cost.transfer_seconds / (ratio if cost.is_dense else 1.0) for cost in costs)

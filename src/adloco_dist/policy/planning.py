@@ -77,8 +77,7 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, f
     if last and algorithm.round is RoundLength.link:
         costs = () if last.merge else remembered(last.costs, report.cost)
         if any(layout.num_workers(trainer) > 1 for trainer in layout.trainers):
-            num_hosts = layout.fewest_hosts(inputs.network.nodes)
-            rhythm = rhythm_for_link(algorithm, wire, costs, last.rhythm, num_hosts)
+            rhythm = rhythm_for_link(algorithm, wire, costs, last.rhythm)
     updates = num_updates(budget, now, tokens_per_update, rhythm.updates)
     update_seconds = report.round_seconds / report.updates if report.updates else 0.0
     spent_per_update = fraction_per_update(budget, tokens_per_update, rhythm.updates, update_seconds)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from adloco_dist.config import SimulationSettings
+from adloco_dist.config import SimulationSettings, WireFormat, WireSettings
 from adloco_dist.policy.passes import Passes
 from adloco_dist.policy.plan import RoundPlan
 from adloco_dist.policy.report import EvaluationReport, RankReport, TrainerReport
@@ -87,16 +87,24 @@ HIDDEN_GRADIENTS = 2 / 3
 
 
 TRIPS = 2
-"""Latencies that an average takes beside its bytes: gloo sends once the receiver has said that there is room. Measured
+"""Latencies that an exchange takes beside its bytes: gloo sends once the receiver has said that there is room. Measured
 on two real hosts (docs/benchmarks.md)."""
 
 
+def exchanges(format: WireFormat, num_ranks: int) -> int:
+    """Exchanges of an average, each of which waits for the one before: around a ring in fp32, and else as
+    averaging/sums.py has it, which needs torch."""
+    if format is WireFormat.fp32:
+        return num_ranks - 1
+    return 2 if num_ranks > 2 else 1
+
+
 def simulated(
-    simulation: SimulationSettings, fragments: int, plan: RoundPlan, reports: Sequence[RankReport]
+    simulation: SimulationSettings, wire: WireSettings, plan: RoundPlan, reports: Sequence[RankReport]
 ) -> list[RankReport]:
-    """The reports of a round of so many fragments as if every rank were a host of its own; evaluations and checkpoints
-    take no time. Nobody waits for reports and plans, but for the slowest rank."""
-    timed = [_without_waiting(simulation, fragments, plan, report) for report in reports]
+    """The reports of a round as if every rank were a host of its own; evaluations and checkpoints take no time. Nobody
+    waits for reports and plans, but for the slowest rank."""
+    timed = [_without_waiting(simulation, wire, plan, report) for report in reports]
     spent = [_seconds(report) for report in timed]
     return [
         replace(report, control_seconds=max(spent) - seconds, checkpoint_seconds=0.0)
@@ -113,7 +121,9 @@ def _seconds(report: RankReport) -> float:
     return sum(sum(part.seconds.values()) for part in report.trainers.values()) + report.merge.seconds
 
 
-def _without_waiting(simulation: SimulationSettings, fragments: int, plan: RoundPlan, report: RankReport) -> RankReport:
+def _without_waiting(
+    simulation: SimulationSettings, wire: WireSettings, plan: RoundPlan, report: RankReport
+) -> RankReport:
     """A round that was not taken as a whole has no speed, as with the real clock."""
     inner_seconds = {trainer: _inner_seconds(simulation, plan, report.rank, trainer) for trainer in report.trainers}
     turn = sum(inner_seconds.values()) / plan.updates  # one update of all workers, which compute while averages travel
@@ -122,8 +132,9 @@ def _without_waiting(simulation: SimulationSettings, fragments: int, plan: Round
     for trainer, part in report.trainers.items():
         sent, seconds, transfer = part.outer.bytes_sent, inner_seconds[trainer], 0.0
         if sent:  # sketches travel beside the average, which waits for them on the link
-            transfer = fragments * TRIPS * latency + simulation.transfer_seconds(sent + part.measure.bytes_sent)
-        waited = RoundForecast(plan.updates, delay, transfer, fragments).exposed_seconds(turn)
+            trips = wire.fragments * exchanges(wire.format, len(plan.layout.ranks(trainer))) * TRIPS
+            transfer = trips * latency + simulation.transfer_seconds(sent + part.measure.bytes_sent)
+        waited = RoundForecast(plan.updates, delay, transfer, wire.fragments).exposed_seconds(turn)
         gradients = simulation.transfer_seconds(part.outer.gradient_bytes_sent)
         passes = [
             Passes(seen.micro_batches, seen.sequences, seen.sequences * simulation.sequence_seconds * part.num_workers)

@@ -162,7 +162,7 @@ class Coordinator:
         of_ranks = with_statistics(of_ranks, is_plugin, is_streaming)
         errors, reports, seconds = disagreements(of_ranks, size), seat_reports(of_ranks, size), of_ranks[0].seconds
         if settings.simulation.is_on and reported:
-            reports = simulated(settings.simulation, settings.wire.fragments, reported, reports)
+            reports = simulated(settings.simulation, settings.wire, reported, reports)
             seconds = self._ended_seconds + round_seconds(reports)
         found = pool_report(reports, reported, seconds, seconds - self._ended_seconds, errors)
         self._ended_seconds = seconds

@@ -68,7 +68,7 @@ def print_dry_run(
     console.print(_rank_table(settings, layout, seats, part_bytes, parameters.matrix_share))
     network = Network(seats, {link.nodes: link.bytes_per_second for link in links})
     if seconds := _link_seconds(layout, network, traffic):
-        console.print(_utilisation_table(settings, layout, seconds, layout.fewest_hosts(seats)))
+        console.print(_utilisation_table(settings, layout, seconds))
     elif len(set(nodes)) > 1 and not links:
         console.print("links: not measured; on the nodes, under torchrun, they are, and utilisation is predicted")
     if parameters.total >= LARGE and not settings.algorithm.is_data_parallel:
@@ -145,9 +145,7 @@ def _link_seconds(layout: Layout, network: Network, traffic: Traffic) -> dict[in
     return {seat: total for seat, total in seconds.items() if total}
 
 
-def _forecast(
-    settings: Settings, workers: int, link_seconds: float, update_seconds: float, num_hosts: int
-) -> RoundForecast:
+def _forecast(settings: Settings, workers: int, link_seconds: float, update_seconds: float) -> RoundForecast:
     """The rounds of a rank with so many workers, and updates of that length; with wire.format=adaptive `link_seconds`
     are those of the largest elements alone."""
     wire, algorithm = settings.wire, settings.algorithm
@@ -155,12 +153,12 @@ def _forecast(
     if algorithm.round is RoundLength.link:
         waiting, hidden = (0.0, link_seconds) if wire.is_delayed else (link_seconds, 0.0)
         cost = RoundCost(workers * update_seconds, waiting, hidden)
-        rhythm = best_rhythm(settings.algorithm, wire, [cost], num_hosts)
-        link_seconds *= dense_ratio(wire.fraction, num_hosts) if rhythm.is_dense else 1.0
+        rhythm = best_rhythm(settings.algorithm, wire, [cost])
+        link_seconds *= dense_ratio(wire.fraction) if rhythm.is_dense else 1.0
     return RoundForecast(rhythm.updates * workers, rhythm.delay_updates * workers, link_seconds, wire.fragments)
 
 
-def _utilisation_table(settings: Settings, layout: Layout, link_seconds: Mapping[int, float], num_hosts: int) -> Table:
+def _utilisation_table(settings: Settings, layout: Layout, link_seconds: Mapping[int, float]) -> Table:
     is_fixed = settings.algorithm.round is not RoundLength.link
     columns = ["rank", "seconds on its link", *(f"{seconds:g} s" for seconds in UPDATE_SECONDS)]
     columns += [f"{GOOD_UTILISATION:.0%} from"] if is_fixed else []
@@ -170,11 +168,11 @@ def _utilisation_table(settings: Settings, layout: Layout, link_seconds: Mapping
         workers = sum(map(len, layout.placed_on(seat).values()))
         cells = []
         for seconds in UPDATE_SECONDS:
-            forecast = _forecast(settings, workers, on_link, seconds, num_hosts)
+            forecast = _forecast(settings, workers, on_link, seconds)
             length = "" if is_fixed else f" (H {forecast.updates // workers})"
             cells.append(f"{forecast.utilisation(seconds):.0%}{length}")
         if is_fixed:
-            enough = _forecast(settings, workers, on_link, 0.0, num_hosts).update_seconds(GOOD_UTILISATION)
+            enough = _forecast(settings, workers, on_link, 0.0).update_seconds(GOOD_UTILISATION)
             cells.append(f"{enough:.3g} s")
         table.add_row(_ranks_of(seat, settings), f"{on_link:.3g}", *cells)
     return table

@@ -15,7 +15,7 @@ def restored(codec: Codec, values: torch.Tensor, more_blocks: int = 0) -> torch.
     message = torch.full((num_blocks(len(values)) + more_blocks, codec.block_bytes), 255, dtype=torch.uint8)
     encode(codec, values, message)
     total = torch.full_like(values, 7.0)
-    decode_into(codec, message, total)
+    decode_into(codec, [message], total)
     return total
 
 

@@ -28,7 +28,7 @@ from adloco_dist.policy.plan import PlanInputs, PoolReport, RoundPlan
 from adloco_dist.policy.planning import plan_round
 from helpers.support import FOUR_TRAINERS, first_batch, next_batch, small_settings
 
-UPDATE_SECONDS, HOSTS = 0.04, 2
+UPDATE_SECONDS = 0.04
 BY_LINK = ("algorithm.round=link", "pool.trainers=1", "pool.workers_per_trainer=2", "budget=1000rounds")
 PAIR = Layout.one_rank_per_worker({0: (0, 1)})
 
@@ -41,7 +41,7 @@ def settled(settings: Settings, blocking: float, transfer: float = 0.0, rounds: 
         transfer: seconds that its averages need on the link, with wire=adaptive those of the largest elements.
     """
     rhythm, costs, taken = first_rhythm(settings.algorithm, settings.wire), (), []
-    ratio = dense_ratio(settings.wire.fraction, HOSTS)
+    ratio = dense_ratio(settings.wire.fraction)
     for round_ in range(rounds):
         taken.append(rhythm)
         noise = (1.0, 0.7, 1.3, 0.9, 1.1)[round_ % 5]
@@ -50,7 +50,7 @@ def settled(settings: Settings, blocking: float, transfer: float = 0.0, rounds: 
         waited = max(0.0, travelled - hidden)
         cost = RoundCost(UPDATE_SECONDS, noise * blocking + waited, travelled, waited, rhythm.is_dense)
         costs = remembered(costs, cost)
-        rhythm = rhythm_for_link(settings.algorithm, settings.wire, costs, rhythm, HOSTS)
+        rhythm = rhythm_for_link(settings.algorithm, settings.wire, costs, rhythm)
     return taken
 
 
@@ -76,7 +76,7 @@ def test_delay_and_length_are_the_best_of_all(blocking: float, transfer: float, 
     pairs = [(updates, delay) for updates in range(2, 241) for delay in range(1, max(2, updates // fragments))
              if updates >= fragments * (delay + 1)]  # fmt: skip
     best = min(time(*pair) for pair in pairs)
-    chosen = best_rhythm(settings.algorithm, settings.wire, [RoundCost(UPDATE_SECONDS, blocking, transfer)], HOSTS)
+    chosen = best_rhythm(settings.algorithm, settings.wire, [RoundCost(UPDATE_SECONDS, blocking, transfer)])
     assert (chosen.updates, chosen.delay_updates) in pairs
     assert time(chosen.updates, chosen.delay_updates) == pytest.approx(best, rel=0.01)
 
@@ -100,8 +100,8 @@ ADAPTIVE = (*FOUR_TRAINERS, *BY_LINK, "wire=adaptive", "outer=average")
 
 
 def test_all_elements_travel_where_the_link_is_fast_enough() -> None:
-    """At two hosts they are 4.7 times as many bytes as the largest sixteenth."""
-    settings, ratio = small_settings(*ADAPTIVE), dense_ratio(0.0625, HOSTS)
+    """They are 4.7 times as many bytes as the largest sixteenth."""
+    settings, ratio = small_settings(*ADAPTIVE), dense_ratio(0.0625)
     assert ratio == pytest.approx(4.125 / 8 / (452 / 4096), rel=1e-3)
     fast, slow = settled(settings, 0.001, 0.9 * UPDATE_SECONDS / ratio), settled(settings, 0.001, UPDATE_SECONDS)
     assert [rhythm.is_dense for rhythm in fast] == [False] + [True] * 39, "the first round has measured nothing"
@@ -114,7 +114,7 @@ def test_all_elements_travel_where_the_link_is_fast_enough() -> None:
 def test_a_link_that_has_become_slow_carries_the_largest_alone() -> None:
     settings, last = small_settings(*ADAPTIVE), Rhythm(2, 1, is_dense=True)
     slow = RoundCost(UPDATE_SECONDS, 0.5, 0.5, 0.46, is_dense=True)
-    assert not rhythm_for_link(settings.algorithm, settings.wire, [slow] * 5, last, HOSTS).is_dense
+    assert not rhythm_for_link(settings.algorithm, settings.wire, [slow] * 5, last).is_dense
 
 
 @pytest.mark.parametrize("fraction", [1 / 64, 1 / 16, 0.3])
@@ -123,16 +123,7 @@ def test_plans_count_the_bytes_that_averagers_send(fraction: float, hosts: int) 
     elements, ranks = 1 << 24, range(hosts)
     dense = Quantized(WholeNumbers(4)).bytes_per_rank(elements, 0, ranks)
     sparse = Sparse(fraction).bytes_per_rank(elements, 0, ranks)
-    assert dense_ratio(fraction, hosts) == pytest.approx(dense / sparse, rel=1e-3)
-
-
-def test_the_bytes_of_all_elements_do_not_grow_with_hosts_and_those_of_the_largest_do() -> None:
-    ratios = [dense_ratio(0.0625, hosts) for hosts in (2, 4, 8, 16, 64)]
-    assert ratios == sorted(ratios, reverse=True)
-    assert ratios[2] > 1 > ratios[3], "from ten hosts on everything is fewer bytes"
-    settings, slow = small_settings(*ADAPTIVE), [RoundCost(UPDATE_SECONDS, 0.4, 0.4, 0.36)] * 5
-    chosen = [best_rhythm(settings.algorithm, settings.wire, slow, hosts).is_dense for hosts in (2, 16)]
-    assert chosen == [False, True]
+    assert dense_ratio(fraction) == pytest.approx(dense / sparse, rel=1e-3)
 
 
 def test_bounds_hold_whatever_was_measured() -> None:
@@ -144,7 +135,7 @@ def test_bounds_hold_whatever_was_measured() -> None:
         assert 7 <= settled(chosen, blocking, transfer)[-1].updates <= 60
     spread = small_settings(*FOUR_TRAINERS, *BY_LINK, "wire.fragments=4", "wire.delay_updates=5")
     assert min(rhythm.updates for rhythm in settled(spread, 1e-6)) == 24, "every fragment has its delay"
-    assert rhythm_for_link(settings.algorithm, settings.wire, (), Rhythm(33, 0), HOSTS) == Rhythm(33, 0), (
+    assert rhythm_for_link(settings.algorithm, settings.wire, (), Rhythm(33, 0)) == Rhythm(33, 0), (
         "nothing measured yet"
     )
 
@@ -154,8 +145,8 @@ def test_one_odd_round_changes_nothing() -> None:
     costs = remembered([usual] * 4, RoundCost(UPDATE_SECONDS, 60.0))
     assert len(costs) == 5
     at = Rhythm(20, 0)
-    assert rhythm_for_link(settings.algorithm, settings.wire, costs, at, HOSTS) == rhythm_for_link(
-        settings.algorithm, settings.wire, [usual] * 5, at, HOSTS
+    assert rhythm_for_link(settings.algorithm, settings.wire, costs, at) == rhythm_for_link(
+        settings.algorithm, settings.wire, [usual] * 5, at
     )
 
 

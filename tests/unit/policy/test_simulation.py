@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from adloco_dist.averaging.report import OuterStepReport
-from adloco_dist.config import Settings
+from adloco_dist.averaging.sums import has_owners
+from adloco_dist.config import Settings, WireFormat
 from adloco_dist.policy.evaluation import Evaluation
 from adloco_dist.policy.layout import Layout
 from adloco_dist.policy.plan import PlanInputs, PoolReport, RoundPlan
@@ -17,7 +18,7 @@ from adloco_dist.policy.report import (
     RankReport,
     TrainerReport,
 )
-from adloco_dist.policy.simulation import round_seconds, simulated
+from adloco_dist.policy.simulation import exchanges, round_seconds, simulated
 from adloco_dist.policy.summary import pool_report
 from helpers.support import FOUR_TRAINERS, small_settings
 
@@ -65,7 +66,7 @@ def planned(settings: Settings, layout: Layout = PAIR) -> RoundPlan:
 )
 def test_seconds_are_counted(overrides: tuple[str, ...], num_bytes: int, outer: float, transfer: float) -> None:
     settings = small_settings(*FOUR_TRAINERS, *SIMULATED, *overrides)
-    first, second = simulated(settings.simulation, settings.wire.fragments, planned(settings), reported(num_bytes))
+    first, second = simulated(settings.simulation, settings.wire, planned(settings), reported(num_bytes))
     share = first.trainers[0]
     assert (share.inner.seconds, first.update_seconds) == (10, 1)
     assert (share.outer.seconds, share.outer.transfer_seconds) == (outer, transfer)
@@ -76,13 +77,16 @@ def test_seconds_are_counted(overrides: tuple[str, ...], num_bytes: int, outer: 
     assert round_seconds([first, second]) == pytest.approx(10 + outer)
 
 
+@pytest.mark.parametrize("format", set(WireFormat) - {WireFormat.fp32})
+def test_the_clock_counts_the_exchanges_of_averages(format: WireFormat) -> None:
+    assert [exchanges(format, ranks) for ranks in (2, 3, 9)] == [1 + has_owners(ranks) for ranks in (2, 3, 9)]
+
+
 def test_ranks_wait_for_the_slowest() -> None:
     """Rank 0 has two workers, rank 1 one: it waits as long as it takes to take the updates of another."""
     settings = small_settings(*FOUR_TRAINERS, *SIMULATED, "pool.workers_per_trainer=3")
     layout = Layout({0: ((0,), (0,), (1,))})
-    reports = simulated(
-        settings.simulation, settings.wire.fragments, planned(settings, layout), reported(400, workers=(2, 1))
-    )
+    reports = simulated(settings.simulation, settings.wire, planned(settings, layout), reported(400, workers=(2, 1)))
     assert [report.trainers[0].inner.seconds for report in reports] == [20, 10]
     assert [report.update_seconds for report in reports] == [1, 1]
     assert [report.control_seconds for report in reports] == [0.0, 10.0]
@@ -94,7 +98,5 @@ def test_ranks_wait_for_the_slowest() -> None:
 
 def test_averages_of_gradients_travel_during_two_thirds_of_an_update() -> None:
     settings = small_settings(*FOUR_TRAINERS, *SIMULATED)
-    (first, _) = simulated(
-        settings.simulation, settings.wire.fragments, planned(settings), reported(0, gradient_bytes=2000)
-    )
+    (first, _) = simulated(settings.simulation, settings.wire, planned(settings), reported(0, gradient_bytes=2000))
     assert first.trainers[0].outer.seconds == pytest.approx(20 - 10 * 2 / 3)
