@@ -34,7 +34,8 @@ from typing import Any
 
 import torch
 
-from adloco_dist.averaging.codecs import WholeNumbers, decode_into, encode, num_blocks
+from adloco_dist.averaging.codecs import WholeNumbers
+from adloco_dist.averaging.quantized import Quantized
 from common import median_ratio, parse, report, spread
 from helpers.hosts import Host, hosts, run_on, why_unavailable
 
@@ -84,14 +85,12 @@ def main() -> None:
 
 def codec(quick: bool) -> tuple[Figures, Rows]:
     torch.set_num_threads(1)
-    whole = WholeNumbers(4)
-    values, total = torch.randn(NUM_ELEMENTS) * 1e-3, torch.empty(NUM_ELEMENTS)
-    message = torch.empty(num_blocks(NUM_ELEMENTS), whole.block_bytes, dtype=torch.uint8)
+    averager, values = Quantized(WholeNumbers(4)), torch.randn(NUM_ELEMENTS) * 1e-3
+    total = torch.zeros(NUM_ELEMENTS)
     seconds = []
     for _ in range(6 if quick else 21):
         start = time.perf_counter()
-        encode(whole, values, message)
-        decode_into(whole, [message], total)
+        averager.add(averager.encode(values), total)
         seconds.append(time.perf_counter() - start)
     milliseconds = [one * 1e3 for one in seconds[1:]]
     return {"codec_ms": statistics.median(milliseconds)}, [["codec, ms", *spread(milliseconds)]]

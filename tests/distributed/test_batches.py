@@ -161,7 +161,7 @@ def measured(runtime: Runtime, batch: int) -> dict[str, Any]:
     trainer = pool.trainers[0]
     pool.flat_model.point_at(trainer.anchor)
     one_by_one = [
-        per_sequence_gradients(pool.flat_model, pool.objective, trainer.cursor.batch(worker, 4, 0, batch, None))
+        per_sequence_gradients(pool.flat_model, pool.objective, trainer.cursor.batch(worker, 0, batch, [1] * 4))
         for worker in range(4)
     ]
     rows, sizes = (torch.cat(parts) for parts in zip(*one_by_one, strict=True))

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.config import Settings
 from adloco_dist.policy import planning
-from adloco_dist.policy.layout import Layout
 from adloco_dist.policy.plan import INTERRUPTED
 from helpers.processes import run_ranks
 from helpers.resuming import train_kept
@@ -58,11 +56,7 @@ def test_ranks_that_hold_a_worker_together_add_up(tmp_path: Path) -> None:
 
 def train_unequal(runtime: Runtime, *overrides: str) -> dict[str, Any]:
     """The first two workers take six updates, the others two."""
-
-    def counts(settings: Settings, layout: Layout, updates: int, *speeds: object) -> dict[int, tuple[int, ...]]:
-        return {0: (updates, updates, updates // 3, updates // 3)}
-
-    planning.worker_updates = counts
+    planning.worker_speeds = lambda layout, costs: {0: (1.0, 1.0, 0.34, 0.34)}
     return train_small_pool(runtime, *FOUR_TRAINERS, *RECORDED, *overrides)
 
 

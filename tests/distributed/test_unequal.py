@@ -9,10 +9,8 @@ import pytest
 import torch
 
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.config import Settings
 from adloco_dist.data.indexed import IndexedDataset
 from adloco_dist.policy import planning
-from adloco_dist.policy.layout import Layout
 from helpers.processes import run_ranks
 from helpers.resuming import train_kept
 from helpers.support import (
@@ -31,11 +29,7 @@ UNEQUAL = ("pool.trainers=2", "pool.workers_per_trainer=2", "algorithm.updates_p
 
 def fix_speeds() -> None:
     """In place of measured ones, which a test cannot know: the second worker of each trainer is a third as fast."""
-
-    def counts(settings: Settings, layout: Layout, updates: int, *speeds: object) -> dict[int, tuple[int, ...]]:
-        return {trainer: (updates, updates // 3) for trainer in layout.trainers}
-
-    planning.worker_updates = counts
+    planning.worker_speeds = lambda layout, costs: {trainer: (1.0, 0.34) for trainer in layout.trainers}
 
 
 def train(runtime: Runtime, *overrides: str) -> dict[str, Any]:

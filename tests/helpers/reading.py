@@ -1,26 +1,35 @@
 """Rounds of reading, for tests of data sets of every kind."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from adloco_dist.data.protocols import Batch, Cursor
 
 
 def read_round(
-    cursors: Mapping[int, Cursor], workers: Mapping[int, int], updates: int, local_batch: Mapping[int, int]
+    cursors: Mapping[int, Cursor],
+    workers: Mapping[int, int],
+    updates: int,
+    local_batch: Mapping[int, int],
+    unequal: Mapping[int, Sequence[int]] | None = None,
 ) -> dict[tuple[int, int], list[Batch]]:
-    """What every worker of every trainer takes in a round, after which all cursors have advanced."""
+    """What every worker of every trainer takes in a round, after which all cursors have advanced; `unequal` has the
+    updates of each worker of those trainers in which they differ."""
+
+    def counts(trainer: int) -> Sequence[int]:
+        return (unequal or {}).get(trainer, [updates] * workers[trainer])
+
     taken: dict[tuple[int, int], list[Batch]] = {}
     ends: dict[int, Any] = {}
     for trainer, cursor in cursors.items():
-        count, size = workers[trainer], local_batch[trainer]
-        for worker in range(count):
-            taken[trainer, worker] = [cursor.batch(worker, count, update, size) for update in range(updates)]
-        ends |= cursor.ends(range(count), count, updates * size)
+        taken_by, size = counts(trainer), local_batch[trainer]
+        for worker, taken_here in enumerate(taken_by):
+            taken[trainer, worker] = [cursor.batch(worker, update, size, taken_by) for update in range(taken_here)]
+        ends |= cursor.ends(range(len(taken_by)), size, taken_by)
     exchanged = {int(stream): end for stream, end in json.loads(json.dumps(ends)).items()}
     for trainer, cursor in cursors.items():
-        cursor.advance(updates, workers[trainer], local_batch[trainer], exchanged)
+        cursor.advance(local_batch[trainer], counts(trainer), exchanged)
     return taken
 
 

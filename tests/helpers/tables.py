@@ -33,4 +33,4 @@ def ids_of_shard(shard: ShardCursor) -> list[int]:
 
 
 def advance(shard: ShardCursor, count: int) -> None:
-    shard.advance(count, 1, 1, {})
+    shard.advance(1, [count], {})

@@ -11,11 +11,13 @@ import torch
 import torch.distributed as dist
 
 from adloco_dist.averaging.averager import Averager, Wire
+from adloco_dist.averaging.codecs import Signs
 from adloco_dist.averaging.group import Group
 from adloco_dist.averaging.in_place import AveragedBuffers, InPlace
 from adloco_dist.averaging.outer_sgd import OuterSGD
 from adloco_dist.averaging.outer_step import OuterStep
 from adloco_dist.averaging.parameters import TrainedParameters
+from adloco_dist.averaging.quantized import Quantized
 from adloco_dist.averaging.sparse import Sparse
 from adloco_dist.schema import NOTHING, Kind
 from adloco_dist.text import first_difference
@@ -33,8 +35,10 @@ def refuse(updates_per_round: int, timeout_seconds: float, outer: OuterSGD, wire
         raise ValueError(f"updates_per_round={updates_per_round}: must be a whole number >= 1")
     if not timeout_seconds > 0:
         raise ValueError(f"timeout_seconds={timeout_seconds}: must be > 0")
-    if isinstance(wire.averager, Sparse) and outer.momentum:
-        rule = "would count twice what Sparse keeps for later; use OuterSGD(lr=1.0, momentum=0.0)"
+    keeps_much = isinstance(wire.averager, Sparse) or wire.averager == Quantized(Signs(), keeps_residual=True)
+    if keeps_much and outer.momentum:
+        kept = "Sparse keeps" if isinstance(wire.averager, Sparse) else "Signs keep"
+        rule = f"would count twice what {kept} for later; use OuterSGD(lr=1.0, momentum=0.0)"
         raise ValueError(f"outer: momentum={outer.momentum} {rule}")
 
 

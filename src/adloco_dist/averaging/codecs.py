@@ -1,6 +1,5 @@
-"""Pseudo-gradients in fewer bits: blocks of whole numbers with one scale each, or bfloat16."""
+"""Pseudo-gradients in fewer bits: blocks of whole numbers or signs with one scale each, or bfloat16."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -86,6 +85,32 @@ class WholeNumbers:
         return numbers.float().sub_(self.levels + 1).mul_(scales)
 
 
+@dataclass(frozen=True)
+class Signs:
+    """Signs of values, times the mean magnitude of their block, in bfloat16 (1-bit Adam, 2102.02888).
+
+    Of normally distributed values that takes all but a third of their squares. It needs error feedback. A block with a
+    value that is not finite decodes to values that are none.
+    """
+
+    @property
+    def block_bytes(self) -> int:
+        return BLOCK // 8 + 2
+
+    def encode(self, blocks: torch.Tensor, message: torch.Tensor) -> None:
+        message[:, -2:] = blocks.abs().mean(1, keepdim=True).to(torch.bfloat16).view(torch.uint8)
+        bits = (blocks >= 0).to(torch.uint8).split(BLOCK // 8, dim=1)
+        numbers = bits[0].clone()
+        for place, part in enumerate(bits[1:], 1):
+            numbers |= part << place
+        message[:, :-2] = numbers
+
+    def decode(self, message: torch.Tensor) -> torch.Tensor:
+        scales = message[:, -2:].contiguous().view(torch.bfloat16).float()
+        bits = torch.cat([message[:, :-2] >> place & 1 for place in range(8)], dim=1)
+        return bits.float().mul_(2).sub_(1).mul_(scales)
+
+
 def _rounded_up(values: torch.Tensor) -> torch.Tensor:
     """Non-negative fp32 values as the next bfloat16 that is not smaller; what is not finite stays so."""
     upper = ((values.view(torch.int32) + 0xFFFF) >> 16).to(torch.int16).view(torch.bfloat16)
@@ -95,38 +120,3 @@ def _rounded_up(values: torch.Tensor) -> torch.Tensor:
 def num_blocks(num_elements: int) -> int:
     """Blocks that hold so many elements."""
     return -(-num_elements // BLOCK)
-
-
-def encode(codec: Codec, values: torch.Tensor, message: torch.Tensor) -> None:
-    """Encode a vector, (n,), in a message of at least as many blocks; those behind its end become zeros."""
-    for start in range(0, len(message), CHUNK_BLOCKS):
-        chunk = message[start : start + CHUNK_BLOCKS]
-        blocks = values[start * BLOCK : (start + len(chunk)) * BLOCK]
-        if missing := len(chunk) * BLOCK - len(blocks):
-            blocks = torch.cat([blocks, blocks.new_zeros(missing)])
-        codec.encode(blocks.view(-1, BLOCK), chunk)
-
-
-def decode_into(codec: Codec, messages: Sequence[torch.Tensor], values: torch.Tensor) -> None:
-    """Decode the sum of messages, taken in their order, over a vector, (n,), of as many blocks as each has."""
-    for start in range(0, num_blocks(len(values)), CHUNK_BLOCKS):
-        chunk = values[start * BLOCK : (start + CHUNK_BLOCKS) * BLOCK]
-        total = _decoded_sum(codec, messages, start, values.dtype)
-        chunk.copy_(total.view(-1)[: len(chunk)])
-
-
-def encode_sum(codec: Codec, messages: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    """The message of the sum of messages, (num_blocks, block_bytes) each, which is taken in `dtype`, in their order."""
-    message = torch.empty_like(messages[0])
-    for start in range(0, len(message), CHUNK_BLOCKS):
-        codec.encode(_decoded_sum(codec, messages, start, dtype), message[start : start + CHUNK_BLOCKS])
-    return message
-
-
-def _decoded_sum(codec: Codec, messages: Sequence[torch.Tensor], start: int, dtype: torch.dtype) -> torch.Tensor:
-    """The sum of the messages' blocks from `start` on, at most `CHUNK_BLOCKS`."""
-    first, *others = (message[start : start + CHUNK_BLOCKS] for message in messages)
-    total = codec.decode(first).to(dtype)
-    for message in others:
-        total.add_(codec.decode(message))
-    return total

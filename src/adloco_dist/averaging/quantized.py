@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from adloco_dist.averaging.averager import Commit, is_counted
-from adloco_dist.averaging.codecs import Codec, decode_into, encode, encode_sum, num_blocks
+from adloco_dist.averaging.averager import Commit
+from adloco_dist.averaging.codecs import BLOCK, CHUNK_BLOCKS, Codec, num_blocks
 from adloco_dist.averaging.group import Group
-from adloco_dist.averaging.sums import Part, gather, has_owners, most_sent, sum_by_owners
+from adloco_dist.averaging.sums import exchange_encoded, most_sent
 
 
 @dataclass(frozen=True)
@@ -23,34 +23,31 @@ class Quantized:
 
     codec: Codec
     keeps_residual: bool = False
-    """Whether what the first rounding takes away is added to the next payload (error feedback)."""
+    """Whether what rounding takes away is added to the next payload (error feedback)."""
+
+    @property
+    def row_elements(self) -> int:
+        return BLOCK
 
     def exchange(self, payload: torch.Tensor, num_exact: int, group: Group, residual: torch.Tensor | None) -> Commit:
-        values, exact = payload.split([len(payload) - num_exact, num_exact])
-        if residual is not None:
-            values.add_(residual)
-        sent = torch.empty(num_blocks(len(values)), self.codec.block_bytes, dtype=torch.uint8, device=values.device)
-        encode(self.codec, values, sent)
-        part = Part(sent, exact)
-        if has_owners(len(group.ranks)):
-            sums = [sum_by_owners(part, group, lambda messages: encode_sum(self.codec, messages, payload.dtype))]
-        else:
-            sums = gather(part, group)
-        if residual is None:  # the payload is not needed any more: decoded here, in the thread that averages
-            decode_into(self.codec, sums, values)
-            return lambda: payload
-
-        def commit() -> torch.Tensor:
-            if is_counted(exact):
-                decode_into(self.codec, [sent], residual)
-                torch.sub(values, residual, out=residual)
-            else:
-                residual.copy_(values)
-            decode_into(self.codec, sums, values)
-            return payload
-
-        return commit
+        return exchange_encoded(self, payload, num_exact, group, residual)
 
     def bytes_per_rank(self, num_elements: int, num_exact: int, ranks: Sequence[int]) -> int:
         rows = most_sent(num_blocks(num_elements - num_exact), len(ranks))
         return rows * self.codec.block_bytes + 4 * most_sent(num_exact, len(ranks))
+
+    def encode(self, values: torch.Tensor) -> torch.Tensor:
+        shape = num_blocks(len(values)), self.codec.block_bytes
+        rows = torch.empty(shape, dtype=torch.uint8, device=values.device)
+        for start in range(0, len(rows), CHUNK_BLOCKS):
+            chunk = rows[start : start + CHUNK_BLOCKS]
+            blocks = values[start * BLOCK : (start + len(chunk)) * BLOCK]
+            if missing := len(chunk) * BLOCK - len(blocks):
+                blocks = torch.cat([blocks, blocks.new_zeros(missing)])
+            self.codec.encode(blocks.view(-1, BLOCK), chunk)
+        return rows
+
+    def add(self, rows: torch.Tensor, total: torch.Tensor, sign: int = 1) -> None:
+        for start in range(0, len(rows), CHUNK_BLOCKS):
+            chunk = total[start * BLOCK : (start + CHUNK_BLOCKS) * BLOCK]
+            chunk.add_(self.codec.decode(rows[start : start + CHUNK_BLOCKS]).view(-1)[: len(chunk)], alpha=sign)

@@ -2,9 +2,6 @@
 
 Of every chunk of 4,096 elements the largest travel: 12 bits for the place of each, 2 for its value. With 64 of them
 that is 0.23 bits for each element of the vector. What has not been sent stays in the residual, which decays.
-
-Of more than two ranks the owner of a slice sends the largest elements of its sum in the same way, and keeps the others
-in its residual, as if they were its own.
 """
 
 from collections.abc import Sequence
@@ -12,10 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from adloco_dist.averaging.averager import Commit, is_counted
+from adloco_dist.averaging.averager import Commit
 from adloco_dist.averaging.group import Group
-from adloco_dist.averaging.outer_sgd import chunks
-from adloco_dist.averaging.sums import Part, gather, has_owners, most_sent, slices_of, sum_by_owners
+from adloco_dist.averaging.sums import exchange_encoded, most_sent
 
 CHUNK = 4096
 """Elements of which the largest are sent; 12 bits say which."""
@@ -45,6 +41,10 @@ class Sparse:
             raise ValueError(f"decay={self.decay}: must be in [0, 1]")
 
     @property
+    def row_elements(self) -> int:
+        return CHUNK
+
+    @property
     def num_sent(self) -> int:
         """Elements of a chunk that are sent; eight of them fill whole words of 16 bits."""
         return 8 * max(1, round(self.fraction * CHUNK / 8))
@@ -55,39 +55,13 @@ class Sparse:
         return SCALES_BYTES + self.num_sent * 14 // 8
 
     def exchange(self, payload: torch.Tensor, num_exact: int, group: Group, residual: torch.Tensor | None) -> Commit:
-        values, exact = payload.split([len(payload) - num_exact, num_exact])
-        if residual is not None:
-            for chunk in chunks(len(values), values.device):
-                values[chunk].add_(residual[chunk] * self.decay)
-        part = Part(self.encode(values), exact)
-        own, left = slice(0), values[:0]
-        if has_owners(len(group.ranks)):
-            owned = slices_of(len(part.rows), len(group.ranks))[group.index]
-            own = slice(CHUNK * owned.start, CHUNK * owned.stop)
-            left = values[own].clone()
-            sums = [sum_by_owners(part, group, lambda messages: self._encoded_sum(messages, group.index, left))]
-        else:
-            sums = gather(part, group)
-
-        def commit() -> torch.Tensor:
-            if residual is not None:
-                residual.copy_(values)
-                if is_counted(exact):
-                    self._add(part.rows, residual, sign=-1)
-                    residual[own] = left
-            values.zero_()
-            for message in sums:
-                self._add(message, values)
-            return payload
-
-        return commit
+        return exchange_encoded(self, payload, num_exact, group, residual, self.decay)
 
     def bytes_per_rank(self, num_elements: int, num_exact: int, ranks: Sequence[int]) -> int:
         num_chunks = -(-(num_elements - num_exact) // CHUNK)
         return most_sent(num_chunks, len(ranks)) * self.chunk_bytes + 4 * most_sent(num_exact, len(ranks))
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
-        """The message of a vector, (n,): (num_chunks, chunk_bytes), uint8."""
         missing = -len(values) % CHUNK
         rows = torch.cat([values, values.new_zeros(missing)]) if missing else values
         rows = rows.view(-1, CHUNK)
@@ -113,18 +87,8 @@ class Sparse:
         starts = torch.arange(len(message), device=message.device).unsqueeze(1) * CHUNK
         return places + starts, torch.where(codes > 1, -values, values)
 
-    def _encoded_sum(self, messages: Sequence[torch.Tensor], place: int, own: torch.Tensor) -> torch.Tensor:
-        """The message of the sum of a slice. The rank that sums need not encode its own payload there, `own`, which
-        becomes what the message leaves of the sum."""
-        for other in (*messages[:place], *messages[place + 1 :]):
-            self._add(other, own)
-        message = self.encode(own)
-        self._add(message, own, sign=-1)
-        return message
-
-    def _add(self, message: torch.Tensor, total: torch.Tensor, sign: int = 1) -> None:
-        """Add a decoded message to the vector that it is of."""
-        places, values = self.decode(message)
+    def add(self, rows: torch.Tensor, total: torch.Tensor, sign: int = 1) -> None:
+        places, values = self.decode(rows)
         values = (values * sign).to(total.dtype)
         whole = len(total) // CHUNK  # behind the vector's end the last chunk was filled up with zeros
         total[places[:whole].view(-1)] += values[:whole].view(-1)  # no place is there twice

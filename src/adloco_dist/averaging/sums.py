@@ -8,10 +8,30 @@ however many they are (the recipe of torchft's fp8 all-reduce and of MuLoCo, 250
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 import torch
 
+from adloco_dist.averaging.averager import Commit, is_counted
 from adloco_dist.averaging.group import Group
+from adloco_dist.averaging.outer_sgd import chunks
+
+
+class Encoding(Protocol):
+    """How a vector becomes rows of bytes, and is read from them."""
+
+    @property
+    def row_elements(self) -> int:
+        """Elements of the vector in a row."""
+        ...
+
+    def encode(self, values: torch.Tensor) -> torch.Tensor:
+        """The rows of a vector, (n,): (num_rows, row_bytes) in uint8; the last one may be padded."""
+        ...
+
+    def add(self, rows: torch.Tensor, total: torch.Tensor, sign: int = 1) -> None:
+        """Add what rows say to the vector that they are of."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -22,6 +42,56 @@ class Part:
     """(num_rows, row_bytes), uint8: blocks or chunks of elements, encoded."""
     exact: torch.Tensor
     """(num_exact,): elements that travel as they are."""
+
+
+def exchange_encoded(
+    encoding: Encoding,
+    payload: torch.Tensor,
+    num_exact: int,
+    group: Group,
+    residual: torch.Tensor | None,
+    decay: float = 1.0,
+) -> Commit:
+    """`Averager.exchange` with what an encoding takes away from this rank's payload in its residual, and from the sum
+    that this rank owns, too. The residual is multiplied by `decay` before."""
+    values, exact = payload.split([len(payload) - num_exact, num_exact])
+    if residual is not None:
+        for chunk in chunks(len(values), values.device):
+            values[chunk].add_(residual[chunk], alpha=decay)
+    part = Part(encoding.encode(values), exact)
+    own, left = slice(0), values[:0]
+    if has_owners(len(group.ranks)):
+        owned = slices_of(len(part.rows), len(group.ranks))[group.index]
+        own = slice(encoding.row_elements * owned.start, encoding.row_elements * owned.stop)
+        left = values[own].clone()
+
+        def encoded_sum(messages: Sequence[torch.Tensor]) -> torch.Tensor:
+            for place, message in enumerate(messages):
+                if place != group.index:  # its own it has as it is
+                    encoding.add(message, left)
+            rows = encoding.encode(left)
+            encoding.add(rows, left, sign=-1)
+            return rows
+
+        sums = [sum_by_owners(part, group, encoded_sum)]
+    else:
+        sums = gather(part, group)
+
+    def commit() -> torch.Tensor:
+        if residual is not None:
+            residual.copy_(values)
+            if is_counted(exact):
+                encoding.add(part.rows, residual, sign=-1)
+                residual[own] = left
+        values.zero_()
+        for rows in sums:
+            encoding.add(rows, values)
+        return payload
+
+    if residual is None:  # the payload is not needed any more: decoded here, in the thread that averages
+        commit()
+        return lambda: payload
+    return commit
 
 
 def has_owners(num_ranks: int) -> bool:

@@ -135,6 +135,8 @@ class RunState:
         layout = self.plan.layout
         if len(nodes) != self.world_size:
             layout = place_again(layout, nodes, placement)
-        plan, pool = replace(self.plan, layout=layout, probed=()), self.pool
-        pool = pool and replace(pool, capacities=(), update_seconds=())
+        costs = tuple(replace(cost, turn_seconds=()) for cost in self.plan.costs)
+        plan, pool = replace(self.plan, layout=layout, probed=(), costs=costs), self.pool
+        if pool:
+            pool = replace(pool, capacities=(), cost=pool.cost and replace(pool.cost, turn_seconds=()))
         return replace(self, world_size=len(nodes), plan=plan, pool=pool)

@@ -21,13 +21,11 @@ class AlgorithmSettings:
     """pseudo_gradients: once a round, between the workers of a trainer. gradients: at every update, with
     DistributedDataParallel, one worker per rank (algorithm=ddp)."""
     updates_per_round: Annotated[int, Range(">= 1")] = 25
-    """H: inner updates that every worker takes between two outer steps; with round=speed, the fastest;
-    with round=link, in the first round."""
+    """H: inner updates that every worker takes between two outer steps; with round=link, in the first round."""
     round: RoundLength = RoundLength.link
-    """updates: every worker takes as many. speed: workers on a rank that was slower in the last round take fewer, so
-    that ranks do not wait for each other, and weigh less in the average. link: every worker takes as many, and all
-    together as few as the measured costs of a round allow; as long as no trainer has two workers,
-    `updates_per_round`."""
+    """updates: every worker takes as many. link: as few as the measured costs of a round allow (as long as no trainer
+    has two workers, `updates_per_round`); workers on slower ranks take fewer than others, so that ranks do not wait for
+    each other, and weigh less in the average."""
     updates_range: Annotated[list[int], ReadWhen("algorithm.round=link")] = field(default_factory=lambda: [2, 400])
     """Minimum and maximum of H with round=link; a delay of one update needs two, and each of wire.fragments its own."""
 
@@ -103,11 +101,11 @@ class WireSettings:
 
     format: WireFormat = WireFormat.adaptive
     """fp32: as they are (fp64 with precision=fp64). bf16, int8, int4: rounded to 16, 8.125 or 4.125 bits, summed in
-    fp32. sparse: the largest elements alone, in 2 bits each, and what has not been sent is added to the next
-    pseudo-gradient (SparseLoCo, 2508.15706), for which each trainer of a rank keeps a vector of the model's size.
-    adaptive: int4, with what its rounding takes away added in the same way, where the measured link is fast enough for
-    that (with algorithm.round=link), and else sparse."""
-    fraction: Annotated[float, Range("in (0, 1]"), ReadWhen("wire.format=sparse,adaptive")] = 0.0625
+    fp32. signs: 1.125 bits, and what that takes away is added to the next pseudo-gradient (1-bit Adam, 2102.02888), for
+    which each trainer of a rank keeps a vector of the model's size. sparse: the largest elements alone, in 2 bits each,
+    with the same error feedback (SparseLoCo, 2508.15706). adaptive: int4, with error feedback, where the measured link
+    is fast enough for that (with algorithm.round=link), and else signs."""
+    fraction: Annotated[float, Range("in (0, 1]"), ReadWhen("wire.format=sparse")] = 0.015625
     """Share of the elements that sparse sends."""
     fragments: Annotated[int, Range(">= 1")] = 1
     """P: parts of a model that are averaged at different times of a round (Streaming DiLoCo, 2501.18512)."""
@@ -118,7 +116,7 @@ class WireSettings:
     @property
     def keeps_residual(self) -> bool:
         """Whether what compression takes away is added to the next pseudo-gradient (error feedback)."""
-        return self.format in (WireFormat.sparse, WireFormat.adaptive)
+        return self.format in (WireFormat.signs, WireFormat.sparse, WireFormat.adaptive)
 
     @property
     def is_delayed(self) -> bool:

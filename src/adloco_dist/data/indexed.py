@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from adloco_dist.config import Shards, require
-from adloco_dist.data.protocols import Batch, SequenceIds, SequenceTable, States
+from adloco_dist.data.protocols import Batch, SequenceIds, SequenceTable, States, turns_before
 
 
 def permutation(count: int, *key: int) -> npt.NDArray[np.int64]:
@@ -88,16 +88,11 @@ class ShardCursor:
         shard.position = state["position"]
         return shard
 
-    def batch(
-        self, worker: int, num_workers: int, update: int, local_batch: int, updates: Sequence[int] | None = None
-    ) -> Batch:
+    def batch(self, worker: int, update: int, local_batch: int, updates: Sequence[int]) -> Batch:
         """Worker m takes the m-th run of `local_batch` sequences of an update, counting those that still take one."""
-        run = update * num_workers + worker
-        if updates is not None:
-            run = sum(min(count, update) for count in updates) + sum(count > update for count in updates[:worker])
-        return self.table.batch(self.peek(run * local_batch, local_batch))
+        return self.table.batch(self.peek(turns_before(updates, worker, update) * local_batch, local_batch))
 
-    def ends(self, workers: Sequence[int], num_workers: int, sequences: int) -> dict[int, Any]:
+    def ends(self, workers: Sequence[int], local_batch: int, updates: Sequence[int]) -> dict[int, Any]:
         return {}
 
     def needs_all(self, num_workers: int) -> bool:
@@ -109,8 +104,8 @@ class ShardCursor:
     def learn(self, positions: Mapping[int, Any]) -> None:
         pass
 
-    def advance(self, updates: int, num_workers: int, local_batch: int, ends: Mapping[int, Any]) -> None:
-        self.position += updates * num_workers * local_batch
+    def advance(self, local_batch: int, updates: Sequence[int], ends: Mapping[int, Any]) -> None:
+        self.position += sum(updates) * local_batch
 
     def peek(self, offset: int, count: int) -> SequenceIds:
         """The ids of `count` sequences that begin `offset` after the position, which does not move."""

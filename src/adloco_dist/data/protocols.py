@@ -52,6 +52,12 @@ class SequenceTable(Protocol):
         ...
 
 
+def turns_before(counts: Sequence[int], member: int, number: int) -> int:
+    """Turns that come before the `number`-th of a member, where members that have so many each take them in turn, and
+    those that have had theirs are left out."""
+    return sum(min(count, number) for count in counts) + sum(count > number for count in counts[:member])
+
+
 class Cursor(Protocol):
     """One trainer's share of a data set, and the position in it.
 
@@ -69,19 +75,16 @@ class Cursor(Protocol):
         """Sequences taken so far."""
         ...
 
-    def batch(
-        self, worker: int, num_workers: int, update: int, local_batch: int, updates: Sequence[int] | None = None
-    ) -> Batch:
-        """What `worker` takes in an update of the present round, on the CPU; the cursor does not move. `updates` has
-        those of each worker where they differ, which they never do where `size` is None."""
+    def batch(self, worker: int, update: int, local_batch: int, updates: Sequence[int]) -> Batch:
+        """What `worker` takes in an update of the present round, on the CPU; the cursor does not move. `updates` are
+        those of each of the trainer's workers in the round."""
         ...
 
-    def ends(self, workers: Sequence[int], num_workers: int, sequences: int) -> dict[int, Any]:
+    def ends(self, workers: Sequence[int], local_batch: int, updates: Sequence[int]) -> dict[int, Any]:
         """The positions of what this rank has read at the end of a round: plain JSON values by stream; none if indexed.
 
         Args:
             workers: those of the trainer that this rank runs.
-            sequences: number that every worker takes in the round.
         """
         ...
 
@@ -97,11 +100,10 @@ class Cursor(Protocol):
         """Take the positions that all ranks know together: before anything is saved, or read by others."""
         ...
 
-    def advance(self, updates: int, num_workers: int, local_batch: int, ends: Mapping[int, Any]) -> None:
+    def advance(self, local_batch: int, updates: Sequence[int], ends: Mapping[int, Any]) -> None:
         """End a round.
 
         Args:
-            updates: of each worker; where these differ, of all of them together, and then `num_workers` is 1.
             ends: what `ends` returned here, or on all ranks: where others have read is not known until `learn`.
         """
         ...

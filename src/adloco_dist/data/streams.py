@@ -4,13 +4,13 @@ Streams do not overlap. A position in a stream is a plain JSON value that its so
 continue where another stopped.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from threading import Lock
 from typing import Any, Protocol, Self
 
 from adloco_dist.config import Shards
-from adloco_dist.data.protocols import Batch, States
+from adloco_dist.data.protocols import Batch, States, turns_before
 
 
 class StreamError(RuntimeError):
@@ -146,25 +146,23 @@ class StreamCursor:
         """Sequences taken so far, including those that other trainers took from its streams before a merge."""
         return sum(stream.ordinal for stream in self.streams)
 
-    def batch(
-        self, worker: int, num_workers: int, update: int, local_batch: int, updates: Sequence[int] | None = None
-    ) -> Batch:
+    def batch(self, worker: int, update: int, local_batch: int, updates: Sequence[int]) -> Batch:
         taken = range(update * local_batch, (update + 1) * local_batch)
-        return self.dataset.source.collate([self._take(worker, num_workers, sequence) for sequence in taken])
+        sequences = [count * local_batch for count in updates]
+        return self.dataset.source.collate([self._take(worker, number, sequences) for number in taken])
 
-    def ends(self, workers: Sequence[int], num_workers: int, sequences: int) -> dict[int, Any]:
+    def ends(self, workers: Sequence[int], local_batch: int, updates: Sequence[int]) -> dict[int, Any]:
         """The positions of the streams that one of `workers` reads at the end of a round."""
         positions = {}
-        for number, (stream, end) in enumerate(zip(self.streams, self._ends(num_workers, sequences), strict=True)):
-            if number % num_workers in workers:  # the first of those that share it
+        for number, (stream, end) in enumerate(zip(self.streams, self._ends(local_batch, updates), strict=True)):
+            if number % len(updates) in workers:  # the first of those that share it
                 positions[stream.id] = self.dataset.opened(stream, end).reader.position()
         return positions
 
-    def advance(self, updates: int, num_workers: int, local_batch: int, ends: Mapping[int, Any]) -> None:
-        ordinals = self._ends(num_workers, updates * local_batch)
+    def advance(self, local_batch: int, updates: Sequence[int], ends: Mapping[int, Any]) -> None:
         self.streams = tuple(
             replace(stream, ordinal=ordinal, position=ends.get(stream.id))
-            for stream, ordinal in zip(self.streams, ordinals, strict=True)
+            for stream, ordinal in zip(self.streams, self._ends(local_batch, updates), strict=True)
         )
 
     def needs_all(self, num_workers: int) -> bool:
@@ -186,25 +184,29 @@ class StreamCursor:
     def state_dict(self) -> dict[str, Any]:
         return {"trainer": self.trainer, "streams": [asdict(stream) for stream in self.streams]}
 
-    def _take(self, worker: int, num_workers: int, sequence: int) -> Any:
-        """Read the `sequence`-th that a worker takes in the present round; waits until it is ready."""
-        numbers, num_readers = self._reading(worker, num_workers)
-        stream, reader_index = self.streams[numbers[sequence % len(numbers)]], worker // len(self.streams)
-        ordinal = stream.ordinal + sequence // len(numbers) * num_readers + reader_index
-        return self.dataset.opened(stream, ordinal, reader_index).take()
+    def _take(self, worker: int, number: int, sequences: Sequence[int]) -> Any:
+        """Read the `number`-th sequence that a worker takes in the present round, in which each takes so many
+        `sequences`; waits until it is ready."""
+        read = self._read_by(worker, len(sequences))
+        chosen, reader = read[number % len(read)], worker // len(self.streams)
+        stream = self.streams[chosen]
+        ordinal = stream.ordinal + turns_before(self._turns(chosen, sequences), reader, number // len(read))
+        return self.dataset.opened(stream, ordinal, reader).take()
 
-    def _ends(self, num_workers: int, sequences: int) -> Iterator[int]:
-        """The ordinal of every stream after a round in which each worker takes so many sequences."""
-        for number, stream in enumerate(self.streams):
-            numbers, num_readers = self._reading(number % num_workers, num_workers)
-            turns = len(range(numbers.index(number), sequences, len(numbers)))
-            yield stream.ordinal + turns * num_readers
+    def _ends(self, local_batch: int, updates: Sequence[int]) -> list[int]:
+        """The ordinal of every stream after a round."""
+        sequences = [count * local_batch for count in updates]
+        return [stream.ordinal + sum(self._turns(number, sequences)) for number, stream in enumerate(self.streams)]
 
-    def _reading(self, worker: int, num_workers: int) -> tuple[range, int]:
-        """The numbers of the streams that a worker reads in turn, and how many workers read each of them."""
-        num_streams = len(self.streams)
-        first = worker % num_streams
-        return range(first, num_streams, num_workers), len(range(first, num_workers, num_streams))
+    def _turns(self, number: int, sequences: Sequence[int]) -> list[int]:
+        """How many sequences each of a stream's readers takes from it in a round."""
+        read = self._read_by(number % len(sequences), len(sequences))
+        readers = range(number % len(sequences), len(sequences), len(self.streams))
+        return [len(range(read.index(number), sequences[worker], len(read))) for worker in readers]
+
+    def _read_by(self, worker: int, num_workers: int) -> range:
+        """The numbers of the streams that a worker reads in turn."""
+        return range(worker % len(self.streams), len(self.streams), num_workers)
 
 
 def _num_parts(num_trainers: int, workers_per_trainer: int, shards: Shards) -> int:

@@ -1,7 +1,7 @@
 """How many updates a round has, and what travels: what averages cost is weighed against what workers lose by it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -13,10 +13,8 @@ EXPOSED_SHARE = 0.2
 that all else but updates takes where H settles, whatever the link (docs/theory.md)."""
 SPARSE_COST = 1.05
 """Factor of the time to a loss where the largest elements travel alone, and the others wait (docs/theory.md)."""
-DENSE_BYTES = 4.125 / 8
-"""Of an element in 4 bits, with the scale of its block."""
-SPARSE_CHUNK, SPARSE_SCALES_BYTES, SPARSE_BYTES = 4096, 4, 14 / 8
-"""Elements of which the largest are chosen, bytes of their scales, and those of one that is sent, with its place."""
+DENSE_RATIO = 4.125 / 1.125
+"""What a host sends of elements in 4 bits over what it sends of their signs, with the scales of blocks."""
 REMEMBERED = 5
 """Rounds whose median cost decides: a single one may have been interrupted."""
 GAIN = 0.005
@@ -53,6 +51,8 @@ class RoundCost:
     """Time of that in which the rank waited for them, which is exposed."""
     is_dense: bool = False
     """Whether all elements travelled, with wire.format=adaptive."""
+    turn_seconds: tuple[float, ...] = ()
+    """By rank, one update of each of its workers; 0 where there is none. None at all: ranks are others now."""
 
     def exposed_share(self, updates: int) -> float:
         """Share of a round of so many updates that is spent otherwise."""
@@ -85,7 +85,7 @@ def rhythm_for_link(
     if cost.time(best) > (1 - GAIN) * cost.time(last):
         best = last
     updates = math.ceil(min(max(best.updates, last.updates / STEP), last.updates * STEP))
-    return _bounded(algorithm, wire, updates, best)
+    return _bounded(algorithm, wire, updates, best, cost.slowest)
 
 
 def best_rhythm(algorithm: AlgorithmSettings, wire: WireSettings, costs: Sequence[RoundCost]) -> Rhythm:
@@ -97,15 +97,8 @@ def best_rhythm(algorithm: AlgorithmSettings, wire: WireSettings, costs: Sequenc
         longest = max(1, min(math.ceil(cost.transfer(is_dense)), max_updates // fragments - 1))
         for delay in range(1, longest + 1) if fixed is None else (fixed,):
             updates = max(math.ceil(cost.best_updates(delay, is_dense)), fragments * (delay + 1))
-            candidates.append(_bounded(algorithm, wire, updates, Rhythm(updates, delay, is_dense)))
+            candidates.append(_bounded(algorithm, wire, updates, Rhythm(updates, delay, is_dense), cost.slowest))
     return min(candidates, key=cost.time)
-
-
-def dense_ratio(fraction: float) -> float:
-    """What a host sends of all elements in 4 bits, over what it sends of the largest `fraction` of them alone, as
-    averaging/quantized.py and averaging/sparse.py have it; they need torch, which plans do without."""
-    chosen = 8 * max(1, round(fraction * SPARSE_CHUNK / 8))
-    return DENSE_BYTES * SPARSE_CHUNK / (SPARSE_SCALES_BYTES + SPARSE_BYTES * chosen)
 
 
 def remembered(costs: Sequence[RoundCost], latest: RoundCost | None) -> tuple[RoundCost, ...]:
@@ -113,35 +106,40 @@ def remembered(costs: Sequence[RoundCost], latest: RoundCost | None) -> tuple[Ro
     return tuple([*costs, *([latest] if latest else [])][-REMEMBERED:])
 
 
-def worker_updates(
-    by: RoundLength, layout: Layout, updates: int, update_seconds: Sequence[float], growth: Mapping[int, float]
-) -> dict[int, tuple[int, ...]]:
-    """Updates of each worker, by trainer: in proportion to its rank's speed (dynamic local updates, DyLU: 2401.09135);
-    none where all take `updates`.
-
-    Args:
-        update_seconds: time of one worker's update on every rank in the last round; 0, or none at all: not measured.
-        growth: factors by which updates have become longer since, by trainer; 1 for one that is missing.
-    """
-    if by is not RoundLength.speed or not update_seconds:
+def worker_speeds(layout: Layout, costs: Sequence[RoundCost]) -> dict[int, tuple[float, ...]]:
+    """The speed of each worker over that of the fastest, by trainer; none where ranks are about as fast. `costs` are
+    those of the last rounds, in which workers lay where they do now; those of one rank take turns."""
+    of_rank = [1 / factor for factor in _slowness(costs)]
+    if not of_rank or min(of_rank) == 1:
         return {}
-    lengths = [0.0] * len(update_seconds)
-    for trainer, workers in layout.workers.items():
-        for rank, *_ in workers:
-            lengths[rank] += growth.get(trainer, 1.0)
-    # One update of all of a rank's workers, which have their turns one after the other.
-    turns = [seconds * length for seconds, length in zip(update_seconds, lengths, strict=True)]
-    fastest = min((turn for turn in turns if turn > 0), default=0.0)
-    speeds = [fastest / turn if turn > 0 else 1.0 for turn in turns]
-    counts = [updates if speed >= SAME else max(1, int(updates * speed)) for speed in speeds]
-    by_worker = {trainer: tuple(counts[ranks[0]] for ranks in layout.workers[trainer]) for trainer in layout.trainers}
-    return by_worker if any(count != updates for counts in by_worker.values() for count in counts) else {}
+    return {trainer: tuple(of_rank[ranks[0]] for ranks in layout.workers[trainer]) for trainer in layout.trainers}
 
 
-def effective_workers(updates: Sequence[int]) -> float:
+def worker_updates(updates: int, speeds: Sequence[float], owed: Sequence[float]) -> tuple[list[int], list[float]]:
+    """Updates of a trainer's workers in proportion to their speeds (dynamic local updates, DyLU: 2401.09135), at least
+    one each; and the parts of updates that they could have taken beside them, which count in the next round as `owed`
+    do in this."""
+    wanted = [updates * speed + part for speed, part in zip(speeds, owed, strict=True)]
+    counts = [min(max(1, int(amount)), updates) for amount in wanted]
+    return counts, [min(max(0.0, amount - count), 1.0) for amount, count in zip(wanted, counts, strict=True)]
+
+
+def _slowness(costs: Sequence[RoundCost]) -> list[float]:
+    """By rank, how many times as long as on the fastest an update of all its workers takes; 1 for those that are about
+    as fast. None at all: it was not measured."""
+    rounds = [cost.turn_seconds for cost in costs if cost.turn_seconds]
+    fastest = [min(filter(None, seconds)) for seconds in rounds]
+    factors = [
+        median(seconds[rank] / least if seconds[rank] else 1.0 for seconds, least in zip(rounds, fastest, strict=True))
+        for rank in range(len(rounds[0]) if rounds else 0)
+    ]
+    return [factor if factor * SAME > 1 else 1.0 for factor in factors]
+
+
+def effective_workers(speeds: Sequence[float]) -> float:
     """How many equal workers average as much noise away as these, which count for what they take: 1 / sum of p^2, since
     the mean of gradients with weights p that add up to 1 has the variance of one times the sum of p^2."""
-    return sum(updates) ** 2 / sum(count**2 for count in updates)
+    return sum(speeds) ** 2 / sum(speed**2 for speed in speeds)
 
 
 @dataclass(frozen=True)
@@ -155,14 +153,22 @@ class _Typical:
     dense_ratio: float
     """How many times as long it travels whole."""
     fragments: int
+    slowest: float
+    """How many times as long as the fastest the slowest rank takes for an update."""
 
     @classmethod
     def of(cls, costs: Sequence[RoundCost], wire: WireSettings) -> "_Typical":
-        ratio = dense_ratio(wire.fraction) if wire.format is WireFormat.adaptive else 1.0
+        ratio = DENSE_RATIO if wire.format is WireFormat.adaptive else 1.0
         update = median(cost.update_seconds for cost in costs)
         fixed = median(cost.exposed_seconds - cost.wait_seconds for cost in costs)
         transfer = median(cost.transfer_seconds / (ratio if cost.is_dense else 1.0) for cost in costs)
-        return cls(fixed / update, transfer / wire.fragments / update, ratio, wire.fragments)
+        return cls(
+            fixed / update,
+            transfer / wire.fragments / update,
+            ratio,
+            wire.fragments,
+            max(_slowness(costs), default=1.0),
+        )
 
     def transfer(self, is_dense: bool) -> float:
         return self.sparse_transfer * (self.dense_ratio if is_dense else 1.0)
@@ -183,11 +189,14 @@ class _Typical:
         return (linear + math.sqrt(linear**2 + 8 * share * exposed * delay_updates)) / (2 * share)
 
 
-def _bounded(algorithm: AlgorithmSettings, wire: WireSettings, updates: int, wanted: Rhythm) -> Rhythm:
-    """A round of so many updates, within the settings' bounds, in which every fragment has its delay."""
+def _bounded(
+    algorithm: AlgorithmSettings, wire: WireSettings, updates: int, wanted: Rhythm, slowest: float = 1.0
+) -> Rhythm:
+    """A round of so many updates, within the settings' bounds, in which every fragment has its delay, and the slowest
+    rank the time for an update."""
     fragments, fixed = wire.fragments, wire.delay_updates
     smallest, largest = algorithm.updates_range
-    smallest = max(smallest, fragments * ((1 if fixed is None else fixed) + 1))
+    smallest = max(smallest, fragments * ((1 if fixed is None else fixed) + 1), min(math.ceil(slowest), largest))
     updates = min(max(updates, smallest), max(largest, smallest))
     delay = max(1, min(wanted.delay_updates, updates // fragments - 1)) if fixed is None else fixed
     return Rhythm(updates, delay, wanted.is_dense)

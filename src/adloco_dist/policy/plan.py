@@ -100,19 +100,25 @@ class RoundPlan:
     """What the last rounds cost beside their updates, with algorithm.round=link."""
     worker_updates: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Updates of each worker, by trainer, where ranks differ in speed; a trainer that is missing takes `updates`."""
+    owed_updates: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    """Parts of updates that those workers could have taken beside them; they count in the next round."""
+
+    def updates_of_workers(self, trainer: int) -> tuple[int, ...]:
+        """Updates that each of a trainer's workers takes in the round."""
+        return self.worker_updates.get(trainer, (self.updates,) * self.layout.num_workers(trainer))
 
     def updates_of(self, trainer: int, worker: int) -> int:
         """Updates that a worker takes in the round."""
-        return self.worker_updates[trainer][worker] if trainer in self.worker_updates else self.updates
+        return self.updates_of_workers(trainer)[worker]
 
     def updates_by(self, update: int, trainer: int, worker: int) -> int:
-        """Updates that a worker has taken when those that take `updates` have taken `update` of them."""
-        return update * self.updates_of(trainer, worker) // self.updates
+        """Updates that a worker has taken when those that take `updates` have taken `update` of them. It is rounded up:
+        a slow worker computes while an average travels, too."""
+        return -(-update * self.updates_of(trainer, worker) // self.updates)
 
     def sequences(self, trainer: int) -> int:
         """Sequences that a trainer takes in the round."""
-        workers = range(self.layout.num_workers(trainer))
-        return self.batches[trainer].local_batch * sum(self.updates_of(trainer, worker) for worker in workers)
+        return self.batches[trainer].local_batch * sum(self.updates_of_workers(trainer))
 
     @property
     def round_tokens(self) -> int:
@@ -182,7 +188,6 @@ class PoolReport:
     outer_steps: int = 0
     """Trainers that took an outer step: a worker of them was finite."""
     capacities: Sequence[int | None] = ()
-    update_seconds: Sequence[float] = ()
     cost: RoundCost | None = None
     """What the round cost beside its updates; None: it was not measured as a whole."""
     is_writing: bool = False

@@ -17,7 +17,14 @@ from adloco_dist.policy.budget import (
     spent_fraction,
     stop_reason,
 )
-from adloco_dist.policy.link import effective_workers, first_rhythm, remembered, rhythm_for_link, worker_updates
+from adloco_dist.policy.link import (
+    effective_workers,
+    first_rhythm,
+    remembered,
+    rhythm_for_link,
+    worker_speeds,
+    worker_updates,
+)
 from adloco_dist.policy.merging import Merge, TrainerView, choose_merge
 from adloco_dist.policy.plan import NONFINITE, CheckpointId, PlanInputs, PoolReport, RoundPlan
 from adloco_dist.policy.report import smallest_capacity
@@ -60,27 +67,27 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, f
         pool = _pool_after(merge, pool, settings.data.shards is Shards.disjoint, report.capacities)
         targets = _targets_after(merge, targets)
 
-    layout, speeds = pool.layout, report.update_seconds
-    paces = worker_updates(algorithm.round, layout, algorithm.updates_per_round, speeds, {})
+    layout, follows_link = pool.layout, algorithm.round is RoundLength.link
+    costs = remembered(last.costs, report.cost) if last and not last.merge and follows_link else ()
+    speeds = {} if merge else worker_speeds(layout, costs)
     batches: dict[int, BatchPlan] = {}
-    growth: dict[int, float] = {}
     for trainer in layout.trainers:
-        bounds, before = _batch_inputs(pool, trainer, paces), batches_before.get(trainer)
+        bounds, before = _batch_inputs(pool, trainer, speeds), batches_before.get(trainer)
         batches[trainer] = take(batching, bounds, targets[trainer], before, measured[trainer])
-        if measured_batch := report.batches.get(trainer, BatchReport()).local_batch:
-            growth[trainer] = batches[trainer].local_batch / measured_batch
     sequences_per_update = sum(layout.num_workers(trainer) * batch.local_batch for trainer, batch in batches.items())
     tokens_per_update = sequences_per_update * settings.data.sequence_length
 
     rhythm = first_rhythm(algorithm, wire)
-    costs = ()  # since trainers merged last
-    if last and algorithm.round is RoundLength.link:
-        costs = () if last.merge else remembered(last.costs, report.cost)
-        if any(layout.num_workers(trainer) > 1 for trainer in layout.trainers):
-            rhythm = rhythm_for_link(algorithm, wire, costs, last.rhythm)
+    if last and follows_link and any(layout.num_workers(trainer) > 1 for trainer in layout.trainers):
+        rhythm = rhythm_for_link(algorithm, wire, costs, last.rhythm)
     updates = num_updates(budget, now, tokens_per_update, rhythm.updates)
     update_seconds = report.round_seconds / report.updates if report.updates else 0.0
     spent_per_update = fraction_per_update(budget, tokens_per_update, rhythm.updates, update_seconds)
+    worker_counts, owed = dict[int, tuple[int, ...]](), dict[int, tuple[float, ...]]()
+    for trainer, of_workers in speeds.items():
+        owed_before = (last.owed_updates if last else {}).get(trainer, (0.0,) * len(of_workers))
+        counts, parts = worker_updates(updates, of_workers, owed_before)
+        worker_counts[trainer], owed[trainer] = tuple(counts), tuple(parts)
     fraction_before = last.progress.fraction if last else 0.0
     keeps_state = _keeps_state(settings, last, now, stop, report)
     return RoundPlan(
@@ -100,7 +107,8 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, f
         updates=updates,
         events=round_events(rhythm.updates, wire.fragments, rhythm.delay_updates, updates),
         costs=costs,
-        worker_updates=worker_updates(algorithm.round, layout, updates, speeds, growth),
+        worker_updates=worker_counts,
+        owed_updates=owed,
         progress=Progress(tokens_per_update, fraction, spent_per_update),
         evaluate=is_evaluation_due(settings.evaluation, now.rounds + 1, fraction, fraction_before),
         is_concurrent=inputs.is_concurrent,
@@ -146,13 +154,13 @@ def _probed(pool: PlanInputs, trainers: Collection[int], capacities: Sequence[in
     return replace(pool, batch_limits=limits)
 
 
-def _batch_inputs(pool: PlanInputs, trainer: int, paces: Mapping[int, Sequence[int]]) -> BatchInputs:
-    """What bounds a trainer's batch, and divides it among workers that take unequal numbers of updates."""
+def _batch_inputs(pool: PlanInputs, trainer: int, speeds: Mapping[int, Sequence[float]]) -> BatchInputs:
+    """What bounds a trainer's batch, and divides it among workers that take updates in proportion to their speeds."""
     return BatchInputs(
         pool.layout.num_workers(trainer),
         pool.shard_sequences.get(trainer),
         pool.batch_limits.get(trainer),
-        effective_workers(paces[trainer]) if trainer in paces else None,
+        effective_workers(speeds[trainer]) if trainer in speeds else None,
     )
 
 

@@ -152,7 +152,6 @@ def pool_report(
         nonfinite=_trainers_with(shares, lambda part: bool(part.outer.nonfinite)),
         outer_steps=len(moved) if plan else 0,
         capacities=[report.capacity for report in reports],
-        update_seconds=[report.update_seconds for report in reports],
         cost=cost,
         is_writing=any(report.is_writing for report in reports),
     )
@@ -160,14 +159,18 @@ def pool_report(
 
 def _round_cost(reports: Sequence[RankReport], plan: RoundPlan) -> RoundCost | None:
     """The cost of a round that all ranks took as a whole, on the rank that waited least."""
-    if not all(report.update_seconds for report in reports):
+    busy = [report for report in reports if report.trainers]
+    if not busy or not all(report.update_seconds for report in busy):
         return None
-    steps = [[share.outer for share in report.trainers.values()] for report in reports]
+    steps = [[share.outer for share in report.trainers.values()] for report in busy]
     return RoundCost(
-        update_seconds=max(report.spent("inner") for report in reports) / plan.updates,
-        exposed_seconds=min(report.control_seconds + report.spent("outer") for report in reports),
+        update_seconds=max(report.spent("inner") for report in busy) / plan.updates,
+        exposed_seconds=min(report.control_seconds + report.spent("outer") for report in busy),
         transfer_seconds=min(sum(step.transfer_seconds for step in own) for own in steps),
         wait_seconds=min(sum(step.wait_seconds for step in own) for own in steps),
+        turn_seconds=tuple(
+            report.update_seconds * sum(share.num_workers for share in report.trainers.values()) for report in reports
+        ),
         is_dense=plan.rhythm.is_dense,  # an average that arrived late left by the plan before: one of a median's rounds
     )
 

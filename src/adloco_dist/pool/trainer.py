@@ -6,7 +6,7 @@ import torch
 
 from adloco_dist.averaging.averager import Averager, FullPrecision
 from adloco_dist.averaging.checks import checksum
-from adloco_dist.averaging.codecs import BFloat16, WholeNumbers
+from adloco_dist.averaging.codecs import BFloat16, Signs, WholeNumbers
 from adloco_dist.averaging.fragments import Fragment, largest
 from adloco_dist.averaging.group import Group
 from adloco_dist.averaging.inside_first import InsideFirst
@@ -204,7 +204,9 @@ def _by_format(wire: WireSettings, dtype: torch.dtype, is_dense: bool) -> FullPr
             return Quantized(WholeNumbers(8))
         case WireFormat.int4:
             return Quantized(WholeNumbers(4))
+        case WireFormat.signs:
+            return Quantized(Signs(), keeps_residual=True)
         case WireFormat.sparse:
             return Sparse(wire.fraction)
         case WireFormat.adaptive:
-            return Quantized(WholeNumbers(4), keeps_residual=True) if is_dense else Sparse(wire.fraction)
+            return Quantized(WholeNumbers(4) if is_dense else Signs(), keeps_residual=True)

@@ -188,9 +188,8 @@ class InnerPhase:
         plan, trainer, worker = self.plan, task.trainer, task.worker
         start = time.perf_counter()
         _seed(slot.flat_model.device, *seed)  # items of a user's own data set may be augmented at random
-        num_workers, local_batch = plan.layout.num_workers(trainer.id), plan.batches[trainer.id].local_batch
-        unequal = plan.worker_updates.get(trainer.id)
-        batch: Any = trainer.cursor.batch(worker.id, num_workers, update, local_batch, unequal)
+        local_batch, taken = plan.batches[trainer.id].local_batch, plan.updates_of_workers(trainer.id)
+        batch: Any = trainer.cursor.batch(worker.id, update, local_batch, taken)
         batch = batch.to(slot.flat_model.device)
         task.result.data_seconds += time.perf_counter() - start
         return batch

@@ -93,15 +93,12 @@ def advance_cursors(pool: LocalPool, plan: RoundPlan, report: RankReport) -> Non
     """Note in the cursors of all trainers what was read in the round."""
     ends: dict[int, Any] = {}
     for trainer_id, trainer in pool.trainers.items():
-        workers, num_workers = [worker.id for worker in trainer.workers], plan.layout.num_workers(trainer_id)
-        ends |= trainer.cursor.ends(workers, num_workers, plan.updates * plan.batches[trainer_id].local_batch)
+        workers, local_batch = [worker.id for worker in trainer.workers], plan.batches[trainer_id].local_batch
+        ends |= trainer.cursor.ends(workers, local_batch, plan.updates_of_workers(trainer_id))
     if any(cursor.needs_all(plan.layout.num_workers(trainer)) for trainer, cursor in pool.cursors.items()):
         ends = exchange_positions(pool.runtime.control, report, ends)
     for trainer_id, cursor in pool.cursors.items():
-        updates, num_workers = plan.updates, plan.layout.num_workers(trainer_id)
-        if trainer_id in plan.worker_updates:
-            updates, num_workers = sum(plan.worker_updates[trainer_id]), 1
-        cursor.advance(updates, num_workers, plan.batches[trainer_id].local_batch, ends)
+        cursor.advance(plan.batches[trainer_id].local_batch, plan.updates_of_workers(trainer_id), ends)
 
 
 def share_positions(pool: LocalPool, report: RankReport) -> None:

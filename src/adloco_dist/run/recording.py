@@ -77,7 +77,7 @@ def _trained(settings: Settings, plan: RoundPlan, trainer: int, shares: Shares) 
     """The fields of a round: what was trained, and why the batch was what it was."""
     reports, size = [share for _, share in shares], settings.pool.ranks_per_worker
     batch, sequences = plan.batches[trainer], plan.sequences(trainer)
-    worker_updates = [plan.updates_of(trainer, worker) for worker in range(plan.layout.num_workers(trainer))]
+    worker_updates = list(plan.updates_of_workers(trainer))
     capacity = smallest_capacity(rank.capacity for rank, _ in shares)
     passes = -(-batch.local_batch // (capacity or batch.local_batch))
     notes = [f"rank {size * seat.rank}: {note}" for seat, share in shares for note in share.inner.notes]

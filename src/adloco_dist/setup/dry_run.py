@@ -10,7 +10,7 @@ from adloco_dist.cluster.environment import Link
 from adloco_dist.config import RoundLength, Settings, WireFormat
 from adloco_dist.objective.protocol import ParameterCount
 from adloco_dist.policy.layout import Layout, experiment_layout, ranks_of_seat, seat_nodes
-from adloco_dist.policy.link import Rhythm, RoundCost, best_rhythm, dense_ratio
+from adloco_dist.policy.link import DENSE_RATIO, Rhythm, RoundCost, best_rhythm
 from adloco_dist.policy.merging import Network
 from adloco_dist.policy.simulation import RoundForecast, rounds_until
 from adloco_dist.pool.capacity import state_vectors
@@ -154,7 +154,7 @@ def _forecast(settings: Settings, workers: int, link_seconds: float, update_seco
         waiting, hidden = (0.0, link_seconds) if wire.is_delayed else (link_seconds, 0.0)
         cost = RoundCost(workers * update_seconds, waiting, hidden)
         rhythm = best_rhythm(settings.algorithm, wire, [cost])
-        link_seconds *= dense_ratio(wire.fraction) if rhythm.is_dense else 1.0
+        link_seconds *= DENSE_RATIO if rhythm.is_dense else 1.0
     return RoundForecast(rhythm.updates * workers, rhythm.delay_updates * workers, link_seconds, wire.fragments)
 
 

@@ -10,7 +10,7 @@ from adloco_dist.checkpoint.resume import ResumePoint
 from adloco_dist.cluster.environment import Link
 from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.config import Backend, InnerOptimizer, MergePolicy, RoundLength, Settings, SettingsError, require
+from adloco_dist.config import Backend, InnerOptimizer, MergePolicy, Settings, SettingsError, require
 from adloco_dist.data.protocols import Cursor, Splits
 from adloco_dist.objective.protocol import Objective
 from adloco_dist.policy.layout import Layout
@@ -106,7 +106,7 @@ def _check_matrices(settings: Settings, runtime: Runtime, objective: Objective, 
 
 def _cursors(settings: Settings, splits: Splits, layout: Layout, resume_point: ResumePoint | None) -> dict[int, Cursor]:
     """The cursors of all trainers, as they are dealt at first or as the checkpoint has them; raises a SettingsError
-    where these are of another pool, or a stream is to be read in unequal numbers of updates."""
+    where these are of another pool."""
     train, policy = splits.train, settings.data.shards
     if resume_point is None:
         dealt = train.deal(len(layout.trainers), layout.num_workers(0), policy, settings.seed)
@@ -118,9 +118,6 @@ def _cursors(settings: Settings, splits: Splits, layout: Layout, resume_point: R
         except (LookupError, TypeError, ValueError, AttributeError) as error:  # on all ranks: all have the same state
             rule = f"its shards are not of this pool ({type(error).__name__}: {error}); move it away, or begin a run"
             raise SettingsError(f"run.directory={settings.run.directory}: its newest checkpoint: {rule}") from error
-    if settings.algorithm.round is RoundLength.speed and any(cursor.size is None for cursor in cursors.values()):
-        rule = "needs data that are read by number, and these are a stream; use updates"
-        raise SettingsError.of("algorithm.round", settings.algorithm.round, rule)
     return cursors
 
 

@@ -121,7 +121,7 @@ def _of_train(splits: TextSplits, settings: Settings, count: int) -> TokenBatch:
         return _spread(splits.table, count)
     (cursor,) = splits.train.deal(1, 1, settings.data.shards, settings.seed)
     try:
-        return cast(TokenBatch, cursor.batch(0, 1, 0, count))  # of a corpus of text
+        return cast(TokenBatch, cursor.batch(0, 0, count, (1,)))  # of a corpus of text
     except StreamError as error:
         raise SettingsError(str(error)) from error
 

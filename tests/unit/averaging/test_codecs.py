@@ -5,17 +5,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adloco_dist.averaging.codecs import BLOCK, BFloat16, Codec, WholeNumbers, decode_into, encode, num_blocks
+from adloco_dist.averaging.codecs import BLOCK, BFloat16, Codec, Signs, WholeNumbers
+from adloco_dist.averaging.quantized import Quantized
 from adloco_dist.averaging.sparse import CHUNK, Sparse
 
 MAGNITUDES = (0.0, 1e-45, 1e-41, 1e-38, 1e-30, 1e-3, 1.0, 3e4, 1e30, 3.3e38)
 
 
-def restored(codec: Codec, values: torch.Tensor, more_blocks: int = 0) -> torch.Tensor:
-    message = torch.full((num_blocks(len(values)) + more_blocks, codec.block_bytes), 255, dtype=torch.uint8)
-    encode(codec, values, message)
-    total = torch.full_like(values, 7.0)
-    decode_into(codec, [message], total)
+def restored(codec: Codec, values: torch.Tensor) -> torch.Tensor:
+    averager, total = Quantized(codec), torch.zeros_like(values)
+    averager.add(averager.encode(values), total)
     return total
 
 
@@ -42,14 +41,29 @@ def test_what_comes_back_is_within_the_bound(
     values = (torch.rand(length, generator=generator) * 2 - 1) * magnitude
     if outlier is not None:
         values[seed % length] = -outlier
-    found = restored(codec, values, more_blocks=seed % 3)
+    found = restored(codec, values)
     if magnitude > 1e38 or (outlier or 0) > 1e38:  # rounded up, the largest of bfloat16's numbers is none
         found = found.nan_to_num(posinf=3.4e38, neginf=-3.4e38)
     assert ((found.double() - values.double()).abs() <= bounds(codec, values)).all()
     assert (found[values == 0] == 0).all()
 
 
-@pytest.mark.parametrize("codec", [BFloat16(), WholeNumbers(8), WholeNumbers(4)])
+@settings(max_examples=60, deadline=None)
+@given(length=st.integers(1, 3 * BLOCK), magnitude=st.sampled_from(MAGNITUDES[5:8]), seed=st.integers(0, 2**31))
+def test_signs_come_back_with_the_mean_magnitude_of_their_block(length: int, magnitude: float, seed: int) -> None:
+    values = torch.randn(length, generator=torch.Generator().manual_seed(seed)) * magnitude
+    found = restored(Signs(), values)
+    assert torch.equal(found.sign(), values.sign())
+    for found_block, block in zip(found.split(BLOCK), values.split(BLOCK), strict=True):
+        missing = len(block) / BLOCK  # zeros fill the last block up
+        torch.testing.assert_close(
+            found_block.abs(), (block.abs().mean() * missing).expand_as(block), rtol=2**-8, atol=0
+        )
+        assert (found_block - block).norm() < block.norm(), "what is left is less than what there was"
+    assert not restored(Signs(), torch.zeros(length)).any()
+
+
+@pytest.mark.parametrize("codec", [BFloat16(), WholeNumbers(8), WholeNumbers(4), Signs()])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_a_block_that_is_not_finite_stays_so(codec: Codec, value: float) -> None:
     values = torch.ones(3 * BLOCK)
@@ -59,7 +73,9 @@ def test_a_block_that_is_not_finite_stays_so(codec: Codec, value: float) -> None
     assert found[:BLOCK].isfinite().all() and found[2 * BLOCK :].isfinite().all()
 
 
-@pytest.mark.parametrize(("codec", "bits"), [(BFloat16(), 16), (WholeNumbers(8), 8.125), (WholeNumbers(4), 4.125)])
+@pytest.mark.parametrize(
+    ("codec", "bits"), [(BFloat16(), 16), (WholeNumbers(8), 8.125), (WholeNumbers(4), 4.125), (Signs(), 1.125)]
+)
 def test_codes_have_the_bits_that_are_stated(codec: Codec, bits: float) -> None:
     assert codec.block_bytes * 8 == bits * BLOCK
 

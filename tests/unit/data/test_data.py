@@ -178,7 +178,7 @@ def test_each_sequence_is_used_once_per_epoch_whatever_the_batches() -> None:
         for update in range(updates):
             for worker in range(workers):
                 seen += shard.peek(update * total + worker * local_batch, local_batch).tolist()
-        shard.advance(updates, workers, local_batch, {})
+        shard.advance(local_batch, [updates] * workers, {})
     epochs = [seen[start : start + 37] for start in range(0, len(seen) - 36, 37)]
     assert all(Counter(epoch) == Counter(range(100, 137)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == len(epochs), "a fresh order every epoch"

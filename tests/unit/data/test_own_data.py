@@ -104,20 +104,22 @@ def deal(splits: Splits, num_trainers: int, workers: int, shards: Shards = Shard
 @pytest.mark.parametrize("kind", LOADS)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_run_resumes_with_the_same_sequences_in_the_middle_of_a_round_and_after_merges(kind: str, seed: int) -> None:
-    """Another process that restores the cursors, and begins with a later update, reads the very same."""
+    """Another process that restores the cursors, and begins with a later update, reads the very same; workers take
+    unequal numbers of updates."""
     rng = random.Random(seed)
     cursors = deal(own_splits(LOADS[kind]), 3, 2)
     workers = dict.fromkeys(cursors, 2)
     for _ in range(8):
-        updates, sizes = rng.randint(2, 3), {trainer: rng.randint(1, 9) for trainer in cursors}
+        sizes = {trainer: rng.randint(1, 9) for trainer in cursors}
+        unequal = {trainer: [rng.randint(1, 3) for _ in range(workers[trainer])] for trainer in cursors}
         states = states_of(cursors)
-        expected = read_round(cursors, workers, updates, sizes)
+        expected = read_round(cursors, workers, 0, sizes, unequal)
         midway = own_splits(LOADS[kind]).train.restore(states, 3, Shards.disjoint, seed=3)
         for (trainer, worker), batches in expected.items():
-            last = midway[trainer].batch(worker, workers[trainer], updates - 1, sizes[trainer])
+            last = midway[trainer].batch(worker, len(batches) - 1, sizes[trainer], unequal[trainer])
             assert numbers(last) == numbers(batches[-1])
         again = own_splits(LOADS[kind]).train.restore(states, 3, Shards.disjoint, seed=3)
-        assert all_numbers(read_round(again, workers, updates, sizes)) == all_numbers(expected)
+        assert all_numbers(read_round(again, workers, 0, sizes, unequal)) == all_numbers(expected)
         assert states_of(again) == states_of(cursors)
         if len(cursors) > 1 and rng.random() < 0.4:
             survivor, ended = rng.sample(list(cursors), 2)
@@ -229,7 +231,7 @@ def test_a_stream_that_does_not_begin_again_is_an_error() -> None:
 
     (cursor,) = deal(own_splits(lambda: (Once, Items(7))), 1, 1).values()
     with pytest.raises(StreamError, match=r"stream\(0, 1\) ends without a sequence; it must begin again"):
-        cursor.batch(0, 1, 0, NUM_ITEMS + 1)
+        cursor.batch(0, 0, NUM_ITEMS + 1, (1,))
 
 
 class Stateless:

@@ -87,7 +87,7 @@ def test_packed_streams_predict_every_token_once(tmp_path: Path) -> None:
     """Sequences of a stream, put together again, are its documents one after the other."""
     splits = streamed(tmp_path / "c4")
     (cursor,) = deal(splits, 1, 1)
-    rows = cast(TokenBatch, cursor.batch(0, 1, 0, 120)).tokens.numpy()
+    rows = cast(TokenBatch, cursor.batch(0, 0, 120, (1,))).tokens.numpy()
     assert (rows[1:, 0] == rows[:-1, -1]).all(), "neighbours share a token"
     whole = np.concatenate([rows[0], *rows[1:, 1:]])
     documents = bytes(np.where(whole == END_OF_TEXT, 0, whole).astype(np.uint8)).split(b"\0")[:-1]
@@ -134,6 +134,24 @@ def test_any_number_of_workers_shares_a_trainers_streams(tmp_path: Path, num_wor
     assert cursor.position == len(seen)
 
 
+@pytest.mark.parametrize("counts", [(3, 1), (7, 2, 7), (1, 5, 2, 5), (4, 1, 1, 2, 3, 4, 1)])
+def test_workers_of_unequal_speed_read_each_document_once(tmp_path: Path, counts: tuple[int, ...]) -> None:
+    """With a stream each, several, or one of those that others read, too; in two rounds, without a gap."""
+    splits = streamed(tmp_path / "c4", (30, 30, 30), packing=Packing.document)
+    (cursor,) = deal(splits, 1, 3)
+    seen: list[int] = []
+    for _ in range(2):
+        for worker, batches in read_round({0: cursor}, {0: len(counts)}, 0, {0: 2}, {0: counts}).items():
+            assert len(batches) == counts[worker[1]]
+            seen += [number for batch in batches for number in numbers(batch)]
+    assert len(set(seen)) == len(seen) == 2 * 2 * sum(counts) == cursor.position
+    (fresh,) = deal(splits, 1, 3)
+    whole = read_round({0: fresh}, {0: 3}, 30, {0: 1})
+    for number, stream in enumerate(cursor.streams):
+        documents = [document for batch in whole[0, number] for document in numbers(batch)]
+        assert set(documents[: stream.ordinal]) <= set(seen), "nothing is left out"
+
+
 def test_shared_streams_are_the_whole_corpus_for_every_trainer(tmp_path: Path) -> None:
     splits = streamed(tmp_path / "c4", (7,) * 8, packing=Packing.document, shards=Shards.shared)
     cursors = dict(enumerate(deal(splits, 2, 2, Shards.shared)))
@@ -167,7 +185,7 @@ def test_a_tokenizer_streams_the_same_as_it_reads(tmp_path: Path) -> None:
     )  # fmt: skip
     assert whole.table is not None
     (cursor,) = deal(splits, 1, 1)
-    rows = cast(TokenBatch, cursor.batch(0, 1, 0, whole.table.num_sequences))
+    rows = cast(TokenBatch, cursor.batch(0, 0, whole.table.num_sequences, (1,)))
     assert rows.tokens.tolist() == whole.table.batch(np.arange(whole.table.num_sequences)).tokens.tolist()
     assert splits.digest != streamed(tmp_path / "c4").digest, "another tokenizer is another corpus"
 
@@ -182,10 +200,10 @@ def test_a_damaged_shard_is_named_and_skipped_only_if_asked(tmp_path: Path) -> N
     splits = streamed(folder, packing=Packing.document)
     (cursor,) = deal(splits, 1, 1)
     with pytest.raises(StreamError, match=r"data\.train: .*00001-of-00002\.json\.gz cannot be read after row \d+"):
-        cursor.batch(0, 1, 0, 700)
+        cursor.batch(0, 0, 700, (1,))
     splits = streamed(folder, packing=Packing.document, damaged=Damaged.skip)
     (cursor,) = deal(splits, 1, 1)
-    cursor.batch(0, 1, 0, 700)
+    cursor.batch(0, 0, 700, (1,))
     (note, *_) = splits.train.take_notes()
     assert f"at byte {len(content) // 2} of {len(content) // 2}" in note
     assert splits.train.take_notes() == []
@@ -199,4 +217,4 @@ def test_more_workers_than_documents(tmp_path: Path) -> None:
         splits.train.check_size(5, 1, Shards.disjoint)
     (cursor,) = deal(splits, 1, 5)
     with pytest.raises(StreamError, match="part 5 of 5 has no document"):
-        cursor.batch(4, 5, 0, 1)
+        cursor.batch(4, 0, 1, [1] * 5)

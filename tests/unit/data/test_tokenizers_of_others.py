@@ -147,7 +147,7 @@ def test_a_stream_reports_what_it_meets_and_again_when_there_is_ten_times_as_muc
     assert splits.notes == ()
     (cursor,) = splits.train.deal(1, 1, settings.shards, 0)
     for update in range(BLOCK_SEQUENCES):
-        cursor.batch(0, 1, update, 4)
+        cursor.batch(0, update, 4, (update + 1,))
     notes = splits.train.take_notes()
     assert len(notes) == 1 and "of its special tokens (<|im_end|>)" in notes[0]
     assert splits.train.take_notes() == []

@@ -1,64 +1,101 @@
 """How many updates each worker takes where ranks differ in speed."""
 
+from collections.abc import Sequence
+
 import pytest
 
-from adloco_dist.config import RoundLength
 from adloco_dist.policy.layout import Layout
-from adloco_dist.policy.link import effective_workers, worker_updates
-from adloco_dist.policy.plan import PlanInputs, PoolReport
+from adloco_dist.policy.link import RoundCost, effective_workers, worker_speeds, worker_updates
+from adloco_dist.policy.plan import PlanInputs, PoolReport, RoundPlan
 from adloco_dist.policy.planning import plan_round
 from helpers.support import FOUR_TRAINERS, small_settings
 
 PAIR = Layout.one_rank_per_worker({0: (0, 1)})
-BY_SPEED = ("algorithm.round=speed", "algorithm.updates_per_round=20", "pool.trainers=1")
+BY_LINK = ("algorithm.round=link", "algorithm.updates_per_round=20", "pool.trainers=1", "pool.workers_per_trainer=2")
+
+
+def cost_of(turn_seconds: Sequence[float]) -> RoundCost:
+    return RoundCost(max(turn_seconds), 0.0, turn_seconds=tuple(turn_seconds))
 
 
 @pytest.mark.parametrize(
     ("layout", "seconds", "expected"),
     [
-        (PAIR, (0.1, 0.2), {0: (20, 10)}),
-        (PAIR, (0.2, 0.1), {0: (10, 20)}),
+        (PAIR, (0.1, 0.2), {0: (1.0, 0.5)}),
+        (PAIR, (0.2, 0.1), {0: (0.5, 1.0)}),
         (PAIR, (0.1, 0.103), {}),  # as fast as can be told
-        (PAIR, (0.1, 0.0), {}),  # not measured
-        (PAIR, (), {}),
-        (PAIR, (0.001, 1.0), {0: (20, 1)}),
-        # Rank 0 has two workers, which have their turns one after the other.
-        (Layout.one_rank_per_worker({0: (0, 1), 1: (0,)}), (0.1, 0.1), {0: (10, 20), 1: (10,)}),
+        (PAIR, (), {}),  # ranks are others than those that were measured
+        (PAIR, (0.001, 1.0), {0: (1.0, 0.001)}),
+        # Rank 0 has two workers, which have their turns one after the other; rank 2 has none.
+        (Layout.one_rank_per_worker({0: (0, 1), 1: (0,)}), (0.2, 0.1, 0.0), {0: (0.5, 1.0), 1: (0.5,)}),
     ],
 )
-def test_updates_are_in_proportion_to_speed(
-    layout: Layout, seconds: tuple[float, ...], expected: dict[int, tuple[int, ...]]
+def test_workers_are_as_fast_as_their_ranks(
+    layout: Layout, seconds: tuple[float, ...], expected: dict[int, tuple[float, ...]]
 ) -> None:
-    assert worker_updates(RoundLength.speed, layout, 20, seconds, {}) == expected
-    assert worker_updates(RoundLength.updates, layout, 20, seconds, {}) == {}
+    assert worker_speeds(layout, [cost_of(seconds)] if seconds else [RoundCost(0.1, 0.0)]) == expected
+    assert worker_speeds(layout, []) == {}
+
+
+def test_one_odd_round_is_no_speed_and_a_rank_that_stays_slow_has_another() -> None:
+    usual, slow = cost_of((0.1, 0.1)), cost_of((0.1, 0.4))
+    assert worker_speeds(PAIR, [usual] * 3 + [slow]) == {}
+    assert worker_speeds(PAIR, [usual] * 2 + [slow] * 3) == {0: (1.0, 0.25)}
+
+
+def test_ratios_count_whatever_the_batch() -> None:
+    """A batch that has grown makes updates longer on all ranks."""
+    assert worker_speeds(PAIR, [cost_of((0.1 * factor, 0.2 * factor)) for factor in (1, 2, 4, 8)]) == {0: (1.0, 0.5)}
+
+
+@pytest.mark.parametrize(("speed", "updates"), [(0.5, 3), (0.7, 2), (0.4, 5), (0.94, 2)])
+def test_parts_of_updates_come_in_later_rounds(speed: float, updates: int) -> None:
+    owed, taken = [0.0, 0.0], 0
+    for round_ in range(1, 101):
+        (full, fewer), owed = worker_updates(updates, (1.0, speed), owed)
+        taken += fewer
+        assert full == updates
+        assert taken <= speed * updates * round_ + 1e-6, "never ahead of what it has the time for"
+        assert taken > speed * updates * round_ - 1 - 1e-6
+
+
+def test_a_worker_takes_an_update_in_every_round() -> None:
+    assert worker_updates(5, (1.0, 0.001), (0.0, 0.0)) == ([5, 1], [0.0, 0.0])
+
+
+def planned(*costs: RoundCost, overrides: Sequence[str] = ()) -> list[RoundPlan]:
+    """The plans of rounds after which these costs are reported, one round later."""
+    settings = small_settings(*FOUR_TRAINERS, *BY_LINK, "wire.delay_updates=1", *overrides)
+    plans = [plan_round(settings, PlanInputs(PAIR), None, PoolReport())]
+    plans.append(plan_round(settings, PlanInputs(PAIR), plans[0], None))
+    for cost in costs:
+        plans.append(plan_round(settings, PlanInputs(PAIR), plans[-1], PoolReport(cost=cost)))
+    return plans
 
 
 def test_the_plan_counts_what_workers_take() -> None:
-    settings = small_settings(*FOUR_TRAINERS, *BY_SPEED, "pool.workers_per_trainer=2")
-    first = plan_round(settings, PlanInputs(PAIR), None, PoolReport())
-    assert first.worker_updates == {}
-    second = plan_round(settings, PlanInputs(PAIR), first, PoolReport(update_seconds=(0.1, 0.2)))
-    assert (second.updates_of(0, 0), second.updates_of(0, 1)) == (20, 10)
-    assert [second.updates_by(update, 0, 1) for update in (0, 5, 10, 20)] == [0, 2, 5, 10]
-    assert second.sequences(0) == 2 * (20 + 10)
-    third = plan_round(settings, PlanInputs(PAIR), second, PoolReport())
-    assert third.pool_tokens - second.pool_tokens == second.round_tokens == 60 * settings.data.sequence_length
-    assert second.pool_tokens == first.round_tokens == 80 * settings.data.sequence_length
+    first, second, third, fourth = planned(*[cost_of((0.1, 0.2))] * 2, overrides=("algorithm.updates_range=[5,5]",))
+    assert first.worker_updates == second.worker_updates == {}
+    assert third.updates_of_workers(0) == (5, 2)
+    assert fourth.updates_of_workers(0) == (5, 3)
+    assert [third.updates_by(update, 0, 1) for update in (0, 1, 3, 5)] == [0, 1, 2, 2]
+    assert third.sequences(0) == third.batches[0].local_batch * 7
+    assert fourth.pool_tokens - third.pool_tokens == third.round_tokens
+
+
+@pytest.mark.parametrize(("slowness", "expected"), [(7.5, 8), (100, 100), (1000, 400)])
+def test_rounds_have_time_for_an_update_of_the_slowest(slowness: float, expected: int) -> None:
+    """Within the bounds of algorithm.updates_range: it is as much as everybody is to wait for a rank."""
+    *_, last = planned(*[cost_of((0.1, 0.1 * slowness))] * 10)
+    assert last.updates_of_workers(0) == (expected, 1)
 
 
 def test_unequal_workers_take_larger_batches_for_the_same_noise() -> None:
     assert effective_workers([10, 10, 10]) == pytest.approx(3)
     assert effective_workers([3, 1]) == pytest.approx(1 / (0.75**2 + 0.25**2))
-    settings = small_settings(*FOUR_TRAINERS, *BY_SPEED, "pool.workers_per_trainer=2", "batching.request=norm_test",
-                              "batching.local_batch=8", "batching.unmeasured=keep", "merge=none")  # fmt: skip
-    first = plan_round(settings, PlanInputs(PAIR), None, PoolReport())
-    second = plan_round(settings, PlanInputs(PAIR), first, PoolReport(update_seconds=(0.1, 0.3)))
-    assert second.worker_updates == {0: (20, 6)}
-    assert second.batches[0].bounded == 16
-    assert second.batches[0].local_batch == 11, "16 (20^2 + 6^2) / 26^2 = 10.3"
-    given = small_settings(
-        *FOUR_TRAINERS, *BY_SPEED, "pool.workers_per_trainer=2", "batching.request=none", "batching.local_batch=8"
-    )
-    first = plan_round(given, PlanInputs(PAIR), None, PoolReport())
-    second = plan_round(given, PlanInputs(PAIR), first, PoolReport(update_seconds=(0.1, 0.3)))
-    assert second.batches[0].local_batch == 8, "a batch that is given is taken as it is"
+    batch = ("batching.request=norm_test", "batching.local_batch=8", "batching.unmeasured=keep", "merge=none")
+    *_, last = planned(cost_of((0.1, 0.3)), overrides=batch)
+    assert last.batches[0].bounded == 16
+    assert last.batches[0].local_batch == 10, "16 (1 + 1 / 9) / (1 + 1 / 3)^2"
+    *_, given = planned(cost_of((0.1, 0.3)), overrides=("batching.request=none", "batching.local_batch=8"))
+    assert given.batches[0].local_batch == 8, "a batch that is given is taken as it is"
