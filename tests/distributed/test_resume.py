@@ -127,7 +127,7 @@ def test_what_is_trained_by_default(tmp_path: Path) -> None:
         return run([0, 0], folder, looks, *fast, "budget=7rounds", "checkpoint.every=null", pool=())
 
     reference = default(tmp_path / "whole", None)
-    dense = [record.get("is_dense", False) for record in reference[0]["records"] if record["round"]]
+    dense = [record.get("in_four_bits", False) for record in reference[0]["records"] if record["round"]]
     assert dense == sorted(dense), "the largest elements alone, and then all of them"
     assert set(dense) == {False, True}
     assert default(tmp_path / "stopped", 11)[0]["stop"] == INTERRUPTED

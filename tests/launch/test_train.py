@@ -108,7 +108,7 @@ def trained_rows(directory: Path, num_trainers: int) -> list[dict[str, Any]]:
 def test_one_record_per_round_and_trainer(finished_run: Path, several_trainers: Path) -> None:
     payload_bytes = 4 * facts_num_elements(finished_run)
     for row in trained_rows(finished_run, 1):
-        share = 1.05 / 8 if row.get("is_dense") else 1 / 16
+        share = 1.05 / 8 if row.get("in_four_bits") else 1 / 16
         assert 0 < row["bytes_sent"]["outer"] < 2 * payload_bytes * share, "each of two ranks sends a part, in few bits"
         assert 1 <= row["delay_updates"] < row["updates"], "it arrives before the next is sent"
     for row in trained_rows(several_trainers, 4):

@@ -27,7 +27,7 @@ def data_parallel_slot(slot: ComputeSlot, trainer: Trainer, group: Group | None)
 class DataParallelTrainer(Trainer):
     """The trainer whose workers are equal after every update."""
 
-    def average(self, fragment: int, group: Group | None, is_dense: bool) -> OuterStepReport:
+    def average(self, fragment: int, group: Group | None, in_four_bits: bool) -> OuterStepReport:
         """Make the weights, which are equal on all ranks already, the trainer's anchor.
 
         Buffers that training changes followed each rank's own sequences: they are averaged. Parameters that are

@@ -11,9 +11,9 @@ from adloco_dist.policy.layout import Layout
 EXPOSED_SHARE = 0.2
 """Exponent with which updates that workers are apart count against the time that averages expose: the share of a round
 that all else but updates takes where H settles, whatever the link (docs/theory.md)."""
-SPARSE_COST = 1.05
-"""Factor of the time to a loss where the largest elements travel alone, and the others wait (docs/theory.md)."""
-DENSE_RATIO = 4.125 / 1.125
+SIGNS_COST = 1.1
+"""Factor of the time to a loss where signs travel alone, and what they leave waits (docs/theory.md)."""
+FOUR_BITS_RATIO = 4.125 / 1.125
 """What a host sends of elements in 4 bits over what it sends of their signs, with the scales of blocks."""
 REMEMBERED = 5
 """Rounds whose median cost decides: a single one may have been interrupted."""
@@ -33,8 +33,8 @@ class Rhythm:
     """H."""
     delay_updates: int
     """tau: updates that are computed while one of them travels."""
-    is_dense: bool = False
-    """Whether all elements travel, with wire.format=adaptive."""
+    in_four_bits: bool = False
+    """Whether 4 bits of each element travel, with wire.format=adaptive, and not its sign alone."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class RoundCost:
     """Time in which averages travelled while updates were computed, or were waited for after that."""
     wait_seconds: float = 0.0
     """Time of that in which the rank waited for them, which is exposed."""
-    is_dense: bool = False
-    """Whether all elements travelled, with wire.format=adaptive."""
+    in_four_bits: bool = False
+    """Whether 4 bits of each element travelled, with wire.format=adaptive, and not its sign alone."""
     turn_seconds: tuple[float, ...] = ()
     """By rank, one update of each of its workers; 0 where there is none. None at all: ranks are others now."""
 
@@ -93,11 +93,11 @@ def best_rhythm(algorithm: AlgorithmSettings, wire: WireSettings, costs: Sequenc
     fragments, fixed = wire.fragments, wire.delay_updates
     cost, (_, max_updates) = _Typical.of(costs, wire), algorithm.updates_range
     candidates: list[Rhythm] = []
-    for is_dense in (False, True) if wire.format is WireFormat.adaptive else (False,):
-        longest = max(1, min(math.ceil(cost.transfer(is_dense)), max_updates // fragments - 1))
+    for in_four_bits in (False, True) if wire.format is WireFormat.adaptive else (False,):
+        longest = max(1, min(math.ceil(cost.transfer(in_four_bits)), max_updates // fragments - 1))
         for delay in range(1, longest + 1) if fixed is None else (fixed,):
-            updates = max(math.ceil(cost.best_updates(delay, is_dense)), fragments * (delay + 1))
-            candidates.append(_bounded(algorithm, wire, updates, Rhythm(updates, delay, is_dense), cost.slowest))
+            updates = max(math.ceil(cost.best_updates(delay, in_four_bits)), fragments * (delay + 1))
+            candidates.append(_bounded(algorithm, wire, updates, Rhythm(updates, delay, in_four_bits), cost.slowest))
     return min(candidates, key=cost.time)
 
 
@@ -148,20 +148,20 @@ class _Typical:
 
     fixed: float
     """What is exposed whatever the delay."""
-    sparse_transfer: float
-    """The time that one fragment travels, with wire.format=adaptive if its largest elements travel alone."""
-    dense_ratio: float
-    """How many times as long it travels whole."""
+    signs_transfer: float
+    """The time that one fragment travels, with wire.format=adaptive if its signs travel alone."""
+    four_bits_ratio: float
+    """How many times as long it travels in 4 bits."""
     fragments: int
     slowest: float
     """How many times as long as the fastest the slowest rank takes for an update."""
 
     @classmethod
     def of(cls, costs: Sequence[RoundCost], wire: WireSettings) -> "_Typical":
-        ratio = DENSE_RATIO if wire.format is WireFormat.adaptive else 1.0
+        ratio = FOUR_BITS_RATIO if wire.format is WireFormat.adaptive else 1.0
         update = median(cost.update_seconds for cost in costs)
         fixed = median(cost.exposed_seconds - cost.wait_seconds for cost in costs)
-        transfer = median(cost.transfer_seconds / (ratio if cost.is_dense else 1.0) for cost in costs)
+        transfer = median(cost.transfer_seconds / (ratio if cost.in_four_bits else 1.0) for cost in costs)
         return cls(
             fixed / update,
             transfer / wire.fragments / update,
@@ -170,21 +170,21 @@ class _Typical:
             max(_slowness(costs), default=1.0),
         )
 
-    def transfer(self, is_dense: bool) -> float:
-        return self.sparse_transfer * (self.dense_ratio if is_dense else 1.0)
+    def transfer(self, in_four_bits: bool) -> float:
+        return self.signs_transfer * (self.four_bits_ratio if in_four_bits else 1.0)
 
-    def exposed(self, delay_updates: int, is_dense: bool) -> float:
-        return self.fixed + self.fragments * max(0.0, self.transfer(is_dense) - delay_updates)
+    def exposed(self, delay_updates: int, in_four_bits: bool) -> float:
+        return self.fixed + self.fragments * max(0.0, self.transfer(in_four_bits) - delay_updates)
 
     def time(self, rhythm: Rhythm) -> float:
         """The time to a loss, in proportion."""
-        delay, is_dense = rhythm.delay_updates, rhythm.is_dense
-        waiting = 1 + self.exposed(delay, is_dense) / rhythm.updates
-        return (rhythm.updates + 2 * delay) ** EXPOSED_SHARE * waiting * (1.0 if is_dense else SPARSE_COST)
+        delay, in_four_bits = rhythm.delay_updates, rhythm.in_four_bits
+        waiting = 1 + self.exposed(delay, in_four_bits) / rhythm.updates
+        return (rhythm.updates + 2 * delay) ** EXPOSED_SHARE * waiting * (1.0 if in_four_bits else SIGNS_COST)
 
-    def best_updates(self, delay_updates: int, is_dense: bool) -> float:
+    def best_updates(self, delay_updates: int, in_four_bits: bool) -> float:
         """H with which that is the shortest for a delay: the root of its derivative."""
-        share, exposed = EXPOSED_SHARE, self.exposed(delay_updates, is_dense)
+        share, exposed = EXPOSED_SHARE, self.exposed(delay_updates, in_four_bits)
         linear = (1 - share) * exposed
         return (linear + math.sqrt(linear**2 + 8 * share * exposed * delay_updates)) / (2 * share)
 
@@ -199,4 +199,4 @@ def _bounded(
     smallest = max(smallest, fragments * ((1 if fixed is None else fixed) + 1), min(math.ceil(slowest), largest))
     updates = min(max(updates, smallest), max(largest, smallest))
     delay = max(1, min(wanted.delay_updates, updates // fragments - 1)) if fixed is None else fixed
-    return Rhythm(updates, delay, wanted.is_dense)
+    return Rhythm(updates, delay, wanted.in_four_bits)

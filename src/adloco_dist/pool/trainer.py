@@ -55,7 +55,7 @@ class Trainer(OuterStep[Worker]):
         device = torch.device("cpu") if settings.pool.outer_state is OuterState.cpu else initial_weights.device
         is_pinned = device != initial_weights.device
         self.averagers: Sequence[Averager] = [
-            new_averager(wire, initial_weights.dtype, nodes, is_dense) for is_dense in (False, True)
+            new_averager(wire, initial_weights.dtype, nodes, in_four_bits) for in_four_bits in (False, True)
         ]
         anchor = torch.empty_like(initial_weights, device=device, pin_memory=is_pinned).copy_(initial_weights)
         super().__init__(
@@ -76,13 +76,13 @@ class Trainer(OuterStep[Worker]):
         if outer.average_span:
             self.mean_anchor = torch.empty_like(anchor, pin_memory=is_pinned).copy_(anchor)
 
-    def average(self, fragment: int, group: Group | None, is_dense: bool) -> OuterStepReport:
+    def average(self, fragment: int, group: Group | None, in_four_bits: bool) -> OuterStepReport:
         """Average the workers' pseudo-gradients in a fragment, or prepare to. Collective over the trainer's ranks.
 
         Args:
-            is_dense: whether all elements travel, with wire.format=adaptive.
+            in_four_bits: with wire.format=adaptive, whether 4 bits of each element travel, or its sign alone.
         """
-        self.averager = self.averagers[is_dense]
+        self.averager = self.averagers[in_four_bits]
         if self._is_delayed:
             before = self.mix_awaited()  # in a last round that is too short for what is under way to be mixed in
             return before + self.start(fragment, group, is_delayed=True)
@@ -181,20 +181,20 @@ def averagers() -> dict[str, Averager]:
     return {format.name: _by_format(WireSettings(format), torch.float32, False) for format in formats}
 
 
-def new_averager(wire: WireSettings, dtype: torch.dtype, nodes: Sequence[int], is_dense: bool = False) -> Averager:
+def new_averager(wire: WireSettings, dtype: torch.dtype, nodes: Sequence[int], in_four_bits: bool = False) -> Averager:
     """How pseudo-gradients of this type travel between ranks on these nodes; as they are inside of a node, before they
     travel to others in few bits.
 
     Args:
-        is_dense: whether all elements travel, with wire.format=adaptive.
+        in_four_bits: with wire.format=adaptive, whether 4 bits of each element travel, or its sign alone.
     """
-    averager = _by_format(wire, dtype, is_dense)
+    averager = _by_format(wire, dtype, in_four_bits)
     if isinstance(averager, FullPrecision) or len(set(nodes)) == len(nodes):
         return averager
     return InsideFirst(averager, tuple(nodes))
 
 
-def _by_format(wire: WireSettings, dtype: torch.dtype, is_dense: bool) -> FullPrecision | Quantized | Sparse:
+def _by_format(wire: WireSettings, dtype: torch.dtype, in_four_bits: bool) -> FullPrecision | Quantized | Sparse:
     match wire.format:
         case WireFormat.fp32:
             return FullPrecision(dtype)
@@ -209,4 +209,4 @@ def _by_format(wire: WireSettings, dtype: torch.dtype, is_dense: bool) -> FullPr
         case WireFormat.sparse:
             return Sparse(wire.fraction)
         case WireFormat.adaptive:
-            return Quantized(WholeNumbers(4) if is_dense else Signs(), keeps_residual=True)
+            return Quantized(WholeNumbers(4) if in_four_bits else Signs(), keeps_residual=True)

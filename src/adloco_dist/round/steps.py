@@ -130,7 +130,7 @@ def average(pool: LocalPool, plan: RoundPlan, event: Event, report: RankReport) 
     for trainer_id in plan.layout.trainers:
         group = pool.groups.of(plan.layout.ranks(trainer_id))  # on all ranks, for it may have to be formed
         if trainer := pool.trainers.get(trainer_id):
-            step = partial(trainer.average, event.fragment, group, plan.rhythm.is_dense)
+            step = partial(trainer.average, event.fragment, group, plan.rhythm.in_four_bits)
             _report_outer(pool, report, trainer_id, step)
     after = None
     for trainer in pool.trainers.values():

@@ -35,8 +35,14 @@ DOES_NOT_PAY = (
     "averaging does not pay on this link: one worker alone would make more progress per second (worth in metrics.jsonl)"
     "; algorithm.round=link, wire=slow_link or larger batches may change that"
 )
+TOO_SLOW = (
+    "a rank is so slow that rounds are as long as it needs for one update, and it counts for little "
+    "(worker_updates in metrics.jsonl); without it the others would average more often"
+)
+SLOWNESS = 8
+"""Updates of the fastest worker to one of the slowest from which on this is reported."""
 UNPAID_ROUNDS = 5
-"""Rounds in a row after which this is reported."""
+"""Rounds in a row after which either is reported."""
 LINES = 200
 """About how many lines report the rounds of a whole run where there is no terminal: rounds may be short and many."""
 
@@ -55,7 +61,7 @@ class Display(Sink):
         """When rounds ended, and what of the budget was spent by then."""
         self._latest: dict[int, TrainerRow] = {}
         self._reported: set[tuple[int, str]] = set()
-        self._unpaid_rounds = Counter[int]()
+        self._unpaid_rounds = Counter[tuple[int, str]]()
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -125,8 +131,10 @@ class Display(Sink):
         notes = {(row.trainer, note) for row in rows for note in row.notes}
         for row in rows:
             is_unpaid = row.worth is not None and row.worth < 1
-            self._unpaid_rounds[row.trainer] = self._unpaid_rounds[row.trainer] + 1 if is_unpaid else 0
-        notes |= {(trainer, DOES_NOT_PAY) for trainer, rounds in self._unpaid_rounds.items() if rounds >= UNPAID_ROUNDS}
+            is_slow = bool(row.updates and row.worker_updates) and row.updates >= SLOWNESS * min(row.worker_updates)
+            for note, holds in ((DOES_NOT_PAY, is_unpaid), (TOO_SLOW, is_slow)):
+                self._unpaid_rounds[row.trainer, note] = self._unpaid_rounds[row.trainer, note] + 1 if holds else 0
+        notes |= {which for which, rounds in self._unpaid_rounds.items() if rounds >= UNPAID_ROUNDS}
         for trainer, note in sorted(notes - self._reported):
             self._say(f"round {rows[0].round}, trainer {trainer}: {note}")
         self._reported |= notes

@@ -85,7 +85,7 @@ def _trained(settings: Settings, plan: RoundPlan, trainer: int, shares: Shares) 
         "plan": shares[0][0].plan_digest,
         "updates": plan.updates,
         "delay_updates": plan.rhythm.delay_updates,
-        "is_dense": plan.rhythm.is_dense,
+        "in_four_bits": plan.rhythm.in_four_bits,
         "worker_updates": worker_updates,
         "sequences": sequences,
         "tokens": sequences * settings.data.sequence_length,

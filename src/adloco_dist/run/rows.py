@@ -38,7 +38,7 @@ class TrainerRow(Struct, omit_defaults=True, gc=False):
     updates: Count | None = None
     """H."""
     delay_updates: Count | None = None
-    is_dense: bool = False
+    in_four_bits: bool = False
     """Whether all elements travelled, with wire.format=adaptive."""
     worker_updates: list[Count] = []
     sequences: Count | None = None

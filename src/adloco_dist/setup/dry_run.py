@@ -10,7 +10,7 @@ from adloco_dist.cluster.environment import Link
 from adloco_dist.config import RoundLength, Settings, WireFormat
 from adloco_dist.objective.protocol import ParameterCount
 from adloco_dist.policy.layout import Layout, experiment_layout, ranks_of_seat, seat_nodes
-from adloco_dist.policy.link import DENSE_RATIO, Rhythm, RoundCost, best_rhythm
+from adloco_dist.policy.link import FOUR_BITS_RATIO, Rhythm, RoundCost, best_rhythm
 from adloco_dist.policy.merging import Network
 from adloco_dist.policy.simulation import RoundForecast, rounds_until
 from adloco_dist.pool.capacity import state_vectors
@@ -130,7 +130,9 @@ def _trainer_table(settings: Settings, layout: Layout, seats: Sequence[int], tra
 
 def _sent_in_words(settings: Settings, traffic: Traffic, seats: Sequence[int]) -> str:
     """What a rank sends in a round, in MB; with wire.format=adaptive by what the link allows."""
-    formats = [traffic, replace(traffic, is_dense=True)] if settings.wire.format is WireFormat.adaptive else [traffic]
+    formats = (
+        [traffic, replace(traffic, in_four_bits=True)] if settings.wire.format is WireFormat.adaptive else [traffic]
+    )
     return " or ".join(f"{format.of_rank(seats) / MEGA:,.2f}" for format in formats)
 
 
@@ -147,14 +149,14 @@ def _link_seconds(layout: Layout, network: Network, traffic: Traffic) -> dict[in
 
 def _forecast(settings: Settings, workers: int, link_seconds: float, update_seconds: float) -> RoundForecast:
     """The rounds of a rank with so many workers, and updates of that length; with wire.format=adaptive `link_seconds`
-    are those of the largest elements alone."""
+    are those of signs alone."""
     wire, algorithm = settings.wire, settings.algorithm
     rhythm = Rhythm(algorithm.updates_per_round, wire.delay_updates or 0)
     if algorithm.round is RoundLength.link:
         waiting, hidden = (0.0, link_seconds) if wire.is_delayed else (link_seconds, 0.0)
         cost = RoundCost(workers * update_seconds, waiting, hidden)
         rhythm = best_rhythm(settings.algorithm, wire, [cost])
-        link_seconds *= DENSE_RATIO if rhythm.is_dense else 1.0
+        link_seconds *= FOUR_BITS_RATIO if rhythm.in_four_bits else 1.0
     return RoundForecast(rhythm.updates * workers, rhythm.delay_updates * workers, link_seconds, wire.fragments)
 
 

@@ -35,8 +35,8 @@ class Traffic:
     """Trained parameters of the whole model."""
     nodes: Sequence[int]
     """The node of every rank."""
-    is_dense: bool = False
-    """Whether all elements travel, with wire.format=adaptive, instead of the largest alone."""
+    in_four_bits: bool = False
+    """Whether 4 bits of each element travel, with wire.format=adaptive, and not its sign alone."""
 
     def of_rank(self, seats: Sequence[int]) -> int:
         """What each of a trainer's ranks sends: its part of the model, to those that hold the same part."""
@@ -45,7 +45,7 @@ class Traffic:
         ranks = [size * seat for seat in seats]  # of the first part; the others are as large
         if settings.algorithm.is_data_parallel:
             return settings.algorithm.updates_per_round * ring_bytes_sent(num_elements * dtype.itemsize, len(ranks))
-        averager = new_averager(settings.wire, dtype, self.nodes, self.is_dense)
+        averager = new_averager(settings.wire, dtype, self.nodes, self.in_four_bits)
         return averager.bytes_per_rank(num_elements + 1, 1, ranks)
 
     def over_link(self, seats: Sequence[int]) -> int:
@@ -99,7 +99,7 @@ def predictions(settings: Settings, parameters: ParameterCount, ranks_per_node: 
             continue
         workers = [worker for trainer in layout.trainers for worker in layout.workers[trainer]]
         on_rank = len(workers) // len({seat for worker in workers for seat in worker})
-        traffic = [Traffic(settings, parameters.trained, nodes, is_dense) for is_dense in (False, True)]
+        traffic = [Traffic(settings, parameters.trained, nodes, in_four_bits) for in_four_bits in (False, True)]
         sent = min(format.over_fullest_link(layout) for format in traffic)  # wire.format=adaptive has two
         busy = on_rank * _update_seconds(settings, parameters)
         seconds = {link: sent / rate for link, rate in LINKS.items()}

@@ -145,8 +145,7 @@ def test_a_sweep_over_what_no_run_reads_is_refused(overrides: list[str], line: s
 
 def test_a_sweep_names_what_some_runs_do_not_read() -> None:
     assert checked("wire=fp32,sparse", "wire.fraction=0.1,0.2", "outer=average") == [
-        "wire.fraction: in 2 of 4 runs has no effect with wire.format=fp32; "
-        "it is read when wire.format=sparse"
+        "wire.fraction: in 2 of 4 runs has no effect with wire.format=fp32; it is read when wire.format=sparse"
     ]
     (line,) = checked("seed=1,2", "batching.eta=0.5")
     assert line.startswith("batching.eta=0.5: in 2 of 2 runs has no effect with batching.request=progress")

@@ -13,7 +13,7 @@ from adloco_dist.messages import decode, encode
 from adloco_dist.policy.batch import BatchInputs, BatchPlan, BatchReport
 from adloco_dist.policy.layout import Layout
 from adloco_dist.policy.link import (
-    DENSE_RATIO,
+    FOUR_BITS_RATIO,
     Rhythm,
     RoundCost,
     best_rhythm,
@@ -40,14 +40,14 @@ def settled(settings: Settings, blocking: float, transfer: float = 0.0, rounds: 
         transfer: seconds that its averages need on the link, with wire=adaptive those of the largest elements.
     """
     rhythm, costs, taken = first_rhythm(settings.algorithm, settings.wire), (), []
-    ratio = DENSE_RATIO
+    ratio = FOUR_BITS_RATIO
     for round_ in range(rounds):
         taken.append(rhythm)
         noise = (1.0, 0.7, 1.3, 0.9, 1.1)[round_ % 5]
         hidden = rhythm.delay_updates * settings.wire.fragments * UPDATE_SECONDS
-        travelled = noise * transfer * (ratio if rhythm.is_dense else 1.0)
+        travelled = noise * transfer * (ratio if rhythm.in_four_bits else 1.0)
         waited = max(0.0, travelled - hidden)
-        cost = RoundCost(UPDATE_SECONDS, noise * blocking + waited, travelled, waited, rhythm.is_dense)
+        cost = RoundCost(UPDATE_SECONDS, noise * blocking + waited, travelled, waited, rhythm.in_four_bits)
         costs = remembered(costs, cost)
         rhythm = rhythm_for_link(settings.algorithm, settings.wire, costs, rhythm)
     return taken
@@ -99,25 +99,25 @@ ADAPTIVE = (*FOUR_TRAINERS, *BY_LINK, "wire=adaptive", "outer=average")
 
 
 def test_all_elements_travel_where_the_link_is_fast_enough() -> None:
-    settings, ratio = small_settings(*ADAPTIVE), DENSE_RATIO
+    settings, ratio = small_settings(*ADAPTIVE), FOUR_BITS_RATIO
     fast, slow = settled(settings, 0.001, 0.9 * UPDATE_SECONDS / ratio), settled(settings, 0.001, UPDATE_SECONDS)
-    assert [rhythm.is_dense for rhythm in fast] == [False] + [True] * 39, "the first round has measured nothing"
-    assert fast[-1] == Rhythm(2, 1, is_dense=True)
-    assert not any(rhythm.is_dense for rhythm in slow)
+    assert [rhythm.in_four_bits for rhythm in fast] == [False] + [True] * 39, "the first round has measured nothing"
+    assert fast[-1] == Rhythm(2, 1, in_four_bits=True)
+    assert not any(rhythm.in_four_bits for rhythm in slow)
     named = small_settings(*FOUR_TRAINERS, *BY_LINK, "wire=sparse", "wire.delay_updates=null", "outer=average")
-    assert not any(rhythm.is_dense for rhythm in settled(named, 0.001, 0.001)), "another format is what it is"
+    assert not any(rhythm.in_four_bits for rhythm in settled(named, 0.001, 0.001)), "another format is what it is"
 
 
 def test_a_link_that_has_become_slow_carries_the_largest_alone() -> None:
-    settings, last = small_settings(*ADAPTIVE), Rhythm(2, 1, is_dense=True)
-    slow = RoundCost(UPDATE_SECONDS, 0.5, 0.5, 0.46, is_dense=True)
-    assert not rhythm_for_link(settings.algorithm, settings.wire, [slow] * 5, last).is_dense
+    settings, last = small_settings(*ADAPTIVE), Rhythm(2, 1, in_four_bits=True)
+    slow = RoundCost(UPDATE_SECONDS, 0.5, 0.5, 0.46, in_four_bits=True)
+    assert not rhythm_for_link(settings.algorithm, settings.wire, [slow] * 5, last).in_four_bits
 
 
 @pytest.mark.parametrize("hosts", [2, 3, 8, 64])
 def test_plans_count_the_bytes_that_averagers_send(hosts: int) -> None:
     four_bits, one = (Quantized(codec).bytes_per_rank(1 << 24, 0, range(hosts)) for codec in (WholeNumbers(4), Signs()))
-    assert four_bits / one == pytest.approx(DENSE_RATIO, rel=1e-3)
+    assert four_bits / one == pytest.approx(FOUR_BITS_RATIO, rel=1e-3)
 
 
 def test_bounds_hold_whatever_was_measured() -> None:
