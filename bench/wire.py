@@ -42,6 +42,7 @@ from helpers.hosts import Host, hosts, run_on, why_unavailable
 ROOT = Path(__file__).parents[1]
 NUM_ELEMENTS = 10_245_760
 """Of `small`: 41 MB in fp32."""
+CHOSEN = ("algorithm", "algorithm.updates_per_round", "batching.request", "batching.local_batch")
 SHARED = (
     "algorithm=diloco", "pool.trainers=1", "merge=none", "batching.request=none", "batching.local_batch=4",
     "data.sequence_length=128", "algorithm.updates_per_round=25", "budget=20rounds", "evaluation.every=null",
@@ -49,6 +50,8 @@ SHARED = (
     "cluster.threads_per_rank=1", "checkpoint.every=null",
     "run.directory=run",
 )  # fmt: skip
+DEFAULT = tuple(word for word in SHARED if word.split("=")[0] not in CHOSEN)
+"""With the default's algorithm and batches."""
 LINKS = {"100mbit": 100e6, "10mbit": 10e6}
 LOSSES = {
     "fp32": ["wire=fp32"],
@@ -195,27 +198,28 @@ def peers(quick: bool) -> tuple[Figures, Rows]:
 
 
 def unequal(quick: bool) -> tuple[Figures, Rows]:
+    """How long a rank waits for one of half its speed: with nothing set, and where both take as many updates."""
     figures: Figures = {}
     rows: Rows = []
-    for way in ("updates", "speed"):
+    equal = ["algorithm.updates_per_round=50"]
+    sides = {"default": ("10mbit", 100, 300, DEFAULT, []), "updates": ("100mbit", 3, 10, SHARED, equal)}
+    for name, (link, few, many, shared, overrides) in sides.items():
         # A second process on the core of the second host: half of its speed.
         busy = subprocess.Popen([*_on_core(1), sys.executable, "-c", "while True: pass"])
         try:
-            overrides = ["model=tiny", f"algorithm.round={way}", "algorithm.updates_per_round=50"]
-            records = _rounds("100mbit", 2, overrides, 3 if quick else 10)
+            records = _rounds(link, 2, ["model=tiny", *overrides], few if quick else many, shared)
         finally:
             busy.kill()
-        idle = [_waiting(record, rank="0") for record in records]
-        figures["idle_unequal" if way == "speed" else "idle_unequal_updates"] = statistics.median(idle)
-        rows.append([f"round={way}: share of the fast rank's time waiting", *spread(idle)])
+        counted = records[len(records) // 4 :]  # the first ones find their length
+        spent = [record["rank_seconds"]["0"] for record in counted]
+        waited = [steps.get("wait", 0.0) + steps.get("control", 0.0) for steps in spent]
+        seconds = [steps["inner"] + steps["outer"] + steps.get("control", 0.0) for steps in spent]
+        figures[f"idle_unequal_{name}"] = sum(waited) / sum(seconds)
+        shares = [one / all_ for one, all_ in zip(waited, seconds, strict=True)]
+        rows.append([f"{name}: share of a round that the fast rank waits", *spread(shares)])
+        slow, fast = (sum(record["worker_updates"][rank] for record in counted) for rank in (1, 0))
+        figures[f"slow_updates_{name}"] = slow / fast
     return figures, rows
-
-
-def _waiting(record: dict[str, Any], rank: str) -> float:
-    """Share of a round in which a rank waited for others."""
-    spent, seconds = record["rank_seconds"][rank], record["seconds"]
-    waited = spent["control"] + spent.get("wait", 0.0)
-    return waited / (seconds["outer"] + spent["control"] + seconds["inner"])
 
 
 def _tokens_per_second(record: dict[str, Any]) -> float:
@@ -224,7 +228,9 @@ def _tokens_per_second(record: dict[str, Any]) -> float:
     return record["tokens"] / (seconds["inner"] + seconds.get("outer", 0) + seconds["control"])
 
 
-def _rounds(link: str | None, num_hosts: int, overrides: Sequence[str], rounds: int) -> list[dict[str, Any]]:
+def _rounds(
+    link: str | None, num_hosts: int, overrides: Sequence[str], rounds: int, shared: Sequence[str] = SHARED
+) -> list[dict[str, Any]]:
     """The records of a run's rounds but the first."""
     with hosts(num_hosts, link) as made, tempfile.TemporaryDirectory() as folder:
         endpoint = f"{made[0].name}:29501"
@@ -233,7 +239,7 @@ def _rounds(link: str | None, num_hosts: int, overrides: Sequence[str], rounds: 
             launch = [*_on_core(rank), sys.executable, str(ROOT / "launch" / "train.py"), "--nproc-per-node", "1"]
             nodes = ["--nnodes", str(num_hosts), "--local-addr", host.address, "--rdzv-endpoint", endpoint]
             pool = [f"pool.workers_per_trainer={num_hosts}", f"budget={rounds + 1}rounds"]
-            return [*launch, *nodes, *SHARED, *pool, *overrides]
+            return [*launch, *nodes, *shared, *pool, *overrides]
 
         ended = run_on([(host, command(rank, host)) for rank, host in enumerate(made)], Path(folder), 900)
         assert not any(code for code, _ in ended), ended

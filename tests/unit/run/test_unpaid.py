@@ -1,28 +1,41 @@
-"""What a run says of averages that do not pay."""
+"""What a run says of averages that do not pay, and of ranks that are too slow."""
 
 import io
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 
 from adloco_dist.config import Settings
-from adloco_dist.run.display import UNPAID_ROUNDS, Display
+from adloco_dist.run.display import DOES_NOT_PAY, TOO_SLOW, UNPAID_ROUNDS, Display
 from adloco_dist.run.rows import TrainerRow
 
 
-def said_after(worths: Sequence[float | None]) -> int:
-    """How often it was said, after rounds of so much worth."""
+def said_after(line: str, *rounds: dict[str, Any]) -> int:
+    """How often a line was said, after rounds with these fields."""
     console = Console(file=io.StringIO(), width=1000)
     display = Display(console, Settings(budget="100rounds"))
-    for number, worth in enumerate(worths, start=1):
-        display.write([TrainerRow(round=number, trainer=0, pool_tokens=number, worth=worth)])
+    for number, fields in enumerate(rounds, start=1):
+        display.write([TrainerRow(round=number, trainer=0, pool_tokens=number, **fields)])
     assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue().count("averaging does not pay on this link: one worker alone")
+    return console.file.getvalue().count(line)
+
+
+def of_worth(worths: Sequence[float | None]) -> list[dict[str, Any]]:
+    return [{"worth": worth} for worth in worths]
 
 
 def test_averages_that_do_not_pay_are_reported_once_and_not_for_one_slow_round() -> None:
     slow = [0.5] * UNPAID_ROUNDS
-    assert said_after(slow) == 1
-    assert said_after([*slow, *slow]) == 1
-    assert said_after([*slow[1:], 1.5, *slow[1:]]) == 0
-    assert said_after([None] * 20) == said_after([1.9] * 20) == 0
+    assert said_after(DOES_NOT_PAY, *of_worth(slow)) == 1
+    assert said_after(DOES_NOT_PAY, *of_worth([*slow, *slow])) == 1
+    assert said_after(DOES_NOT_PAY, *of_worth([*slow[1:], 1.5, *slow[1:]])) == 0
+    assert said_after(DOES_NOT_PAY, *of_worth([None] * 20)) == said_after(DOES_NOT_PAY, *of_worth([1.9] * 20)) == 0
+
+
+def test_a_rank_for_which_rounds_are_long_is_reported_once() -> None:
+    def rounds(*taken: int) -> list[dict[str, Any]]:
+        return [{"updates": taken[0], "worker_updates": list(taken)}] * 2 * UNPAID_ROUNDS
+
+    assert said_after(TOO_SLOW, *rounds(100, 100, 1)) == 1
+    assert said_after(TOO_SLOW, *rounds(3, 1)) == said_after(TOO_SLOW, *rounds(20, 10, 20)) == 0
