@@ -37,6 +37,13 @@ def train(runtime: Runtime, *overrides: str) -> dict[str, Any]:
     return train_small_pool(runtime, *FOUR_TRAINERS, *UNEQUAL, *overrides)
 
 
+BY_LINK = (
+    "algorithm.round=link", "algorithm.updates_range=[6,6]", "wire=adaptive", "outer=average",
+    "simulation.update_seconds=0.1", "simulation.bytes_per_second=1e6",
+)  # fmt: skip
+"""On a clock that is the same in every run."""
+
+
 @pytest.mark.parametrize("overrides", [(), ("wire.fragments=2", "wire.delay_updates=2")])
 def test_placement_changes_nothing(overrides: tuple[str, ...]) -> None:
     alone = run_ranks(train, [0], *overrides)
@@ -78,15 +85,18 @@ def test_each_sequence_is_read_once_an_epoch() -> None:
     assert Counter(seen.values()) == {1: 112, 2: 8}
 
 
-def train_and_stop(runtime: Runtime, folder: str, looks: int | None) -> dict[str, Any]:
+def train_and_stop(runtime: Runtime, folder: str, looks: int | None, overrides: tuple[str, ...]) -> dict[str, Any]:
     fix_speeds()
-    return train_kept(runtime, folder, looks, *FOUR_TRAINERS, *UNEQUAL, "wire.fragments=2")
+    return train_kept(runtime, folder, looks, *FOUR_TRAINERS, *UNEQUAL, *overrides)
 
 
-def test_stopped_in_the_middle_and_resumed_is_the_same_run(tmp_path: Any) -> None:
-    whole = held_anchors(run_ranks(train_and_stop, [0, 0], str(tmp_path / "whole"), None))
+@pytest.mark.parametrize("overrides", [("wire.fragments=2",), BY_LINK])
+def test_stopped_in_the_middle_and_resumed_is_the_same_run(tmp_path: Any, overrides: tuple[str, ...]) -> None:
+    ranks = run_ranks(train_and_stop, [0, 0], str(tmp_path / "whole"), None, overrides)
+    assert ranks[0]["records"][-1]["worker_updates"] == [6, 2]
+    whole = held_anchors(ranks)
     for looks in (3, 9, 14):
         folder = str(tmp_path / str(looks))
-        assert run_ranks(train_and_stop, [0, 0], folder, looks)[0]["stop"] == "interrupted"
-        for trainer, anchor in held_anchors(run_ranks(train_and_stop, [0, 0], folder, None)).items():
+        assert run_ranks(train_and_stop, [0, 0], folder, looks, overrides)[0]["stop"] == "interrupted"
+        for trainer, anchor in held_anchors(run_ranks(train_and_stop, [0, 0], folder, None, overrides)).items():
             np.testing.assert_array_equal(anchor, whole[trainer])

@@ -52,8 +52,8 @@ def exchange_encoded(
     residual: torch.Tensor | None,
     decay: float = 1.0,
 ) -> Commit:
-    """`Averager.exchange` with what an encoding takes away from this rank's payload in its residual, and from the sum
-    that this rank owns, too. The residual is multiplied by `decay` before."""
+    """`Averager.exchange`: what an encoding takes away from this rank's payload stays in its residual and, in the slice
+    that this rank owns, what it takes away from the sum. Before, the residual is multiplied by `decay`."""
     values, exact = payload.split([len(payload) - num_exact, num_exact])
     if residual is not None:
         for chunk in chunks(len(values), values.device):
