@@ -172,7 +172,7 @@ def accuracy_of_sketches(runtime: Runtime, updates: int, draws: int) -> Any:
 def _errors(pool: LocalPool, draws: int) -> list[tuple[str, Any]]:
     trainer = pool.trainers[0]
     pool.flat_model.point_at(trainer.workers[0].weights)
-    batch = cast(TokenBatch, trainer.cursor.batch(0, 1, 0, 128))
+    batch = cast(TokenBatch, trainer.cursor.batch(0, 0, 128, (1,)))
     sample, _ = per_sequence_gradients(pool.flat_model, pool.objective, batch)
     exact = _statistics(sample, torch.ones(len(sample)), None)
     noise_scale = exact.noise_scale

@@ -83,8 +83,10 @@ def tokens_per_second(overrides: Sequence[str], num_workers: int, num_updates: i
         start = time.perf_counter()
     (cursor,) = splits.train.deal(1, num_workers, data.shards, 0)
 
+    taken = [num_updates] * num_workers
+
     def read(worker: int) -> int:
-        batches = (cursor.batch(worker, num_workers, update, BATCH) for update in range(num_updates))
+        batches = (cursor.batch(worker, update, BATCH, taken) for update in range(num_updates))
         return sum(cast(TokenBatch, batch).total_targets for batch in batches)
 
     with ThreadPoolExecutor(num_workers) as pool:
@@ -125,8 +127,8 @@ def _inner_phase(runtime: Runtime, settings: Settings, splits: TextSplits) -> Ca
         plan = replace(first, updates=UPDATES, round=next(rounds))
         InnerPhase(plan, settings).run(list(pool.trainers.values()), pool.slots)
         for trainer in pool.trainers.values():
-            ends = trainer.cursor.ends([0], 1, UPDATES * BATCH)
-            trainer.cursor.advance(UPDATES, 1, BATCH, ends)
+            ends = trainer.cursor.ends([0], BATCH, (UPDATES,))
+            trainer.cursor.advance(BATCH, (UPDATES,), ends)
 
     return run
 

@@ -66,7 +66,7 @@ def inner_loop(model_name: str, optimizer_name: str, is_quick: bool) -> tuple[fl
 
     def ours() -> None:
         InnerPhase(plan, settings).run([trainer], [slot])
-        trainer.cursor.advance(plan.updates, 1, batch, {})
+        trainer.cursor.advance(batch, (plan.updates,), {})
 
     model = objective.build(torch.device("cpu"), in_bf16=False)
     optimizer = by_hand(model, settings.inner)

@@ -174,7 +174,7 @@ def seconds_of_sides(runtime: Runtime, model: str, batch: int, pairs: int) -> li
 
     def ours() -> None:
         InnerPhase(plan, settings).run([trainer], [slot])
-        trainer.cursor.advance(plan.updates, 1, batch, {})
+        trainer.cursor.advance(batch, (plan.updates,), {})
 
     plain = plain_loop(built(settings, runtime, 257)[1], settings, table, runtime)
     return interleave([together(ours), together(plain)], pairs)

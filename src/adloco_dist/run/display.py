@@ -131,7 +131,7 @@ class Display(Sink):
         notes = {(row.trainer, note) for row in rows for note in row.notes}
         for row in rows:
             is_unpaid = row.worth is not None and row.worth < 1
-            is_slow = bool(row.updates and row.worker_updates) and row.updates >= SLOWNESS * min(row.worker_updates)
+            is_slow = row.updates is not None and row.updates >= SLOWNESS * min(row.worker_updates, default=row.updates)
             for note, holds in ((DOES_NOT_PAY, is_unpaid), (TOO_SLOW, is_slow)):
                 self._unpaid_rounds[row.trainer, note] = self._unpaid_rounds[row.trainer, note] + 1 if holds else 0
         notes |= {which for which, rounds in self._unpaid_rounds.items() if rounds >= UNPAID_ROUNDS}
