@@ -15,6 +15,8 @@ from pathlib import Path
 
 from runs import ROOT, Record, on_two_hosts, rows_of
 
+from helpers.hosts import Wan
+
 WIRES = {
     "fp32": ("algorithm=localsgd", "algorithm.updates_per_round=1"),
     "int4": ("algorithm=localsgd", "wire=int4", "algorithm.updates_per_round=10"),
@@ -26,13 +28,15 @@ COMMON = (
     "cluster.threads_per_rank=1", "pool.workers_per_trainer=2", "batching.request=none", "evaluation.every=null",
     "evaluation.final_sequences=8", "evaluation.sequences=8", "tracking=none", "run.report=false",
 )  # fmt: skip
+ALL_REDUCE_TRIPS = 4
+"""Latencies of an all-reduce of one element between two hosts: two messages in turn, each after word of room for it."""
 FIRST = 3
 """Rounds that are not counted: caches are cold, and the link is being looked at."""
 
 
-def real(overrides: Sequence[str], rate: str) -> tuple[list[Record], Record]:
+def real(overrides: Sequence[str], link: str | Wan) -> tuple[list[Record], Record]:
     """The rounds of a run on two hosts, and the facts of it."""
-    rows, facts = on_two_hosts((*COMMON, *overrides), rate, timeout_seconds=600)
+    rows, facts = on_two_hosts((*COMMON, *overrides), link, timeout_seconds=600)
     return _counted(rows), facts
 
 
@@ -68,20 +72,25 @@ def main() -> None:
     parser.add_argument("--only", choices=WIRES, help="one of them")
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--rate", default="10mbit", help="of the hosts' links")
+    parser.add_argument("--delay-ms", type=float, help="hosts that are so far from each other, one way (needs cc)")
     parser.add_argument("--rounds", type=int, default=30)
     options = parser.parse_args()
     common = (f"model={options.model}", f"budget={options.rounds}rounds")
-    blocking, facts = real((*common, *WIRES["fp32"]), options.rate)
+    delay_ms, mbit = options.delay_ms, float(options.rate.removesuffix("mbit"))
+    between = options.rate if delay_ms is None else Wan(delay_ms, rate_mbit=mbit)
+    blocking, facts = real((*common, *WIRES["fp32"]), between)
     (link,) = facts["cluster"]["links"]
+    latency = link["latency_seconds"] / ALL_REDUCE_TRIPS
+    print(f"an average of one element takes {link['latency_seconds'] * 1e3:.4g} ms")
     rate = average_rate(blocking)
     print(f"averages of fp32 go at {rate * 8e-6:.3g} Mbit/s")
     for name in [options.only] if options.only else WIRES:
         overrides = (*common, *WIRES[name])
-        rounds = blocking if name == "fp32" else real(overrides, options.rate)[0]
+        rounds = blocking if name == "fp32" else real(overrides, between)[0]
         update = statistics.median(map(update_seconds, rounds))
         clock = (f"simulation.update_seconds={update:.6f}",
                  f"simulation.bytes_per_second={rate:.0f}",
-                 f"simulation.latency_seconds={link['latency_seconds']:.6f}")  # fmt: skip
+                 f"simulation.latency_seconds={latency:.6f}")  # fmt: skip
         taken = statistics.median(map(seconds_per_update, rounds))
         counted = statistics.median(map(seconds_per_update, simulated((*overrides, *clock))))
         print(f"{name}: an update of {update:.4f} s, averages and all {taken:.4f} s, by the clock {counted:.4f} s; "

@@ -19,6 +19,8 @@ ADAMW = (
 )  # fmt: skip
 MUON = (*on_clock("muon"), "inner.weight_decay=0", "inner.momentum=0.8", "batching.local_batch=16")
 """Each at the best of its settings in the search."""
+SPARSE = ("wire=sparse", "wire.fraction=0.0625", "wire.delay_updates=null")
+"""What travelled on slow links by default before signs did."""
 RATES = {"adamw": 1.4e-3, "muon": 5e-3}
 """Of `tiny`: with AdamW, whose own is 1e-3, and of Muon with a constant batch. The default finds its own."""
 OF_MODEL = {"tiny": 1.0, "nano": 2.0}
@@ -26,7 +28,8 @@ OF_MODEL = {"tiny": 1.0, "nano": 2.0}
 SIDES = {
     "alone_muon": (1, SECONDS), "default_alone": (1, SECONDS), "two_10": (2, 105), "two_100": (2, 105),
     "four_100": (4, 65), "eight_100": (8, 42), "alone_adamw": (1, SECONDS), "default_alone_adamw": (1, SECONDS),
-    "two_10_adamw": (2, 90),
+    "two_10_adamw": (2, 90), "eight_10": (8, 65), "sixteen_100": (16, 34),
+    "two_10_sparse": (2, 105),
 }  # fmt: skip
 """Ranks and seconds."""
 TARGETS = {
@@ -34,6 +37,9 @@ TARGETS = {
     "second_machine_100mbit": ("two_100", "default_alone"),
     "four_machines_100mbit": ("four_100", "default_alone"),
     "eight_hosts_100mbit": ("eight_100", "default_alone"),
+    "eight_hosts_10mbit": ("eight_10", "default_alone"),
+    "sixteen_hosts_100mbit": ("sixteen_100", "default_alone"),
+    "second_machine_10mbit_sparse": ("two_10_sparse", "default_alone"),
     "second_machine_10mbit_over_constant": ("two_10", "alone_muon"),
     "second_machine_100mbit_over_constant": ("two_100", "alone_muon"),
     "four_machines_100mbit_over_constant": ("four_100", "alone_muon"),
@@ -53,7 +59,8 @@ def overrides_of(side: str, model: str = "tiny") -> tuple[str, ...]:
     named = (f"inner.lr={RATES[optimizer] * OF_MODEL[model]:g}",)
     if side.startswith("alone"):
         return (*ALONE, *(ADAMW if optimizer == "adamw" else MUON), *named)
-    return (*on_clock(optimizer), *(named if optimizer == "adamw" else ()), *over)
+    wire = SPARSE if side.endswith("sparse") else ()
+    return (*on_clock(optimizer), *(named if optimizer == "adamw" else ()), *over, *wire)
 
 
 def runs_of(sides: Iterable[str], model: str, seeds: Iterable[int]) -> list[Case]:
