@@ -122,6 +122,8 @@ def test_rounds_that_measure_nothing_change_no_batch() -> None:
 def test_measurements_are_as_many_updates_apart_whatever_the_rounds() -> None:
     def measuring(updates: int) -> list[bool]:
         fixed = small_settings(
+            "algorithm.round=updates",
+            "wire.delay_updates=0",
             f"algorithm.updates_per_round={updates}",
             "batching.every_updates=20",
             "pool.trainers=1",
