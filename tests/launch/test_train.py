@@ -96,7 +96,7 @@ def trained_rows(directory: Path, num_trainers: int) -> list[dict[str, Any]]:
     rows = metrics(directory)
     assert [(row["round"], row["trainer"]) for row in rows] == [(r, t) for r in range(4) for t in range(num_trainers)]
     for row in rows[num_trainers:]:
-        assert row["tokens"] == row["updates"] * row["total_batch"] * 32
+        assert row["tokens"] == sum(row["worker_updates"]) * row["local_batch"] * 32
         assert row["pool_tokens"] == sum(
             earlier.get("tokens", 0) for earlier in rows if earlier["round"] <= row["round"]
         )

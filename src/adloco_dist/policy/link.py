@@ -23,6 +23,8 @@ GAIN = 0.005
 """Share of the time that a change must promise to save: H stays as it is within a factor of 1.3."""
 STEP = 2.0
 """Maximum factor by which H changes from one round to the next."""
+ROUNDS_OF_A_SPEED = 3
+"""Rounds that tell how fast ranks are: the median of fewer may be an interrupted one."""
 SAME = 0.95
 """Ranks that are faster than this, relative to the fastest, take as many updates: measured speeds vary by so much."""
 
@@ -131,12 +133,14 @@ def worker_updates(updates: int, speeds: Sequence[float], owed: Sequence[float])
 
 def _slowness(costs: Sequence[RoundCost]) -> list[float]:
     """By rank, how many times as long as on the fastest an update of all its workers takes; 1 for those that are about
-    as fast. None at all: it was not measured."""
+    as fast. None at all: it was not measured often enough."""
     rounds = [cost.turn_seconds for cost in costs if cost.turn_seconds]
+    if len(rounds) < ROUNDS_OF_A_SPEED:
+        return []
     fastest = [min(filter(None, seconds)) for seconds in rounds]
     factors = [
         median(seconds[rank] / least if seconds[rank] else 1.0 for seconds, least in zip(rounds, fastest, strict=True))
-        for rank in range(len(rounds[0]) if rounds else 0)
+        for rank in range(len(rounds[0]))
     ]
     return [factor if factor * SAME > 1 else 1.0 for factor in factors]
 

@@ -104,8 +104,7 @@ def deal(splits: Splits, num_trainers: int, workers: int, shards: Shards = Shard
 @pytest.mark.parametrize("kind", LOADS)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_run_resumes_with_the_same_sequences_in_the_middle_of_a_round_and_after_merges(kind: str, seed: int) -> None:
-    """Another process that restores the cursors, and begins with a later update, reads the very same; workers take
-    unequal numbers of updates."""
+    """Another process that restores the cursors reads the very same; workers take unequal numbers of updates."""
     rng = random.Random(seed)
     cursors = deal(own_splits(LOADS[kind]), 3, 2)
     workers = dict.fromkeys(cursors, 2)

@@ -33,13 +33,14 @@ def cost_of(turn_seconds: Sequence[float]) -> RoundCost:
 def test_workers_are_as_fast_as_their_ranks(
     layout: Layout, seconds: tuple[float, ...], expected: dict[int, tuple[float, ...]]
 ) -> None:
-    assert worker_speeds(layout, [cost_of(seconds)] if seconds else [RoundCost(0.1, 0.0)]) == expected
+    assert worker_speeds(layout, [cost_of(seconds) if seconds else RoundCost(0.1, 0.0)] * 3) == expected
     assert worker_speeds(layout, []) == {}
 
 
 def test_one_odd_round_is_no_speed_and_a_rank_that_stays_slow_has_another() -> None:
     usual, slow = cost_of((0.1, 0.1)), cost_of((0.1, 0.4))
     assert worker_speeds(PAIR, [usual] * 3 + [slow]) == {}
+    assert worker_speeds(PAIR, [slow] * 2) == {}, "of so few each may be an odd one"
     assert worker_speeds(PAIR, [usual] * 2 + [slow] * 3) == {0: (1.0, 0.25)}
 
 
@@ -74,8 +75,9 @@ def planned(*costs: RoundCost, overrides: Sequence[str] = ()) -> list[RoundPlan]
 
 
 def test_the_plan_counts_what_workers_take() -> None:
-    first, second, third, fourth = planned(*[cost_of((0.1, 0.2))] * 2, overrides=("algorithm.updates_range=[5,5]",))
-    assert first.worker_updates == second.worker_updates == {}
+    plans = planned(*[cost_of((0.1, 0.2))] * 4, overrides=("algorithm.updates_range=[5,5]",))
+    *before, third, fourth = plans
+    assert all(plan.worker_updates == {} for plan in before)
     assert third.updates_of_workers(0) == (5, 2)
     assert fourth.updates_of_workers(0) == (5, 3)
     assert [third.updates_by(update, 0, 1) for update in (0, 1, 3, 5)] == [0, 1, 2, 2]
@@ -94,8 +96,8 @@ def test_unequal_workers_take_larger_batches_for_the_same_noise() -> None:
     assert effective_workers([10, 10, 10]) == pytest.approx(3)
     assert effective_workers([3, 1]) == pytest.approx(1 / (0.75**2 + 0.25**2))
     batch = ("batching.request=norm_test", "batching.local_batch=8", "batching.unmeasured=keep", "merge=none")
-    *_, last = planned(cost_of((0.1, 0.3)), overrides=batch)
+    *_, last = planned(*[cost_of((0.1, 0.3))] * 3, overrides=batch)
     assert last.batches[0].bounded == 16
     assert last.batches[0].local_batch == 10, "16 (1 + 1 / 9) / (1 + 1 / 3)^2"
-    *_, given = planned(cost_of((0.1, 0.3)), overrides=("batching.request=none", "batching.local_batch=8"))
+    *_, given = planned(*[cost_of((0.1, 0.3))] * 3, overrides=("batching.request=none", "batching.local_batch=8"))
     assert given.batches[0].local_batch == 8, "a batch that is given is taken as it is"
