@@ -7,7 +7,6 @@ of it; the ranks that hold the same part on different nodes sum it in few bits; 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -16,6 +15,7 @@ from adloco_dist.averaging.averager import Commit, is_counted
 from adloco_dist.averaging.group import Group, ring_bytes_sent
 from adloco_dist.averaging.quantized import Quantized
 from adloco_dist.averaging.sparse import Sparse
+from adloco_dist.averaging.sums import slices_of
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,7 @@ class InsideFirst:
         neighbours, num_parts = next(ranks for ranks in members if me in ranks), min(map(len, members))
         place = neighbours.index(me)
         values, exact = payload.split([len(payload) - num_exact, num_exact])
-        bounds = [len(values) * number // num_parts for number in range(num_parts + 1)]
-        slices = [slice(*pair) for pair in pairwise(bounds)]
+        slices = slices_of(len(values), num_parts)
         # By the rank that sums it.
         parts = {rank: values[where] for rank, where in zip(neighbours, slices, strict=False)}
         own, given = parts.get(me), []

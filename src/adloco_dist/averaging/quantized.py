@@ -11,7 +11,7 @@ import torch
 from adloco_dist.averaging.averager import Commit
 from adloco_dist.averaging.codecs import BLOCK, CHUNK_BLOCKS, Codec, num_blocks
 from adloco_dist.averaging.group import Group
-from adloco_dist.averaging.sums import exchange_encoded, most_sent
+from adloco_dist.averaging.sums import exchange_encoded, most_bytes_sent
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Quantized:
         return exchange_encoded(self, payload, num_exact, group, residual)
 
     def bytes_per_rank(self, num_elements: int, num_exact: int, ranks: Sequence[int]) -> int:
-        rows = most_sent(num_blocks(num_elements - num_exact), len(ranks))
-        return rows * self.codec.block_bytes + 4 * most_sent(num_exact, len(ranks))
+        num_rows = num_blocks(num_elements - num_exact)
+        return most_bytes_sent(num_rows, self.codec.block_bytes, num_exact, len(ranks))
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
         shape = num_blocks(len(values)), self.codec.block_bytes

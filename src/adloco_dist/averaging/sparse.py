@@ -11,7 +11,7 @@ import torch
 
 from adloco_dist.averaging.averager import Commit
 from adloco_dist.averaging.group import Group
-from adloco_dist.averaging.sums import exchange_encoded, most_sent
+from adloco_dist.averaging.sums import exchange_encoded, most_bytes_sent
 
 CHUNK = 4096
 """Elements of which the largest are sent; 12 bits say which."""
@@ -59,7 +59,7 @@ class Sparse:
 
     def bytes_per_rank(self, num_elements: int, num_exact: int, ranks: Sequence[int]) -> int:
         num_chunks = -(-(num_elements - num_exact) // CHUNK)
-        return most_sent(num_chunks, len(ranks)) * self.chunk_bytes + 4 * most_sent(num_exact, len(ranks))
+        return most_bytes_sent(num_chunks, self.chunk_bytes, num_exact, len(ranks))
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
         missing = -len(values) % CHUNK

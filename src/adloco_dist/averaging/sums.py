@@ -100,7 +100,7 @@ def has_owners(num_ranks: int) -> bool:
 
 
 def slices_of(count: int, num_ranks: int) -> list[slice]:
-    """The slices that ranks own of so many rows: as many on each, or one more."""
+    """The slices that ranks own of so many rows, or elements: as many on each, or one more."""
     return [slice(*pair) for pair in pairwise(count * number // num_ranks for number in range(num_ranks + 1))]
 
 
@@ -131,8 +131,13 @@ def sum_by_owners(part: Part, group: Group, encoded_sum: Callable[[list[torch.Te
     return torch.cat([owned.rows for owned in sums])
 
 
-def most_sent(count: int, num_ranks: int) -> int:
-    """The rows that a rank sends at most, of so many in a payload."""
+def most_bytes_sent(num_rows: int, row_bytes: int, num_exact: int, num_ranks: int) -> int:
+    """Bytes that a rank sends at most of a payload of so many rows and exact elements in fp32."""
+    return _most_sent(num_rows, num_ranks) * row_bytes + _most_sent(num_exact, num_ranks) * 4
+
+
+def _most_sent(count: int, num_ranks: int) -> int:
+    """Of so many rows, what the owner of the largest slice sends: all but these, and their sum to every other."""
     return count + (num_ranks - 2) * -(-count // num_ranks)
 
 

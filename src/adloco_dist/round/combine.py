@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 
 from adloco_dist.averaging.group import Group
+from adloco_dist.averaging.sums import slices_of
 from adloco_dist.policy.layout import Layout
 
 
@@ -63,8 +63,7 @@ def combine(
         in_bf16: what travels is rounded to bfloat16, half the bytes of fp32; sums are taken in the vectors' own type.
     """
     ranks = transfer.ranks
-    bounds = [len(total) * number // len(ranks) for number in range(len(ranks) + 1)]
-    slices = [slice(*pair) for pair in pairwise(bounds)]
+    slices = slices_of(len(total), len(ranks))
     rank_slice = slices[ranks.index(rank)]
     pieces = {member: vectors[member][rank_slice] for member, holders in transfer.holders.items() if rank in holders}
     bytes_sent, dtype = 0, torch.bfloat16 if in_bf16 else total.dtype

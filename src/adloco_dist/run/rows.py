@@ -39,7 +39,7 @@ class TrainerRow(Struct, omit_defaults=True, gc=False):
     """H."""
     delay_updates: Count | None = None
     in_four_bits: bool = False
-    """Whether all elements travelled, with wire.format=adaptive."""
+    """Whether 4 bits of each element travelled, with wire.format=adaptive, and not its sign alone."""
     worker_updates: list[Count] = []
     sequences: Count | None = None
     tokens: Count | None = None
