@@ -32,7 +32,8 @@ class StopRequest:
     """
 
     is_heard: bool = False
-    """Whether a signal or the heartbeat has brought a request: a plain flag, because every update reads it."""
+    """Whether a signal, a file from the start or the heartbeat has brought a request: a plain flag, because every
+    update reads it."""
     is_signalled: bool = False
     """Whether this process itself got a signal."""
     file: Path | None = None
@@ -45,6 +46,11 @@ class StopRequest:
     """Set when this rank is held: the heartbeat, which sleeps between its beats, is to say so."""
     _begun: Position = BEFORE_ALL
     _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def watch(self, file: Path) -> None:
+        """Take a file's existence for a request: before any event if it is there already, else as the heartbeat sees
+        it."""
+        self.file, self.is_heard = file, self.is_heard or file.exists()
 
     def begins(self, event: Position) -> bool:
         """Whether the run goes on to an event, which all ranks of a trainer take part in, and which has begun then."""

@@ -89,7 +89,7 @@ class Run:
             NonfiniteError: training comes to nothing; the page of the run has been written.
         """
         pool, state = self.pool, self.resume_point and self.resume_point.state
-        stop.file = Path(os.environ.get(STOP_VARIABLE) or self.directory / STOP_FILE)
+        stop.watch(Path(os.environ.get(STOP_VARIABLE) or self.directory / STOP_FILE))
         try:
             checkpoints = Checkpoints(self.writer, self.journal, self.directory, pool.settings)
             chosen, folder = pool.settings.profile.chosen, self.directory / PROFILE_DIRECTORY
