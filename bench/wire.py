@@ -14,7 +14,8 @@ overlap: overlap_costs is tokens per second of a round's updates of `small` with
 peers: tokens per second of own loops with our DiLoCo (fp32; as slow_link), torchft's DiLoCo and streaming DiLoCo (five
     fragments, four updates of delay, one bucket), and DistributedDataParallel, at 100 Mbit/s, over the same without
     averages.
-unequal: two hosts with `tiny`, one of them at half speed; idle_* is the share of the fast one's time spent waiting.
+unequal: two hosts with `tiny`, one of them at half speed; idle_* is the share of the fast one's time spent waiting,
+   slow_updates_* what the slow one takes of its updates.
 codec: encoding and decoding 41 MB as int4 on one core.
 loss, loss_average: validation loss of `tiny` after equal tokens of real text over that of wire=fp32, three seeds, no
     links, with DiLoCo's outer optimizer and with outer=average. They take an hour: only where they are asked for.
@@ -65,6 +66,8 @@ LOSSES = {
     "streaming": ["wire=slow_link"],
 }
 Figures = dict[str, float]
+Seconds = dict[str, float]
+"""Of a rank's round, by what it did."""
 Rows = list[list[str]]
 
 
@@ -211,15 +214,22 @@ def unequal(quick: bool) -> tuple[Figures, Rows]:
         finally:
             busy.kill()
         counted = records[len(records) // 4 :]  # the first ones find their length
-        spent = [record["rank_seconds"]["0"] for record in counted]
-        waited = [steps.get("wait", 0.0) + steps.get("control", 0.0) for steps in spent]
-        seconds = [steps["inner"] + steps["outer"] + steps.get("control", 0.0) for steps in spent]
+        waited, seconds = zip(
+            *(_waited(*(record["rank_seconds"][rank] for rank in "01")) for record in counted), strict=True
+        )
         figures[f"idle_unequal_{name}"] = sum(waited) / sum(seconds)
         shares = [one / all_ for one, all_ in zip(waited, seconds, strict=True)]
         rows.append([f"{name}: share of a round that the fast rank waits", *spread(shares)])
         slow, fast = (sum(record["worker_updates"][rank] for record in counted) for rank in (1, 0))
         figures[f"slow_updates_{name}"] = slow / fast
     return figures, rows
+
+
+def _waited(fast: Seconds, slow: Seconds) -> tuple[float, float]:
+    """Of the seconds of two ranks in a round: how long the fast one waited, and its whole round."""
+    # Without a delay both enter the same average, and the slow one waits for nothing in it but the link.
+    waited = fast["wait"] if "wait" in fast else fast["outer"] - slow["outer"]
+    return waited + fast["control"], fast["inner"] + fast["outer"] + fast["control"]
 
 
 def _tokens_per_second(record: dict[str, Any]) -> float:

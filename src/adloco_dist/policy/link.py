@@ -26,7 +26,8 @@ STEP = 2.0
 ROUNDS_OF_A_SPEED = 3
 """Rounds that tell how fast ranks are: the median of fewer may be an interrupted one."""
 SAME = 0.95
-"""Ranks that are faster than this, relative to the fastest, take as many updates: measured speeds vary by so much."""
+"""Ranks that are faster than this, relative to the fastest, take as many updates: measured speeds vary by so much. To
+slower ones as much is allowed: one that is late holds all others up, one that is early waits alone."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def remembered(costs: Sequence[RoundCost], latest: RoundCost | None) -> tuple[Ro
 def worker_speeds(layout: Layout, costs: Sequence[RoundCost]) -> dict[int, tuple[float, ...]]:
     """The speed of each worker over that of the fastest, by trainer; none where ranks are about as fast. `costs` are
     those of the last rounds, in which workers lay where they do now; those of one rank take turns."""
-    of_rank = [1 / factor for factor in _slowness(costs)]
+    of_rank = [SAME / factor if factor > 1 else 1.0 for factor in _slowness(costs)]
     if not of_rank or min(of_rank) == 1:
         return {}
     return {trainer: tuple(of_rank[ranks[0]] for ranks in layout.workers[trainer]) for trainer in layout.trainers}
