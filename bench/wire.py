@@ -14,8 +14,7 @@ overlap: overlap_costs is tokens per second of a round's updates of `small` with
 peers: tokens per second of own loops with our DiLoCo (fp32; as slow_link), torchft's DiLoCo and streaming DiLoCo (five
     fragments, four updates of delay, one bucket), and DistributedDataParallel, at 100 Mbit/s, over the same without
     averages.
-unequal: two hosts with `tiny`, one of them at half speed; idle_* is the share of the fast one's time spent waiting,
-   slow_updates_* what the slow one takes of its updates.
+unequal: two hosts with `tiny`, one at half speed; idle_* is the share of the fast one's time spent waiting.
 codec: encoding and decoding 41 MB as int4 on one core.
 loss, loss_average: validation loss of `tiny` after equal tokens of real text over that of wire=fp32, three seeds, no
     links, with DiLoCo's outer optimizer and with outer=average. They take an hour: only where they are asked for.

@@ -7,6 +7,8 @@ import torch
 
 BLOCK = 128
 """Elements with one scale: 16 bits for 128 elements are an eighth of a bit for each."""
+GATHER_BITS = sum(1 << 56 - 7 * place for place in range(8))
+"""Times eight bytes of 0 or 1, in a word of 64 bits: its highest byte has them as bits, the first as the lowest."""
 CHUNK_BLOCKS = 1024
 """Blocks that are encoded at one time: what one operation leaves in a cache the next finds there."""
 
@@ -99,16 +101,13 @@ class Signs:
 
     def encode(self, blocks: torch.Tensor, message: torch.Tensor) -> None:
         message[:, -2:] = blocks.abs().mean(1, keepdim=True).to(torch.bfloat16).view(torch.uint8)
-        bits = (blocks >= 0).to(torch.uint8).split(BLOCK // 8, dim=1)
-        numbers = bits[0].clone()
-        for place, part in enumerate(bits[1:], 1):
-            numbers |= part << place
-        message[:, :-2] = numbers
+        words = (blocks >= 0).view(torch.int64)  # a byte for each of eight
+        message[:, :-2] = (words * GATHER_BITS >> 56).to(torch.uint8)
 
     def decode(self, message: torch.Tensor) -> torch.Tensor:
         scales = message[:, -2:].contiguous().view(torch.bfloat16).float()
-        bits = torch.cat([message[:, :-2] >> place & 1 for place in range(8)], dim=1)
-        return bits.float().mul_(2).sub_(1).mul_(scales)
+        of_byte = (torch.arange(256).unsqueeze(1) >> torch.arange(8) & 1).float().mul_(2).sub_(1).to(message.device)
+        return of_byte.index_select(0, message[:, :-2].flatten().int()).view(-1, BLOCK).mul_(scales)
 
 
 def _rounded_up(values: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from adloco_dist.policy.plan import PoolReport, RoundPlan
 from adloco_dist.policy.report import MergeReport
 from adloco_dist.schema import Entry
 
-STATE_VERSION = 6
+STATE_VERSION = 7
 """It is raised whenever a field of the state is added, removed or means something else."""
 
 

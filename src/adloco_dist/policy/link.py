@@ -54,14 +54,20 @@ class RoundCost:
     """Time in which averages travelled while updates were computed, or were waited for after that."""
     wait_seconds: float = 0.0
     """Time of that in which the rank waited for them, which is exposed."""
-    in_four_bits: bool = False
-    """Whether 4 bits of each element travelled, with wire.format=adaptive, and not its sign alone."""
+    four_bits_share: float = 0.0
+    """Share of the averages that arrived in which 4 bits of each element had travelled, with wire.format=adaptive, and
+    not its sign alone."""
     turn_seconds: tuple[float, ...] = ()
     """By rank, one update of each of its workers; 0 where there is none. None at all: ranks are others now."""
 
     def exposed_share(self, updates: int) -> float:
         """Share of a round of so many updates that is spent otherwise."""
         return self.exposed_seconds / (self.exposed_seconds + updates * self.update_seconds)
+
+
+def over_signs(four_bits_share: float) -> float:
+    """What averages send of which a share goes in 4 bits, over what they send of signs alone."""
+    return 1 + four_bits_share * (FOUR_BITS_RATIO - 1)
 
 
 def worth_of_averaging(exposed_share: float, num_workers: int, local_batch: int, noise_scale: float) -> float:
@@ -160,28 +166,24 @@ class _Typical:
     """What is exposed whatever the delay."""
     signs_transfer: float
     """The time that one fragment travels, with wire.format=adaptive if its signs travel alone."""
-    four_bits_ratio: float
-    """How many times as long it travels in 4 bits."""
     fragments: int
     slowest: float
     """How many times as long as the fastest the slowest rank takes for an update."""
 
     @classmethod
     def of(cls, costs: Sequence[RoundCost], wire: WireSettings) -> "_Typical":
-        ratio = FOUR_BITS_RATIO if wire.format is WireFormat.adaptive else 1.0
         update = median(cost.update_seconds for cost in costs)
         fixed = median(cost.exposed_seconds - cost.wait_seconds for cost in costs)
-        transfer = median(cost.transfer_seconds / (ratio if cost.in_four_bits else 1.0) for cost in costs)
+        transfer = median(cost.transfer_seconds / over_signs(cost.four_bits_share) for cost in costs)
         return cls(
             fixed / update,
             transfer / wire.fragments / update,
-            ratio,
             wire.fragments,
             max(_slowness(costs), default=1.0),
         )
 
     def transfer(self, in_four_bits: bool) -> float:
-        return self.signs_transfer * (self.four_bits_ratio if in_four_bits else 1.0)
+        return self.signs_transfer * over_signs(in_four_bits)
 
     def exposed(self, delay_updates: int, in_four_bits: bool) -> float:
         return self.fixed + self.fragments * max(0.0, self.transfer(in_four_bits) - delay_updates)

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from adloco_dist.averaging.schedule import Event
+from adloco_dist.averaging.schedule import Action, Event
 from adloco_dist.messages import encode
 from adloco_dist.policy.batch import BatchPlan, BatchReport
 from adloco_dist.policy.layout import Layout
@@ -96,6 +96,8 @@ class RoundPlan:
     outer_steps: int
     """Outer steps of any trainers that are known of: a step needs a worker that is finite."""
 
+    was_in_four_bits: bool = False
+    """Whether the averages of the round before, whose last arrives in this one, take 4 bits of each element."""
     costs: tuple[RoundCost, ...] = ()
     """What the last rounds cost beside their updates, with algorithm.round=link."""
     worker_updates: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
@@ -110,6 +112,14 @@ class RoundPlan:
     def updates_of(self, trainer: int, worker: int) -> int:
         """Updates that a worker takes in the round."""
         return self.updates_of_workers(trainer)[worker]
+
+    @property
+    def arrives_in_four_bits(self) -> float:
+        """Share of the averages that arrive in the round in which 4 bits of each element travel: the first fragment's
+        left in the round before."""
+        fragments = [event.fragment for event in self.events if event.action is Action.mix]
+        in_four_bits = [self.rhythm.in_four_bits if fragment else self.was_in_four_bits for fragment in fragments]
+        return sum(in_four_bits) / len(in_four_bits) if in_four_bits else 0.0
 
     def updates_by(self, update: int, trainer: int, worker: int) -> int:
         """Updates that a worker has taken when those that take `updates` have taken `update` of them. It is rounded up:

@@ -107,6 +107,7 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, f
         rhythm=rhythm,
         updates=updates,
         events=round_events(rhythm.updates, wire.fragments, rhythm.delay_updates, updates),
+        was_in_four_bits=bool(last and last.rhythm.in_four_bits),
         costs=costs,
         worker_updates=worker_counts,
         owed_updates=owed,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from adloco_dist.config import SimulationSettings, WireFormat, WireSettings
+from adloco_dist.policy.link import over_signs
 from adloco_dist.policy.passes import Passes
 from adloco_dist.policy.plan import RoundPlan
 from adloco_dist.policy.report import EvaluationReport, RankReport, TrainerReport
@@ -133,6 +134,8 @@ def _without_waiting(
         sent, seconds, transfer = part.outer.bytes_sent, inner_seconds[trainer], 0.0
         if sent:  # sketches travel beside the average, which waits for them on the link
             trips = wire.fragments * exchanges(wire.format, len(plan.layout.ranks(trainer))) * TRIPS
+            if delay:  # what arrives left in the round before, for the most part
+                sent = round(sent * over_signs(plan.arrives_in_four_bits) / over_signs(plan.rhythm.in_four_bits))
             transfer = trips * latency + simulation.transfer_seconds(sent + part.measure.bytes_sent)
         waited = RoundForecast(plan.updates, delay, transfer, wire.fragments).exposed_seconds(turn)
         gradients = simulation.transfer_seconds(part.outer.gradient_bytes_sent)

@@ -39,16 +39,16 @@ def settled(settings: Settings, blocking: float, transfer: float = 0.0, rounds: 
         blocking: seconds of a round that no delay hides.
         transfer: seconds that its averages need on the link, with wire=adaptive those of the largest elements.
     """
-    rhythm, costs, taken = first_rhythm(settings.algorithm, settings.wire), (), []
+    rhythm, costs, taken, arriving = first_rhythm(settings.algorithm, settings.wire), (), [], False
     ratio = FOUR_BITS_RATIO
     for round_ in range(rounds):
         taken.append(rhythm)
         noise = (1.0, 0.7, 1.3, 0.9, 1.1)[round_ % 5]
         hidden = rhythm.delay_updates * settings.wire.fragments * UPDATE_SECONDS
-        travelled = noise * transfer * (ratio if rhythm.in_four_bits else 1.0)
+        travelled = noise * transfer * (ratio if arriving else 1.0)
         waited = max(0.0, travelled - hidden)
-        cost = RoundCost(UPDATE_SECONDS, noise * blocking + waited, travelled, waited, rhythm.in_four_bits)
-        costs = remembered(costs, cost)
+        cost = RoundCost(UPDATE_SECONDS, noise * blocking + waited, travelled, waited, float(arriving))
+        costs, arriving = remembered(costs, cost), rhythm.in_four_bits
         rhythm = rhythm_for_link(settings.algorithm, settings.wire, costs, rhythm)
     return taken
 
@@ -110,7 +110,7 @@ def test_all_elements_travel_where_the_link_is_fast_enough() -> None:
 
 def test_a_link_that_has_become_slow_carries_the_largest_alone() -> None:
     settings, last = small_settings(*ADAPTIVE), Rhythm(2, 1, in_four_bits=True)
-    slow = RoundCost(UPDATE_SECONDS, 0.5, 0.5, 0.46, in_four_bits=True)
+    slow = RoundCost(UPDATE_SECONDS, 0.5, 0.5, 0.46, four_bits_share=1.0)
     assert not rhythm_for_link(settings.algorithm, settings.wire, [slow] * 5, last).in_four_bits
 
 

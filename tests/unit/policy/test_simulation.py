@@ -1,6 +1,7 @@
 """The simulated clock, by hand."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +10,7 @@ from adloco_dist.averaging.sums import has_owners
 from adloco_dist.config import Settings, WireFormat
 from adloco_dist.policy.evaluation import Evaluation
 from adloco_dist.policy.layout import Layout
+from adloco_dist.policy.link import FOUR_BITS_RATIO
 from adloco_dist.policy.plan import PlanInputs, PoolReport, RoundPlan
 from adloco_dist.policy.planning import plan_round
 from adloco_dist.policy.report import (
@@ -94,6 +96,25 @@ def test_ranks_wait_for_the_slowest() -> None:
     assert cost is not None
     assert cost.update_seconds == 2, "both of the slowest rank's workers"
     assert cost.exposed_seconds == pytest.approx(4.75), "what nobody is spared, once a round"
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_what_arrives_has_the_format_in_which_it_left(fragments: int) -> None:
+    """Signs until the last round, 4 bits from this one on: another fragment than the first leaves and arrives in it."""
+    adaptive = ("wire=adaptive", "wire.delay_updates=2", f"wire.fragments={fragments}", "algorithm=localsgd")
+    settings = small_settings(*FOUR_TRAINERS, *SIMULATED, *adaptive)
+    plan = planned(settings)
+    plan = replace(plan, rhythm=replace(plan.rhythm, in_four_bits=True))
+    of_four_bits, exchange = 4.0, 0.125 * fragments  # 350 bytes and 50 of sketches are sent; each has its latency
+    signs = (3.5 / FOUR_BITS_RATIO, (3.5 / FOUR_BITS_RATIO + 3.5) / 2)[fragments - 1]
+    for was_in_four_bits, seconds, share in ((True, of_four_bits, 1.0), (False, signs + 0.5, 1 - 1 / fragments)):
+        now = replace(plan, was_in_four_bits=was_in_four_bits)
+        reports = simulated(settings.simulation, settings.wire, now, reported(350))
+        cost = pool_report(reports, now, 0.0).cost
+        assert cost is not None
+        assert cost.transfer_seconds == pytest.approx(seconds + 2 * exchange, abs=0.02)
+        assert cost.four_bits_share == share
+    assert plan_round(settings, PlanInputs(PAIR), plan, PoolReport()).was_in_four_bits
 
 
 def test_averages_of_gradients_travel_during_two_thirds_of_an_update() -> None:
