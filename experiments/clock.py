@@ -28,8 +28,8 @@ COMMON = (
     "cluster.threads_per_rank=1", "pool.workers_per_trainer=2", "batching.request=none", "evaluation.every=null",
     "evaluation.final_sequences=8", "evaluation.sequences=8", "tracking=none", "run.report=false",
 )  # fmt: skip
-ALL_REDUCE_TRIPS = 4
-"""Latencies of an all-reduce of one element between two hosts: two messages in turn, each after word of room for it."""
+ROUND_TRIP = 2
+"""Latencies of an all-reduce of one element between two hosts."""
 FIRST = 3
 """Rounds that are not counted: caches are cold, and the link is being looked at."""
 
@@ -80,7 +80,7 @@ def main() -> None:
     between = options.rate if delay_ms is None else Wan(delay_ms, rate_mbit=mbit)
     blocking, facts = real((*common, *WIRES["fp32"]), between)
     (link,) = facts["cluster"]["links"]
-    latency = link["latency_seconds"] / ALL_REDUCE_TRIPS
+    latency = link["latency_seconds"] / ROUND_TRIP
     print(f"an average of one element takes {link['latency_seconds'] * 1e3:.4g} ms")
     rate = average_rate(blocking)
     print(f"averages of fp32 go at {rate * 8e-6:.3g} Mbit/s")

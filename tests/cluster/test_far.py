@@ -69,6 +69,22 @@ def round_trip_seconds(made: list[Host]) -> float:
     return found
 
 
+def test_the_check_measures_round_trips_and_says_what_to_expect(tmp_path: Path) -> None:
+    with linked(2, Wan(delay_ms=25)) as made:
+        place = ("--nnodes", "2", "--rdzv-endpoint", f"{made[0].address}:29531", "--payload-mb", "1")
+        check = [sys.executable, str(ROOT / "launch" / "check.py"), *place]
+        done = run_on([(host, [*check, "--local-addr", host.address]) for host in made], tmp_path)
+    assert [code for code, _ in done] == [0, 0], done
+    shown = "".join(output for _, output in done)
+    measured, expected = [line for line in shown.splitlines() if line.lstrip().startswith("0 - 1")]
+    round_trip_ms, _, fp32, *_ = map(float, measured.split()[3:])
+    assert 50 < round_trip_ms < 65
+    assert fp32 > 320, "400 MB at 10 Mbit/s"
+    *_, gain = expected.split()
+    assert expected.split()[3].endswith("%,")
+    assert gain == "2x", "updates of 10 s hide an average"
+
+
 def test_packets_take_their_time_and_the_network_can_change() -> None:
     with far_hosts(2, Wan(delay_ms=40)) as (made, change):
         assert round_trip_seconds(made) > 0.080
@@ -93,6 +109,8 @@ def test_lost_packets_and_jitter_end_nothing(tmp_path: Path) -> None:
         rows = train(made, tmp_path, "budget=12rounds", "evaluation.every=4rounds")
     assert rows[-1]["round"] == 12
     assert rows[-1]["validation_perplexity"] < 0.5 * rows[0]["validation_perplexity"]
+    resent = [of_rank["resent_packets"] for row in rows[1:] for of_rank in row["resources"].values()]
+    assert sum(resent) > 0, "and the records say so"
 
 
 def test_rounds_follow_a_link_that_changes(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ def row(round_: int, trainer: int = 0, **fields: Any) -> Json:
         "request": 6.0, "bounded_request": 8.0, "bound": "min_batch", "mode": "whole", "passes": 1, "notes": [],
         "train_loss": 4.0 - 0.01 * round_, "nonfinite_workers": [],
         "seconds": {"inner": 8.0, "outer": 2.0}, "utilisation": {str(trainer): 0.8}, "worth": 1.5,
-        "rank_seconds": {str(trainer): {"inner": 8.0, "outer": 1.5, "control": 0.5, "transfer": 3.0}},
+        "rank_seconds": {str(trainer): {"inner": 8.0, "outer": 1.5, "wait": 0.5, "control": 0.5, "transfer": 3.0}},
         "bytes_sent": {"outer": 2_000_000, "control": 500}, "noise_scale": 5.0,
-        "resources": {str(trainer): {"memory_bytes": 5e8, "cpu_percent": 90.0}},
+        "resources": {str(trainer): {"memory_bytes": 5e8, "cpu_percent": 90.0, "resent_packets": 7}},
     } | fields  # fmt: skip
     return {name: value for name, value in record.items() if value is not None}
 

@@ -75,7 +75,7 @@ class Link:
 
     nodes: tuple[int, int]
     latency_seconds: float
-    """Time of the smallest all-reduce between them."""
+    """Time of the smallest all-reduce between them: a round trip."""
     bytes_per_second: float
     """Payload of a large all-reduce over its time; each side sends as many bytes as the payload has."""
 

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -13,6 +14,10 @@ import torch
 HIGHEST = frozenset({"memory_bytes", "gpu_memory_bytes", "gpu_celsius"})
 """Figures whose highest sample is reported; of the others, the mean is."""
 WATTS_PER_MILLIWATT = 1e-3
+
+
+TCP_COUNTERS = Path("/proc/self/net/snmp")
+"""The kernel's counters of a Linux host: names in a line, and values in the next that begins with the same word."""
 
 
 class Gpu:
@@ -59,6 +64,7 @@ class Monitor:
         self._process.cpu_percent()  # the first call starts its clock
         self._samples: dict[str, list[float]] = {}
         """The samples of every figure since the last take."""
+        self._resent_packets = resent_packets()
         self._lock = threading.RLock()  # re-entrant: take() samples while it holds the lock
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._sample_on, name="monitor", daemon=True)
@@ -68,7 +74,8 @@ class Monitor:
         """The figures since the last take, at first since the start, of one sample or more.
 
         `memory_bytes` is the highest resident set of this process, `cpu_percent` its mean (100 is one core). Of what
-        `Gpu.read` has, memory and temperature are the highest, the others means.
+        `Gpu.read` has, memory and temperature are the highest, the others means. `resent_packets` is what the host's
+        TCP connections, not only this process', have sent again.
         """
         with self._lock:
             if not self._samples:
@@ -76,7 +83,10 @@ class Monitor:
             samples, self._samples = self._samples, {}
             cpu_percent = self._process.cpu_percent()  # counts from its last call: no samples needed for this mean
         resources = {name: max(values) if name in HIGHEST else fmean(values) for name, values in samples.items()}
-        return resources | {"cpu_percent": cpu_percent}
+        resent = {}
+        if (now := resent_packets()) is not None and self._resent_packets is not None:
+            resent, self._resent_packets = {"resent_packets": now - self._resent_packets}, now
+        return resources | {"cpu_percent": cpu_percent} | resent
 
     def sample(self) -> None:
         """Look once, now."""
@@ -95,6 +105,15 @@ class Monitor:
     def _sample_on(self) -> None:
         while not self._closing.wait(self._every):
             self.sample()
+
+
+def resent_packets() -> int | None:
+    """TCP segments that this host has sent again since it started; None: its kernel does not say so."""
+    with suppress(OSError, ValueError, KeyError):
+        lines = [line.split() for line in TCP_COUNTERS.read_text().splitlines() if line.startswith("Tcp:")]
+        names, values = lines
+        return int(dict(zip(names, values, strict=True))["RetransSegs"])
+    return None
 
 
 def _find_gpu(device: torch.device) -> Gpu | None:

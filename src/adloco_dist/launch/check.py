@@ -56,15 +56,15 @@ def run_check(overrides: Sequence[str], payload_bytes: int) -> None:
         environments = survey(runtime, run_disk(settings.run))
         links = measure_links(runtime, runtime.backend, payload_bytes, LINK_SECONDS)
         if runtime.rank == 0:
-            _show(environments, links, runtime.backend.name)
+            _show(environments, links, runtime.backend.name, settings)
         if difference := first_difference([must_agree(environment) for environment in environments]):
             raise SettingsError(f"{difference}; install the same on all nodes")
 
     run_together(lambda: compose(overrides), "measuring links", check)
 
 
-def _show(environments: Sequence["Environment"], links: Sequence["Link"], backend: str) -> None:
-    """Print two tables and the differences that matter."""
+def _show(environments: Sequence["Environment"], links: Sequence["Link"], backend: str, settings: Settings) -> None:
+    """Print three tables and the differences that matter."""
     from adloco_dist.cluster.environment import remarks
 
     console = new_console(min_width=TABLE_WIDTH)
@@ -90,16 +90,27 @@ def _show(environments: Sequence["Environment"], links: Sequence["Link"], backen
     console.print(table)
     if links:
         from adloco_dist.pool.trainer import averagers
+        from adloco_dist.setup.forecast import UPDATE_SECONDS, averages_seconds, in_words
+        from adloco_dist.setup.scale import Traffic
 
         formats = averagers()
         title = f"all-reduce between every two nodes ({backend}), and what an average of 100M parameters takes there"
-        table = new_table(("nodes", "latency ms", "MB/s", *(f"{name} s" for name in formats)), title)
+        table = new_table(("nodes", "round trip ms", "MB/s", *(f"{name} s" for name in formats)), title)
+        sent = {name: averager.bytes_per_rank(PARAMETERS, 1, (0, 1)) for name, averager in formats.items()}
+        on_nodes = Traffic(
+            settings, PARAMETERS, [node for node in (0, 1) for _ in range(settings.pool.ranks_per_worker)]
+        )
+        title = f"a worker on each, wire.format={settings.wire.format.value}, by the time of an update: share of a "
+        title += "round in updates, H where it follows, and the progress of both over one's, at most"
+        expected = new_table(("nodes", *(f"{seconds:g} s" for seconds in UPDATE_SECONDS)), title)
         for link in links:
-            latency, rate = link.latency_seconds * 1e3, link.bytes_per_second / 1e6
-            sent = [averager.bytes_per_rank(PARAMETERS, 1, (0, 1)) for averager in formats.values()]
-            averages = [f"{num_bytes / link.bytes_per_second:.3g}" for num_bytes in sent]
-            table.add_row(" - ".join(map(str, link.nodes)), f"{latency:.2f}", f"{rate:,.1f}", *averages)
+            nodes, round_trip = " - ".join(map(str, link.nodes)), link.latency_seconds
+            averages = [f"{num_bytes / link.bytes_per_second + round_trip:.3g}" for num_bytes in sent.values()]
+            table.add_row(nodes, f"{round_trip * 1e3:.2f}", f"{link.bytes_per_second / 1e6:,.1f}", *averages)
+            seconds = averages_seconds(settings, on_nodes.over_link((0, 1)), [link], 2)
+            expected.add_row(nodes, *(in_words(settings, 1, 2, seconds, update) for update in UPDATE_SECONDS))
         console.print(table)
+        console.print(expected)
     for line in remarks(environments) or ["no differences that matter"]:
         report_line(line)
 

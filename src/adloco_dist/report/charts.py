@@ -1,6 +1,7 @@
 """The figures of one run: what it learned, its batches and rounds, and what it cost in time, bytes and memory."""
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 
 import altair as alt
 import numpy as np
@@ -11,7 +12,8 @@ from adloco_dist.report.history import History, Numbers, Values
 PHASES = {
     "inner": ("updates", "#4c78a8"),
     "measure": ("measuring gradients", "#72b7b2"),
-    "outer": ("exposed averages", "#e45756"),
+    "outer": ("averages", "#e45756"),
+    "wait": ("waiting for averages", "#ff9da6"),
     "control": ("waiting for ranks", "#f58518"),
     "merge": ("merges", "#b279a2"),
     "evaluation": ("evaluation", "#54a24b"),
@@ -21,6 +23,16 @@ PHASES = {
 """Steps of a rank's round, with what they are called and their colours; the last went on beside the others."""
 UTILISATION = Chart(
     "utilisation", "Share of the time in updates", "The rest of a rank's round: averages, waiting, evaluation.", "share"
+)
+TRANSFER = Chart(
+    "transfer",
+    "Time that averages travel",
+    "Beside updates, until they have arrived on each rank. It grows where the link becomes slower, and scatters where "
+    "packets are late or lost.",
+    "seconds of a round",
+)
+RESENT = Chart(
+    "resent_packets", "Packets sent again", "Of all connections of a rank's host, since they were lost.", "TCP segments"
 )
 RESOURCES = tuple(
     Chart(name, label.partition(",")[0].capitalize(), caption, label)
@@ -158,14 +170,36 @@ def bytes_sent(history: History) -> Figure | None:
     return Figure("bytes", "Bytes sent by all ranks", "By kind of collective, added up.", area, drawn)
 
 
-def rank_figure(history: History, chart: Chart) -> Figure | None:
-    """UTILISATION, or one of RESOURCES: a number of every rank; of many, the highest, the median and the lowest."""
+def utilisation(history: History) -> Figure | None:
+    """The share of every rank's time that is spent in updates."""
+    return _of_ranks(history, UTILISATION, [row.utilisation for row in history.rows])
+
+
+def transfer(history: History) -> Figure | None:
+    """How long the averages of every rank travel while it computes."""
+    places, travelled = history.places.tolist(), defaultdict[int, dict[int, float]](lambda: defaultdict(float))
+    for place, row in zip(places, history.rows, strict=True):  # the averages of all its trainers
+        for rank, seconds in _named(TRANSFER, row.rank_seconds).items():
+            travelled[place][rank] += seconds
+    return _of_ranks(history, TRANSFER, [travelled[place] for place in places])
+
+
+def resource(history: History, chart: Chart) -> Figure | None:
+    """RESENT, or one of RESOURCES."""
+    return _of_ranks(history, chart, [_named(chart, row.resources) for row in history.rows])
+
+
+def _named(chart: Chart, of_ranks: Mapping[int, Mapping[str, float]]) -> dict[int, float]:
+    """What is of the chart's name, by rank."""
+    return {rank: figures[chart.name] for rank, figures in of_ranks.items() if chart.name in figures}
+
+
+def _of_ranks(history: History, chart: Chart, by_row: Iterable[Mapping[int, float]]) -> Figure | None:
+    """A number of every rank, as the rows have it; of many ranks the highest, the median and the lowest."""
     by_rank: dict[int, Values] = {}
-    for place, row in zip(history.places.tolist(), history.rows, strict=True):
-        used = {rank: of_rank.get(chart.name) for rank, of_rank in row.resources.items()}
-        for rank, number in (row.utilisation if chart is UTILISATION else used).items():
-            if number is not None:
-                by_rank.setdefault(rank, np.full(len(history.rounds), np.nan))[place] = number
+    for place, numbers in zip(history.places.tolist(), by_row, strict=True):
+        for rank, number in numbers.items():
+            by_rank.setdefault(rank, np.full(len(history.rounds), np.nan))[place] = number
     columns = {f"rank {rank}": by_rank[rank] for rank in sorted(by_rank)}
     if len(columns) > MAX_LINES:
         of_ranks = np.ma.masked_invalid(np.vstack([*columns.values()]))
@@ -188,7 +222,7 @@ def phases(history: History) -> Figure | None:
         }
         for rank in shown
         for order, (step, (phase, _)) in enumerate(PHASES.items())
-        if (seconds := spent[rank].get(step))
+        if (seconds := spent[rank].get(step, 0.0) - (spent[rank].get("wait", 0.0) if step == "outer" else 0.0)) > 0
     ]
     if not drawn:
         return None

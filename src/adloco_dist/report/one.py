@@ -20,13 +20,14 @@ MAX_NOTES = 200
 def page_of(source: Source) -> Page:
     """What there is to see of a run."""
     history = source.history
-    resources = [charts.rank_figure(history, chart) for chart in charts.RESOURCES]
+    link = [charts.bytes_sent(history), charts.transfer(history), charts.resource(history, charts.RESENT)]
+    resources = [charts.resource(history, chart) for chart in charts.RESOURCES]
     sections = [
         Section.of("Learning", charts.learning(history)),
         Section.of("Trainers", [merge_tree(history, source.cluster["nodes"])], [_merges(source)]),
         Section.of("Batches and rounds", charts.batches(history)),
-        Section.of("Time", [charts.phases(history), charts.rank_figure(history, charts.UTILISATION)]),
-        Section.of("Link", [charts.bytes_sent(history)], [_bytes(source), _links(source)]),
+        Section.of("Time", [charts.phases(history), charts.utilisation(history)]),
+        Section.of("Link", link, [_bytes(source), _links(source)]),
         Section.of("Processes and devices", resources, [_ranks(source)]),
         Section.of("Warnings and restarts", (), [_restarts(source), _notes(source)]),
         Section.of("Configuration", (), _configuration(source)),
@@ -91,7 +92,7 @@ def _links(source: Source) -> Table:
         )
         for link in source.cluster["links"]
     ]
-    return Table("Links, measured before training", ("nodes", "each way", "latency"), rows)
+    return Table("Links, measured before training", ("nodes", "each way", "round trip"), rows)
 
 
 def _ranks(source: Source) -> Table:

@@ -10,21 +10,18 @@ from adloco_dist.cluster.environment import Link
 from adloco_dist.config import RoundLength, Settings, WireFormat
 from adloco_dist.objective.protocol import ParameterCount
 from adloco_dist.policy.layout import Layout, experiment_layout, ranks_of_seat, seat_nodes
-from adloco_dist.policy.link import FOUR_BITS_RATIO, Rhythm, RoundCost, best_rhythm
-from adloco_dist.policy.merging import Network
-from adloco_dist.policy.simulation import RoundForecast, rounds_until
+from adloco_dist.policy.simulation import rounds_until
 from adloco_dist.pool.capacity import state_vectors
 from adloco_dist.pool.flat_model import vector_dtype
 from adloco_dist.setup.agreement import examine_data, examine_replay, with_known_budget
 from adloco_dist.setup.building import divided_blocks
+from adloco_dist.setup.forecast import UPDATE_SECONDS, forecast, in_words, seconds_on_links
 from adloco_dist.setup.parts import Parts
 from adloco_dist.setup.scale import GOOD_UTILISATION, LARGE, Traffic, print_scale
 from adloco_dist.terminal import new_console, new_table, report_line
 
 MEGA, GIGA = 1e6, 1e9
 TABLE_WIDTH = 144
-UPDATE_SECONDS = (0.01, 0.1, 1.0, 10.0)
-"""For which utilisation is predicted."""
 
 
 def print_dry_run(
@@ -66,9 +63,11 @@ def print_dry_run(
     traffic = Traffic(settings, parameters.trained, nodes)
     console.print(_trainer_table(settings, layout, seats, traffic))
     console.print(_rank_table(settings, layout, seats, part_bytes, parameters.matrix_share))
-    network = Network(seats, {link.nodes: link.bytes_per_second for link in links})
-    if seconds := _link_seconds(layout, network, traffic):
-        console.print(_utilisation_table(settings, layout, seconds))
+    on_links = {
+        trainer: seconds_on_links(settings, traffic, layout.ranks(trainer), seats, links) for trainer in layout.trainers
+    }
+    if any(on_links.values()):
+        console.print(_forecast_table(settings, layout, on_links))
     elif len(set(nodes)) > 1 and not links:
         console.print("links: not measured; on the nodes, under torchrun, they are, and utilisation is predicted")
     if parameters.total >= LARGE and not settings.algorithm.is_data_parallel:
@@ -136,47 +135,24 @@ def _sent_in_words(settings: Settings, traffic: Traffic, seats: Sequence[int]) -
     return " or ".join(f"{format.of_rank(seats) / MEGA:,.2f}" for format in formats)
 
 
-def _link_seconds(layout: Layout, network: Network, traffic: Traffic) -> dict[int, float]:
-    """What a round's averages take on the measured links of each seat whose trainers share one."""
-    seconds = dict.fromkeys(range(len(network.nodes)), 0.0)
-    for trainer in layout.trainers:
-        seats = layout.ranks(trainer)
-        if rate := network.slowest_link(seats):
-            for seat in seats:
-                seconds[seat] += traffic.over_link(seats) / rate
-    return {seat: total for seat, total in seconds.items() if total}
-
-
-def _forecast(settings: Settings, workers: int, link_seconds: float, update_seconds: float) -> RoundForecast:
-    """The rounds of a rank with so many workers, and updates of that length; with wire.format=adaptive `link_seconds`
-    are those of signs alone."""
-    wire, algorithm = settings.wire, settings.algorithm
-    rhythm = Rhythm(algorithm.updates_per_round, wire.delay_updates or 0)
-    if algorithm.round is RoundLength.link:
-        waiting, hidden = (0.0, link_seconds) if wire.is_delayed else (link_seconds, 0.0)
-        cost = RoundCost(workers * update_seconds, waiting, hidden)
-        rhythm = best_rhythm(settings.algorithm, wire, [cost])
-        link_seconds *= FOUR_BITS_RATIO if rhythm.in_four_bits else 1.0
-    return RoundForecast(rhythm.updates * workers, rhythm.delay_updates * workers, link_seconds, wire.fragments)
-
-
-def _utilisation_table(settings: Settings, layout: Layout, link_seconds: Mapping[int, float]) -> Table:
+def _forecast_table(settings: Settings, layout: Layout, on_links: Mapping[int, float]) -> Table:
+    """Rounds of the seats whose trainers average over links; these take `on_links` seconds a round, by trainer."""
     is_fixed = settings.algorithm.round is not RoundLength.link
-    columns = ["rank", "seconds on its link", *(f"{seconds:g} s" for seconds in UPDATE_SECONDS)]
+    columns = ["rank", "seconds on its links", *(f"{seconds:g} s" for seconds in UPDATE_SECONDS)]
     columns += [f"{GOOD_UTILISATION:.0%} from"] if is_fixed else []
-    title = "share of a round in updates, predicted from the measured links, by the time of an update"
+    title = "by the measured links and the time of an update: share of a round in updates, H where it follows, "
+    title += "and the progress of a trainer's workers over one's, at most"
     table = new_table(columns, title, has_lines=True)
-    for seat, on_link in link_seconds.items():
-        workers = sum(map(len, layout.placed_on(seat).values()))
-        cells = []
-        for seconds in UPDATE_SECONDS:
-            forecast = _forecast(settings, workers, on_link, seconds)
-            length = "" if is_fixed else f" (H {forecast.updates // workers})"
-            cells.append(f"{forecast.utilisation(seconds):.0%}{length}")
+    for seat in sorted({seat for trainer in layout.trainers for seat in layout.ranks(trainer)}):
+        placed = layout.placed_on(seat)
+        seconds, on_seat = sum(on_links[trainer] for trainer in placed), sum(map(len, placed.values()))
+        if not seconds:
+            continue
+        num_workers = max(map(layout.num_workers, placed))
+        cells = [in_words(settings, on_seat, num_workers, seconds, update) for update in UPDATE_SECONDS]
         if is_fixed:
-            enough = _forecast(settings, workers, on_link, 0.0).update_seconds(GOOD_UTILISATION)
-            cells.append(f"{enough:.3g} s")
-        table.add_row(_ranks_of(seat, settings), f"{on_link:.3g}", *cells)
+            cells.append(f"{forecast(settings, on_seat, seconds, 0.0).update_seconds(GOOD_UTILISATION):.3g} s")
+        table.add_row(_ranks_of(seat, settings), f"{seconds:.3g}", *cells)
     return table
 
 

@@ -5,6 +5,7 @@ import mmap
 import threading
 import time
 from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -88,10 +89,23 @@ def test_work_is_reported_in_percent_of_one_core() -> None:
         assert monitor.take()["cpu_percent"] > 0.0
 
 
+def test_packets_that_were_sent_again_are_counted_where_the_kernel_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counters = tmp_path / "snmp"
+    monkeypatch.setattr("adloco_dist.cluster.monitor.TCP_COUNTERS", counters)
+    counters.write_text("Ip: Forwarding\nIp: 1\nTcp: OutSegs RetransSegs InErrs\nTcp: 900 10 0\n")
+    with closing(Monitor(CPU, NEVER_SECONDS)) as monitor:
+        counters.write_text("Tcp: OutSegs RetransSegs InErrs\nTcp: 1000 13 0\n")
+        assert [monitor.take()["resent_packets"] for _ in range(2)] == [3, 0]
+        counters.unlink()
+        assert "resent_packets" not in monitor.take()
+
+
 def test_without_a_gpu_the_process_alone_is_reported_in_plain_values() -> None:
     with closing(Monitor(CPU, NEVER_SECONDS)) as monitor:
         figures = monitor.take()
-    assert figures.keys() == {"memory_bytes", "cpu_percent"}
+    assert figures.keys() - {"resent_packets"} == {"memory_bytes", "cpu_percent"}
     assert json.loads(json.dumps(figures)) == figures
 
 
@@ -108,7 +122,7 @@ def test_a_closed_monitor_has_no_thread() -> None:
     assert thread.daemon
     monitor.close()
     assert not thread.is_alive()
-    assert monitor.take().keys() == {"memory_bytes", "cpu_percent"}
+    assert monitor.take().keys() - {"resent_packets"} == {"memory_bytes", "cpu_percent"}
 
 
 def test_the_figures_of_a_gpu_in_their_units() -> None:
@@ -154,4 +168,4 @@ def test_a_gpu_that_nvml_does_not_know_is_refused() -> None:
 def test_a_gpu_without_a_driver_that_knows_it_costs_only_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="of no GPU anywhere"))
     with closing(Monitor(torch.device("cuda"), NEVER_SECONDS)) as monitor:
-        assert monitor.take().keys() == {"memory_bytes", "cpu_percent"}
+        assert monitor.take().keys() - {"resent_packets"} == {"memory_bytes", "cpu_percent"}

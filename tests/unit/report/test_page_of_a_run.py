@@ -46,10 +46,28 @@ def test_one_trainer_that_ended(tmp_path: Path) -> None:
     )
     (paid,) = [one for one in shown.sentences if "paid" in one or "pay" in one]
     assert paid.startswith("It paid: in the last quarter of the rounds, averaging made at most 1.50 times")
-    assert {"loss", "batch", "bounds", "merges", "phases", "utilisation", "bytes"} <= set(figures(shown))
+    expected = {"loss", "batch", "bounds", "merges", "phases", "utilisation", "bytes", "transfer", "resent_packets"}
+    assert expected <= set(figures(shown))
     phases = next(figure for figure in shown.figures if figure.name == "phases")
     seconds = {point["series"]: point["seconds"] for point in phases.points}
-    assert seconds == {"updates": 24, "exposed averages": 4.5, "waiting for ranks": 1.5, "hidden averages": 9}
+    assert seconds == {
+        "updates": 24,
+        "averages": 3,
+        "waiting for averages": 1.5,
+        "waiting for ranks": 1.5,
+        "hidden averages": 9,
+    }
+
+
+def test_the_link_of_a_run(tmp_path: Path) -> None:
+    """Two trainers have workers on rank 0."""
+    rows = [*before_training(0, 1)]
+    for number in (1, 2):
+        seconds = {"0": {"inner": 8.0, "transfer": 2.0 * number}}
+        rows += [row(number, trainer, ranks=[0], rank_seconds=seconds) for trainer in (0, 1)]
+    shown = {figure.name: figure for figure in page(tmp_path, rows).figures}
+    assert [point["seconds of a round"] for point in shown["transfer"].points] == [4.0, 8.0]
+    assert {point["TCP segments"] for point in shown["resent_packets"].points} == {7.0}
 
 
 def test_trainers_that_merge(tmp_path: Path) -> None:
