@@ -189,9 +189,10 @@ def resource(history: History, chart: Chart) -> Figure | None:
     return _of_ranks(history, chart, [_named(chart, row.resources) for row in history.rows])
 
 
-def _named(chart: Chart, of_ranks: Mapping[int, Mapping[str, float]]) -> dict[int, float]:
+def _named(chart: Chart, of_ranks: Mapping[int, Mapping[str, float | None]]) -> dict[int, float]:
     """What is of the chart's name, by rank."""
-    return {rank: figures[chart.name] for rank, figures in of_ranks.items() if chart.name in figures}
+    named = {rank: figures.get(chart.name) for rank, figures in of_ranks.items()}
+    return {rank: number for rank, number in named.items() if number is not None}
 
 
 def _of_ranks(history: History, chart: Chart, by_row: Iterable[Mapping[int, float]]) -> Figure | None:
