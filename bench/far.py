@@ -1,24 +1,31 @@
-"""Two hosts that are far from each other, at 10 Mbit/s: where the time of their rounds goes (needs root, and cc).
+"""Two hosts that are far from each other, at 10 Mbit/s: what distance costs, and what a second host is worth.
 
-Hosts are network namespaces, and a relay between them delays packets (tests/helpers/wan.c). Seconds are those of the
-clock on the wall, so nothing else may run. `exposed_*` is the share of a run that is not spent in updates, after its
-first tenth; `blocked_trips` are the round trips that a round waits for, beside what it waits for without a distance.
+Needs root, and cc: hosts are network namespaces, and a relay between them delays packets (tests/helpers/wan.c). Seconds
+are those of the clock on the wall, so nothing else may run. `exposed_*` is the share of a run that is not spent in
+updates, after its first tenth; `blocked_trips` are the round trips that a round waits for, beside what it waits for
+without a distance. `far_over_near_*` is the time to the loss to which two hosts without a distance come, over theirs;
+`second_machine_far_*` is that to the loss of one host alone, over its time. Two seeds of one alone train at once, so
+that in all cases two ranks share the machine.
 """
 
 import statistics
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
 
-from cases import COMPARED, MEASURED
+from figures import Points, seconds_to
 from runs import Record, on_two_hosts, saved_loss
+from wall import MARGIN_SECONDS, SHARES, alone, overrides_of
 
 from common import parse, report
 from helpers.hosts import Wan
 
 DELAYS_MS = (0, 25, 75)
 """One way."""
+SECONDS = 150
+"""Of one host alone; two have the shares of wall.py."""
 WARM = 0.1
 """Share of a run that is not counted: the first rounds find their length."""
 
@@ -34,25 +41,56 @@ def exposed(rows: list[Record]) -> tuple[float, float, float]:
     return 1 - inner / elapsed, (elapsed - inner) / len(counted), length
 
 
+def two_hosts(delay_ms: int, seconds: float, seed: int) -> tuple[tuple[float, float, float], Points]:
+    """What rounds of the longest run look like, and the losses to which runs of both lengths come."""
+    points: Points = []
+    rows: list[Record] = []
+    for share in SHARES:
+        budget = share * seconds
+        wan = Wan(delay_ms=delay_ms, rate_mbit=10)
+        rows, facts = on_two_hosts(overrides_of(budget, seed), wan, budget + MARGIN_SECONDS)
+        points.append((budget, saved_loss(facts["result"])))
+    return exposed(rows), points
+
+
 def main() -> None:
-    options = parse(__doc__ or "").parse_args()
-    seconds, seeds = (30, (10,)) if options.quick else (60, (10, 11, 12))
-    found: dict[int, list[tuple[float, float, float, float]]] = {delay: [] for delay in DELAYS_MS}
+    parser = parse(__doc__ or "")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[10, 11, 12, 13], help="an even number of them")
+    options = parser.parse_args()
+    seconds, seeds = (50, options.seeds[:2]) if options.quick else (SECONDS, options.seeds)
+    with ThreadPoolExecutor(2) as threads:
+        targets = [saved_loss(end) for end in threads.map(lambda seed: alone(seconds, seed), seeds)]
+    found = {delay: list[tuple[tuple[float, float, float], Points]]() for delay in DELAYS_MS}
     for seed in seeds:
         for delay in DELAYS_MS:
-            overrides = (*MEASURED, COMPARED[0], "model=tiny", f"budget={seconds}seconds", f"seed={seed}")
-            rows, facts = on_two_hosts(overrides, Wan(delay_ms=delay, rate_mbit=10), seconds + 300)
-            found[delay].append((*exposed(rows), saved_loss(facts["result"])))
-    middle = {delay: [statistics.median(values) for values in zip(*runs, strict=True)] for delay, runs in found.items()}
+            found[delay].append(two_hosts(delay, seconds, seed))
     near, *_, far = DELAYS_MS
-    trips = (middle[far][1] - middle[near][1]) / (2 * (far - near) * 1e-3)
-    rows = []
-    for delay, values in middle.items():
-        losses = [loss for *_, loss in found[delay]]
-        rows.append([f"{delay} ms", *(f"{value:.3f}" for value in (*values, min(losses), max(losses)))])
-    figures = {f"exposed_far_{delay}": middle[delay][0] for delay in DELAYS_MS} | {"blocked_trips": trips}
-    columns = ["one way", "not in updates", "seconds of a round", "H", f"loss after {seconds} s", "least", "most"]
-    report(f"tiny on two hosts at 10 Mbit/s, medians of {len(seeds)} run(s)", columns, rows, figures, options.json)
+    middle = {
+        delay: [statistics.median(values) for values in zip(*(rounds for rounds, _ in runs), strict=True)]
+        for delay, runs in found.items()
+    }
+    figures = {f"exposed_far_{delay}": middle[delay][0] for delay in DELAYS_MS}
+    figures["blocked_trips"] = (middle[far][1] - middle[near][1]) / (2 * (far - near) * 1e-3)
+    rows = [["one alone", *[""] * 4, *_spread(targets), ""]]
+    for delay, runs in found.items():
+        points = [points for _, points in runs]
+        ends = [ends[-1][1] for ends in points]
+        worth = [seconds_to(loss, ours) / seconds for loss, ours in zip(targets, points, strict=True)]
+        over_near = [
+            seconds_to(nearest[-1][1], ours) / nearest[-1][0]
+            for (_, nearest), ours in zip(found[near], points, strict=True)
+        ]
+        figures[f"second_machine_far_{delay}"] = statistics.median(worth)
+        figures[f"far_over_near_{delay}"] = statistics.median(over_near)
+        both = [f"{min(values):.3f} to {max(values):.3f}" for values in (over_near, worth)]
+        rows.append([f"{delay} ms", *(f"{value:.3f}" for value in middle[delay]), both[0], *_spread(ends), both[1]])
+    columns = ["one way", "not in updates", "seconds of a round", "H", "far over near", "loss", "least", "most",
+               "time over one alone's"]  # fmt: skip
+    report(f"tiny at 10 Mbit/s, medians of {len(seeds)} seeds", columns, rows, figures, options.json)
+
+
+def _spread(losses: list[float]) -> list[str]:
+    return [f"{value:.4f}" for value in (statistics.median(losses), min(losses), max(losses))]
 
 
 if __name__ == "__main__":
