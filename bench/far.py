@@ -2,10 +2,10 @@
 
 Needs root, and cc: hosts are network namespaces, and a relay between them delays packets (tests/helpers/wan.c). Seconds
 are those of the clock on the wall, so nothing else may run. `exposed_*` is the share of a run that is not spent in
-updates, after its first tenth; `blocked_trips` are the round trips that a round waits for, beside what it waits for
-without a distance. `far_over_near_*` is the time to the loss to which two hosts without a distance come, over theirs;
-`second_machine_far_*` is that to the loss of one host alone, over its time. Two seeds of one alone train at once, so
-that in all cases two ranks share the machine.
+updates, after its first tenth, `waiting_*` what of that is waiting rather than computing; `blocked_trips` are the round
+trips that a round waits for, beside what it waits for without a distance. `far_over_near_*` is the time to the loss to
+which two hosts without a distance come, over theirs; `second_machine_far_*` is that to the loss of one host alone, over
+its time. Two seeds of one alone train at once, so that in all cases two ranks share the machine.
 """
 
 import statistics
@@ -30,18 +30,26 @@ WARM = 0.1
 """Share of a run that is not counted: the first rounds find their length."""
 
 
-def exposed(rows: list[Record]) -> tuple[float, float, float]:
-    """Of the rows of a run: the share of the time that its ranks do not spend in updates, the seconds that this is in a
-    round, and the mean H."""
+Rounds = tuple[float, float, float, float]
+"""Of the time of a run's ranks: the share that they do not spend in updates, and that which they wait; the seconds of a
+round that are not spent in updates, and the mean H."""
+
+
+def rounds_of(rows: list[Record]) -> Rounds:
+    """What the rounds of a run look like."""
     rounds = [row for row in rows if row["round"]]
     first, *counted = rounds[int(WARM * len(rounds)) :]
     elapsed = counted[-1]["elapsed_seconds"] - first["elapsed_seconds"]
-    inner = sum(statistics.mean(rank["inner"] for rank in row["rank_seconds"].values()) for row in counted)
+    of_ranks = [rank for row in counted for rank in row["rank_seconds"].values()]
+    inner, waited = (
+        len(counted) * statistics.mean(sum(rank.get(step, 0.0) for step in steps) for rank in of_ranks)
+        for steps in (("inner",), ("wait", "control"))
+    )
     length = statistics.mean(row["updates"] for row in counted)
-    return 1 - inner / elapsed, (elapsed - inner) / len(counted), length
+    return 1 - inner / elapsed, waited / elapsed, (elapsed - inner) / len(counted), length
 
 
-def two_hosts(delay_ms: int, seconds: float, seed: int) -> tuple[tuple[float, float, float], Points]:
+def two_hosts(delay_ms: int, seconds: float, seed: int) -> tuple[Rounds, Points]:
     """What rounds of the longest run look like, and the losses to which runs of both lengths come."""
     points: Points = []
     rows: list[Record] = []
@@ -50,7 +58,7 @@ def two_hosts(delay_ms: int, seconds: float, seed: int) -> tuple[tuple[float, fl
         wan = Wan(delay_ms=delay_ms, rate_mbit=10)
         rows, facts = on_two_hosts(overrides_of(budget, seed), wan, budget + MARGIN_SECONDS)
         points.append((budget, saved_loss(facts["result"])))
-    return exposed(rows), points
+    return rounds_of(rows), points
 
 
 def main() -> None:
@@ -60,7 +68,7 @@ def main() -> None:
     seconds, seeds = (50, options.seeds[:2]) if options.quick else (SECONDS, options.seeds)
     with ThreadPoolExecutor(2) as threads:
         targets = [saved_loss(end) for end in threads.map(lambda seed: alone(seconds, seed), seeds)]
-    found = {delay: list[tuple[tuple[float, float, float], Points]]() for delay in DELAYS_MS}
+    found = {delay: list[tuple[Rounds, Points]]() for delay in DELAYS_MS}
     for seed in seeds:
         for delay in DELAYS_MS:
             found[delay].append(two_hosts(delay, seconds, seed))
@@ -70,8 +78,9 @@ def main() -> None:
         for delay, runs in found.items()
     }
     figures = {f"exposed_far_{delay}": middle[delay][0] for delay in DELAYS_MS}
-    figures["blocked_trips"] = (middle[far][1] - middle[near][1]) / (2 * (far - near) * 1e-3)
-    rows = [["one alone", *[""] * 4, *_spread(targets), ""]]
+    figures |= {f"waiting_far_{delay}": middle[delay][1] for delay in DELAYS_MS}
+    figures["blocked_trips"] = (middle[far][2] - middle[near][2]) / (2 * (far - near) * 1e-3)
+    rows = [["one alone", *[""] * 5, *_spread(targets), ""]]
     for delay, runs in found.items():
         points = [points for _, points in runs]
         ends = [ends[-1][1] for ends in points]
@@ -84,7 +93,7 @@ def main() -> None:
         figures[f"far_over_near_{delay}"] = statistics.median(over_near)
         both = [f"{min(values):.3f} to {max(values):.3f}" for values in (over_near, worth)]
         rows.append([f"{delay} ms", *(f"{value:.3f}" for value in middle[delay]), both[0], *_spread(ends), both[1]])
-    columns = ["one way", "not in updates", "seconds of a round", "H", "far over near", "loss", "least", "most",
+    columns = ["one way", "not in updates", "waiting", "s of a round", "H", "far over near", "loss", "least", "most",
                "time over one alone's"]  # fmt: skip
     report(f"tiny at 10 Mbit/s, medians of {len(seeds)} seeds", columns, rows, figures, options.json)
 
