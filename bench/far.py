@@ -10,14 +10,15 @@ its time. Two seeds of one alone train at once, so that in all cases two ranks s
 
 import statistics
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
 
+from cases import COMPARED, MEASURED
 from figures import Points, seconds_to
-from runs import Record, on_two_hosts, saved_loss
-from wall import MARGIN_SECONDS, SHARES, alone, overrides_of
+from runs import Record, on_one_host, on_two_hosts, saved_loss
 
 from common import parse, report
 from helpers.hosts import Wan
@@ -25,7 +26,11 @@ from helpers.hosts import Wan
 DELAYS_MS = (0, 25, 75)
 """One way."""
 SECONDS = 150
-"""Of one host alone; two have the shares of wall.py."""
+"""Of one host alone."""
+SHARES = (0.5, 0.7)
+"""Of the seconds of one alone, which two have."""
+MARGIN_SECONDS = 300
+"""For what a run does before and after its budget."""
 WARM = 0.1
 """Share of a run that is not counted: the first rounds find their length."""
 
@@ -33,6 +38,11 @@ WARM = 0.1
 Rounds = tuple[float, float, float, float]
 """Of the time of a run's ranks: the share that they do not spend in updates, and that which they wait; the seconds of a
 round that are not spent in updates, and the mean H."""
+
+
+def overrides_of(seconds: float, seed: int) -> Sequence[str]:
+    """The default settings, on sequences that no setting was chosen by."""
+    return (*MEASURED, COMPARED[0], "model=tiny", f"budget={seconds:g}seconds", f"seed={seed}")
 
 
 def rounds_of(rows: list[Record]) -> Rounds:
@@ -67,7 +77,8 @@ def main() -> None:
     options = parser.parse_args()
     seconds, seeds = (50, options.seeds[:2]) if options.quick else (SECONDS, options.seeds)
     with ThreadPoolExecutor(2) as threads:
-        targets = [saved_loss(end) for end in threads.map(lambda seed: alone(seconds, seed), seeds)]
+        alone = threads.map(lambda seed: on_one_host(overrides_of(seconds, seed)), seeds)
+        targets = [saved_loss(facts["result"]) for facts in alone]
     found = {delay: list[tuple[Rounds, Points]]() for delay in DELAYS_MS}
     for seed in seeds:
         for delay in DELAYS_MS:

@@ -29,9 +29,9 @@ SIDES = {
     "alone_muon": (1, SECONDS), "default_alone": (1, SECONDS), "two_10": (2, 105), "two_100": (2, 105),
     "four_100": (4, 65), "eight_100": (8, 42), "alone_adamw": (1, SECONDS), "default_alone_adamw": (1, SECONDS),
     "two_10_adamw": (2, 90), "eight_10": (8, 65), "sixteen_100": (16, 34),
-    "two_10_sparse": (2, 105),
+    "two_10_sparse": (2, 105), "two_10_25ms": (2, 105), "two_10_75ms": (2, 105),
 }  # fmt: skip
-"""Ranks and seconds."""
+"""Ranks and seconds; a side has the Mbit/s of its link in its name, and the latency where that is not the usual one."""
 TARGETS = {
     "second_machine_10mbit": ("two_10", "default_alone"),
     "second_machine_100mbit": ("two_100", "default_alone"),
@@ -40,6 +40,8 @@ TARGETS = {
     "eight_hosts_10mbit": ("eight_10", "default_alone"),
     "sixteen_hosts_100mbit": ("sixteen_100", "default_alone"),
     "second_machine_10mbit_sparse": ("two_10_sparse", "default_alone"),
+    "second_machine_10mbit_25ms": ("two_10_25ms", "default_alone"),
+    "second_machine_10mbit_75ms": ("two_10_75ms", "default_alone"),
     "second_machine_10mbit_over_constant": ("two_10", "alone_muon"),
     "second_machine_100mbit_over_constant": ("two_100", "alone_muon"),
     "four_machines_100mbit_over_constant": ("four_100", "alone_muon"),
@@ -54,13 +56,15 @@ TARGETS = {
 def overrides_of(side: str, model: str = "tiny") -> tuple[str, ...]:
     """What a side runs; links of `nano` are slower by its share of the parameters."""
     share = NANO_SHARE if model == "nano" else 1.0
-    over = link(side.split("_")[1], share) if side.split("_")[1].isdigit() else ()
+    rate, milliseconds = side.split("_")[1], side.rpartition("_")[2].removesuffix("ms") if side.endswith("ms") else ""
+    over = link(rate, share) if rate.isdigit() else ()
     optimizer = "adamw" if "adamw" in side else "muon"
     named = (f"inner.lr={RATES[optimizer] * OF_MODEL[model]:g}",)
     if side.startswith("alone"):
         return (*ALONE, *(ADAMW if optimizer == "adamw" else MUON), *named)
+    latency = (f"simulation.latency_seconds={int(milliseconds) * 1e-3:g}",) if milliseconds else ()
     wire = SPARSE if side.endswith("sparse") else ()
-    return (*on_clock(optimizer), *(named if optimizer == "adamw" else ()), *over, *wire)
+    return (*on_clock(optimizer), *(named if optimizer == "adamw" else ()), *over, *latency, *wire)
 
 
 def runs_of(sides: Iterable[str], model: str, seeds: Iterable[int]) -> list[Case]:

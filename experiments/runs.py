@@ -83,6 +83,14 @@ def on_two_hosts(overrides: Sequence[str], link: str | Wan, timeout_seconds: flo
         return rows_of(directory), facts_of(directory)
 
 
+def on_one_host(overrides: Sequence[str]) -> Record:
+    """Train with one rank; the facts of the run."""
+    with tempfile.TemporaryDirectory() as folder:
+        train = [sys.executable, str(ROOT / "launch" / "train.py"), "--nproc-per-node", "1"]
+        subprocess.run([*train, *overrides, "run.directory=run"], cwd=folder, check=True, capture_output=True)
+        return facts_of(Path(folder) / "run")
+
+
 def rows_of(directory: Path) -> list[Record]:
     """The rows of a run's records."""
     return [json.loads(line) for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]

@@ -114,7 +114,7 @@ class RoundPlan:
         return self.updates_of_workers(trainer)[worker]
 
     @property
-    def arrives_in_four_bits(self) -> float:
+    def arriving_four_bits_share(self) -> float:
         """Share of the averages that arrive in the round in which 4 bits of each element travel: the first fragment's
         left in the round before."""
         fragments = [event.fragment for event in self.events if event.action is Action.mix]

@@ -135,7 +135,7 @@ def _without_waiting(
         if sent:  # sketches travel beside the average, which waits for them on the link
             trips = wire.fragments * exchanges(wire.format, len(plan.layout.ranks(trainer))) * TRIPS
             if delay:  # what arrives left in the round before, for the most part
-                sent = round(sent * over_signs(plan.arrives_in_four_bits) / over_signs(plan.rhythm.in_four_bits))
+                sent = round(sent * over_signs(plan.arriving_four_bits_share) / over_signs(plan.rhythm.in_four_bits))
             transfer = trips * latency + simulation.transfer_seconds(sent + part.measure.bytes_sent)
         waited = RoundForecast(plan.updates, delay, transfer, wire.fragments).exposed_seconds(turn)
         gradients = simulation.transfer_seconds(part.outer.gradient_bytes_sent)

@@ -171,7 +171,7 @@ def _round_cost(reports: Sequence[RankReport], plan: RoundPlan) -> RoundCost | N
         turn_seconds=tuple(
             report.update_seconds * sum(share.num_workers for share in report.trainers.values()) for report in reports
         ),
-        four_bits_share=plan.arrives_in_four_bits,
+        four_bits_share=plan.arriving_four_bits_share,
     )
 
 
