@@ -213,9 +213,7 @@ def unequal(quick: bool) -> tuple[Figures, Rows]:
         finally:
             busy.kill()
         counted = records[len(records) // 4 :]  # the first ones find their length
-        waited, seconds = zip(
-            *(_waited(*(record["rank_seconds"][rank] for rank in "01")) for record in counted), strict=True
-        )
+        waited, seconds = zip(*(_waited(record["rank_seconds"]) for record in counted), strict=True)
         figures[f"idle_unequal_{name}"] = sum(waited) / sum(seconds)
         shares = [one / all_ for one, all_ in zip(waited, seconds, strict=True)]
         rows.append([f"{name}: share of a round that the fast rank waits", *spread(shares)])
@@ -224,8 +222,9 @@ def unequal(quick: bool) -> tuple[Figures, Rows]:
     return figures, rows
 
 
-def _waited(fast: Seconds, slow: Seconds) -> tuple[float, float]:
+def _waited(of_ranks: dict[str, Seconds]) -> tuple[float, float]:
     """Of the seconds of two ranks in a round: how long the fast one waited, and its whole round."""
+    fast, slow = of_ranks["0"], of_ranks["1"]
     # Without a delay both enter the same average, and the slow one waits for nothing in it but the link.
     waited = fast["wait"] if "wait" in fast else fast["outer"] - slow["outer"]
     return waited + fast["control"], fast["inner"] + fast["outer"] + fast["control"]

@@ -1,6 +1,7 @@
 """Pseudo-gradients in fewer bits: blocks of whole numbers or signs with one scale each, or bfloat16."""
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -106,8 +107,19 @@ class Signs:
 
     def decode(self, message: torch.Tensor) -> torch.Tensor:
         scales = message[:, -2:].contiguous().view(torch.bfloat16).float()
-        of_byte = (torch.arange(256).unsqueeze(1) >> torch.arange(8) & 1).float().mul_(2).sub_(1).to(message.device)
-        return of_byte.index_select(0, message[:, :-2].flatten().int()).view(-1, BLOCK).mul_(scales)
+        return (
+            _signs_of_bytes(message.device)
+            .index_select(0, message[:, :-2].flatten().int())
+            .view(-1, BLOCK)
+            .mul_(scales)
+        )
+
+
+@cache
+def _signs_of_bytes(device: torch.device) -> torch.Tensor:
+    """The signs in every byte, (256, 8), the lowest bit's first: made once, as each chunk of a message is decoded."""
+    places = torch.arange(8, device=device)
+    return (torch.arange(256, device=device).unsqueeze(1) >> places & 1).float().mul_(2).sub_(1)
 
 
 def _rounded_up(values: torch.Tensor) -> torch.Tensor:

@@ -14,8 +14,6 @@ import torch
 HIGHEST = frozenset({"memory_bytes", "gpu_memory_bytes", "gpu_celsius"})
 """Figures whose highest sample is reported; of the others, the mean is."""
 WATTS_PER_MILLIWATT = 1e-3
-
-
 TCP_COUNTERS = Path("/proc/self/net/snmp")
 """The kernel's counters of a Linux host: names in a line, and values in the next that begins with the same word."""
 
