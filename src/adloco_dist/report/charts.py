@@ -223,7 +223,7 @@ def phases(history: History) -> Figure | None:
         }
         for rank in shown
         for order, (step, (phase, _)) in enumerate(PHASES.items())
-        if (seconds := spent[rank].get(step, 0.0) - (spent[rank].get("wait", 0.0) if step == "outer" else 0.0)) > 0
+        if (seconds := spent[rank].get(step))
     ]
     if not drawn:
         return None

@@ -107,7 +107,8 @@ class History:
 
     @cached_property
     def rank_seconds(self) -> Mapping[int, Mapping[str, float]]:
-        """Seconds of every rank by step, over all rounds; what its trainers share is counted once."""
+        """Seconds of every rank by step, over all rounds; what its trainers share is counted once, and `outer` is
+        without `wait`."""
         spent: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         for _, rows in groupby(self.rows, lambda row: row.round):
             shared: dict[tuple[int, str], float] = defaultdict(float)
@@ -120,6 +121,8 @@ class History:
                             spent[rank][step] += seconds
             for (rank, step), seconds in shared.items():
                 spent[rank][step] += seconds
+        for steps in spent.values():
+            steps["outer"] -= steps["wait"]
         return dict(sorted(spent.items()))
 
     def highest(self, values: Values) -> Values:

@@ -135,7 +135,8 @@ def _communication(history: History) -> tuple[float, float, float]:
     spent = Counter[str]()
     for steps in history.rank_seconds.values():
         spent.update(steps)
-    return spent["transfer"], spent["outer"] + spent["control"], spent.total() - spent["transfer"] - spent["wait"]
+    exposed = spent["outer"] + spent["wait"] + spent["control"]
+    return spent["transfer"], exposed, spent.total() - spent["transfer"]
 
 
 def _incidents(source: Source) -> Iterator[str]:
