@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,6 +17,7 @@ from adloco_dist.cluster.devices import wait_for
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import Device
 from adloco_dist.policy.layout import experiment_layout
+from adloco_dist.policy.passes import Passes, fit
 from adloco_dist.policy.plan import CheckpointId, PlanInputs, PoolReport
 from adloco_dist.policy.planning import plan_round
 from adloco_dist.policy.replay import Trajectory
@@ -245,6 +246,8 @@ def orthogonal_share(here: Here) -> dict[str, float]:
     (worker,), phase = trainer.workers, phase_of(work, batch, updates=sized(here, 5, 1))
     hidden = slot.flat_model.hidden_matrices.values()
     singly = [torch.randn(matrices.stack, device=here.device) for matrices in hidden]
+    counts = Counter(matrices.stack for matrices in hidden)
+    stacks = [torch.randn(count * stack[0], *stack[1:], device=here.device) for stack, count in counts.items()]
 
     def step() -> None:
         worker.step()
@@ -255,13 +258,39 @@ def orthogonal_share(here: Here) -> dict[str, float]:
             orthogonalized(matrices, slot.flat_model.product_dtype)
         wait_for(here.device)
 
+    compiled_step = torch.compile(orthogonalized, dynamic=False) if here.is_cuda else orthogonalized
+
+    def at_once(function: Callable[[torch.Tensor, torch.dtype], torch.Tensor]) -> None:
+        for matrices in stacks:
+            function(matrices, slot.flat_model.product_dtype)
+        wait_for(here.device)
+
     (whole,) = interleave([partial(phase.run, [trainer], [slot])], rounds=3, warmup=1)
-    steps, single = interleave([step, one_by_one], rounds=5, warmup=2)
+    sides = [step, one_by_one, partial(at_once, orthogonalized), partial(at_once, compiled_step)]
+    names = ("muon_step_ms", "one_by_one_ms", "at_once_ms", "at_once_compiled_ms")
+    taken = interleave(sides, rounds=5, warmup=2)
+    figures = {name: 1e3 * statistics.median(one) for name, one in zip(names, taken, strict=True)}
     update = statistics.median(whole) / phase.plan.updates
+    return {"orthogonal_share": figures["muon_step_ms"] / 1e3 / update, **figures}
+
+
+def passes(here: Here) -> dict[str, float]:
+    """Milliseconds of an update by its sequences, of one micro-batch, and the cost that a plan would fit to them."""
+    work = new_work(here)
+    trainer, slot = lone(here, work)
+    seen = []
+    for batch in [sized(here, batch, min(batch, 4)) for batch in (1, 2, 4, 8, 16, 32)]:
+        phase = phase_of(work, batch, updates=4)
+        (seconds,) = interleave([partial(phase.run, [trainer], [slot])], rounds=3, warmup=1)
+        seen.append(Passes(1, batch, statistics.median(seconds) / phase.plan.updates))
+    cost = fit(seen)
+    assert cost
+    worst = max(abs(cost.seconds(one.micro_batches, one.sequences) / one.seconds - 1) for one in seen)
     return {
-        "orthogonal_share": statistics.median(steps) / update,
-        "muon_step_ms": 1e3 * statistics.median(steps),
-        "one_by_one_ms": 1e3 * statistics.median(single),
+        **{f"ms_of_{one.sequences}": 1e3 * one.seconds for one in seen},
+        "micro_batch_ms": 1e3 * cost.micro_batch_seconds,
+        "sequence_ms": 1e3 * cost.sequence_seconds,
+        "worst_of_fit": worst,
     }
 
 
@@ -272,7 +301,8 @@ CASES = [
     Case("outer step", outer_step, alone=True),
     Case("checkpoint", checkpoint, 90, alone=True),
     Case("merge and regrouping", regrouping, 120, alone=True),
-    Case("orthogonal share", orthogonal_share, alone=True),
+    Case("orthogonal share", orthogonal_share, 120, alone=True),
+    Case("passes by their sequences", passes, alone=True),
     Case("capacity probe", capacity_probe, alone=True),
     Case("swapping", swapping, alone=True),
     Case("instances", instances, 120, alone=True),

@@ -2,10 +2,12 @@
 
 import torch
 import torch._dynamo.utils
+from torch.optim._muon import _zeropower_via_newtonschulz  # has no public name
 from torch.profiler import ProfilerActivity, profile
 
 from adloco_dist.config import Settings
 from adloco_dist.pool.flat_model import FlatModel
+from adloco_dist.pool.muon import MIN_NORM, STEPS, A, B, C, orthogonalized
 from adloco_dist.vectors import ALIGNMENT
 from harness import Case, Here, SkippedError
 from helpers.lone import CPU, lone_trainer
@@ -78,6 +80,20 @@ def _after_outer_steps(settings: Settings, device: torch.device, workers: int) -
     return trainer.anchor.cpu()
 
 
+def muon_as_torchs(here: Here) -> dict[str, float]:
+    """Equal matrices that are orthogonalised at once, in bf16: no further from fp64 than those of torch.optim.Muon."""
+    ours, theirs, elements, differing = 0.0, 0.0, 0, 0
+    for shape in ((8, 512, 512), (8, 512, 1376), (8, 1376, 512), (32, 64, 512)):
+        matrices = torch.randn(*shape, device=here.device, generator=torch.Generator(here.device).manual_seed(0))
+        exact, at_once = orthogonalized(matrices.double(), torch.float64), orthogonalized(matrices, torch.bfloat16)
+        one_by_one = torch.stack([_zeropower_via_newtonschulz(one, (A, B, C), STEPS, MIN_NORM) for one in matrices])
+        ours = max(ours, float((at_once - exact).norm() / exact.norm()))
+        theirs = max(theirs, float((one_by_one - exact).norm() / exact.norm()))
+        elements, differing = elements + matrices.numel(), differing + int((at_once != one_by_one).sum())
+    assert ours < 1.1 * theirs, f"off by {ours:.3g} of their norm, torch's by {theirs:.3g}"
+    return {"error": ours, "error_of_torchs": theirs, "differing_share": differing / elements}
+
+
 def no_waiting_between_updates(here: Here) -> dict[str, float]:
     """From the first update to the last, nothing waits for the device (torch raises an error where it does)."""
     updates = 4
@@ -146,6 +162,7 @@ def max_difference(mine: torch.Tensor, theirs: torch.Tensor) -> float:
 CASES = [
     Case("flat model in fp64 as on a CPU", flat_model_as_on_a_cpu),
     Case("outer step as on a CPU, to the bit", outer_step_as_on_a_cpu),
+    Case("Muon as torch's", muon_as_torchs),
     Case("no waiting between updates", no_waiting_between_updates),
     Case("flash attention, eager", flash_attention),
     Case("flash attention, compiled, and graphs", flash_attention_compiled, seconds=150),

@@ -129,7 +129,7 @@ def sharded_pool(here: Here) -> dict[str, float]:
 
 def whole_run(here: Here) -> dict[str, float]:
     """A run with merges, after which ranks are in other groups."""
-    more = ("pool.trainers=3", "pool.workers_per_trainer=2", "merge.every_rounds=1")
+    more = ("pool.trainers=3", "pool.workers_per_trainer=2", "merge.every_rounds=1", "budget=4rounds")
     finish(nccl_run(here, "run", *more, num_ranks=3), here)
     found, rows = facts(here.folder / "run"), metrics(here.folder / "run")
     assert found["cluster"]["backend"] == backend(here).name
@@ -141,7 +141,7 @@ def whole_run(here: Here) -> dict[str, float]:
 
 def killed_in_an_all_reduce(here: Here) -> dict[str, float]:
     """kill -9 while ranks hardly do anything but average: the run ends in time, with the name of the rank."""
-    hurt = hurt_rank(_averaging(here), here, 1, signal.SIGKILL)
+    hurt = hurt_rank(_averaging(here), here, 1, signal.SIGKILL, minimum="round 1 ")
     assert hurt.code == 1, f"code {hurt.code}"
     (line,) = errors(hurt.output)
     assert "rank 1 on " in line and "ended by SIGKILL" in line, line
@@ -151,7 +151,7 @@ def killed_in_an_all_reduce(here: Here) -> dict[str, float]:
 
 def stuck_in_an_all_reduce(here: Here) -> dict[str, float]:
     """A rank that stands still is named by the others, after the time that a rank may be silent."""
-    hurt = hurt_rank(_averaging(here), here, 1, signal.SIGSTOP)
+    hurt = hurt_rank(_averaging(here), here, 1, signal.SIGSTOP, minimum="round 1 ")
     assert hurt.code == 1, f"code {hurt.code}"
     log = (here.folder / "run" / "logs" / "rank0.log").read_text(encoding="utf-8")
     assert "rank 1 on " in log and "silent for " in log, log

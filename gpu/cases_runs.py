@@ -1,8 +1,11 @@
 """Whole runs on a device: what they stand on, how they fail and resume, every algorithm, and the tools."""
 
+import gzip
+import json
 import os
 import signal
 import sys
+from collections import Counter
 from contextlib import closing
 
 import torch
@@ -16,7 +19,8 @@ END_SECONDS = 15.0
 """Within this the other ranks have ended when one is dead or silent: the ten seconds of silence, and the end."""
 RETURNED_BYTES = 200e6
 """Of a GPU's memory: what may be missing when all ranks have ended (contexts come and go)."""
-MERGING = ("pool.trainers=3", "merge.every_rounds=1")
+MERGING = ("pool.trainers=3", "merge.every_rounds=1", "budget=4rounds")
+"""Merges in rounds 3 and 4: reports decide the plan of the round after the next."""
 
 
 def check_with_and_without_nvml(here: Here) -> dict[str, float]:
@@ -48,6 +52,18 @@ def merges_of_two_ranks(here: Here) -> dict[str, float]:
     assert len(merges) == 2, f"{len(merges)} merges"
     assert rows[-1]["validation_loss"] < rows[0]["validation_loss"]
     return {"first_loss": rows[0]["validation_loss"], "last_loss": rows[-1]["validation_loss"]}
+
+
+def traces_and_figures(here: Here) -> dict[str, float]:
+    """A profiled round has the device's kernels in its trace, and rounds have the figures of the whole device."""
+    finish(small_run(here, "run", "pool.trainers=1", "merge=none", "profile.rounds=2"), here)
+    (trace,) = (here.folder / "run" / "profile").iterdir()
+    kinds = Counter(event.get("cat") for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"])
+    (used,) = metrics(here.folder / "run")[-1]["resources"].values()
+    if here.is_cuda:
+        assert kinds["kernel"], f"no kernel among {dict(kinds)}"
+        assert used["gpu_memory_bytes"] > 0
+    return {"kernels": float(kinds["kernel"]), **{name: one for name, one in used.items() if name.startswith("gpu_")}}
 
 
 def killed_rank(here: Here) -> dict[str, float]:
@@ -138,6 +154,7 @@ def tools(here: Here) -> dict[str, float]:
 CASES = [
     Case("check and run, with and without NVML", check_with_and_without_nvml, 90),
     Case("merges of two ranks on one device", merges_of_two_ranks),
+    Case("traces and figures of rounds", traces_and_figures),
     Case("a killed rank", killed_rank, alone=True),
     Case("a stopped rank", stopped_rank, 90, alone=True),
     Case("elastic restart", elastic_restart, 90),
