@@ -6,4 +6,4 @@ if __name__ == "__main__":
     with checkout_on_path():
         from harness import main
 
-        main("gpu-bench", ["cases_bench"])
+        main("gpu-bench", ["cases_updates", "cases_bench"])

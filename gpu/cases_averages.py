@@ -1,6 +1,6 @@
-"""Averages between ranks that share a GPU, over gloo: every format, beside updates, of sharded workers; what they keep.
+"""Averages between ranks that share a GPU, over gloo: every format, beside updates; what they keep.
 
-Over NCCL, cases_nccl.py has the same of sharded workers.
+Those of sharded workers need NCCL: cases_nccl.py runs them.
 """
 
 import os
@@ -111,11 +111,9 @@ def average_beside_updates(runtime: Runtime, rounds: int, averager: Averager) ->
     return {"weights": [one.detach().cpu().numpy() for one in module.parameters()], "reserved": reserved}
 
 
-def sharded_beside_updates(here: Here) -> dict[str, float]:
-    """DiLoCo around two workers of two ranks each, with a delay: as on CPUs."""
-    mine, theirs = (
-        run_ranks(average_sharded, [0] * 4, cluster=where) for where in (cluster(here), cluster(Here.cpu(here.folder)))
-    )
+def sharded_beside_updates(here: Here, where: ClusterSettings) -> dict[str, float]:
+    """DiLoCo around two workers of two ranks each, with a delay, on ranks of those settings: as on CPUs."""
+    mine, theirs = (run_ranks(average_sharded, [0] * 4, cluster=one) for one in (where, cluster(Here.cpu(here.folder))))
     difference = max(float(np.abs(a - b).max()) for a, b in zip(mine[0], theirs[0], strict=True))
     assert difference < 1e-9, f"parameters differ by {difference:.3g}"
     return {"parameter_difference": difference}
@@ -123,7 +121,10 @@ def sharded_beside_updates(here: Here) -> dict[str, float]:
 
 def average_sharded(runtime: Runtime) -> list[Any]:
     """The whole parameters at the end."""
-    mesh = init_device_mesh(runtime.device.type, (2, 2), mesh_dim_names=("worker", "shard"))
+    names, backend = ("worker", "shard"), runtime.backend.name
+    mesh = init_device_mesh(
+        runtime.device.type, (2, 2), mesh_dim_names=names, backend_override=dict.fromkeys(names, backend)
+    )
     module = Tied().double().to(runtime.device)
     fully_shard(module.head, mesh=mesh["shard"])
     fully_shard(module, mesh=mesh["shard"])
@@ -136,13 +137,9 @@ def average_sharded(runtime: Runtime) -> list[Any]:
     return [getattr(one, "full_tensor", lambda one=one: one)().detach().cpu().numpy() for one in module.parameters()]
 
 
-def sharded_pool(here: Here) -> dict[str, float]:
-    """A run of workers of two ranks each, whose averages travel during updates: as on CPUs."""
-    return sharded_pool_as_on_cpus(here, cluster(here))
-
-
 def sharded_pool_as_on_cpus(here: Here, where: ClusterSettings) -> dict[str, float]:
-    """The same on ranks of those settings."""
+    """A run of workers of two ranks each on ranks of those settings, whose averages travel during updates: as on
+    CPUs."""
     mine = run_whole(2, 2, here.folder / "mine", *DELAYED, cluster=where)
     theirs = run_whole(2, 2, here.folder / "theirs", *DELAYED)
     difference = max(
@@ -186,7 +183,5 @@ def gpus_of_this_process(runtime: Runtime) -> list[int]:
 CASES = [
     Case("averages in every format", every_format, 120),
     Case("averages beside updates keep no memory", beside_updates, 120),
-    Case("DiLoCo around sharded workers, beside updates", sharded_beside_updates, 120),
-    Case("a sharded pool, beside updates", sharded_pool, 120),
     Case("one context per rank", one_context_per_rank, 120),
 ]

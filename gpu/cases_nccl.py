@@ -15,7 +15,7 @@ import torch
 from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Backend
-from cases_averages import sharded_pool_as_on_cpus
+from cases_averages import sharded_beside_updates, sharded_pool_as_on_cpus
 from cases_library import diloco_as_published, noise_scale_as_on_cpus
 from harness import Case, Here
 from helpers.commands import errors, facts, metrics, run
@@ -127,6 +127,11 @@ def sharded_pool(here: Here) -> dict[str, float]:
     return sharded_pool_as_on_cpus(here, cluster(here, backend(here)))
 
 
+def diloco_around_sharded_workers(here: Here) -> dict[str, float]:
+    """The library around such workers, with a delay: as on CPUs."""
+    return sharded_beside_updates(here, cluster(here, backend(here)))
+
+
 def whole_run(here: Here) -> dict[str, float]:
     """A run with merges, after which ranks are in other groups."""
     more = ("pool.trainers=3", "pool.workers_per_trainer=2", "merge.every_rounds=1", "budget=4rounds")
@@ -196,6 +201,7 @@ CASES = [
     Case("DiLoCo around a loop, over NCCL", diloco_over_nccl, 90, SHARED),
     Case("noise scale of a loop, over NCCL", noise_scale_over_nccl, 90, SHARED),
     Case("a sharded pool, beside updates, over NCCL", sharded_pool, 120, SHARED),
+    Case("DiLoCo around sharded workers, over NCCL", diloco_around_sharded_workers, 120, SHARED),
     Case("a whole run with merges and eviction", whole_run, 90, SHARED),
     Case("a rank killed in an all-reduce", killed_in_an_all_reduce, 60, SHARED),
     Case("a rank stuck in an all-reduce", stuck_in_an_all_reduce, 90, SHARED),

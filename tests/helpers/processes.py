@@ -1,5 +1,6 @@
 """Distributed tests with real processes: the same function on several ranks, on the CPU forked in 0.1 s."""
 
+import faulthandler
 import gc
 import multiprocessing
 import tempfile
@@ -28,6 +29,14 @@ _forked = multiprocessing.get_context("forkserver")
 _forked.set_forkserver_preload(PRELOADED)
 # CUDA does not work in the child of a process that has as much as counted the GPUs.
 _spawned = multiprocessing.get_context("spawn")
+
+
+class _DiedError(Exception):
+    """A rank ended without a result."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
 
 
 def run_ranks(
@@ -63,6 +72,9 @@ def run_ranks(
             processes.append(process)
         try:
             return _collect(pipes, timeout_seconds)
+        except _DiedError as died:
+            processes[died.rank].join()
+            raise AssertionError(f"rank {died.rank} died with code {processes[died.rank].exitcode}") from None
         finally:
             for process in processes:
                 process.kill()
@@ -81,7 +93,7 @@ def _collect(pipes: dict[Connection, int], timeout_seconds: float) -> list[Any]:
             try:
                 results[pipes[pipe]], failure = pipe.recv()
             except EOFError:
-                failure = f"rank {pipes[pipe]} died"
+                raise _DiedError(pipes[pipe]) from None
             assert failure is None, failure
     return [results[rank] for rank in sorted(results)]
 
@@ -90,6 +102,7 @@ def _run_rank(
     pipe: Connection, place: Place, cluster: ClusterSettings, ranks_per_worker: int, function: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> None:  # fmt: skip
+    faulthandler.enable()  # a signal that ends the process leaves what it was doing
     gc.freeze()  # otherwise the first collections would look through everything that the server has imported
     try:
         with started(cluster, place, join_store(place), StopRequest(), ranks_per_worker) as runtime:

@@ -14,6 +14,10 @@ RankSet = tuple[int, ...]
 """Distinct ranks, ascending."""
 
 
+NCCL_SAYS = "Last error:"
+"""After it, an exception of NCCL has what it found."""
+
+
 class GroupError(RuntimeError):
     """Ranks of a group cannot exchange tensors; one line that names them."""
 
@@ -31,6 +35,12 @@ def is_staged(device: torch.device, backend: str) -> bool:
     other collectives copy tensors of a GPU by themselves.)
     """
     return device.type == "cuda" and backend == "gloo"
+
+
+def _said(error: Exception) -> str:
+    """Why ranks could not connect: what NCCL says last, after its place and version; else the first line."""
+    *_, last = str(error).rpartition(NCCL_SAYS)
+    return first_line(RuntimeError(last)) if last.strip() else first_line(error)
 
 
 class PendingCollective:
@@ -110,7 +120,7 @@ class Group:
         thread.start()
         thread.join(self._connect_seconds)
         if thread.is_alive() or failures:
-            why = first_line(failures[0]) if failures else f"timed out after {self._connect_seconds:g} s"
+            why = _said(failures[0]) if failures else f"timed out after {self._connect_seconds:g} s"
             line = f"ranks {set_of_ranks(self.ranks)} cannot exchange tensors ({why})"
             raise GroupError(line) from (failures[0] if failures else None)
         self._is_connected = True

@@ -87,14 +87,19 @@ def identity(device: torch.device) -> Gpu | None:
     return Gpu(uuid, uuid if None in address else f"{machine} {address}")
 
 
-def choose_backend(wanted: Backend, gpus: Sequence[Gpu | None]) -> Backend:
+def choose_backend(wanted: Backend, gpus: Sequence[Gpu | None], ranks_per_worker: int = 1) -> Backend:
     """The backend for tensors, the same on every rank: it depends on the GPUs of all. Raises a SettingsError where NCCL
-    was asked for, and a rank has no GPU of its own."""
+    was asked for, and a rank has no GPU of its own, and where ranks with GPUs would gather a worker's layers over
+    gloo, which ends their processes (docs/gpus.md)."""
     without = [rank for rank, gpu in enumerate(gpus) if gpu is None]
     slots = [gpu and gpu.slot for gpu in gpus]
     crowded = next((slot for slot in slots if slot and slots.count(slot) > 1), None)
     if wanted is not Backend.nccl:
-        return Backend.gloo if wanted is Backend.gloo or without or crowded else Backend.nccl
+        is_gloo = wanted is Backend.gloo or without or crowded
+        if is_gloo and ranks_per_worker > 1 and any(gpus):
+            rule = "must be 1 where ranks with GPUs are joined by gloo; start one rank per GPU, without cluster.backend"
+            raise SettingsError.of("pool.ranks_per_worker", ranks_per_worker, rule)
+        return Backend.gloo if is_gloo else Backend.nccl
     if without:
         ranks = ", ".join(map(str, without))
         raise SettingsError(f"cluster.backend=nccl: rank {ranks} has no GPU; set cluster.backend=gloo")

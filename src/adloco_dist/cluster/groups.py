@@ -16,7 +16,8 @@ NCCL_COMMUNICATORS = 8
 COMMUNICATOR_BYTES = 600_000_000
 """What a communicator of NCCL takes of the GPU's memory, roughly."""
 CONNECT_SECONDS = 120.0
-"""Timeout of the first collective of a group, in which NCCL connects its ranks."""
+"""Timeout of the first collective of a group, in which NCCL connects its ranks, at most. It is half of a collective's
+timeout at most: a rank that fails at once waits that long for those who try, to agree upon what is said."""
 WATCHDOG_SECONDS = 60.0
 """How much later than a collective's own timeout torch's watchdog comes, which DistributedDataParallel alone needs."""
 
@@ -39,7 +40,7 @@ def form_group(ranks: RankSet, backend: Backend, timeout_seconds: float) -> Grou
     made = dist.new_group(list(ranks), timeout=timedelta(seconds=seconds), backend=backend.name)
     if not isinstance(made, dist.ProcessGroup):  # ranks outside get a number
         return None
-    return Group(ranks, made, device, timeout_seconds, CONNECT_SECONDS)
+    return Group(ranks, made, device, timeout_seconds, min(CONNECT_SECONDS, timeout_seconds / 2))
 
 
 def form_disjoint(rank_sets: Sequence[RankSet], backend: Backend, timeout_seconds: float) -> Group | None:

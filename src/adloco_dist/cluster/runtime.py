@@ -162,7 +162,7 @@ def started(
     turns = [uuids[:rank].count(uuid) if uuid else 0 for rank, uuid in enumerate(uuids)]
     workplaces = [uuid or node for uuid, node in zip(uuids, nodes, strict=True)]
     heartbeat.hosts = hosts
-    backend = choose_backend(cluster.backend, gpus)
+    backend = choose_backend(cluster.backend, gpus, ranks_per_worker)
     seats = [tuple(range(start, start + ranks_per_worker)) for start in range(0, place.world_size, ranks_per_worker)]
     if ranks_per_worker == 1 or place.world_size % ranks_per_worker:  # the latter is refused later, on all ranks
         seats = []

@@ -50,6 +50,14 @@ def test_what_nccl_cannot_do_is_refused(gpus: list[Gpu | None], detail: str) -> 
     assert str(raised.value).startswith(f"cluster.backend=nccl: {detail}")
 
 
+def test_layers_are_not_gathered_over_gloo_from_gpus() -> None:
+    for wanted, gpus in ((Backend.auto, [A, A]), (Backend.gloo, [A, B]), (Backend.auto, [A, None])):
+        with pytest.raises(SettingsError, match=r"pool\.ranks_per_worker=2: must be 1 where"):
+            choose_backend(wanted, gpus, ranks_per_worker=2)
+    assert choose_backend(Backend.auto, [A, B], ranks_per_worker=2) is Backend.nccl
+    assert choose_backend(Backend.auto, [None, None], ranks_per_worker=2) is Backend.gloo
+
+
 class Cuda:
     """torch.cuda as it is on a machine with these GPUs, of which one may fail at its first use."""
 
