@@ -5,6 +5,7 @@ import statistics
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +47,33 @@ print(min(times))
 """
 
 
-def train(made: list[Host], folder: Path, *overrides: str) -> list[dict[str, Any]]:
-    """One rank on each host, to the end; the rows of the records."""
+LATE_CLOCK = """
+import time
+present = time.time
+time.time = lambda: present() - 3 * 3600
+"""
+
+
+def resent_packets(host: Host) -> int:
+    """Of TCP, since the host is there."""
+    shown = subprocess.run(host.command(["cat", "/proc/net/snmp"]), check=True, capture_output=True, text=True).stdout
+    names, values = (line.split() for line in shown.splitlines() if line.startswith("Tcp:"))
+    return int(values[names.index("RetransSegs")])
+
+
+def train(made: list[Host], folder: Path, *overrides: str, clock: Path | None = None) -> list[dict[str, Any]]:
+    """One rank on each host, to the end; the rows of the records.
+
+    Args:
+        clock: a folder with the module of another clock, for all hosts but the first.
+    """
     commands = []
     for host in made:
         place = ("--nnodes", str(len(made)), "--nproc-per-node", "1", "--local-addr", host.address, "--rdzv-endpoint",
                  f"{made[0].address}:29531")  # fmt: skip
         script = str(ROOT / "launch" / "train.py")
-        commands.append((host, [sys.executable, script, *place, *QUICK, *overrides, "run.directory=run"]))
+        python = ["env", f"PYTHONPATH={clock}", sys.executable] if clock and host is not made[0] else [sys.executable]
+        commands.append((host, [*python, script, *place, *QUICK, *overrides, "run.directory=run"]))
     done = run_on(commands, folder)
     assert [code for code, _ in done] == [0] * len(made), "\n".join(output for _, output in done)
     (metrics,) = folder.glob("*/run/metrics.jsonl")
@@ -92,16 +112,62 @@ def test_packets_take_their_time_and_the_network_can_change() -> None:
         assert round_trip_seconds(made) < 0.080
 
 
-def test_a_run_is_the_same_at_any_distance(tmp_path: Path) -> None:
+def without_clocks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if key not in CLOCKS} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def near(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The rows of a run on hosts near each other, without what clocks show."""
+    with linked(2, "1gbit") as made:
+        rows = without_clocks(train(made, tmp_path_factory.mktemp("near"), *FIXED))
+    assert [row["round"] for row in rows] == list(range(9))
+    return rows
+
+
+def test_a_run_is_the_same_at_any_distance(near: list[dict[str, Any]], tmp_path: Path) -> None:
     """Reports and plans travel meanwhile: what is decided does not follow when they arrive."""
-    found = []
-    for number, link in enumerate(("1gbit", Wan(delay_ms=50, rate_mbit=100))):
-        (tmp_path / str(number)).mkdir()
-        with linked(2, link) as made:
-            rows = train(made, tmp_path / str(number), *FIXED)
-        found.append([{key: value for key, value in row.items() if key not in CLOCKS} for row in rows])
-    assert [row["round"] for row in found[0]] == list(range(9))
-    assert found[0] == found[1]
+    with linked(2, Wan(delay_ms=50, rate_mbit=100)) as made:
+        assert without_clocks(train(made, tmp_path, *FIXED)) == near
+
+
+def test_a_link_that_stands_still_for_a_while_costs_that_while(near: list[dict[str, Any]], tmp_path: Path) -> None:
+    """Every packet is lost until hosts have sent several again: shorter than a rank may be silent."""
+    link = Wan(delay_ms=5, rate_mbit=100)
+    with far_hosts(2, link) as (made, change), ThreadPoolExecutor(1) as threads:
+
+        def resent() -> int:
+            return sum(resent_packets(host) for host in made)
+
+        def stand_still() -> None:
+            def is_on_its_way() -> bool:
+                return any(_num_rows(path) > 3 for path in tmp_path.glob("*/run/metrics.jsonl"))
+
+            wait_until(is_on_its_way, lambda: "the run did not come to its third round")
+            before = resent()
+            change(replace(link, loss_percent=100))
+            wait_until(lambda: resent() > before + 6, lambda: f"{resent() - before} packets were sent again")
+            change(link)
+
+        changed = threads.submit(stand_still)
+        rows = train(made, tmp_path, *FIXED)
+        changed.result()
+    assert without_clocks(rows) == near
+    assert max(of_rank.get("wait", 0.0) for row in rows[1:] for of_rank in row["rank_seconds"].values()) > 0.2, (
+        "a resending"
+    )
+
+
+def test_clocks_that_are_hours_apart(tmp_path: Path) -> None:
+    """The run says so, and ends when its seconds are over."""
+    (tmp_path / "clock").mkdir()
+    (tmp_path / "clock" / "sitecustomize.py").write_text(LATE_CLOCK, encoding="utf-8")
+    with linked(2, Wan(delay_ms=5, rate_mbit=100)) as made:
+        rows = train(made, tmp_path, "budget=5seconds", "evaluation.every=null", clock=tmp_path / "clock")
+    assert 3 < rows[-1]["elapsed_seconds"] < 10
+    said = (tmp_path / made[0].name / "output").read_text(encoding="utf-8")
+    (line,) = [line for line in said.splitlines() if f"the clock of {made[1].name}" in line]
+    assert "is -10800." in line or "is -10799." in line
 
 
 def test_lost_packets_and_jitter_end_nothing(tmp_path: Path) -> None:
