@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 from helpers.commands import (
@@ -10,10 +11,22 @@ from helpers.commands import (
     SMALL,
     documented,
     environment,
+    errors,
     run,
     torchrun_command,
     train_command,
 )
+
+WITHOUT_MATRICES = """
+import torch
+from torch.utils.data import TensorDataset
+from adloco_dist.launch import launch
+
+if __name__ == "__main__":
+    rows = TensorDataset(torch.zeros(8, 4), torch.zeros(8, dtype=torch.long))
+    launch(model=lambda: torch.nn.Linear(4, 2), data=lambda: (rows, rows),
+           loss=lambda module, batch: (torch.nn.functional.cross_entropy(module(batch[0]), batch[1]), len(batch[1])))
+"""
 
 
 def test_dry_run_plans_and_trains_nothing(tmp_path: Path) -> None:
@@ -48,11 +61,23 @@ def test_dry_run_of_a_model_that_does_not_fit_here(tmp_path: Path) -> None:
         process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0, output
     assert usage.ru_maxrss * 1024 < 2e9
+    assert (
+        "inner optimizer: muon for 99% of the elements, adamw for the rest; the peak rate of one worker is " in output
+    )
     assert "model: 68,976,648,192 parameters; one flat vector is 34.5 GB on each of 8 ranks" in output
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines()]
     assert [row[0] for row in cells if row and row[0] in ("0-7", "8-15")] == ["0-7", "8-15"]
     assert [row[0] for row in cells if len(row) == 7] == ["2", "4", "8", "16", "32", "64"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_dry_run_refuses_a_model_in_which_muon_has_nothing_to_update(tmp_path: Path) -> None:
+    (tmp_path / "flat.py").write_text(WITHOUT_MATRICES, encoding="utf-8")
+    done = run([sys.executable, "flat.py", "--dry-run"], tmp_path)
+    assert done.code == 2, done.output
+    (line,) = errors(done.output)
+    assert "inner.optimizer=muon: " in line
+    assert "no matrix that is trained lies between its input and its output; use inner=adamw" in line
 
 
 def test_dry_run_refuses_a_shape_that_ranks_cannot_share(tmp_path: Path) -> None:

@@ -142,6 +142,6 @@ def _configuration(source: Source) -> Iterator[Table]:
     yield Table("Settings that differ from the default", (), changed)
     settings = [(name, as_typed(value)) for name, value in source.settings.items()]
     yield Table("All settings", (), settings, is_folded=True)
-    facts = {name: source.facts.get(name) for name in ("arithmetic", "script")}
+    facts = {name: source.facts.get(name) for name in ("arithmetic", "worker_lr", "script")}
     versions = source.facts.get("versions", {}) | {name: value for name, value in facts.items() if value}
     yield Table("Versions", (), [(name, str(value)) for name, value in versions.items()], is_folded=True)

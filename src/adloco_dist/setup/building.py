@@ -1,7 +1,7 @@
 """The module that a rank trains: built, divided where ranks hold a worker together, and tried out (docs/state.md)."""
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +12,8 @@ from torch import nn
 from adloco_dist.averaging.checks import word_sum
 from adloco_dist.buffers import UnsuitableBufferError, changing_buffers, persistent_buffers
 from adloco_dist.cluster.runtime import Runtime
-from adloco_dist.config import Settings, SettingsError
+from adloco_dist.config import InnerSettings, Settings, SettingsError, require
+from adloco_dist.objective.matrices import Matrices
 from adloco_dist.objective.protocol import LossError, Objective
 from adloco_dist.pool.capacity import is_out_of_memory
 from adloco_dist.pool.flat_model import autocast, computes_in_bf16, converted, vector_dtype
@@ -113,6 +114,12 @@ def examine_module(objective: Objective, module: nn.Module, settings: Settings, 
             remedy = "start every node with the same command and model, whose random numbers come from torch alone"
             raise SettingsError(f"{difference}; {remedy}")
     return changing
+
+
+def require_matrices(inner: InnerSettings, objective: Objective, hidden: Mapping[str, Matrices]) -> None:
+    """Refuse a model in which Muon has nothing to update; raises a SettingsError."""
+    rule = f"{objective.describe()}: no matrix that is trained lies between its input and its output; use inner=adamw"
+    require(bool(hidden), "inner.optimizer", inner.optimizer, rule)
 
 
 def _changing(objective: Objective, module: nn.Module, settings: Settings, device: torch.device) -> tuple[str, ...]:

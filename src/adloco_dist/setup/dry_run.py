@@ -7,14 +7,16 @@ import torch
 from rich.table import Table
 
 from adloco_dist.cluster.environment import Link
-from adloco_dist.config import RoundLength, Settings, WireFormat
-from adloco_dist.objective.protocol import ParameterCount
+from adloco_dist.config import InnerOptimizer, InnerSettings, RoundLength, Settings, WireFormat
+from adloco_dist.objective.matrices import Matrices, hidden_matrices
+from adloco_dist.objective.protocol import Objective, ParameterCount
 from adloco_dist.policy.layout import Layout, experiment_layout, ranks_of_seat, seat_nodes
 from adloco_dist.policy.simulation import rounds_until
 from adloco_dist.pool.capacity import state_vectors
 from adloco_dist.pool.flat_model import vector_dtype
+from adloco_dist.pool.worker import peak_lr
 from adloco_dist.setup.agreement import examine_data, examine_replay, with_known_budget
-from adloco_dist.setup.building import divided_blocks
+from adloco_dist.setup.building import divided_blocks, require_matrices
 from adloco_dist.setup.forecast import UPDATE_SECONDS, forecast, in_words, seconds_on_links
 from adloco_dist.setup.parts import Parts
 from adloco_dist.setup.scale import GOOD_UTILISATION, LARGE, Traffic, print_scale
@@ -56,6 +58,8 @@ def print_dry_run(
     if parameters.frozen:
         held = _in_words(-(-parameters.frozen // size) * element_bytes)
         console.print(f"frozen: {parameters.frozen:,} more parameters, {held} on every rank, which are never sent")
+    trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+    console.print(_optimizer_in_words(settings.inner, objective, hidden_matrices(module, trained), parameters))
     console.print(
         f"data: {splits.source}: {sequences} training and {splits.validation.num_sequences:,} "
         f"validation sequences of {settings.data.sequence_length} tokens"
@@ -79,6 +83,17 @@ def print_dry_run(
     console.print(
         f"tokens of the first round: {tokens:,} per worker, {tokens * sum(workers):,} in the pool; nothing was trained"
     )
+
+
+def _optimizer_in_words(
+    inner: InnerSettings, objective: Objective, hidden: Mapping[str, Matrices], parameters: ParameterCount
+) -> str:
+    """What updates the parameters, at which rate; a SettingsError where Muon has nothing to update."""
+    optimizer = inner.optimizer.name
+    if inner.optimizer is InnerOptimizer.muon:
+        require_matrices(inner, objective, hidden)
+        optimizer += f" for {parameters.matrix_share:.0%} of the elements, adamw for the rest"
+    return f"inner optimizer: {optimizer}; the peak rate of one worker is {peak_lr(inner, hidden):.3g}"
 
 
 def _averages(settings: Settings, layout: Layout, budget: float) -> str:

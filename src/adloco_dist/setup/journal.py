@@ -154,6 +154,7 @@ def _facts(
         "layout": encode(inputs.layout.in_ranks(settings.pool.ranks_per_worker)),
         "batch_limits": inputs.batch_limits,
         "arithmetic": in_words(settings, pool.slots[0]),
+        "worker_lr": peak_lr(settings.inner, pool.flat_model.hidden_matrices),
         "instances": {"is_concurrent": inputs.is_concurrent, "resident": pool.offload.resident},
         "cluster": {
             "world_size": runtime.world_size,

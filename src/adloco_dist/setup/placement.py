@@ -26,7 +26,7 @@ from adloco_dist.pool.offload import Offload
 from adloco_dist.pool.slot import new_slot
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.pool.worker import Worker
-from adloco_dist.setup.building import examine_module
+from adloco_dist.setup.building import examine_module, require_matrices
 from adloco_dist.setup.concurrency import find_slots
 from adloco_dist.text import in_bytes
 
@@ -92,8 +92,7 @@ def _check_matrices(settings: Settings, runtime: Runtime, objective: Objective, 
     """Refuse a model without matrices for Muon, or with one that some rank has no memory for; raises a SettingsError on
     all ranks. Collective."""
     optimizer, hidden = settings.inner.optimizer, flat_model.hidden_matrices
-    rule = f"{objective.describe()}: no matrix that is trained lies between its input and its output; use inner=adamw"
-    require(bool(hidden), "inner.optimizer", optimizer, rule)
+    require_matrices(settings.inner, objective, hidden)
     needed, name = max((working_bytes(matrices), name) for name, matrices in hidden.items())
     memory = settings.cluster.memory_bytes
     with runtime.control.agreed():
