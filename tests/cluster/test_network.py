@@ -76,7 +76,8 @@ def test_a_dry_run_on_the_nodes_predicts_what_their_link_costs(tmp_path: Path) -
     first, second = (next(row[2:] for row in rows if row[1:2] and row[1].strip() == str(rank)) for rank in (0, 1))
     assert first == second
     seconds, *cells = first[:5]
-    assert float(seconds) == pytest.approx(0.47 * 8 / 10, rel=0.4), "117,120 parameters in fp32"
+    at_least = 0.47 * 8 / 10
+    assert 0.9 * at_least < float(seconds) < 3 * at_least, "117,120 parameters in fp32, on a machine that may be busy"
     shares = [int(cell.partition("%")[0]) for cell in cells]
     assert shares == sorted(shares)
     assert list(tmp_path.glob("*/runs")) == []
