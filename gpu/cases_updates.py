@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -17,6 +17,7 @@ from common import interleave
 from harness import Case, Here
 from subjects import is_on_gpu, sized
 
+Orthogonalize = Callable[[torch.Tensor, torch.dtype], torch.Tensor]
 MOST_SHOWN = 5
 """Elementwise kernels that are named."""
 KINDS = {
@@ -72,26 +73,21 @@ def orthogonal_share(here: Here) -> dict[str, float]:
     hidden = slot.flat_model.hidden_matrices.values()
     singly = [torch.randn(matrices.stack, device=here.device) for matrices in hidden]
     counts = Counter(matrices.stack for matrices in hidden)
-    stacks = [torch.randn(count * stack[0], *stack[1:], device=here.device) for stack, count in counts.items()]
+    together = [torch.randn(count * stack[0], *stack[1:], device=here.device) for stack, count in counts.items()]
 
     def step() -> None:
         worker.step()
         wait_for(here.device)
 
-    def one_by_one() -> None:
-        for matrices in singly:
-            orthogonalized(matrices, slot.flat_model.product_dtype)
-        wait_for(here.device)
-
-    compiled_step = torch.compile(orthogonalized, dynamic=False) if here.is_cuda else orthogonalized
-
-    def at_once(function: Callable[[torch.Tensor, torch.dtype], torch.Tensor]) -> None:
+    def orthogonalize(stacks: Sequence[torch.Tensor], function: Orthogonalize = orthogonalized) -> None:
         for matrices in stacks:
             function(matrices, slot.flat_model.product_dtype)
         wait_for(here.device)
 
+    compiled = torch.compile(orthogonalized, dynamic=False) if here.is_cuda else orthogonalized
     (whole,) = interleave([partial(phase.run, [trainer], [slot])], rounds=3, warmup=1)
-    sides = [step, one_by_one, partial(at_once, orthogonalized), partial(at_once, compiled_step)]
+    alike = partial(orthogonalize, together)
+    sides = [step, partial(orthogonalize, singly), alike, partial(alike, compiled)]
     names = ("muon_step_ms", "one_by_one_ms", "at_once_ms", "at_once_compiled_ms")
     taken = interleave(sides, rounds=5, warmup=2)
     figures = {name: 1e3 * statistics.median(one) for name, one in zip(names, taken, strict=True)}

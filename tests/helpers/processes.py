@@ -5,8 +5,9 @@ import gc
 import multiprocessing
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,6 @@ _forked = multiprocessing.get_context("forkserver")
 _forked.set_forkserver_preload(PRELOADED)
 # CUDA does not work in the child of a process that has as much as counted the GPUs.
 _spawned = multiprocessing.get_context("spawn")
-
-
-class _DiedError(Exception):
-    """A rank ended without a result."""
-
-    def __init__(self, rank: int) -> None:
-        super().__init__()
-        self.rank = rank
 
 
 def run_ranks(
@@ -71,17 +64,14 @@ def run_ranks(
             pipes[receiver] = rank
             processes.append(process)
         try:
-            return _collect(pipes, timeout_seconds)
-        except _DiedError as died:
-            processes[died.rank].join()
-            raise AssertionError(f"rank {died.rank} died with code {processes[died.rank].exitcode}") from None
+            return _collect(pipes, processes, timeout_seconds)
         finally:
             for process in processes:
                 process.kill()
                 process.join()
 
 
-def _collect(pipes: dict[Connection, int], timeout_seconds: float) -> list[Any]:
+def _collect(pipes: dict[Connection, int], processes: Sequence[BaseProcess], timeout_seconds: float) -> list[Any]:
     """The results by rank; the first failure ends the wait for the others, which may hang without that rank."""
     results: dict[int, Any] = {}
     while len(results) < len(pipes):
@@ -93,7 +83,9 @@ def _collect(pipes: dict[Connection, int], timeout_seconds: float) -> list[Any]:
             try:
                 results[pipes[pipe]], failure = pipe.recv()
             except EOFError:
-                raise _DiedError(pipes[pipe]) from None
+                died = processes[pipes[pipe]]
+                died.join()
+                failure = f"rank {pipes[pipe]} died with code {died.exitcode}"
             assert failure is None, failure
     return [results[rank] for rank in sorted(results)]
 

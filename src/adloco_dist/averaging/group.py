@@ -8,12 +8,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from adloco_dist.text import first_line, set_of_ranks
+from adloco_dist.text import first_line, one_line, set_of_ranks
 
 RankSet = tuple[int, ...]
 """Distinct ranks, ascending."""
-
-
 NCCL_SAYS = "Last error:"
 """After it, an exception of NCCL has what it found."""
 
@@ -39,8 +37,8 @@ def is_staged(device: torch.device, backend: str) -> bool:
 
 def _said(error: Exception) -> str:
     """Why ranks could not connect: what NCCL says last, after its place and version; else the first line."""
-    *_, last = str(error).rpartition(NCCL_SAYS)
-    return first_line(RuntimeError(last)) if last.strip() else first_line(error)
+    _, _, last = str(error).partition(NCCL_SAYS)
+    return one_line(last) or first_line(error)
 
 
 class PendingCollective:

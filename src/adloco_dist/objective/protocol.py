@@ -1,7 +1,8 @@
 """What a run computes, as higher rooms see it: a module, and the sum of its losses over targets."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from adloco_dist.data.protocols import Batch
-from adloco_dist.objective.matrices import hidden_matrices
+from adloco_dist.objective.matrices import Matrices, hidden_matrices
 from adloco_dist.policy.evaluation import Evaluation
 
 
@@ -20,12 +21,12 @@ class ParameterCount:
     trained: int
     frozen: int
     """Those of parameters without requires_grad, which are in no flat vector."""
-    in_matrices: int = 0
-    """Of the trained ones, those in matrices that Muon updates, which keeps one moment of them."""
+    hidden: Mapping[str, Matrices] = field(default_factory=dict)
+    """The trained parameters that Muon updates as matrices, by name; it keeps one moment of their elements."""
 
     @property
     def matrix_share(self) -> float:
-        return self.in_matrices / max(self.trained, 1)
+        return sum(math.prod(matrices.shape) for matrices in self.hidden.values()) / max(self.trained, 1)
 
     @property
     def total(self) -> int:
@@ -34,9 +35,9 @@ class ParameterCount:
     @classmethod
     def of(cls, module: nn.Module) -> "ParameterCount":
         trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
-        count, matrices = sum(parameter.numel() for _, parameter in trained), hidden_matrices(module, trained)
+        count = sum(parameter.numel() for _, parameter in trained)
         frozen = sum(parameter.numel() for parameter in module.parameters()) - count
-        return cls(count, frozen, sum(parameter.numel() for name, parameter in trained if name in matrices))
+        return cls(count, frozen, hidden_matrices(module, trained))
 
 
 class LossError(ValueError):

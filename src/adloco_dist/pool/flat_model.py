@@ -16,7 +16,6 @@ from adloco_dist.averaging.shards import Shards
 from adloco_dist.buffers import Buffer, Watched, persistent_buffers
 from adloco_dist.config import Precision
 from adloco_dist.noise.sketch import Sketch
-from adloco_dist.objective.matrices import hidden_matrices
 from adloco_dist.objective.protocol import ParameterCount
 from adloco_dist.vectors import VectorLayout, is_sharded, local
 
@@ -100,9 +99,8 @@ class FlatModel:
         self._parameters = [parameter for _, parameter in trained]
         self.whole_layout = VectorLayout.of(trained)
         self.parameter_layout = VectorLayout.of((name, local(parameter)) for name, parameter in trained)
-        self.hidden_matrices = hidden_matrices(module, trained)
         count = ParameterCount.of(module)
-        self.matrix_share, self.num_parameters = count.matrix_share, count.total
+        self.hidden_matrices, self.matrix_share, self.num_parameters = count.hidden, count.matrix_share, count.total
         self.decay_boundary = self.parameter_layout.boundary(sum(p.ndim >= 2 for p in self._parameters))
         self.buffer_boundary = self.parameter_layout.num_elements
         buffers = persistent_buffers(module)

@@ -8,8 +8,7 @@ from rich.table import Table
 
 from adloco_dist.cluster.environment import Link
 from adloco_dist.config import InnerOptimizer, InnerSettings, RoundLength, Settings, WireFormat
-from adloco_dist.objective.matrices import Matrices, hidden_matrices
-from adloco_dist.objective.protocol import Objective, ParameterCount
+from adloco_dist.objective.protocol import ParameterCount
 from adloco_dist.policy.layout import Layout, experiment_layout, ranks_of_seat, seat_nodes
 from adloco_dist.policy.simulation import rounds_until
 from adloco_dist.pool.capacity import state_vectors
@@ -43,6 +42,8 @@ def print_dry_run(
     examine_replay(settings, layout)
     module = objective.check_shape() or objective.build(torch.device("cpu"), in_bf16=False)
     parameters = ParameterCount.of(module)
+    if settings.inner.optimizer is InnerOptimizer.muon:
+        require_matrices(settings.inner, objective, parameters.hidden)
     element_bytes = vector_dtype(settings.precision).itemsize
     size = settings.pool.ranks_per_worker
     if size > 1:
@@ -58,8 +59,7 @@ def print_dry_run(
     if parameters.frozen:
         held = _in_words(-(-parameters.frozen // size) * element_bytes)
         console.print(f"frozen: {parameters.frozen:,} more parameters, {held} on every rank, which are never sent")
-    trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
-    console.print(_optimizer_in_words(settings.inner, objective, hidden_matrices(module, trained), parameters))
+    console.print(_optimizer_in_words(settings.inner, parameters))
     console.print(
         f"data: {splits.source}: {sequences} training and {splits.validation.num_sequences:,} "
         f"validation sequences of {settings.data.sequence_length} tokens"
@@ -85,15 +85,12 @@ def print_dry_run(
     )
 
 
-def _optimizer_in_words(
-    inner: InnerSettings, objective: Objective, hidden: Mapping[str, Matrices], parameters: ParameterCount
-) -> str:
-    """What updates the parameters, at which rate; a SettingsError where Muon has nothing to update."""
+def _optimizer_in_words(inner: InnerSettings, parameters: ParameterCount) -> str:
+    """What updates the parameters, at which rate."""
     optimizer = inner.optimizer.name
     if inner.optimizer is InnerOptimizer.muon:
-        require_matrices(inner, objective, hidden)
         optimizer += f" for {parameters.matrix_share:.0%} of the elements, adamw for the rest"
-    return f"inner optimizer: {optimizer}; the peak rate of one worker is {peak_lr(inner, hidden):.3g}"
+    return f"inner optimizer: {optimizer}; the peak rate of one worker is {peak_lr(inner, parameters.hidden):.3g}"
 
 
 def _averages(settings: Settings, layout: Layout, budget: float) -> str:

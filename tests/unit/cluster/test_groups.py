@@ -2,6 +2,7 @@
 
 import pytest
 
+from adloco_dist.averaging.group import _said
 from adloco_dist.cluster.groups import COMMUNICATOR_BYTES, Groups
 from adloco_dist.config import Backend
 
@@ -43,3 +44,14 @@ def test_more_groups_than_may_be_formed_at_one_time_are_reported() -> None:
     assert Groups(Backend.nccl, 60, maximum=2).lacking([(0, 1), (0, 2)], 0) is None
     line = Groups(Backend.nccl, 60).crowding([(0, rank) for rank in range(1, 11)])
     assert line and line.startswith("a rank is in 10 groups, of which 8 ")
+
+
+def test_why_ranks_could_not_connect_is_what_nccl_says_last() -> None:
+    place = (
+        "NCCL error in: ProcessGroupNCCL.cpp:3135, invalid usage, NCCL version 2.28.9\nncclInvalidUsage: This usually"
+    )
+    assert _said(RuntimeError(f"{place}\nLast error:\nBootstrap : no socket interface found\n")) == (
+        "Bootstrap : no socket interface found"
+    )
+    assert _said(RuntimeError(f"{place}\nLast error:\n\n")) == place.partition("\n")[0]
+    assert _said(RuntimeError("Connection reset by peer\nat 10.0.0.1")) == "Connection reset by peer"
