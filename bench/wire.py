@@ -14,7 +14,6 @@ overlap: overlap_costs is tokens per second of a round's updates of `small` with
 peers: tokens per second of own loops with our DiLoCo (fp32; as slow_link), torchft's DiLoCo and streaming DiLoCo (five
     fragments, four updates of delay, one bucket), and DistributedDataParallel, at 100 Mbit/s, over the same without
     averages.
-unequal: two hosts with `tiny`, one at half speed; idle_* is the share of the fast one's time spent waiting.
 codec: encoding and decoding 41 MB as int4 on one core.
 loss, loss_average: validation loss of `tiny` after equal tokens of real text over that of wire=fp32, three seeds, no
     links, with DiLoCo's outer optimizer and with outer=average. They take an hour: only where they are asked for.
@@ -42,7 +41,6 @@ from helpers.hosts import Host, hosts, run_on, why_unavailable
 ROOT = Path(__file__).parents[1]
 NUM_ELEMENTS = 10_245_760
 """Of `small`: 41 MB in fp32."""
-CHOSEN = ("algorithm", "algorithm.updates_per_round", "batching.request", "batching.local_batch")
 SHARED = (
     "algorithm=diloco", "pool.trainers=1", "merge=none", "batching.request=none", "batching.local_batch=4",
     "data.sequence_length=128", "algorithm.updates_per_round=25", "budget=20rounds", "evaluation.every=null",
@@ -50,8 +48,6 @@ SHARED = (
     "cluster.threads_per_rank=1", "checkpoint.every=null",
     "run.directory=run",
 )  # fmt: skip
-DEFAULT = tuple(word for word in SHARED if word.split("=")[0] not in CHOSEN)
-"""With the default's algorithm and batches."""
 LINKS = {"100mbit": 100e6, "10mbit": 10e6}
 LOSSES = {
     "fp32": ["wire=fp32"],
@@ -65,8 +61,6 @@ LOSSES = {
     "streaming": ["wire=slow_link"],
 }
 Figures = dict[str, float]
-Seconds = dict[str, float]
-"""Of a rank's round, by what it did."""
 Rows = list[list[str]]
 
 
@@ -76,7 +70,7 @@ def main() -> None:
     parser.add_argument("--only", choices=parts, action="append", help="leave the others out")
     options = parser.parse_args()
     chosen = options.only or [part for part in parts if not part.startswith("loss")]
-    if set(chosen) & {"averages", "nodes", "overlap", "peers", "unequal", "exposed"} and (reason := why_unavailable()):
+    if set(chosen) & {"averages", "nodes", "overlap", "peers", "exposed"} and (reason := why_unavailable()):
         sys.exit(f"no hosts on this machine: {reason}")
     figures: Figures = {}
     rows: Rows = []
@@ -148,7 +142,7 @@ def _on_hosts(part: str, link: str, repetitions: int, ranks_per_host: int = 1) -
 
         def on_host(place: int) -> list[str]:
             ranks = range(place * ranks_per_host, (place + 1) * ranks_per_host)
-            each = [[*_on_core(rank), sys.executable, script, str(rank), *arguments] for rank in ranks]
+            each = [[*on_core(rank), sys.executable, script, str(rank), *arguments] for rank in ranks]
             return ["sh", "-c", f"{' & '.join(map(shlex.join, each))}; wait"]
 
         commands = [(host, on_host(place)) for place, host in enumerate(made)]
@@ -157,7 +151,8 @@ def _on_hosts(part: str, link: str, repetitions: int, ranks_per_host: int = 1) -
         return json.loads(output.splitlines()[-1])
 
 
-def _on_core(rank: int) -> list[str]:
+def on_core(rank: int) -> list[str]:
+    """What a command begins with that is to run on the core of a rank."""
     cores = sorted(os.sched_getaffinity(0))
     return ["taskset", "-c", str(cores[rank % len(cores)])]
 
@@ -171,7 +166,9 @@ def exposed(quick: bool) -> tuple[Figures, Rows]:
     for _ in range(repetitions):
         for wire, link, num_hosts, model in sides:
             key = f"{wire}_{link or 'unshaped'}" + (f"_{num_hosts}_hosts" if num_hosts > 2 else "")
-            records.setdefault(key, []).extend(_rounds(link, num_hosts, [f"model={model}", f"wire={wire}"], rounds))
+            records.setdefault(key, []).extend(
+                rounds_on_hosts(link, num_hosts, [f"model={model}", f"wire={wire}"], rounds)
+            )
     figures: Figures = {}
     rows: Rows = []
     rates = {key: [_tokens_per_second(record) for record in found] for key, found in records.items()}
@@ -188,7 +185,7 @@ def peers(quick: bool) -> tuple[Figures, Rows]:
     script = str(ROOT / "bench" / "wire_peers.py")
     with hosts(2, "100mbit") as made, tempfile.TemporaryDirectory() as folder:
         commands = [
-            (host, [*_on_core(i), sys.executable, script, str(i), host.address, made[0].address, "1" if quick else "2"])
+            (host, [*on_core(i), sys.executable, script, str(i), host.address, made[0].address, "1" if quick else "2"])
             for i, host in enumerate(made)
         ]
         (code, output), *_ = run_on(commands, Path(folder), 1800)
@@ -199,44 +196,13 @@ def peers(quick: bool) -> tuple[Figures, Rows]:
     return figures, [[f"{name} at 100mbit, s of a round", *spread(times)] for name, times in found.items()]
 
 
-def unequal(quick: bool) -> tuple[Figures, Rows]:
-    """How long a rank waits for one of half its speed: with nothing set, and where both take as many updates."""
-    figures: Figures = {}
-    rows: Rows = []
-    equal = ["algorithm.updates_per_round=50"]
-    sides = {"default": ("10mbit", 100, 300, DEFAULT, []), "updates": ("100mbit", 3, 10, SHARED, equal)}
-    for name, (link, few, many, shared, overrides) in sides.items():
-        # A second process on the core of the second host: half of its speed.
-        busy = subprocess.Popen([*_on_core(1), sys.executable, "-c", "while True: pass"])
-        try:
-            records = _rounds(link, 2, ["model=tiny", *overrides], few if quick else many, shared)
-        finally:
-            busy.kill()
-        counted = records[len(records) // 4 :]  # the first ones find their length
-        waited, seconds = zip(*(_waited(record["rank_seconds"]) for record in counted), strict=True)
-        figures[f"idle_unequal_{name}"] = sum(waited) / sum(seconds)
-        shares = [one / all_ for one, all_ in zip(waited, seconds, strict=True)]
-        rows.append([f"{name}: share of a round that the fast rank waits", *spread(shares)])
-        slow, fast = (sum(record["worker_updates"][rank] for record in counted) for rank in (1, 0))
-        figures[f"slow_updates_{name}"] = slow / fast
-    return figures, rows
-
-
-def _waited(of_ranks: dict[str, Seconds]) -> tuple[float, float]:
-    """Of the seconds of two ranks in a round: how long the fast one waited, and its whole round."""
-    fast, slow = of_ranks["0"], of_ranks["1"]
-    # Without a delay both enter the same average, and the slow one waits for nothing in it but the link.
-    waited = fast["wait"] if "wait" in fast else fast["outer"] - slow["outer"]
-    return waited + fast["control"], fast["inner"] + fast["outer"] + fast["control"]
-
-
 def _tokens_per_second(record: dict[str, Any]) -> float:
     """A round's tokens over all of its time on the slowest rank."""
     seconds = record["seconds"]
     return record["tokens"] / (seconds["inner"] + seconds.get("outer", 0) + seconds["control"])
 
 
-def _rounds(
+def rounds_on_hosts(
     link: str | None, num_hosts: int, overrides: Sequence[str], rounds: int, shared: Sequence[str] = SHARED
 ) -> list[dict[str, Any]]:
     """The records of a run's rounds but the first."""
@@ -244,7 +210,7 @@ def _rounds(
         endpoint = f"{made[0].name}:29501"
 
         def command(rank: int, host: Host) -> list[str]:
-            launch = [*_on_core(rank), sys.executable, str(ROOT / "launch" / "train.py"), "--nproc-per-node", "1"]
+            launch = [*on_core(rank), sys.executable, str(ROOT / "launch" / "train.py"), "--nproc-per-node", "1"]
             nodes = ["--nnodes", str(num_hosts), "--local-addr", host.address, "--rdzv-endpoint", endpoint]
             pool = [f"pool.workers_per_trainer={num_hosts}", f"budget={rounds + 1}rounds"]
             return [*launch, *nodes, *shared, *pool, *overrides]
@@ -290,8 +256,8 @@ def _train(overrides: Sequence[str]) -> None:
 
 
 PARTS = {
-    "codec": codec, "averages": averages, "nodes": nodes, "overlap": overlap, "peers": peers, "unequal": unequal,
-    "exposed": exposed, "loss": loss, "loss_average": loss_average,
+    "codec": codec, "averages": averages, "nodes": nodes, "overlap": overlap, "peers": peers, "exposed": exposed,
+    "loss": loss, "loss_average": loss_average,
 }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """The simulated clock beside two real hosts, which are network namespaces (needs root): python experiments/clock.py.
 
-A run on the hosts, then the same on the clock with the seconds of an update that it measured. The rate of the link is
+A run on the hosts, then the same on the clock with the seconds of an update, and those that a host computes for an
+average, which it measured. The rate of the link is
 that of blocking averages of fp32, which are run first: the probe before a run sends too little to tell how often a
 link with a short queue loses packets.
 """
@@ -27,9 +28,12 @@ WIRES = {
 COMMON = (
     "cluster.threads_per_rank=1", "pool.workers_per_trainer=2", "batching.request=none", "evaluation.every=null",
     "evaluation.final_sequences=8", "evaluation.sequences=8", "tracking=none", "run.report=false",
+    "checkpoint.every=null",
 )  # fmt: skip
 ROUND_TRIP = 2
 """Latencies of an all-reduce of one element between two hosts."""
+BLOCKING_ROUNDS = 12
+"""Of the averages that measure the link."""
 FIRST = 3
 """Rounds that are not counted: caches are cold, and the link is being looked at."""
 
@@ -62,9 +66,17 @@ def update_seconds(row: Record) -> float:
     return row["seconds"]["inner"] / row["updates"]
 
 
-def seconds_per_update(row: Record) -> float:
-    """All of a round's time, so that rounds of other lengths compare."""
-    return sum(row["seconds"].values()) / row["updates"]
+def computing_seconds(row: Record) -> float:
+    """What a host computes for the averages of a round, in the mean of the hosts. Of averages that do not travel beside
+    updates it cannot be told from their transfer: none."""
+    ranks = row["rank_seconds"].values()
+    return statistics.mean(rank["outer"] - rank.get("wait", 0.0) if "transfer" in rank else 0.0 for rank in ranks)
+
+
+def seconds_per_update(rounds: Sequence[Record]) -> float:
+    """All of the time, so that rounds of other lengths compare."""
+    first, *later = rounds
+    return (later[-1]["elapsed_seconds"] - first["elapsed_seconds"]) / sum(row["updates"] for row in later)
 
 
 def main() -> None:
@@ -75,26 +87,29 @@ def main() -> None:
     parser.add_argument("--delay-ms", type=float, help="hosts that are so far from each other, one way (needs cc)")
     parser.add_argument("--rounds", type=int, default=30)
     options = parser.parse_args()
-    common = (f"model={options.model}", f"budget={options.rounds}rounds")
+    model, budget = f"model={options.model}", f"budget={options.rounds}rounds"
     delay_ms, mbit = options.delay_ms, float(options.rate.removesuffix("mbit"))
     between = options.rate if delay_ms is None else Wan(delay_ms, rate_mbit=mbit)
-    blocking, facts = real((*common, *WIRES["fp32"]), between)
+    blocking, facts = real((model, f"budget={BLOCKING_ROUNDS}rounds", *WIRES["fp32"]), between)
     (link,) = facts["cluster"]["links"]
     latency = link["latency_seconds"] / ROUND_TRIP
     print(f"an average of one element takes {link['latency_seconds'] * 1e3:.4g} ms")
     rate = average_rate(blocking)
     print(f"averages of fp32 go at {rate * 8e-6:.3g} Mbit/s")
     for name in [options.only] if options.only else WIRES:
-        overrides = (*common, *WIRES[name])
-        rounds = blocking if name == "fp32" else real(overrides, between)[0]
+        overrides = (model, budget, *WIRES[name])
+        rounds = real(overrides, between)[0]
         update = statistics.median(map(update_seconds, rounds))
+        computing = statistics.median(map(computing_seconds, rounds))
         clock = (f"simulation.update_seconds={update:.6f}",
+                 f"simulation.average_seconds={computing:.6f}",
                  f"simulation.bytes_per_second={rate:.0f}",
                  f"simulation.latency_seconds={latency:.6f}")  # fmt: skip
-        taken = statistics.median(map(seconds_per_update, rounds))
-        counted = statistics.median(map(seconds_per_update, simulated((*overrides, *clock))))
-        print(f"{name}: an update of {update:.4f} s, averages and all {taken:.4f} s, by the clock {counted:.4f} s; "
-              f"clock_over_real = {counted / taken:.3f}", flush=True)  # fmt: skip
+        taken = seconds_per_update(rounds)
+        counted = seconds_per_update(simulated((*overrides, *clock)))
+        took = f"an update of {update:.4f} s, {computing:.4f} s of computing for an average"
+        both = f"averages and all {taken:.4f} s an update, by the clock {counted:.4f} s"
+        print(f"{name}: {took}; {both}; clock_over_real = {counted / taken:.3f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from cases import COMPARED, NANO_SHARE, Case, cases, corpora, link, on_clock
 from machines import SIDES, overrides_of
+from shapes import shape_of
 
 PLACE = ("model=nano", *COMPARED)
 SLOW = link("10", NANO_SHARE)
@@ -40,6 +41,8 @@ OTHER_RATES = {"default_alone": "1e-2", "alone_muon": "7e-3"}
 LENGTHS = (50, 150, 450)
 """Seconds of one alone; two have 0.7 of them."""
 HALF = 0.7
+SIZES = {(128, 4): (824_576, 75), (256, 4): (3_230_208, 290)}
+"""By width and depth: parameters, and the seconds of one alone, in which it sees a token for each of them."""
 ROUNDS = (2, 5, 10, 25, 50, 100)
 """H, the updates that two workers take between averages which cost nothing."""
 LENGTHS_IN_UPDATES = (400, 1200, 3600)
@@ -89,6 +92,20 @@ def lengths(_: Path | None) -> list[Case]:
         for side in ("two_10", "two_100"):
             chosen = (*PLACE, *overrides_of(side, "nano"))
             found += cases("lengths", side, 2, chosen, (HALF * seconds,), FURTHER_SEEDS)
+    return found
+
+
+def sizes(_: Path | None) -> list[Case]:
+    """What is a second machine worth to a larger model, by as many tokens a parameter? On the clock of `tiny`, as if
+    machines were as much faster, and on links in proportion."""
+    (smallest, _), *_ = SIZES.values()
+    found = []
+    for (width, depth), (parameters, seconds) in SIZES.items():
+        chosen = (*shape_of(width, depth), *COMPARED, *on_clock("muon"))
+        found += cases("sizes", f"alone_{width}x{depth}", 1, chosen, (seconds,), FURTHER_SEEDS)
+        for mbit in ("10", "100"):
+            side = (*chosen, *link(mbit, parameters / smallest))
+            found += cases("sizes", f"two_{mbit}_{width}x{depth}", 2, side, (HALF * seconds,), FURTHER_SEEDS)
     return found
 
 

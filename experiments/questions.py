@@ -5,7 +5,7 @@ from itertools import product
 from pathlib import Path
 
 from cases import FREE, LINKS, NANO, NANO_SHARE, SEEDS, TINY, Case, cases, corpora, link
-from further import lengths, published, rounds, texts
+from further import lengths, published, rounds, sizes, texts
 from machines import machines
 from shapes import shapes
 from tuning import tuning
@@ -175,6 +175,7 @@ QUESTIONS: Mapping[str, Callable[[Path | None], list[Case]]] = {
         published,
         texts,
         lengths,
+        sizes,
         rounds,
         second_machine,
         controls,

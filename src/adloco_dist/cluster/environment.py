@@ -77,7 +77,8 @@ class Link:
     latency_seconds: float
     """Time of the smallest all-reduce between them: a round trip."""
     bytes_per_second: float
-    """Payload of a large all-reduce over its time; each side sends as many bytes as the payload has."""
+    """Payload of a large all-reduce over the time that it takes longer than the smallest; each side sends as many bytes
+    as the payload has."""
 
 
 def survey(runtime: Runtime, disk: Path) -> list[Environment]:
@@ -123,7 +124,8 @@ def measure_links(runtime: Runtime, backend: Backend, payload_bytes: int, timeou
                 group.all_reduce(tensor)
             latency = median(repeat(partial(group.all_reduce, tiny), number=1, repeat=LATENCY_TRIES))
             seconds = median(repeat(partial(group.all_reduce, payload), number=1, repeat=BANDWIDTH_TRIES))
-            links[pair] = Link(pair, latency, payload.nbytes / seconds)
+            # On a fast link both take about as long.
+            links[pair] = Link(pair, latency, payload.nbytes / max(seconds - latency, seconds / 10))
             dist.destroy_process_group(group.process_group)
     measured_here = [link for pair, link in links.items() if runtime.rank == heads[pair[0]]]
     messages = runtime.control.exchange({"links": encode(measured_here)})

@@ -209,6 +209,8 @@ class SimulationSettings:
     """Rate of every host's link, in either direction; null: bytes take no time."""
     latency_seconds: Annotated[float, SIMULATED, Range(">= 0 seconds")] = 0.0005
     """Time of a message from one host to another, apart from its bytes."""
+    average_seconds: Annotated[float, SIMULATED, Range(">= 0 seconds")] = 0.0
+    """Time that a host computes for an average: differences, what travels of them, and the outer step."""
 
     @property
     def is_on(self) -> bool:

@@ -131,12 +131,13 @@ def _without_waiting(
     latency, delay = simulation.latency_seconds, plan.rhythm.delay_updates
     trainers: dict[int, TrainerReport] = {}
     for trainer, part in report.trainers.items():
-        sent, seconds, transfer = part.outer.bytes_sent, inner_seconds[trainer], 0.0
+        sent, seconds, transfer, computed = part.outer.bytes_sent, inner_seconds[trainer], 0.0, 0.0
         if sent:  # sketches travel beside the average, which waits for them on the link
             trips = wire.fragments * exchanges(wire.format, len(plan.layout.ranks(trainer))) * TRIPS
             if delay:  # what arrives left in the round before, for the most part
                 sent = round(sent * over_signs(plan.arriving_four_bits_share) / over_signs(plan.rhythm.in_four_bits))
             transfer = trips * latency + simulation.transfer_seconds(sent + part.measure.bytes_sent)
+            computed = simulation.average_seconds
         waited = RoundForecast(plan.updates, delay, transfer, wire.fragments).exposed_seconds(turn)
         gradients = simulation.transfer_seconds(part.outer.gradient_bytes_sent)
         passes = [
@@ -149,7 +150,7 @@ def _without_waiting(
             measure=replace(part.measure, seconds=0.0),
             outer=dataclasses.replace(
                 part.outer,
-                seconds=waited + max(0.0, gradients - HIDDEN_GRADIENTS * seconds),
+                seconds=computed + waited + max(0.0, gradients - HIDDEN_GRADIENTS * seconds),
                 transfer_seconds=transfer if delay else 0.0,
                 wait_seconds=waited if delay else 0.0,
             ),
