@@ -54,6 +54,12 @@ APART = (
 TOKENS_IN_UPDATE = 2 * 4 * 128
 """Of both workers."""
 FORMATS = ("fp32", "sparse")
+DELAYS = {
+    "fp32": {2: (1,), 4: (1, 3), 10: (1, 4, 9), 25: (4, 12, 24)},
+    "signs": {2: (1,), 10: (0, 4, 9), 25: (0,)},
+}
+"""By format and H: the delays that were tried, in updates."""
+DELAYED_UPDATES = 1200
 EVALUATED = COMPARED[1:]
 """Ten times in a run, on held-out text that no setting was chosen by."""
 
@@ -116,4 +122,17 @@ def rounds(_: Path | None) -> list[Case]:
         tokens = updates * TOKENS_IN_UPDATE
         chosen = (*PLACE, *APART, f"wire={wire}", f"algorithm.updates_per_round={length}")
         found += cases("rounds", f"{wire}_H{length}", 2, chosen, (tokens,), FURTHER_SEEDS, "tokens")
+    return found
+
+
+def delays(_: Path | None) -> list[Case]:
+    """What does it cost that an average arrives late, apart from the length of its round?"""
+    found, tokens = [], DELAYED_UPDATES * TOKENS_IN_UPDATE
+    for wire, by_length in DELAYS.items():
+        for length, tried in by_length.items():
+            for delay in tried:
+                rhythm = (f"algorithm.updates_per_round={length}", f"wire.delay_updates={delay}")
+                side = f"{wire}_H{length}_tau{delay}"
+                chosen = (*PLACE, *APART, f"wire={wire}", *rhythm)
+                found += cases("delays", side, 2, chosen, (tokens,), FURTHER_SEEDS, "tokens")
     return found

@@ -5,7 +5,7 @@ from itertools import product
 from pathlib import Path
 
 from cases import FREE, LINKS, NANO, NANO_SHARE, SEEDS, TINY, Case, cases, corpora, link
-from further import lengths, published, rounds, sizes, texts
+from further import delays, lengths, published, rounds, sizes, texts
 from machines import machines
 from shapes import shapes
 from tuning import tuning
@@ -177,6 +177,7 @@ QUESTIONS: Mapping[str, Callable[[Path | None], list[Case]]] = {
         lengths,
         sizes,
         rounds,
+        delays,
         second_machine,
         controls,
         rhythm,

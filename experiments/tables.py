@@ -7,6 +7,8 @@ from itertools import product
 import numpy as np
 from figures import Records
 from further import (
+    DELAYED_UPDATES,
+    DELAYS,
     FORMATS,
     FURTHER_SEEDS,
     HALF,
@@ -16,6 +18,7 @@ from further import (
     PUBLISHED,
     ROUNDS,
     SECONDS,
+    SIZES,
     TOKENS_IN_UPDATE,
 )
 from ratios import share
@@ -138,6 +141,40 @@ def rounds(records: Records) -> str:
                 factor = 1 / share(shortest["curve"], run["curve"])
                 cells.append(f"{run['loss']:.3f}: {factor:.2f}" if factor < MOST else f"{run['loss']:.3f}")
             rows.append(row(f"{updates:,}", wire, *cells))
+    return "\n".join(rows)
+
+
+def delays(records: Records) -> str:
+    """By format and H: losses by delay, and the updates to them over those of the shortest rounds in fp32."""
+    rows = []
+    budget = f"{DELAYED_UPDATES * TOKENS_IN_UPDATE}t/seed{SEED}"
+    shortest = records.by_name.get(f"rounds/fp32_H{ROUNDS[0]}/{budget}")
+    for wire, by_length in DELAYS.items():
+        for length, tried in by_length.items():
+            made = {0: records.by_name.get(f"rounds/{wire}_H{length}/{budget}")}
+            made |= {delay: records.by_name.get(f"delays/{wire}_H{length}_tau{delay}/{budget}") for delay in tried}
+            cells = [
+                f"{delay}: {run['loss']:.3f}, {1 / share(shortest['curve'], run['curve']):.2f}"
+                for delay, run in made.items()
+                if run and shortest
+            ]
+            if cells:
+                rows.append(row(wire, length, "; ".join(cells)))
+    return "\n".join(rows)
+
+
+def sizes(records: Records) -> str:
+    """By width and depth: what one alone has come to, and the shares of time of two hosts."""
+    rows = []
+    for (width, depth), (parameters, seconds) in SIZES.items():
+        shape = f"{width}x{depth}"
+        alone = _run(records, "sizes", f"alone_{shape}", seconds)
+        two = [_run(records, "sizes", f"two_{link}_{shape}", HALF * seconds) for link in ("10", "100")]
+        if alone and all(two):
+            shares = [f"{share(run['curve'], alone['curve']):.3f}" for run in two if run]
+            tokens = f"{alone['tokens'] / parameters:.2f}"
+            sizes = (f"{parameters / 1e6:.1f}M", shape, seconds, tokens)
+            rows.append(row(*sizes, alone["last_batch"], f"{alone['loss']:.3f}", *shares))
     return "\n".join(rows)
 
 

@@ -36,11 +36,13 @@ MUON_TWO = (
 DEFAULT_ALONE = ("lr=3.5e-3", "lr=5e-3", "lr=7e-3", "lr=5e-3 b=8")
 """The default on one host: batches by progress per second, which leave the rate as it is."""
 MANY = {
-    "eight 100": (8, 42, ("", "wire=sparse fraction=0.0625 delay=null", "b=2")),
+    "eight 100": (
+        8, 42, ("", "wire=sparse fraction=0.0625 delay=null", "b=2", "lr=2.45e-3", "lr=3.5e-3", "lr=4.9e-3"),
+    ),
     "four 100": (4, 65, ("", "wire=sparse fraction=0.0625 delay=null")),
     "two 100": (2, 75, ("", "wire=sparse fraction=0.0625 delay=null", "b=2")),
     "two 10": (2, 75, ("", "wire=int4 delay=null")),
-}
+}  # fmt: skip
 """The default on further hosts, by link: ranks, seconds and what differs from it."""
 
 
