@@ -1,5 +1,6 @@
 """Tables of docs/evidence.md from what experiments/further.py has found; a row is left out until its runs are there."""
 
+import math
 import statistics
 from collections.abc import Mapping
 from itertools import product
@@ -145,21 +146,21 @@ def rounds(records: Records) -> str:
 
 
 def delays(records: Records) -> str:
-    """By format and H: losses by delay, and the updates to them over those of the shortest rounds in fp32."""
-    rows = []
+    """By format, H and delay: the loss, the updates to it over those of the shortest rounds in fp32, and the loss of
+    rounds of H + 2 tau in fp32 without a delay, which is interpolated between those that were run."""
     budget = f"{DELAYED_UPDATES * TOKENS_IN_UPDATE}t/seed{SEED}"
-    shortest = records.by_name.get(f"rounds/fp32_H{ROUNDS[0]}/{budget}")
+    plain = {length: records.by_name.get(f"rounds/fp32_H{length}/{budget}") for length in ROUNDS}
+    losses = {length: run["loss"] for length, run in plain.items() if run}
+    shortest, rows = plain[ROUNDS[0]], []
     for wire, by_length in DELAYS.items():
         for length, tried in by_length.items():
-            made = {0: records.by_name.get(f"rounds/{wire}_H{length}/{budget}")}
-            made |= {delay: records.by_name.get(f"delays/{wire}_H{length}_tau{delay}/{budget}") for delay in tried}
-            cells = [
-                f"{delay}: {run['loss']:.3f}, {1 / share(shortest['curve'], run['curve']):.2f}"
-                for delay, run in made.items()
-                if run and shortest
-            ]
-            if cells:
-                rows.append(row(wire, length, "; ".join(cells)))
+            for delay in tried:
+                run = records.by_name.get(f"delays/{wire}_H{length}_tau{delay}/{budget}")
+                if run and shortest:
+                    apart = length + 2 * delay
+                    expected = np.interp(math.log(apart), [math.log(one) for one in losses], list(losses.values()))
+                    factor = f"{1 / share(shortest['curve'], run['curve']):.2f}"
+                    rows.append(row(wire, length, delay, f"{run['loss']:.3f}", factor, apart, f"{expected:.3f}"))
     return "\n".join(rows)
 
 
