@@ -104,7 +104,7 @@ def lengths(_: Path | None) -> list[Case]:
 def sizes(_: Path | None) -> list[Case]:
     """What is a second machine worth to a larger model, by as many tokens a parameter? On the clock of `tiny`, as if
     machines were as much faster, and on links in proportion."""
-    (smallest, _), *_ = SIZES.values()
+    smallest = min(parameters for parameters, _ in SIZES.values())
     found = []
     for (width, depth), (parameters, seconds) in SIZES.items():
         chosen = (*shape_of(width, depth), *COMPARED, *on_clock("muon"))
