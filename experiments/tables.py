@@ -171,8 +171,8 @@ def sizes(records: Records) -> str:
         shape = f"{width}x{depth}"
         alone = _run(records, "sizes", f"alone_{shape}", seconds)
         two = [_run(records, "sizes", f"two_{link}_{shape}", HALF * seconds) for link in ("10", "100")]
-        if alone and all(two):
-            shares = [f"{share(run['curve'], alone['curve']):.3f}" for run in two if run]
+        if alone and any(two):
+            shares = [f"{share(run['curve'], alone['curve']):.3f}" if run else "not run" for run in two]
             tokens = f"{alone['tokens'] / parameters:.2f}"
             sizes = (f"{parameters / 1e6:.1f}M", shape, seconds, tokens)
             rows.append(row(*sizes, alone["last_batch"], f"{alone['loss']:.3f}", *shares))
