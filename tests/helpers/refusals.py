@@ -21,6 +21,7 @@ from adloco_dist.config.compose import compose
 from adloco_dist.launch.driver import main
 from adloco_dist.setup.agreement import prepare
 from adloco_dist.setup.parts import NamedParts
+from helpers.commands import WAIT
 from helpers.lone import lone_rank
 
 ACCEPTED = "accepted"
@@ -41,7 +42,7 @@ def refusal(*arguments: str, command: Callable[[list[str]], object] = main) -> s
         for number, handler in handlers.items():
             signal.signal(number, handler)
     assert end.value.code == 2
-    (line,) = errors.getvalue().splitlines()
+    (line,) = (line for line in errors.getvalue().splitlines() if not WAIT.search(line))
     assert line.startswith("error: "), line
     return line.removeprefix("error: ")
 
