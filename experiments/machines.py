@@ -33,9 +33,11 @@ SIDES = {
     "four_100": (4, 65), "eight_100": (8, 42), "alone_adamw": (1, SECONDS), "default_alone_adamw": (1, SECONDS),
     "two_10_adamw": (2, 90), "eight_10": (8, 65), "sixteen_100": (16, 34),
     "two_10_sparse": (2, 105), "two_10_25ms": (2, 105), "two_10_75ms": (2, 105), "two_10_computing": (2, 105),
+    "default_alone_often": (1, SECONDS),
 }  # fmt: skip
 """Ranks and seconds; a side has the Mbit/s of its link in its name, the latency where that is not the usual one, and
-`computing` where what averages compute takes its time, too."""
+`computing` where what averages compute takes its time, too. `often`: rounds of 3 updates, so that an average of anchors
+has as many of them as on two hosts."""
 TARGETS = {
     "second_machine_10mbit": ("two_10", "default_alone"),
     "second_machine_100mbit": ("two_100", "default_alone"),
@@ -51,6 +53,9 @@ TARGETS = {
     "second_machine_100mbit_over_constant": ("two_100", "alone_muon"),
     "four_machines_100mbit_over_constant": ("four_100", "alone_muon"),
     "eight_hosts_100mbit_over_constant": ("eight_100", "alone_muon"),
+    "second_machine_10mbit_over_often": ("two_10", "default_alone_often"),
+    "second_machine_100mbit_over_often": ("two_100", "default_alone_often"),
+    "often_over_default": ("default_alone_often", "default_alone"),
     "over_best_constant": ("default_alone", "alone_muon"),
     "default_over_adamw_10mbit": ("two_10", "two_10_adamw"),
     "default_over_adamw_alone": ("default_alone", "default_alone_adamw"),
@@ -68,9 +73,10 @@ def overrides_of(side: str, model: str = "tiny") -> tuple[str, ...]:
     if side.startswith("alone"):
         return (*ALONE, *(ADAMW if optimizer == "adamw" else MUON), *named)
     latency = (f"simulation.latency_seconds={int(milliseconds) * 1e-3:g}",) if milliseconds else ()
+    often = ("algorithm.updates_per_round=3",) if side.endswith("often") else ()
     computing = (f"simulation.average_seconds={AVERAGE_SECONDS}",) if side.endswith("computing") else ()
     wire = SPARSE if side.endswith("sparse") else ()
-    return (*on_clock(optimizer), *(named if optimizer == "adamw" else ()), *over, *latency, *computing, *wire)
+    return (*on_clock(optimizer), *(named if optimizer == "adamw" else ()), *over, *latency, *computing, *often, *wire)
 
 
 def runs_of(sides: Iterable[str], model: str, seeds: Iterable[int]) -> list[Case]:
