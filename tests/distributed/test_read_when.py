@@ -74,7 +74,7 @@ CASES = (
     Case("simulation.sequence_seconds=0,10", REAL_CLOCK, LINK),
     Case("simulation.bytes_per_second=1e2,1e7", REAL_CLOCK, LINK),
     Case("simulation.latency_seconds=0,3", REAL_CLOCK, (*LINK, "simulation.bytes_per_second=null")),
-    Case("simulation.average_seconds=0,3", REAL_CLOCK, LINK),
+    Case("simulation.average_seconds=0,3", REAL_CLOCK, (*LINK, "simulation.bytes_per_second=null")),
 )  # fmt: skip
 
 
