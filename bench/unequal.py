@@ -16,7 +16,7 @@ from typing import Any
 
 from common import parse, report, spread
 from helpers.hosts import why_unavailable
-from wire import SHARED, on_core, rounds_on_hosts
+from wire import SHARED, Figures, Rows, on_core, rounds_on_hosts
 
 CHOSEN = ("algorithm", "algorithm.updates_per_round", "batching.request", "batching.local_batch")
 DEFAULT = tuple(word for word in SHARED if word.split("=")[0] not in CHOSEN)
@@ -26,8 +26,6 @@ FAST, SLOW = 0, 1
 LONGER = 1.4
 """An update of the slow host that takes more than so many of the fast one's was slowed down."""
 Record = dict[str, Any]
-Figures = dict[str, float]
-Rows = list[list[str]]
 
 
 def main() -> None:

@@ -1,9 +1,8 @@
 """The simulated clock beside two real hosts, which are network namespaces (needs root): python experiments/clock.py.
 
 A run on the hosts, then the same on the clock with the seconds of an update, and those that a host computes for an
-average, which it measured. The rate of the link is
-that of blocking averages of fp32, which are run first: the probe before a run sends too little to tell how often a
-link with a short queue loses packets.
+average, which it measured. The rate of the link is that of blocking averages of fp32, which are run first: the probe
+before a run sends too little to tell how often a link with a short queue loses packets.
 """
 
 import argparse

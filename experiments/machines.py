@@ -19,13 +19,18 @@ ADAMW = (
 )  # fmt: skip
 MUON = (*on_clock("muon"), "inner.weight_decay=0", "inner.momentum=0.8", "batching.local_batch=16")
 """Each at the best of its settings in the search."""
-SPARSE = ("wire=sparse", "wire.fraction=0.0625", "wire.delay_updates=null")
-"""What travelled on slow links by default before signs did."""
 RATES = {"adamw": 1.4e-3, "muon": 5e-3}
 """Of `tiny`: with AdamW, whose own is 1e-3, and of Muon with a constant batch. The default finds its own."""
-AVERAGE_SECONDS = 0.0075
-"""That a host of one core computes for an average, over its updates as on two real hosts (clock.py): 9.4 to 10.3 ms
-beside updates of 71 to 77 ms, which take 57 here."""
+VARIANTS = {
+    "25ms": ("simulation.latency_seconds=0.025",),
+    "75ms": ("simulation.latency_seconds=0.075",),
+    "sparse": ("wire=sparse", "wire.fraction=0.0625", "wire.delay_updates=null"),
+    "computing": ("simulation.average_seconds=0.0075",),
+    "often": ("algorithm.updates_per_round=3",),
+}
+"""What differs from the default, by how a side's name ends. sparse: what travelled on slow links before signs did.
+computing: what averages compute takes its time, too, beside updates of 57 ms as on two real hosts (clock.py: 9.4 to 10.3
+beside 71 to 77). often: an average of anchors has as many of them as on two hosts."""
 OF_MODEL = {"tiny": 1.0, "nano": 2.0}
 """Rates over those of `tiny`: nearer to the best of `nano`."""
 SIDES = {
@@ -35,9 +40,7 @@ SIDES = {
     "two_10_sparse": (2, 105), "two_10_25ms": (2, 105), "two_10_75ms": (2, 105), "two_10_computing": (2, 105),
     "default_alone_often": (1, SECONDS),
 }  # fmt: skip
-"""Ranks and seconds; a side has the Mbit/s of its link in its name, the latency where that is not the usual one, and
-`computing` where what averages compute takes its time, too. `often`: rounds of 3 updates, so that an average of anchors
-has as many of them as on two hosts."""
+"""Ranks and seconds; a side has the Mbit/s of its link in its name, and what differs from the default (`VARIANTS`)."""
 TARGETS = {
     "second_machine_10mbit": ("two_10", "default_alone"),
     "second_machine_100mbit": ("two_100", "default_alone"),
@@ -66,17 +69,14 @@ TARGETS = {
 def overrides_of(side: str, model: str = "tiny") -> tuple[str, ...]:
     """What a side runs; links of `nano` are slower by its share of the parameters."""
     share = NANO_SHARE if model == "nano" else 1.0
-    rate, milliseconds = side.split("_")[1], side.rpartition("_")[2].removesuffix("ms") if side.endswith("ms") else ""
+    _, rate, *_ = side.split("_")
     over = link(rate, share) if rate.isdigit() else ()
     optimizer = "adamw" if "adamw" in side else "muon"
     named = (f"inner.lr={RATES[optimizer] * OF_MODEL[model]:g}",)
     if side.startswith("alone"):
         return (*ALONE, *(ADAMW if optimizer == "adamw" else MUON), *named)
-    latency = (f"simulation.latency_seconds={int(milliseconds) * 1e-3:g}",) if milliseconds else ()
-    often = ("algorithm.updates_per_round=3",) if side.endswith("often") else ()
-    computing = (f"simulation.average_seconds={AVERAGE_SECONDS}",) if side.endswith("computing") else ()
-    wire = SPARSE if side.endswith("sparse") else ()
-    return (*on_clock(optimizer), *(named if optimizer == "adamw" else ()), *over, *latency, *computing, *often, *wire)
+    variant = VARIANTS.get(side.rpartition("_")[2], ())
+    return (*on_clock(optimizer), *(named if optimizer == "adamw" else ()), *over, *variant)
 
 
 def runs_of(sides: Iterable[str], model: str, seeds: Iterable[int]) -> list[Case]:

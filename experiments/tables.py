@@ -111,8 +111,7 @@ def texts(records: Records) -> str:
             losses = [f"{run['loss']:.3f}" for run in (adamw, constant, default)]
             others = [_run(records, "texts", f"{side}_{rate}_{name}", 150) for side, rate in OTHER_RATES.items()]
             losses += [f"{run['loss']:.3f}" if run else "not run" for run in others]
-            further = f"{share(two['curve'], default['curve']):.3f}" if two else "not run"
-            rows.append(row(words, *losses, f"{share(default['curve'], adamw['curve']):.3f}", further))
+            rows.append(row(words, *losses, _share(default, adamw), _share(two, default)))
     return "\n".join(rows)
 
 
@@ -123,7 +122,7 @@ def lengths(records: Records) -> str:
         alone = _run(records, "lengths", "alone", seconds)
         two = [_run(records, "lengths", f"two_{link}", HALF * seconds) for link in ("10", "100")]
         if alone and all(two):
-            shares = [f"{share(run['curve'], alone['curve']):.3f}" for run in two if run]
+            shares = [_share(run, alone) for run in two]
             tokens = f"{alone['tokens'] / PARAMETERS:.1f}"
             rows.append(row(seconds, tokens, alone["last_batch"], f"{alone['loss']:.3f}", *shares))
     return "\n".join(rows)
@@ -172,11 +171,16 @@ def sizes(records: Records) -> str:
         alone = _run(records, "sizes", f"alone_{shape}", seconds)
         two = [_run(records, "sizes", f"two_{link}_{shape}", HALF * seconds) for link in ("10", "100")]
         if alone and any(two):
-            shares = [f"{share(run['curve'], alone['curve']):.3f}" if run else "not run" for run in two]
+            shares = [_share(run, alone) for run in two]
             tokens = f"{alone['tokens'] / parameters:.2f}"
-            sizes = (f"{parameters / 1e6:.1f}M", shape, seconds, tokens)
-            rows.append(row(*sizes, alone["last_batch"], f"{alone['loss']:.3f}", *shares))
+            of_model = (f"{parameters / 1e6:.1f}M", shape, seconds, tokens)
+            rows.append(row(*of_model, alone["last_batch"], f"{alone['loss']:.3f}", *shares))
     return "\n".join(rows)
+
+
+def _share(ours: Record | None, theirs: Record) -> str:
+    """Our time to the loss that another run comes to, over that run's."""
+    return f"{share(ours['curve'], theirs['curve']):.3f}" if ours else "not run"
 
 
 def _run(records: Records, question: str, side: str, seconds: float, seed: int = SEED) -> Record | None:
