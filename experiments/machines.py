@@ -29,8 +29,8 @@ VARIANTS = {
     "often": ("algorithm.updates_per_round=3",),
 }
 """What differs from the default, by how a side's name ends. sparse: what travelled on slow links before signs did.
-computing: what averages compute takes its time, too, beside updates of 57 ms as on two real hosts (clock.py: 9.4 to 10.3
-beside 71 to 77). often: an average of anchors has as many of them as on two hosts."""
+computing: what averages compute takes its time, too, beside updates of 57 ms; on two real hosts 9.4 to 10.3 ms beside
+71 to 77 (clock.py). often: an average of anchors has as many of them as on two hosts."""
 OF_MODEL = {"tiny": 1.0, "nano": 2.0}
 """Rates over those of `tiny`: nearer to the best of `nano`."""
 SIDES = {
