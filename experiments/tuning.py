@@ -14,6 +14,7 @@ SHORT = {
     "lr": "inner.lr", "wd": "inner.weight_decay", "m": "inner.momentum", "b": "batching.local_batch",
     "wu": "inner.warmup_fraction", "beta1": "inner.beta1", "beta2": "inner.beta2", "other": "inner.other_lr_factor",
     "request": "batching.request", "wire": "wire", "fraction": "wire.fraction", "delay": "wire.delay_updates",
+    "H": "algorithm.updates_per_round",
 }  # fmt: skip
 """What stands in the names of sides."""
 ADAMW_ALONE = (
@@ -33,7 +34,9 @@ MUON_TWO = (
     "lr=5e-3 m=0.8 wd=0 b=16", "lr=5e-3 m=0.8 wd=0 b=8 fraction=0.125", "lr=5e-3 m=0.8 wd=0 b=8 wire=int4",
 )  # fmt: skip
 """Two hosts at 10 Mbit/s, with the default's rounds and wire."""
-DEFAULT_ALONE = ("lr=3.5e-3", "lr=5e-3", "lr=7e-3", "lr=5e-3 b=8")
+DEFAULT_ALONE = (
+    "lr=3.5e-3", "lr=5e-3", "lr=7e-3", "lr=5e-3 b=8", "H=1", "H=2", "H=3", "H=5", "H=8", "H=12", "H=25",
+)  # fmt: skip
 """The default on one host: batches by progress per second, which leave the rate as it is."""
 MANY = {
     "eight 100": (

@@ -76,10 +76,14 @@ class Slurm:
         Raises:
             AssertionError: it failed, with all that it wrote; not without `check`.
         """
-        command, environment = self.host.command(arguments), os.environ | self.environment
-        process = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
-        assert process.returncode == 0 or not check, f"{' '.join(arguments)}: {process.stdout}{process.stderr}"
+        process = self._call(arguments, cwd)
+        output = f"exit code {process.returncode}\n{process.stdout}{process.stderr}"
+        assert process.returncode == 0 or not check, f"{' '.join(arguments)}: {output}"
         return process.stdout
+
+    def _call(self, arguments: Sequence[str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        command, environment = self.host.command(arguments), os.environ | self.environment
+        return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
 
     def sbatch(self, arguments: Sequence[str], cwd: Path) -> int:
         """Submit a job, `arguments` being those of sbatch; it sees our environment.
@@ -97,11 +101,13 @@ class Slurm:
     def wait(self, job_id: int, timeout_seconds: float) -> list[dict[str, str]]:
         """`jobs(job_id)` once the job, or all tasks of the array, have left the queue; a requeued job has not.
 
+        Where the controller does not answer, as may be while many processes start, it is asked again.
+
         Raises:
             AssertionError: it is still there after `timeout_seconds`, with the ends of all logs.
         """
         deadline = time.monotonic() + timeout_seconds
-        while self.run(["squeue", "--noheader", f"--jobs={job_id}"]):
+        while (asked := self._call(["squeue", "--noheader", f"--jobs={job_id}"])).returncode or asked.stdout:
             if time.monotonic() > deadline:
                 jobs = self.jobs(job_id)
                 states = ", ".join(f"{job['JobState']} ({job['Reason']})" for job in jobs)
