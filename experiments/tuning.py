@@ -14,7 +14,7 @@ SHORT = {
     "lr": "inner.lr", "wd": "inner.weight_decay", "m": "inner.momentum", "b": "batching.local_batch",
     "wu": "inner.warmup_fraction", "beta1": "inner.beta1", "beta2": "inner.beta2", "other": "inner.other_lr_factor",
     "request": "batching.request", "wire": "wire", "fraction": "wire.fraction", "delay": "wire.delay_updates",
-    "H": "algorithm.updates_per_round",
+    "H": "algorithm.updates_per_round", "span": "outer.average_span",
 }  # fmt: skip
 """What stands in the names of sides."""
 ADAMW_ALONE = (
@@ -35,7 +35,8 @@ MUON_TWO = (
 )  # fmt: skip
 """Two hosts at 10 Mbit/s, with the default's rounds and wire."""
 DEFAULT_ALONE = (
-    "lr=3.5e-3", "lr=5e-3", "lr=7e-3", "lr=5e-3 b=8", "H=1", "H=2", "H=3", "H=5", "H=8", "H=12", "H=25",
+    "H=25 lr=3.5e-3", "H=25 lr=5e-3", "H=25 lr=7e-3", "H=25 lr=5e-3 b=8", "H=2", "H=3", "H=5", "H=8", "H=12", "H=25",
+    "H=8 lr=5e-3", "H=8 lr=7e-3", "H=8 span=0.1", "H=8 span=0.03",
 )  # fmt: skip
 """The default on one host: batches by progress per second, which leave the rate as it is."""
 MANY = {

@@ -175,7 +175,7 @@ def run_round(
     steps.advance_cursors(pool, plan, report)
     if plan.evaluate:
         steps.complete_all(pool, report)
-    steps.average_anchors(pool, plan)
+    steps.average_anchors(pool, plan, report)
     steps.report_round(pool, plan, report, updates_before)
     pool.runtime.heartbeat.enter(f"round {plan.round + 1}: report")
     return None

@@ -20,12 +20,11 @@ class AlgorithmSettings:
     averages: Averages = Averages.pseudo_gradients
     """pseudo_gradients: once a round, between the workers of a trainer. gradients: at every update, with
     DistributedDataParallel, one worker per rank (algorithm=ddp)."""
-    updates_per_round: Annotated[int, Range(">= 1")] = 25
-    """H: inner updates that every worker takes between two outer steps; with round=link, as long as no trainer has two
-    workers."""
+    updates_per_round: Annotated[int, Range(">= 1")] = 8
+    """H: inner updates that every worker takes between two outer steps; with round=link, in the first two rounds and as
+    long as no trainer has two workers. One worker averages its own anchors alone, and wants several in that average."""
     round: RoundLength = RoundLength.link
-    """updates: every worker takes as many. link: as few as the measured costs of a round allow, in the first two rounds
-    at most 8; workers on slower ranks take fewer than others, so that ranks do not wait for each other, and weigh less
+    """updates: every worker takes as many. link: as few as the measured costs of a round allow; workers on slower ranks take fewer than others, so that ranks do not wait for each other, and weigh less
     in the average."""
     updates_range: Annotated[list[int], ReadWhen("algorithm.round=link")] = field(default_factory=lambda: [2, 400])
     """Minimum and maximum of H with round=link; a delay of one update needs two, and each of wire.fragments its own."""

@@ -15,8 +15,6 @@ SIGNS_COST = 1.1
 """Factor of the time to a loss where signs travel alone, and what they leave waits (docs/theory.md)."""
 FOUR_BITS_RATIO = 4.125 / 1.125
 """What a host sends of elements in 4 bits over what it sends of their signs, with the scales of blocks."""
-FIRST_UPDATES = 8
-"""H of the first two rounds at most, in which nothing is known of the link."""
 REMEMBERED = 5
 """Rounds whose median cost decides: a single one may have been interrupted."""
 GAIN = 0.005
@@ -79,13 +77,10 @@ def worth_of_averaging(exposed_share: float, num_workers: int, local_batch: int,
     return (1 - exposed_share) * gain
 
 
-def first_rhythm(algorithm: AlgorithmSettings, wire: WireSettings, averages: bool = True) -> Rhythm:
-    """The rhythm of the first round, before anything was measured; of every round that does not follow the link.
-    `averages` says whether a trainer has several workers, which then keep together."""
+def first_rhythm(algorithm: AlgorithmSettings, wire: WireSettings) -> Rhythm:
+    """The rhythm of the first round, before anything was measured; of every round that does not follow the link."""
     first = Rhythm(algorithm.updates_per_round, wire.delay_updates or 0)
-    if algorithm.round is not RoundLength.link:
-        return first
-    return _bounded(algorithm, wire, min(first.updates, FIRST_UPDATES) if averages else first.updates, first)
+    return first if algorithm.round is not RoundLength.link else _bounded(algorithm, wire, first.updates, first)
 
 
 def rhythm_for_link(

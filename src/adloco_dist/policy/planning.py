@@ -77,9 +77,8 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, f
     sequences_per_update = sum(layout.num_workers(trainer) * batch.local_batch for trainer, batch in batches.items())
     tokens_per_update = sequences_per_update * settings.data.sequence_length
 
-    averages = any(layout.num_workers(trainer) > 1 for trainer in layout.trainers)
-    rhythm = first_rhythm(algorithm, wire, averages)
-    if last and follows_link and averages:
+    rhythm = first_rhythm(algorithm, wire)
+    if last and follows_link and any(layout.num_workers(trainer) > 1 for trainer in layout.trainers):
         rhythm = rhythm_for_link(algorithm, wire, costs, last.rhythm)
     updates = num_updates(budget, now, tokens_per_update, rhythm.updates)
     update_seconds = report.round_seconds / report.updates if report.updates else 0.0

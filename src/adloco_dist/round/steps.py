@@ -158,10 +158,13 @@ def _report_outer(pool: LocalPool, report: RankReport, trainer_id: int, step: Ca
     report.of(trainer_id).outer += replace(done, seconds=timing.seconds)
 
 
-def average_anchors(pool: LocalPool, plan: RoundPlan) -> None:
+@record_function("outer")
+def average_anchors(pool: LocalPool, plan: RoundPlan, report: RankReport) -> None:
     """Let every trainer's anchor count in the average of its anchors; no communication."""
-    for trainer in pool.trainers.values():
-        trainer.average_anchors(plan.pool_tokens, plan.round_tokens)
+    for trainer_id, trainer in pool.trainers.items():
+        with timed(pool.runtime.device) as timing:
+            trainer.average_anchors(plan.pool_tokens, plan.round_tokens)
+        report.of(trainer_id).outer += OuterStepReport(seconds=timing.seconds)
 
 
 def opening_report(pool: LocalPool, layout: Layout) -> RankReport:
