@@ -34,7 +34,7 @@ VARIANTS = {
 }
 """What differs from the default, by how a side's name ends. sparse: what travelled on slow links before signs did.
 computing: what averages compute takes its time, too, beside updates of 57 ms; on two real hosts 9.4 to 10.3 ms beside
-71 to 77 (clock.py). often, coarse: an average of anchors of one alone has as many of them as on two hosts, or two or three."""
+71 to 77 (clock.py). often, coarse: one alone has as many anchors in its average as two hosts have, or two or three."""
 OF_MODEL = {"tiny": 1.0, "nano": 2.0}
 """Rates over those of `tiny`: nearer to the best of `nano`."""
 SIDES = {

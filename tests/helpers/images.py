@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import psutil
 import torch
 
 SUITE = "bookworm"
@@ -64,7 +65,7 @@ def why_unavailable() -> str | None:
         return "building the image needs root"
     if missing := [tool for tool in ("buildah", "debootstrap") if shutil.which(tool) is None]:
         return f"{', '.join(missing)} not found (Debian packages of these names)"
-    folder = tempfile.gettempdir()
+    folder = _folder()
     if shutil.disk_usage(folder).free < DISK_BYTES:
         return f"building the image needs {DISK_BYTES / 1e9:.0f} GB in {folder} (TMPDIR names another folder)"
     try:
@@ -77,7 +78,7 @@ def why_unavailable() -> str | None:
 @contextmanager
 def built_image(project: Path) -> Iterator[Image]:
     """The image that `project`'s Dockerfile makes on a minimal Debian, removed at the end with all its containers."""
-    with tempfile.TemporaryDirectory(prefix="adloco-image-") as folder:
+    with tempfile.TemporaryDirectory(prefix="adloco-image-", dir=_folder()) as folder:
         buildah = _buildah(folder, "overlay")
         if subprocess.run([*buildah, "info"], capture_output=True, check=False).returncode != 0:
             buildah = _buildah(folder, "vfs")
@@ -86,6 +87,14 @@ def built_image(project: Path) -> Iterator[Image]:
             yield _build(buildah, project, Path(folder) / "pip.conf")
         finally:
             _call(*buildah, "rm", "--all")  # unmounts them
+
+
+def _folder() -> Path:
+    """Where images are kept: in memory if there is plenty of it, for a disk may take minutes to remove their files."""
+    memory = Path("/dev/shm")
+    if memory.is_dir() and min(shutil.disk_usage(memory).free, psutil.virtual_memory().available) >= 2 * DISK_BYTES:
+        return memory
+    return Path(tempfile.gettempdir())
 
 
 def _buildah(folder: str, driver: str) -> tuple[str, ...]:

@@ -22,10 +22,10 @@ class AlgorithmSettings:
     DistributedDataParallel, one worker per rank (algorithm=ddp)."""
     updates_per_round: Annotated[int, Range(">= 1")] = 8
     """H: inner updates that every worker takes between two outer steps; with round=link, in the first two rounds and as
-    long as no trainer has two workers. One worker averages its own anchors alone, and wants several in that average."""
+    long as no trainer has two workers: one alone has an average of its anchors, which should be of several."""
     round: RoundLength = RoundLength.link
-    """updates: every worker takes as many. link: as few as the measured costs of a round allow; workers on slower ranks take fewer than others, so that ranks do not wait for each other, and weigh less
-    in the average."""
+    """updates: every worker takes as many. link: as few as the measured costs of a round allow; workers on slower ranks
+    take fewer than others, so that ranks do not wait for each other, and weigh less in the average."""
     updates_range: Annotated[list[int], ReadWhen("algorithm.round=link")] = field(default_factory=lambda: [2, 400])
     """Minimum and maximum of H with round=link; a delay of one update needs two, and each of wire.fragments its own."""
 

@@ -154,7 +154,7 @@ def rounds(settings: Settings, costs: list[RoundCost | None]) -> list[RoundPlan]
 
 
 def test_plans_carry_what_h_stands_on() -> None:
-    settings = small_settings(*FOUR_TRAINERS, *BY_LINK, "algorithm.updates_per_round=20")
+    settings = small_settings(*FOUR_TRAINERS, *BY_LINK, "algorithm.updates_per_round=8")
     slow = RoundCost(UPDATE_SECONDS, 1.6)
     plans = rounds(settings, [slow, None, slow, slow, slow, slow])
     assert [plan.updates for plan in plans] == [8, 16, 32, 64, 128, 128, 128]
@@ -170,7 +170,7 @@ def test_plans_carry_what_h_stands_on() -> None:
 
 def test_the_last_round_of_a_budget_is_shorter_and_its_averages_keep_their_times() -> None:
     settings = small_settings(*FOUR_TRAINERS, "algorithm.round=link", "pool.trainers=1", "budget=1000tokens",
-                              "algorithm.updates_per_round=20")  # fmt: skip
+                              "algorithm.updates_per_round=8")  # fmt: skip
     plan, last = plan_round(settings, PlanInputs(PAIR), None, PoolReport()), None
     while not plan.stop:
         last, plan = plan, plan_round(settings, PlanInputs(PAIR), plan, PoolReport())
