@@ -13,7 +13,7 @@ SECONDS = 150
 """Of one machine alone."""
 ALONE = (
     "algorithm=localsgd", "algorithm.updates_per_round=8", "batching.request=none", "inner.schedule=constant",
-    "outer.average_span=0.05",
+    "outer.average_span=0.1",
 )  # fmt: skip
 """One worker that averages with nobody, at a constant rate with an average of its weights."""
 ADAMW = (

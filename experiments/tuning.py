@@ -37,6 +37,7 @@ MUON_TWO = (
 DEFAULT_ALONE = (
     "H=25 lr=3.5e-3", "H=25 lr=5e-3", "H=25 lr=7e-3", "H=25 lr=5e-3 b=8", "H=2", "H=3", "H=5", "H=8", "H=12", "H=25",
     "H=8 lr=5e-3", "H=8 lr=7e-3", "H=8 span=0.03", "H=8 span=0.1", "H=8 span=0.2",
+    "H=8 span=0.1 lr=5e-3",
 )  # fmt: skip
 """The default on one host: batches by progress per second, which leave the rate as it is."""
 MANY = {
@@ -45,7 +46,7 @@ MANY = {
     ),
     "four 100": (4, 65, ("", "wire=sparse fraction=0.0625 delay=null")),
     "two 100": (2, 75, ("", "wire=sparse fraction=0.0625 delay=null", "b=2", "span=0.1")),
-    "two 10": (2, 75, ("", "wire=int4 delay=null", "span=0.1", "span=0.2")),
+    "two 10": (2, 75, ("", "wire=int4 delay=null", "span=0.1", "span=0.2", "span=0.1 lr=5e-3")),
 }  # fmt: skip
 """The default on further hosts, by link: ranks, seconds and what differs from it."""
 

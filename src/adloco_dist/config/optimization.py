@@ -90,7 +90,7 @@ class OuterSettings:
     """Rate of the outer SGD on the anchor, whose gradient is the pseudo-gradient (DiLoCo, 2311.08105)."""
     momentum: Annotated[float, Range("in [0, 1)"), ReadWhen(OUTER_STEPS)] = 0.0
     """Nesterov momentum of the outer SGD; 0: none."""
-    average_span: Annotated[float | None, Range("in (0, 1]")] = 0.05
+    average_span: Annotated[float | None, Range("in (0, 1]")] = 0.1
     """Share of the tokens so far over which a trainer's anchors are averaged; the average is evaluated and saved. It
     takes a vector of the model's size, which merges alone send. null: the last anchor."""
 

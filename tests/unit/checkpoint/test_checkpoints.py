@@ -57,7 +57,7 @@ def test_what_may_change_when_a_run_goes_on() -> None:
         "inner.lr": 1e-3,
         "model.hidden": 8,
         "outer.momentum": 0.9,
-        "outer.average_span": 0.1,
+        "outer.average_span": 0.3,
         "run.root": "a",
         "cluster.device": "cpu",
     }
