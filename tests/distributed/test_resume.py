@@ -108,6 +108,7 @@ ALGORITHMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "int4, delayed": (20, ("algorithm.updates_per_round=6", "wire=int4", "wire.fragments=2", "wire.delay_updates=2")),
     "muon, threads": (20, ("inner=muon", "outer.average_span=0.3", "instances.concurrency=threads", "wire=int8")),
     "sparse, by the link": (11, (*BY_LINK, "wire=sparse", "wire.fragments=2", "wire.delay_updates=1", "outer=average")),
+    "halving": (11, ("merge=halving", "merge.rungs=[0.3,0.6]", "pool.rates=[0.5,2]")),
     "ddp": (4, ("pool.trainers=1", "merge=none", "algorithm=ddp", "batching.request=none")),
 }  # fmt: skip
 """Looks until the stop, and settings. Every optimizer, format, kind of round and of state is in one of these."""
