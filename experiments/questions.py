@@ -7,6 +7,7 @@ from pathlib import Path
 from cases import FREE, LINKS, NANO, NANO_SHARE, SEEDS, TINY, Case, cases, corpora, link
 from further import delays, lengths, published, rounds, sizes, texts
 from machines import machines
+from pools import pools
 from shapes import shapes
 from tuning import tuning
 
@@ -178,6 +179,7 @@ QUESTIONS: Mapping[str, Callable[[Path | None], list[Case]]] = {
         sizes,
         rounds,
         delays,
+        pools,
         second_machine,
         controls,
         rhythm,
