@@ -1,4 +1,4 @@
-"""Trainers at different rates, of which merge=halving leaves the best: what each learns at, and what is left of others."""
+"""Trainers at different rates, of which merge=halving leaves the best: rates that they learn at, and who is left."""
 
 from typing import Any
 
