@@ -29,11 +29,12 @@ VARIANTS = {
     "75ms": ("simulation.latency_seconds=0.075",),
     "sparse": ("wire=sparse", "wire.fraction=0.0625", "wire.delay_updates=null"),
     "computing": ("simulation.average_seconds=0.0075",),
-    "before": ("algorithm.updates_per_round=25", "outer.average_span=0.05"),
 }
 """What differs from the default, by how a side's name ends. sparse: what travelled on slow links before signs did.
 computing: what averages compute takes its time, too, beside updates of 57 ms; on two real hosts 9.4 to 10.3 ms beside
-71 to 77 (clock.py). before: averages of anchors reached half as far, and one alone had two or three in them."""
+71 to 77 (clock.py)."""
+BEFORE = ("algorithm.updates_per_round=25", "outer.average_span=0.05")
+"""Until averages of anchors reached twice as far, and one alone had more than two or three in them."""
 OF_MODEL = {"tiny": 1.0, "nano": 2.0}
 """Rates over those of `tiny`: nearer to the best of `nano`."""
 SIDES = {
@@ -41,9 +42,10 @@ SIDES = {
     "four_100": (4, 65), "eight_100": (8, 42), "alone_adamw": (1, SECONDS), "default_alone_adamw": (1, SECONDS),
     "two_10_adamw": (2, 90), "eight_10": (8, 65), "sixteen_100": (16, 34),
     "two_10_sparse": (2, 105), "two_10_25ms": (2, 105), "two_10_75ms": (2, 105), "two_10_computing": (2, 105),
-    "default_alone_before": (1, SECONDS), "two_10_before": (2, 105), "two_100_before": (2, 105),
 }  # fmt: skip
-"""Ranks and seconds; a side has the Mbit/s of its link in its name, and what differs from the default (`VARIANTS`)."""
+SIDES |= {f"{side}_before": made for side, made in SIDES.items()}
+"""Ranks and seconds; a side has the Mbit/s of its link in its name, and what differs from the default (`VARIANTS`,
+`BEFORE`)."""
 TARGETS = {
     "second_machine_10mbit": ("two_10", "default_alone"),
     "second_machine_100mbit": ("two_100", "default_alone"),
@@ -59,18 +61,19 @@ TARGETS = {
     "second_machine_100mbit_over_constant": ("two_100", "alone_muon"),
     "four_machines_100mbit_over_constant": ("four_100", "alone_muon"),
     "eight_hosts_100mbit_over_constant": ("eight_100", "alone_muon"),
-    "default_over_before_alone": ("default_alone", "default_alone_before"),
-    "default_over_before_10mbit": ("two_10", "two_10_before"),
-    "default_over_before_100mbit": ("two_100", "two_100_before"),
     "over_best_constant": ("default_alone", "alone_muon"),
     "default_over_adamw_10mbit": ("two_10", "two_10_adamw"),
     "default_over_adamw_alone": ("default_alone", "default_alone_adamw"),
 }
+TARGETS |= {f"{figure}_before": (f"{side}_before", f"{other}_before") for figure, (side, other) in TARGETS.items()}
+TARGETS |= {f"{side}_over_before": (side, f"{side}_before") for side in ("default_alone", "two_10", "two_100")}
 """By figure: the time of the first side to the loss that the second has at its end, over that side's time."""
 
 
 def overrides_of(side: str, model: str = "tiny") -> tuple[str, ...]:
     """What a side runs; links of `nano` are slower by its share of the parameters."""
+    if side.endswith("_before"):
+        return (*overrides_of(side.removesuffix("_before"), model), *BEFORE)
     share = NANO_SHARE if model == "nano" else 1.0
     _, rate, *_ = side.split("_")
     over = link(rate, share) if rate.isdigit() else ()

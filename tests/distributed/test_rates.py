@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from adloco_dist.policy.merging import rate_over_a_part
+from adloco_dist.policy.schedule import rate_over_a_part
 from adloco_dist.pool.local_pool import LocalPool
 from helpers.processes import run_ranks
 from helpers.support import FOUR_TRAINERS, held_anchors, train_small_pool

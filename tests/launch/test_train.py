@@ -101,7 +101,8 @@ def trained_rows(directory: Path, num_trainers: int) -> list[dict[str, Any]]:
             earlier.get("tokens", 0) for earlier in rows if earlier["round"] <= row["round"]
         )
         assert row["seconds"]["inner"] > 0
-        assert row["bytes_sent"]["control"] > 0
+    # A report may leave after the next round, if that is short, and counts in the one after it then.
+    assert sum(row["bytes_sent"]["control"] for row in rows) > 0
     return rows[num_trainers:]
 
 

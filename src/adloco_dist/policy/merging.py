@@ -108,16 +108,6 @@ def choose_merge(settings: MergeSettings, candidates: Candidates) -> Merge | Non
     return Merge(survivor, shares, members, settings.policy.name)
 
 
-HORIZON_POWER = 0.32
-"""The best rate falls with the length of a run to this power (2409.19913)."""
-
-
-def rate_over_a_part(share: float) -> float:
-    """What a rate that suits a whole run is multiplied by where it is judged by a share of that, and not to look too
-    low there."""
-    return share**-HORIZON_POWER
-
-
 def trainers_left(num_trainers: int, rungs: Sequence[float], fraction: float) -> int:
     """Trainers of `num_trainers` that are left when a fraction of the budget is spent, in equal proportions at each
     rung: one after the last."""

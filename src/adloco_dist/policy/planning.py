@@ -26,10 +26,10 @@ from adloco_dist.policy.link import (
     worker_speeds,
     worker_updates,
 )
-from adloco_dist.policy.merging import Merge, TrainerView, choose_merge, halve, rate_over_a_part, trainers_left
+from adloco_dist.policy.merging import Merge, TrainerView, choose_merge, halve, trainers_left
 from adloco_dist.policy.plan import NONFINITE, CheckpointId, PlanInputs, PoolReport, RoundPlan
 from adloco_dist.policy.report import smallest_capacity
-from adloco_dist.policy.schedule import Progress
+from adloco_dist.policy.schedule import Progress, rate_over_a_part
 
 
 def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, found: PoolReport | None) -> RoundPlan:

@@ -7,9 +7,10 @@ import pytest
 from adloco_dist.config import Settings, SettingsError
 from adloco_dist.config.experiment import PoolSettings
 from adloco_dist.policy.layout import Layout
-from adloco_dist.policy.merging import TrainerView, halve, rate_over_a_part, trainers_left
+from adloco_dist.policy.merging import TrainerView, halve, trainers_left
 from adloco_dist.policy.plan import PlanInputs, PoolReport, RoundPlan
 from adloco_dist.policy.planning import plan_round
+from adloco_dist.policy.schedule import rate_over_a_part
 from helpers.support import FOUR_TRAINERS, small_settings
 
 FOUR = Layout.one_rank_per_worker({trainer: (trainer,) for trainer in range(4)})
