@@ -95,7 +95,7 @@ def test_what_shows_a_run_or_data(page: str, start: str, more: tuple[str, ...], 
         ("guide/start.md", "python launch/analyze_gradients.py", (*ONE_RANK, "--sequences", "16"), "noise scale"),
         ("guide/start.md", "python launch/train.py algorithm=localsgd", TWO_ROUNDS, "ended: budget=2rounds reached"),
         ("guide/start.md", "python launch/train.py data=text", TWO_ROUNDS, "ended: budget=2rounds reached"),
-        ("guide/start.md", "python launch/train.py --print-config", (), "updates_per_round: 25"),
+        ("guide/start.md", "python launch/train.py --print-config", (), "updates_per_round: 8"),
         (
             "concepts.md", "python launch/train.py --nproc-per-node 4",
             (*ONE_RANK, *SMALLER, "merge.every_rounds=1", "budget=4rounds"), "before round 4: ",
