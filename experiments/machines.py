@@ -62,10 +62,14 @@ TARGETS = {
     "four_machines_100mbit_over_constant": ("four_100", "alone_muon"),
     "eight_hosts_100mbit_over_constant": ("eight_100", "alone_muon"),
     "over_best_constant": ("default_alone", "alone_muon"),
-    "default_over_adamw_10mbit": ("two_10", "two_10_adamw"),
-    "default_over_adamw_alone": ("default_alone", "default_alone_adamw"),
 }
 TARGETS |= {f"{figure}_before": (f"{side}_before", f"{other}_before") for figure, (side, other) in TARGETS.items()}
+TARGETS |= {
+    f"default_over_adamw_{place}{time}": (f"{side}{time}", f"{side}_adamw_before")
+    for place, side in (("10mbit", "two_10"), ("alone", "default_alone"))
+    for time in ("", "_before")
+}
+"""The average that suits AdamW better reaches less far."""
 TARGETS |= {f"{side}_over_before": (side, f"{side}_before") for side in ("default_alone", "two_10", "two_100")}
 """By figure: the time of the first side to the loss that the second has at its end, over that side's time."""
 
