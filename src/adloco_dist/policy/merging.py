@@ -122,7 +122,8 @@ def halve(candidates: Candidates, left: int) -> Merge | None:
     """
     if len(candidates) <= left or any(view.is_finite and view.validation_loss is None for view in candidates.values()):
         return None
-    ranking = sorted(candidates, key=lambda trainer: (_loss_of(candidates[trainer]), trainer))
+    losses = {trainer: view.validation_loss if view.is_finite else None for trainer, view in candidates.items()}
+    ranking = sorted(candidates, key=lambda trainer: (_known_or_infinite(losses[trainer]), trainer))
     survivor = min(ranking[:left], key=lambda trainer: (len(candidates[trainer].ranks), ranking.index(trainer)))
     members = {trainer: candidates[trainer] for trainer in sorted([survivor, ranking[-1]])}
     shares = {trainer: float(trainer == survivor) for trainer in members}
@@ -155,7 +156,7 @@ def worst_loss_with_best(candidates: Candidates, width: int) -> list[int]:
     def loss(trainer: int) -> tuple[float, int]:
         view = candidates[trainer]
         value = view.validation_loss if is_evaluated else view.train_loss
-        return math.inf if value is None or math.isnan(value) else value, trainer
+        return _known_or_infinite(value), trainer
 
     best, *others = sorted(candidates, key=loss)
     return [best, *others[::-1][: width - 1]]
@@ -165,9 +166,8 @@ def _weakest_first(candidates: Candidates) -> list[int]:
     return sorted(candidates, key=lambda trainer: (candidates[trainer].request, trainer))
 
 
-def _loss_of(view: TrainerView) -> float:
-    """The validation loss of a trainer, infinite if it is not finite."""
-    loss = view.validation_loss if view.is_finite else None
+def _known_or_infinite(loss: float | None) -> float:
+    """A loss by which trainers are ranked: one that is not known, or no number, is the largest."""
     return math.inf if loss is None or math.isnan(loss) else loss
 
 
