@@ -68,7 +68,9 @@ class Coordinator:
         self._handed_in: SimpleQueue[RankReport | None] = SimpleQueue()
         self._decided: SimpleQueue[tuple[RoundPlan, PoolReport | None] | BaseException] = SimpleQueue()
         self._following: RoundPlan | None = None
-        self._bytes_reported = self._mail.bytes_sent
+        self._sketch_bytes, self._control_bytes = 0, self._mail.bytes_sent
+        """What the thread has sent so far: of sketches, which are counted apart, and of all else."""
+        self._control_bytes_reported = self._control_bytes
         self._thread = threading.Thread(target=self._run, name="plans", daemon=True)
         # What the last start has seen is nothing that this one should end for.
         self._resumed = self.found = found and replace(found, errors=(), nonfinite=frozenset())
@@ -94,10 +96,9 @@ class Coordinator:
     def hand_in(self, report: RankReport) -> None:
         """Let this rank's report of the round that has ended travel."""
         report.seconds = self.seconds
-        sent = self._mail.bytes_sent
-        report.control_bytes_sent += max(0, sent - self._bytes_reported)
-        # Sketches are counted apart.
-        self._bytes_reported = sent + sum(share.measure.bytes_sent for share in report.trainers.values())
+        sent = self._control_bytes
+        report.control_bytes_sent += sent - self._control_bytes_reported
+        self._control_bytes_reported = sent
         self._handed_in.put(report)
 
     def next_plan(self) -> tuple[RoundPlan, RankReport]:
@@ -138,6 +139,7 @@ class Coordinator:
     def _exchange(self, report: RankReport) -> None:
         """Send this rank's report, and receive what is decided from those of all."""
         reports = [decode(RankReport, message) for message in self._mail.gather(encode(report))]
+        self._sketch_bytes += sum(share.measure.bytes_sent for share in report.trainers.values())
         self._announce(self._decide(reports) if reports else None)
 
     def _decide_following(self) -> None:
@@ -150,6 +152,7 @@ class Coordinator:
     def _announce(self, decision: Decision | None) -> None:
         """Send a decision, or receive it, and hand it to the main thread."""
         plan = decode(RoundPlan, self._mail.broadcast(encode(decision.plan) if decision else None))
+        self._control_bytes = self._mail.bytes_sent - self._sketch_bytes
         self._plans = [*self._plans[-1:], plan]
         if decision:
             self._record(decision)
