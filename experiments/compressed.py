@@ -1,7 +1,7 @@
 """Compressed averages of every update's gradient, on the simulated clock: python experiments/compressed.py FOLDER SIDE.
 
 FOLDER is runs/experiments/compressed, where figures.py --folder finds it; SIDE names hook, amount, Mbit/s, seconds,
-seed, batch of a host, optimizer, rate and model: sparse,0.0625,10,105,10,8,muon,5e-3,nano.
+seed, batch of a host, optimizer, rate and model: sparse,0.0625,10,105,10,8,muon,5e-3,nano. None: those of the page.
 
 Each side is torch's DistributedDataParallel with a communication hook: PowerSGD as torch has it, or this project's
 formats as a hook (the sparse one with error feedback). Hooks see the whole gradient at once, and yet two thirds of an
@@ -37,6 +37,16 @@ from helpers.processes import run_ranks
 LOOKS = 5
 """Evaluations of a run."""
 LATENCY_SECONDS = 0.0005
+HOOKS = {
+    "10": (("sparse,0.03125", 8, "1e-2"), ("sparse,0.0625", 16, "7e-3"), ("sparse,0.0625", 16, "1e-2"),
+           ("powersgd,4", 16, "1e-2"), ("int4,0", 16, "1e-2"), ("int8,0", 16, "1e-2")),
+    "100": (("sparse,0.0625", 8, "1e-2"), ("powersgd,4", 8, "1e-2"), ("int4,0", 8, "7e-3"), ("int4,0", 8, "1e-2"),
+            ("int4,0", 16, "1e-2"), ("int8,0", 8, "1e-2"), ("int8,0", 16, "1e-2")),
+}  # fmt: skip
+"""By link: hooks, batches of a host, and rates."""
+SIDES = tuple(
+    f"{hook},{link},105,10,{batch},muon,{rate},nano" for link, tried in HOOKS.items() for hook, batch, rate in tried
+)
 
 
 @dataclass(frozen=True)
@@ -132,7 +142,7 @@ def record(side: Side) -> dict[str, Any]:
 def main() -> None:
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    for text in sys.argv[2:]:
+    for text in sys.argv[2:] or SIDES:
         hook, amount, link, seconds, seed, batch, optimizer, lr, model = text.split(",")
         side = Side(hook, float(amount), link, float(seconds), int(seed), int(batch), optimizer, float(lr), model)
         file = folder / f"{side.name.replace('/', '_')}.json"

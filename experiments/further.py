@@ -25,17 +25,21 @@ ROUNDS_OF_30 = "algorithm.updates_per_round=30"
 STREAMED = ("algorithm.updates_per_round=40", "wire=slow_link")
 """Streaming DiLoCo: four fragments in 4 bits, each of which travels for five updates."""
 PUBLISHED: Mapping[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
-    "default": ((), "muon", ("3.5e-3", "7e-3", "1e-2")),
+    "default": ((), "muon", ("3.5e-3", "7e-3", "1e-2", "1.4e-2")),
     "SparseLoCo": (
         ("algorithm=diloco", "outer=average", "wire=sparse", ROUNDS_OF_30),
         "adamw",
-        ("1e-3", "2e-3", "4e-3"),
+        ("2e-3", "4e-3", "8e-3"),
     ),
-    "MuLoCo": (("experiment=muloco", "wire=int4"), "muon", ("2.5e-3", "5e-3", "1e-2")),
-    "streaming_DiLoCo": (("algorithm=diloco", *STREAMED), "adamw", ("5e-4", "1e-3", "2e-3")),
-    "streaming_MuLoCo": (("experiment=muloco", *STREAMED), "muon", ("2.5e-3", "5e-3", "1e-2")),
+    "MuLoCo": (("experiment=muloco", "wire=int4"), "muon", ("5e-3", "1e-2", "2e-2")),
+    "streaming_DiLoCo": (("algorithm=diloco", *STREAMED), "adamw", ("1e-3", "2e-3", "4e-3")),
+    "streaming_MuLoCo": (("experiment=muloco", *STREAMED), "muon", ("5e-3", "1e-2", "2e-2")),
 }
 """By method, the default among them: its settings, its optimizer, and the rates that were tried."""
+OUTER_STEPS = {"plain": (), "momentum": ("outer.momentum=0.6", "outer.lr=0.7"), "int8": ("wire=int8",)}
+"""By name, what differs from the default: MuLoCo's momentum, and twice the bits."""
+MANY_HOSTS = {2: 60, 4: 40, 8: 28}
+"""By hosts: seconds."""
 OTHER_RATES = {"default_alone": "1e-2", "alone_muon": "7e-3"}
 """Of the default and of the constant batch the other one's rate: what of a difference is the rate's?"""
 LENGTHS = (50, 150, 450)
@@ -71,6 +75,15 @@ def published(_: Path | None) -> list[Case]:
         for rate in rates:
             side = (*PLACE, *method, *on_clock(optimizer), *SLOW, f"inner.lr={rate}")
             found += cases("published", f"{name}_{rate}", 2, side, (SECONDS,), FURTHER_SEEDS)
+    return found
+
+
+def outer_steps(_: Path | None) -> list[Case]:
+    """Does MuLoCo's outer momentum, or twice the bits, help the default's short rounds on 2, 4 and 8 hosts?"""
+    found = []
+    for (hosts, seconds), (name, differs) in product(MANY_HOSTS.items(), OUTER_STEPS.items()):
+        chosen = (*PLACE, *on_clock("muon"), *link("100", NANO_SHARE), *differs)
+        found += cases("outer_steps", f"{hosts}_{name}", hosts, chosen, (seconds,), FURTHER_SEEDS)
     return found
 
 

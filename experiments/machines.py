@@ -13,15 +13,15 @@ SECONDS = 150
 """Of one machine alone."""
 ALONE = (
     "algorithm=localsgd", "algorithm.updates_per_round=8", "batching.request=none", "inner.schedule=constant",
-    "outer.average_span=0.1",
 )  # fmt: skip
 """One worker that averages with nobody, at a constant rate with an average of its weights."""
-ADAMW = (
+OF_ADAMW = (
     *on_clock("adamw"), "inner.weight_decay=0", "inner.beta1=0.8", "inner.warmup_fraction=0.2",
-    "batching.local_batch=8",
+    "outer.average_span=0.05",
 )  # fmt: skip
-MUON = (*on_clock("muon"), "inner.weight_decay=0", "inner.momentum=0.8", "batching.local_batch=16")
-"""Each at the best of its settings in the search."""
+OF_MUON = (*on_clock("muon"), "inner.weight_decay=0", "inner.momentum=0.8")
+CONSTANT = {"adamw": (*OF_ADAMW, "batching.local_batch=8"), "muon": (*OF_MUON, "batching.local_batch=16")}
+"""One machine alone; each at the best of its settings in the search."""
 RATES = {"adamw": 1.4e-3, "muon": 5e-3}
 """Of `tiny`: with AdamW, whose own is 1e-3, and of Muon with a constant batch. The default finds its own."""
 VARIANTS = {
@@ -29,23 +29,21 @@ VARIANTS = {
     "75ms": ("simulation.latency_seconds=0.075",),
     "sparse": ("wire=sparse", "wire.fraction=0.0625", "wire.delay_updates=null"),
     "computing": ("simulation.average_seconds=0.0075",),
+    "constant": (*OF_MUON, "inner.lr=5e-3", "batching.request=none", "batching.local_batch=8"),
+    "adamw": (*OF_ADAMW, f"inner.lr={RATES['adamw']}"),
 }
 """What differs from the default, by how a side's name ends. sparse: what travelled on slow links before signs did.
 computing: what averages compute takes its time, too, beside updates of 57 ms; on two real hosts 9.4 to 10.3 ms beside
-71 to 77 (clock.py)."""
-BEFORE = ("algorithm.updates_per_round=25", "outer.average_span=0.05")
-"""Until averages of anchors reached twice as far, and one alone had more than two or three in them."""
+71 to 77 (clock.py). constant: the best of the search's constant batches on two hosts."""
 OF_MODEL = {"tiny": 1.0, "nano": 2.0}
 """Rates over those of `tiny`: nearer to the best of `nano`."""
 SIDES = {
     "alone_muon": (1, SECONDS), "default_alone": (1, SECONDS), "two_10": (2, 105), "two_100": (2, 105),
-    "four_100": (4, 65), "eight_100": (8, 42), "alone_adamw": (1, SECONDS), "default_alone_adamw": (1, SECONDS),
-    "two_10_adamw": (2, 90), "eight_10": (8, 65), "sixteen_100": (16, 34),
-    "two_10_sparse": (2, 105), "two_10_25ms": (2, 105), "two_10_75ms": (2, 105), "two_10_computing": (2, 105),
+    "four_100": (4, 65), "eight_100": (8, 42), "alone_adamw": (1, SECONDS), "two_10_adamw": (2, 90),
+    "eight_10": (8, 65), "sixteen_100": (16, 34), "two_10_sparse": (2, 105), "two_10_25ms": (2, 105),
+    "two_10_75ms": (2, 105), "two_10_computing": (2, 105), "two_10_constant": (2, 105), "two_100_constant": (2, 105),
 }  # fmt: skip
-SIDES |= {f"{side}_before": made for side, made in SIDES.items()}
-"""Ranks and seconds; a side has the Mbit/s of its link in its name, and what differs from the default (`VARIANTS`,
-`BEFORE`)."""
+"""Ranks and seconds; a side has the Mbit/s of its link in its name, and what differs from the default."""
 TARGETS = {
     "second_machine_10mbit": ("two_10", "default_alone"),
     "second_machine_100mbit": ("two_100", "default_alone"),
@@ -61,32 +59,23 @@ TARGETS = {
     "second_machine_100mbit_over_constant": ("two_100", "alone_muon"),
     "four_machines_100mbit_over_constant": ("four_100", "alone_muon"),
     "eight_hosts_100mbit_over_constant": ("eight_100", "alone_muon"),
-    "over_best_constant": ("default_alone", "alone_muon"),
+    "over_best_constant_alone": ("default_alone", "alone_muon"),
+    "over_best_constant_10mbit": ("two_10", "two_10_constant"),
+    "over_best_constant_100mbit": ("two_100", "two_100_constant"),
+    "default_over_adamw_alone": ("default_alone", "alone_adamw"),
+    "default_over_adamw_10mbit": ("two_10", "two_10_adamw"),
 }
-TARGETS |= {f"{figure}_before": (f"{side}_before", f"{other}_before") for figure, (side, other) in TARGETS.items()}
-TARGETS |= {
-    f"default_over_adamw_{place}{time}": (f"{side}{time}", f"{side}_adamw_before")
-    for place, side in (("10mbit", "two_10"), ("alone", "default_alone"))
-    for time in ("", "_before")
-}
-"""The average that suits AdamW better reaches less far."""
-TARGETS |= {f"{side}_over_before": (side, f"{side}_before") for side in ("default_alone", "two_10", "two_100")}
 """By figure: the time of the first side to the loss that the second has at its end, over that side's time."""
 
 
 def overrides_of(side: str, model: str = "tiny") -> tuple[str, ...]:
     """What a side runs; links of `nano` are slower by its share of the parameters."""
-    if side.endswith("_before"):
-        return (*overrides_of(side.removesuffix("_before"), model), *BEFORE)
-    share = NANO_SHARE if model == "nano" else 1.0
-    _, rate, *_ = side.split("_")
-    over = link(rate, share) if rate.isdigit() else ()
-    optimizer = "adamw" if "adamw" in side else "muon"
-    named = (f"inner.lr={RATES[optimizer] * OF_MODEL[model]:g}",)
     if side.startswith("alone"):
-        return (*ALONE, *(ADAMW if optimizer == "adamw" else MUON), *named)
-    variant = VARIANTS.get(side.rpartition("_")[2], ())
-    return (*on_clock(optimizer), *(named if optimizer == "adamw" else ()), *over, *variant)
+        optimizer = side.removeprefix("alone_")
+        return (*ALONE, *CONSTANT[optimizer], f"inner.lr={RATES[optimizer] * OF_MODEL[model]:g}")
+    _, rate, *_ = side.split("_")
+    over = link(rate, NANO_SHARE if model == "nano" else 1.0) if rate.isdigit() else ()
+    return (*on_clock("muon"), *over, *VARIANTS.get(side.rpartition("_")[2], ()))
 
 
 def runs_of(sides: Iterable[str], model: str, seeds: Iterable[int]) -> list[Case]:
@@ -104,7 +93,4 @@ def runs_of(sides: Iterable[str], model: str, seeds: Iterable[int]) -> list[Case
 
 def machines(_: Path | None) -> list[Case]:
     """What are Muon, a second, four and eight machines worth, beside one alone at its best in 150 s?"""
-    with_muon = [side for side in SIDES if "adamw" not in side]
-    return runs_of(with_muon, "tiny", SEEDS) + runs_of(
-        [side for side in SIDES if side not in with_muon], "tiny", SEEDS[:2]
-    )
+    return runs_of(SIDES, "tiny", SEEDS)

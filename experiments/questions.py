@@ -5,7 +5,7 @@ from itertools import product
 from pathlib import Path
 
 from cases import FREE, LINKS, NANO, NANO_SHARE, SEEDS, TINY, Case, cases, corpora, link
-from further import delays, lengths, published, rounds, sizes, texts
+from further import delays, lengths, outer_steps, published, rounds, sizes, texts
 from machines import machines
 from pools import pools
 from shapes import shapes
@@ -174,6 +174,7 @@ QUESTIONS: Mapping[str, Callable[[Path | None], list[Case]]] = {
         tuning,
         shapes,
         published,
+        outer_steps,
         texts,
         lengths,
         sizes,

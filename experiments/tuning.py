@@ -20,34 +20,37 @@ SHORT = {
 ADAMW_ALONE = (
     "cosine lr=2e-3 wu=0.2", "cosine lr=2e-3 wu=0.2 wd=0", "cosine lr=3e-3 wu=0.2 wd=0", "lr=2e-3 wu=0.1 wd=0",
     "lr=1e-3 wu=0.2 wd=0", "lr=1e-3 wu=0.2 wd=0 beta2=0.99", "lr=1e-3 wu=0.2 wd=0 beta1=0.8",
-    "lr=1.4e-3 wu=0.2 wd=0 beta1=0.8 b=8", "lr=2e-3 wu=0.2 wd=0 beta1=0.8 b=16", "lr=2.8e-3 wu=0.2 wd=0 beta1=0.8 b=8",
+    "lr=1.4e-3 wu=0.2 wd=0 beta1=0.8 b=8", "lr=1.4e-3 wu=0.2 wd=0 beta1=0.8 b=8 H=8",
+    "lr=1.4e-3 wu=0.2 wd=0 beta1=0.8 b=8 H=8 span=0.1", "lr=2.8e-3 wu=0.2 wd=0 beta1=0.8 b=8 H=8",
+    "lr=1.4e-3 wu=0.4 wd=0 beta1=0.8 b=8 H=8", "lr=2e-3 wu=0.2 wd=0 beta1=0.8 b=16 H=8",
+    "lr=1.4e-3 wu=0.2 wd=0 beta1=0.8 beta2=0.99 b=8 H=8",
 )  # fmt: skip
 MUON_ALONE = (
     "lr=3e-3 m=0.95 wd=0.1", "lr=3e-3 m=0.9 wd=0", "lr=5e-3 m=0.9 wd=0", "lr=5e-3 m=0.95 wd=0 b=8",
     "lr=5e-3 m=0.9 wd=0 b=8", "lr=5e-3 m=0.9 wd=0.01 b=8", "lr=5e-3 m=0.8 wd=0 b=8", "lr=5e-3 m=0.8 wd=0.01 b=8",
     "lr=5e-3 m=0.7 wd=0 b=8", "lr=8e-3 m=0.8 wd=0 b=8", "lr=5e-3 m=0.8 wd=0 b=8 other=0.5",
     "lr=5e-3 m=0.8 wd=0 b=8 other=2", "lr=5e-3 m=0.9 wd=0 b=16", "lr=5e-3 m=0.8 wd=0 b=16", "lr=8e-3 m=0.8 wd=0 b=16",
-    "lr=8e-3 m=0.8 wd=0 b=32",
+    "lr=8e-3 m=0.8 wd=0 b=32", "lr=5e-3 m=0.8 wd=0 b=16 H=8 span=0.1", "lr=3.5e-3 m=0.8 wd=0 b=16 H=8 span=0.1",
+    "lr=7e-3 m=0.8 wd=0 b=16 H=8 span=0.1", "lr=5e-3 m=0.8 wd=0 b=12 H=8 span=0.1",
+    "lr=5e-3 m=0.8 wd=0 b=16 H=8 span=0.1 wu=0.05", "lr=5e-3 m=0.8 wd=0 b=16 H=8 span=0.1 wu=0.2",
 )  # fmt: skip
 MUON_TWO = (
     "lr=5e-3 m=0.8 wd=0 request=progress", "lr=5e-3 m=0.8 wd=0 b=8", "lr=8e-3 m=0.8 wd=0 b=8",
-    "lr=5e-3 m=0.8 wd=0 b=16", "lr=5e-3 m=0.8 wd=0 b=8 fraction=0.125", "lr=5e-3 m=0.8 wd=0 b=8 wire=int4",
+    "lr=5e-3 m=0.8 wd=0 b=16", "lr=5e-3 m=0.8 wd=0 b=8 span=0.1", "lr=3.5e-3 m=0.8 wd=0 b=8 span=0.1",
+    "lr=5e-3 m=0.8 wd=0 b=12 span=0.1",
 )  # fmt: skip
 """Two hosts at 10 Mbit/s, with the default's rounds and wire."""
 DEFAULT_ALONE = (
-    "H=25 lr=3.5e-3", "H=25 lr=5e-3", "H=25 lr=7e-3", "H=25 lr=5e-3 b=8", "H=2", "H=3", "H=5", "H=8", "H=12", "H=25",
+    "H=25 lr=5e-3", "H=25 lr=7e-3", "H=25 lr=5e-3 b=8", "H=2", "H=3", "H=5", "H=8", "H=12", "H=25",
     "H=8 lr=5e-3", "H=8 lr=7e-3", "H=8 span=0.03", "H=8 span=0.1", "H=8 span=0.2",
     "H=8 span=0.1 lr=5e-3",
 )  # fmt: skip
 """The default on one host: batches by progress per second, which leave the rate as it is."""
 MANY = {
-    "eight 100": (
-        8, 42, ("", "wire=sparse fraction=0.0625 delay=null", "b=2", "lr=2.45e-3", "lr=3.5e-3", "lr=4.9e-3"),
-    ),
-    "four 100": (4, 65, ("", "wire=sparse fraction=0.0625 delay=null")),
-    "two 100": (2, 75, ("", "wire=sparse fraction=0.0625 delay=null", "b=2", "span=0.1")),
-    "two 10": (2, 75, ("", "wire=int4 delay=null", "span=0.1", "span=0.2", "span=0.1 lr=5e-3")),
-}  # fmt: skip
+    "eight 100": (8, 42, ("", "span=0.1", "span=0.1 b=2", "span=0.1 lr=2.45e-3", "span=0.1 lr=4.9e-3")),
+    "two 100": (2, 75, ("", "span=0.1")),
+    "two 10": (2, 75, ("", "span=0.1", "span=0.2", "span=0.1 lr=5e-3")),
+}
 """The default on further hosts, by link: ranks, seconds and what differs from it."""
 
 
@@ -74,8 +77,7 @@ def tuning(_: Path | None) -> list[Case]:
         found += cases("tuning", f"two muon {side}".replace(" ", "_"), 2, chosen, (75,), (SEED,))
     for place, (ranks, seconds, sides) in MANY.items():
         for side in sides:
-            over = () if "free" in side.split() else link(place.split()[1])
-            chosen = ("model=tiny", *on_clock("muon"), *over, *overrides_of(side))
+            chosen = ("model=tiny", *on_clock("muon"), *link(place.split()[1]), *overrides_of(side))
             found += cases(
                 "tuning", f"{place} muon {side}".strip().replace(" ", "_"), ranks, chosen, (seconds,), (SEED,)
             )
