@@ -36,8 +36,11 @@ PUBLISHED: Mapping[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
     "streaming_MuLoCo": (("experiment=muloco", *STREAMED), "muon", ("5e-3", "1e-2", "2e-2")),
 }
 """By method, the default among them: its settings, its optimizer, and the rates that were tried."""
-OUTER_STEPS = {"plain": (), "momentum": ("outer.momentum=0.6", "outer.lr=0.7"), "int8": ("wire=int8",)}
-"""By name, what differs from the default: MuLoCo's momentum, and twice the bits."""
+OUTER_STEPS = {
+    "int4": ("wire=int4",), "momentum": ("wire=int4", "outer.momentum=0.6", "outer.lr=0.7"), "int8": ("wire=int8",),
+}  # fmt: skip
+"""By name, what differs from the default, which sends 4 bits there with a residual that an outer momentum would count
+twice: MuLoCo's momentum, and twice the bits."""
 MANY_HOSTS = {2: 60, 4: 40, 8: 28}
 """By hosts: seconds."""
 OTHER_RATES = {"default_alone": "1e-2", "alone_muon": "7e-3"}
