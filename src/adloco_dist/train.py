@@ -115,24 +115,32 @@ def next_round(
     """Take the plan after `last`, merge trainers and write a checkpoint if it says so; the plan, and this rank's report
     of the round.
 
-    Anchors that are kept, merged or saved are the same on all ranks: their reports of the last round have come then.
+    Anchors that are merged, saved or the last are the same on all ranks, and what is saved is finite.
     """
     plan, report = coordinator.next_plan()
     refuse_error(plan)
+    is_finite = True
     with about(f"round {plan.round + 1}"):
         if plan.needs_newest_anchors:
-            steps.complete_all(pool, report)
-            steps.share_positions(pool, report)
+            is_finite = bring_together(pool, report, f"after round {plan.round}")
             following = coordinator.following(report)
             refuse_error(following)
             if plan.stop:
                 plan = ended(plan, following)
         steps.begin_round(pool, last, plan, report)
-        if checkpoints and plan.checkpoint:
+        if checkpoints and plan.checkpoint and is_finite:
             start = time.perf_counter()
             keep(pool, coordinator, plan, plan.last_checkpoint, report, checkpoints)
             report.checkpoint_seconds = time.perf_counter() - start
     return plan, report
+
+
+def bring_together(pool: LocalPool, report: RankReport, when: str) -> bool:
+    """Bring the anchors up to date, make sure that ranks hold the same, and let them know where streams stand; whether
+    the anchors are finite. Collective."""
+    steps.complete_all(pool, report)
+    steps.share_positions(pool, report)
+    return steps.compare_anchors(pool, report, when)
 
 
 def ended(plan: RoundPlan, following: RoundPlan) -> RoundPlan:
@@ -196,10 +204,9 @@ def interrupted(
     checkpoints: Checkpoints | None,
 ) -> Outcome:
     """End in the middle of a round, with a checkpoint from which the round can be completed."""
-    steps.complete_all(pool, report)
-    steps.share_positions(pool, report)
+    is_finite = bring_together(pool, report, f"in round {plan.round + 1}")
     refuse_error(coordinator.following(report))
-    if checkpoints:
+    if checkpoints and is_finite:
         number = plan.last_checkpoint.number + 1
         checkpoint_id = CheckpointId(number, plan.round, plan.pool_tokens, coordinator.seconds)
         keep(pool, coordinator, plan, checkpoint_id, report, checkpoints, next_event)

@@ -18,32 +18,47 @@ from helpers.support import FOUR_TRAINERS, held_anchors
 POOL = ("pool.trainers=2", "pool.workers_per_trainer=2", "merge=none", "checkpoint.every=1rounds", "budget=6rounds")
 
 
-def train_apart(runtime: Runtime, folder: str) -> str:
-    """One bit of rank 1's anchor of trainer 1 flips in the third round."""
+def train_apart(runtime: Runtime, folder: str, after: str, number: int, *overrides: str) -> str:
+    """One bit of rank 1's anchor of trainer 1 flips when the trainer has done something so often."""
 
     def prepare(pool: LocalPool) -> None:
         if runtime.rank == 1:
             trainer = pool.trainers[1]
-            checksum, calls = trainer.checksum, []
+            done, calls = getattr(trainer, after), []
 
-            def after_a_fault() -> list[int]:
+            def with_a_fault(*values: Any) -> Any:
                 calls.append(1)
-                if len(calls) == 4:  # one comes before the first round
+                found = done(*values)
+                if len(calls) == number:
                     trainer.anchor[5] = np.nextafter(float(trainer.anchor[5]), 1.0)
-                return checksum()
+                return found
 
-            trainer.checksum = after_a_fault
+            setattr(trainer, after, with_a_fault)
 
     with pytest.raises(RanksDisagreeError) as raised:
-        train_kept(runtime, folder, None, *FOUR_TRAINERS, *POOL, prepare=prepare)
+        train_kept(runtime, folder, None, *FOUR_TRAINERS, *POOL, *overrides, prepare=prepare)
     return str(raised.value)
 
 
 def test_an_anchor_that_differs_names_the_ranks_and_comes_into_no_checkpoint(tmp_path: Path) -> None:
-    detail = run_ranks(train_apart, [0, 0], str(tmp_path))
+    detail = run_ranks(train_apart, [0, 0], str(tmp_path), "average_anchors", 3)
     assert set(detail) == {"after round 3: the anchor of trainer 1 differs between rank 0 and rank 1"}
-    rounds = [path.name.rpartition("-")[2] for path in (tmp_path / "shared" / "checkpoints").iterdir()]
-    assert max(rounds) <= "2"
+    assert last_round_saved(tmp_path) <= 2
+
+
+def test_an_anchor_that_differs_by_an_average_that_was_late_comes_into_no_checkpoint(tmp_path: Path) -> None:
+    """It arrives after the reports of its round, where the anchor is saved."""
+    late = ("algorithm.updates_per_round=3", "wire.delay_updates=1")
+    detail = run_ranks(train_apart, [0, 0], str(tmp_path), "complete", 5, *late)
+    (line,) = set(detail)
+    assert line.endswith("the anchor of trainer 1 differs between rank 0 and rank 1")
+    assert last_round_saved(tmp_path) < int(line.split()[2].rstrip(":"))
+
+
+def last_round_saved(folder: Path) -> int:
+    """The last round of which there is a checkpoint; 0: there is none."""
+    saved = (folder / "shared" / "checkpoints").iterdir()
+    return max((int(path.name.rpartition("-")[2]) for path in saved), default=0)
 
 
 def train_spoilt(runtime: Runtime, folder: str, *overrides: str) -> dict[str, Any]:

@@ -182,6 +182,15 @@ def exchange_positions(control: ControlPlane, report: RankReport, positions: dic
     return {int(stream): position for reply in replies for stream, position in reply["positions"].items()}
 
 
+def exchange_reports(control: ControlPlane, report: RankReport, own: RankReport) -> list[RankReport]:
+    """Every rank's `own` on every rank; cost is added to the report. Collective."""
+    start, sent = time.perf_counter(), control.bytes_sent
+    reports = [decode(RankReport, message) for message in control.exchange(encode(own))]
+    report.control_seconds += time.perf_counter() - start
+    report.control_bytes_sent += control.bytes_sent - sent
+    return reports
+
+
 def merged_reports(control: ControlPlane, report: RankReport) -> MergeReport:
     """What all ranks have to report of the merges before this round, on rank 0; nothing elsewhere. Collective."""
     messages = control.gather(encode(report.merge))

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch.profiler import record_function
 
+from adloco_dist.averaging.checks import RanksDisagreeError
 from adloco_dist.averaging.report import OuterStepReport
 from adloco_dist.averaging.schedule import Action, Event
 from adloco_dist.cluster.devices import timed
@@ -26,8 +27,10 @@ from adloco_dist.policy.report import (
     RankReport,
     TrainerReport,
 )
+from adloco_dist.policy.summary import disagreements
 from adloco_dist.pool.local_pool import LocalPool
-from adloco_dist.round.coordinate import exchange_positions
+from adloco_dist.pool.trainer import Trainer
+from adloco_dist.round.coordinate import exchange_positions, exchange_reports
 from adloco_dist.round.evaluate import evaluate_anchors
 from adloco_dist.round.inner import InnerPhase
 from adloco_dist.round.regroup import regroup
@@ -151,6 +154,29 @@ def complete_all(pool: LocalPool, report: RankReport) -> None:
         _report_outer(pool, report, trainer_id, trainer.complete)
 
 
+@record_function("control")
+def compare_anchors(pool: LocalPool, report: RankReport, when: str) -> bool:
+    """Make sure that ranks hold the same anchors, as they are after averages that no report has seen; whether all of
+    them are finite. Collective.
+
+    Raises:
+        RanksDisagreeError: on every rank; it names those that differ.
+    """
+    trainers = {
+        trainer_id: TrainerReport(len(trainer.workers), anchor=_where(trainer))
+        for trainer_id, trainer in pool.trainers.items()
+    }
+    reports = exchange_reports(pool.runtime.control, report, RankReport(pool.runtime.rank, trainers=trainers))
+    if errors := disagreements(reports, pool.settings.pool.ranks_per_worker):
+        raise RanksDisagreeError(f"{when}: {'; '.join(errors)}")
+    return all(share.anchor.is_finite for one in reports for share in one.trainers.values())
+
+
+def _where(trainer: Trainer) -> AnchorReport:
+    """Where a trainer stands between two rounds."""
+    return AnchorReport(trainer.checksum(), trainer.is_finite, trainer.cursor.position)
+
+
 def _report_outer(pool: LocalPool, report: RankReport, trainer_id: int, step: Callable[[], OuterStepReport]) -> None:
     """Take a part of a trainer's outer step, and add what it did to the rank's report."""
     with about(f"trainer {trainer_id}"), timed(pool.runtime.device) as timing:
@@ -175,7 +201,7 @@ def opening_report(pool: LocalPool, layout: Layout) -> RankReport:
     trainers = {
         trainer_id: TrainerReport(
             len(trainer.workers),
-            anchor=AnchorReport(trainer.checksum()),
+            anchor=_where(trainer),
             evaluation=evaluations.get(trainer_id, EvaluationReport()),
         )
         for trainer_id, trainer in pool.trainers.items()
@@ -190,7 +216,7 @@ def report_round(pool: LocalPool, plan: RoundPlan, report: RankReport, updates_b
     for trainer_id, trainer in pool.trainers.items():
         part = report.of(trainer_id)
         part.num_workers = len(trainer.workers)
-        part.anchor = AnchorReport(trainer.checksum(), trainer.is_finite, trainer.cursor.position)
+        part.anchor = _where(trainer)
         part.evaluation = evaluations.get(trainer_id, EvaluationReport())
     report.trainers = {trainer_id: report.of(trainer_id) for trainer_id in pool.trainers}  # others have ended
     if updates := sum(worker.updates_done for worker in pool.workers) - updates_before:
