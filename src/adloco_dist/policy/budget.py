@@ -1,5 +1,6 @@
 """How far a run has come before a round, when it ends, and what is due by then."""
 
+import math
 from collections.abc import Mapping
 
 from adloco_dist.config import Amount, CheckpointSettings, EvaluationSettings, Settings
@@ -47,7 +48,7 @@ def stop_reason(
     return None
 
 
-def fraction_per_update(budget: Amount, tokens_per_update: int, updates: int, update_seconds: float) -> float:
+def fraction_per_update(budget: Amount, tokens_per_update: float, updates: int, update_seconds: float) -> float:
     """The share of the budget that one update of a round of `updates` spends. `update_seconds` is what an update of the
     last round took, averages and all; 0: not known."""
     if budget.unit == "rounds":
@@ -55,12 +56,12 @@ def fraction_per_update(budget: Amount, tokens_per_update: int, updates: int, up
     return (tokens_per_update if budget.unit == "tokens" else update_seconds) / budget.number
 
 
-def num_updates(budget: Amount, now: CheckpointId, tokens_per_update: int, updates: int) -> int:
+def num_updates(budget: Amount, now: CheckpointId, tokens_per_update: float, updates: int) -> int:
     """H of the round: `updates`, or fewer in the last round of a budget in tokens, which a grown batch would overshoot
     otherwise."""
     if budget.unit != "tokens" or now.tokens >= budget.number:
         return updates
-    return min(updates, -(-(int(budget.number) - now.tokens) // tokens_per_update))
+    return min(updates, math.ceil((budget.number - now.tokens) / tokens_per_update))
 
 
 def is_evaluation_due(settings: EvaluationSettings, round_: int, fraction: float, last_fraction: float) -> bool:

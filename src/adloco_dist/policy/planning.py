@@ -77,13 +77,15 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, f
         batches[trainer] = take(batching, bounds, targets[trainer], before, measured[trainer])
     sequences_per_update = sum(layout.num_workers(trainer) * batch.local_batch for trainer, batch in batches.items())
     tokens_per_update = sequences_per_update * settings.data.sequence_length
+    # Of which slower workers take a part, beside an update of the fastest.
+    taken_per_update = tokens_per_update * _share_taken(layout, batches, speeds)
 
     rhythm = first_rhythm(algorithm, wire)
     if last and follows_link and any(layout.num_workers(trainer) > 1 for trainer in layout.trainers):
         rhythm = rhythm_for_link(algorithm, wire, costs, last.rhythm)
-    updates = num_updates(budget, now, tokens_per_update, rhythm.updates)
+    updates = num_updates(budget, now, taken_per_update, rhythm.updates)
     update_seconds = report.round_seconds / report.updates if report.updates else 0.0
-    spent_per_update = fraction_per_update(budget, tokens_per_update, rhythm.updates, update_seconds)
+    spent_per_update = fraction_per_update(budget, taken_per_update, rhythm.updates, update_seconds)
     worker_counts, owed = dict[int, tuple[int, ...]](), dict[int, tuple[float, ...]]()
     for trainer, of_workers in speeds.items():
         owed_before = (last.owed_updates if last else {}).get(trainer, (0.0,) * len(of_workers))
@@ -166,6 +168,18 @@ def _batch_inputs(pool: PlanInputs, trainer: int, speeds: Mapping[int, Sequence[
         pool.batch_limits.get(trainer),
         effective_workers(speeds[trainer]) if trainer in speeds else None,
     )
+
+
+def _share_taken(
+    layout: Layout, batches: Mapping[int, BatchPlan], speeds: Mapping[int, Sequence[float]]
+) -> float:
+    """The share of an update's sequences that workers of these speeds take in the time of one of the fastest."""
+    equal = {trainer: (1.0,) * layout.num_workers(trainer) for trainer in layout.trainers}
+    taken, full = (
+        sum(batches[trainer].local_batch * sum(of_workers[trainer]) for trainer in layout.trainers)
+        for of_workers in (equal | dict(speeds), equal)
+    )
+    return taken / full
 
 
 def _targets_after(merge: Merge, targets: Mapping[int, BatchTarget]) -> dict[int, BatchTarget]:

@@ -1,6 +1,7 @@
 """How many updates each worker takes where ranks differ in speed."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 
@@ -85,6 +86,17 @@ def test_the_plan_counts_what_workers_take() -> None:
     assert [third.updates_by(update, 0, 1) for update in (0, 1, 3, 5)] == [0, 1, 2, 2]
     assert third.sequences(0) == third.batches[0].local_batch * 7
     assert fourth.pool_tokens - third.pool_tokens == third.round_tokens
+
+
+def test_a_budget_in_tokens_counts_what_slower_workers_take() -> None:
+    """The rate of a round goes on where that of the one before has ended, and the last round spends what is left."""
+    budget = ("algorithm.updates_range=[10,10]", "budget=40000tokens", "batching.request=none")
+    plans = planned(*[cost_of((0.1, 0.95))] * 100, overrides=budget)
+    steady = [plan for plan in plans if plan.worker_updates and not plan.stop]
+    for plan, following in pairwise(steady):
+        ended = plan.progress.fraction + plan.updates * plan.progress.fraction_per_update
+        assert ended == pytest.approx(following.progress.fraction, abs=plan.progress.fraction_per_update)
+    assert [plan.updates for plan in steady[:-2]] == [10] * (len(steady) - 2), "and no tail of ever shorter rounds"
 
 
 @pytest.mark.parametrize(("slowness", "expected"), [(7.5, 8), (100, 100), (1000, 400)])
