@@ -29,6 +29,8 @@ class BatchReport:
     """The round's wall time without evaluations, divided by its updates."""
     exposed_share: float | None = None
     """Share of the round that averages took, and all else but updates and evaluations; None: not measured."""
+    drift_factor: float = 1.0
+    """Factor by which the updates to a loss are more, as workers drift apart in a round."""
     is_measured: bool = True
     """Whether the round was to measure them: not every round is."""
     local_batch: int = 0
@@ -166,7 +168,8 @@ def take(
     worth = None
     if report.exposed_share is not None and inputs.num_workers > 1:
         scale = target.smoothed.statistics.noise_scale if target.smoothed.statistics else math.inf
-        worth = worth_of_averaging(report.exposed_share, inputs.num_workers, local_batch, scale)
+        useful = (1 - report.exposed_share) / report.drift_factor
+        worth = worth_of_averaging(useful, inputs.num_workers, local_batch, scale)
     return BatchPlan(
         request=target.request,
         bounded=bounded,

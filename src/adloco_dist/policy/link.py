@@ -11,6 +11,9 @@ from adloco_dist.policy.layout import Layout
 EXPOSED_SHARE = 0.2
 """Exponent with which updates that workers are apart count against the time that averages expose: the share of a round
 that all else but updates takes where H settles, whatever the link (docs/theory.md)."""
+DRIFT_POWER = 0.12
+"""Exponent with which updates that workers are apart add to those that a loss takes, with Muon: what averaging is worth
+is told by it, which is to be no promise too small (docs/theory.md)."""
 SIGNS_COST = 1.1
 """Factor of the time to a loss where signs travel alone, and what they leave waits (docs/theory.md)."""
 FOUR_BITS_RATIO = 4.125 / 1.125
@@ -68,13 +71,22 @@ def over_signs(four_bits_share: float) -> float:
     return 1 + four_bits_share * (FOUR_BITS_RATIO - 1)
 
 
-def worth_of_averaging(exposed_share: float, num_workers: int, local_batch: int, noise_scale: float) -> float:
-    """Progress per second over that of one worker alone with the same batch, at most (docs/theory.md). Workers are
-    taken to lose nothing by averaging only now and then; `noise_scale` is in sequences, infinite if unknown."""
+def drift_factor(rhythm: Rhythm) -> float:
+    """Updates that a loss takes in such rounds over those in rounds of two without a delay (docs/theory.md)."""
+    return max(1.0, (rhythm.updates + 2 * rhythm.delay_updates) / 2) ** DRIFT_POWER
+
+
+def worth_of_averaging(useful_share: float, num_workers: int, local_batch: int, noise_scale: float) -> float:
+    """Progress per second over that of one worker alone with the same batch, at most (docs/theory.md).
+
+    Args:
+        useful_share: of the time, what updates take, over the factor by which they are more as workers drift apart.
+        noise_scale: in sequences, infinite if unknown.
+    """
     gain = num_workers
     if noise_scale < math.inf:
         gain = (1 + noise_scale / local_batch) / (1 + noise_scale / (num_workers * local_batch))
-    return (1 - exposed_share) * gain
+    return useful_share * gain
 
 
 def first_rhythm(algorithm: AlgorithmSettings, wire: WireSettings) -> Rhythm:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from adloco_dist.policy.batch import BatchReport
 from adloco_dist.policy.evaluation import total
-from adloco_dist.policy.link import RoundCost
+from adloco_dist.policy.link import RoundCost, drift_factor
 from adloco_dist.policy.passes import Passes
 from adloco_dist.policy.plan import PoolReport, RoundPlan
 from adloco_dist.policy.report import (
@@ -193,6 +193,7 @@ def _batch_reports(
             passes=_slowest([share.inner for _, share in parts]),
             seconds_per_update=round_seconds / plan.updates,
             exposed_share=cost.exposed_share(plan.updates) if cost else None,
+            drift_factor=drift_factor(plan.rhythm),
         )
         for trainer, parts in shares.items()
     }

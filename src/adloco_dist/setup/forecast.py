@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 
 from adloco_dist.cluster.environment import Link
 from adloco_dist.config import RoundLength, Settings
-from adloco_dist.policy.link import Rhythm, RoundCost, best_rhythm, over_signs
+from adloco_dist.policy.link import Rhythm, RoundCost, best_rhythm, drift_factor, over_signs
 from adloco_dist.policy.simulation import RoundForecast, exchanges
 from adloco_dist.setup.scale import Traffic
 
@@ -46,8 +46,9 @@ def forecast(settings: Settings, workers: int, averages: float, update_seconds: 
 
 def in_words(settings: Settings, workers: int, num_workers: int, averages: float, update_seconds: float) -> str:
     """A rank's share of the time in updates, H where it follows, and the progress of a trainer's workers over that of
-    one at most: as if none of them lost anything by averaging only now and then."""
+    one at most, less what they lose as they drift apart in a round."""
     expected = forecast(settings, workers, averages, update_seconds)
     share = expected.utilisation(update_seconds)
-    length = f", H {expected.updates // workers}" if settings.algorithm.round is RoundLength.link else ""
-    return f"{share:.0%}{length}, {share * num_workers:.2g}x"
+    rhythm = Rhythm(expected.updates // workers, expected.delay_updates // workers)
+    length = f", H {rhythm.updates}" if settings.algorithm.round is RoundLength.link else ""
+    return f"{share:.0%}{length}, {share * num_workers / drift_factor(rhythm):.2g}x"

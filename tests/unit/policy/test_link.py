@@ -17,6 +17,7 @@ from adloco_dist.policy.link import (
     Rhythm,
     RoundCost,
     best_rhythm,
+    drift_factor,
     first_rhythm,
     remembered,
     rhythm_for_link,
@@ -191,21 +192,27 @@ def test_costs_begin_anew_where_ranks_are_regrouped() -> None:
 
 def test_what_averaging_is_worth_beside_one_worker_alone() -> None:
     """Noise scale 12, two workers of 4: 1 + 3 over 1 + 1.5 a round's update; 1.6 times as much."""
-    assert worth_of_averaging(0.0, 2, 4, 12.0) == pytest.approx(1.6)
+    assert worth_of_averaging(1.0, 2, 4, 12.0) == pytest.approx(1.6)
     assert worth_of_averaging(0.5, 2, 4, 12.0) == pytest.approx(0.8), "half of the time is spent on the link"
-    assert worth_of_averaging(0.25, 4, 4, 0.0) == pytest.approx(0.75), "without noise a second worker is worth nothing"
+    assert worth_of_averaging(0.75, 4, 4, 0.0) == pytest.approx(0.75), "without noise a second worker is worth nothing"
     assert worth_of_averaging(0.5, 4, 4, math.inf) == pytest.approx(2), (
         "not known: at most as much as there are workers"
     )
 
 
+def test_what_rounds_cost_by_the_time_that_workers_are_apart() -> None:
+    assert drift_factor(Rhythm(1, 0)) == drift_factor(Rhythm(2, 0)) == 1
+    assert drift_factor(Rhythm(144, 143)) == pytest.approx(215**0.12), "a delay counts on both sides of a round"
+
+
 def test_plans_hold_what_averaging_is_worth() -> None:
     settings = small_settings(*FOUR_TRAINERS, "pool.trainers=1", "batching.request=none")
 
-    def planned(num_workers: int) -> BatchPlan:
+    def planned(num_workers: int, drift: float = 1.0) -> BatchPlan:
         inputs = BatchInputs(num_workers)
         first = first_batch(settings, inputs)
-        return next_batch(settings, inputs, first, BatchReport(exposed_share=0.6), 0.5, 0)
+        return next_batch(settings, inputs, first, BatchReport(exposed_share=0.6, drift_factor=drift), 0.5, 0)
 
+    assert planned(2, drift=1.25).worth == pytest.approx(0.64), "workers that drift apart take more updates"
     assert planned(2).worth == pytest.approx(0.8), "noise is not measured: two workers are worth two at most"
     assert planned(1).worth is None, "there is nothing to average"
