@@ -125,7 +125,7 @@ def _seconds(report: RankReport) -> float:
 def _without_waiting(
     simulation: SimulationSettings, wire: WireSettings, plan: RoundPlan, report: RankReport
 ) -> RankReport:
-    """A round that was not taken as a whole has no speed, as with the real clock."""
+    """What of a round was taken before the run was stopped in it counts, too: on this clock it takes no longer."""
     inner_seconds = {trainer: _inner_seconds(simulation, plan, report.rank, trainer) for trainer in report.trainers}
     turn = sum(inner_seconds.values()) / plan.updates  # one update of all workers, which compute while averages travel
     latency, delay = simulation.latency_seconds, plan.rhythm.delay_updates
@@ -156,7 +156,7 @@ def _without_waiting(
             ),
             evaluation=EvaluationReport(part.evaluation.sums),
         )
-    workers = sum(part.num_workers for part in report.trainers.values()) if report.update_seconds else 0
+    workers = sum(part.num_workers for part in report.trainers.values())
     merge = replace(report.merge, seconds=simulation.transfer_seconds(report.merge.bytes_sent))
     update_seconds = turn / workers if workers else 0.0
     return replace(report, trainers=trainers, merge=merge, update_seconds=update_seconds)

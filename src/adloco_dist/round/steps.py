@@ -210,8 +210,8 @@ def opening_report(pool: LocalPool, layout: Layout) -> RankReport:
 
 
 def report_round(pool: LocalPool, plan: RoundPlan, report: RankReport, updates_before: int) -> None:
-    """Note where the trainers stand at the end of a round, and what the rank used. An earlier start of the run
-    has taken `updates_before` of the workers' updates."""
+    """Note where the trainers stand at the end of a round, and what the rank used. The workers had taken
+    `updates_before` of its updates when this start of the run began; a rest of a round has no speed."""
     evaluations = evaluate_anchors(pool, plan.layout, plan.layout.trainers) if plan.evaluate else {}
     for trainer_id, trainer in pool.trainers.items():
         part = report.of(trainer_id)
@@ -219,7 +219,8 @@ def report_round(pool: LocalPool, plan: RoundPlan, report: RankReport, updates_b
         part.anchor = _where(trainer)
         part.evaluation = evaluations.get(trainer_id, EvaluationReport())
     report.trainers = {trainer_id: report.of(trainer_id) for trainer_id in pool.trainers}  # others have ended
-    if updates := sum(worker.updates_done for worker in pool.workers) - updates_before:
+    updates = sum(worker.updates_done for worker in pool.workers)
+    if updates and not updates_before:
         report.update_seconds = round(sum(part.inner.seconds for part in report.trainers.values()) / updates, 6)
     report.capacity, report.resources = pool.capacity, pool.runtime.monitor.take()
     report.notes = pool.splits.train.take_notes()
