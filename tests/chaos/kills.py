@@ -28,11 +28,11 @@ import psutil
 import adloco_dist.checkpoint.writer as writer
 import adloco_dist.launch.rank as launch_rank
 import adloco_dist.launch.run as launch_run
-import adloco_dist.round.coordinate as coordinate
 import adloco_dist.round.steps as steps
 import adloco_dist.train as train
 from adloco_dist.checkpoint.files import CHECKPOINTS_DIRECTORY, number_in
 from adloco_dist.cluster.heartbeat import Heartbeat
+from adloco_dist.cluster.mail import Mail
 from adloco_dist.run.directory import is_finished
 from adloco_dist.run.manifest import MANIFEST_FILE
 from helpers.commands import ROOT, processes_with, train_command
@@ -59,18 +59,30 @@ CALLS = (
     (launch_run, "survey_cluster", START + "survey"), (launch_run, "resumed", START + "search"),
     (launch_run, "_set_up_pool", START + "placement"), (launch_run, "restore_pool", START + "restoring"),
     (launch_run, "open_journal", START + "records"),
-    (coordinate, "coordinate", "report and plan"), (steps, "regroup", "merge"),
+    (Mail, "gather", "report travels"), (Mail, "broadcast", "plan travels"), (steps, "regroup", "merge"),
     (Heartbeat, "enter", ""), (writer.CheckpointWriter, "begin", "snapshot"), (train, "finish", END + "evaluation"),
     (launch_run, "save_model", END + "model"), (writer.CheckpointWriter, "_write", "writing"),
     (writer, "write_manifest", "manifest"), (writer, "prune", "prune"),
 )  # fmt: skip
 """What a rank calls when it comes to a place; heartbeats name their own."""
-BACKGROUND = ("writing", "manifest", "prune")
+BACKGROUND = ("report travels", "plan travels", "writing", "manifest", "prune")
 OF_RANK_0 = ("manifest", "prune", END + "model")
 PLACES = ("inner phase", "outer step", "report", *(place for _, _, place in CALLS if place))
 FOLDER, SHOT = "CHAOS_KILLS_FOLDER", "CHAOS_KILLS_SHOT"
 """In the environment of all processes of a start: its run's folder, and whom a rank shoots."""
-HOOK = 'import os\nif "RANK" in os.environ:\n    from chaos.kills import Watch\n    Watch()\n'
+HOOK = """
+import os
+if "RANK" in os.environ:
+    try:
+        from chaos.kills import Watch
+        Watch()
+    except BaseException:  # Python would print it, and go on unwatched
+        import traceback
+        traceback.print_exc()
+        os._exit(99)
+"""
+MAX_MISSES = 30
+"""Starts in a row that end before anybody is shot: a place that no run comes to."""
 
 
 @dataclass(frozen=True)
@@ -236,13 +248,19 @@ def measure_kills(count: int, seed: int) -> dict[str, float]:
     life, wanted = time.time() - start, left_by(reference.directory)
     print(f"undisturbed: {life:.1f} s, weights {wanted['weights'][:16]}, {len(wanted['merges'])} merges", flush=True)
     shutil.rmtree(reference.folder)
+    misses = 0
     while hits.total() < count:
         run = Run()
         while len(run.hits) < min(KILLS_PER_RUN, count - hits.total()) and not is_finished(run.directory):
             deck = deck or rng.sample([*PLACES, *len(PLACES) * [""]], 2 * len(PLACES))
             shot = _draw(rng, deck.pop(), life, run.newest())
-            if not run.start(shot):
-                deck.insert(0, shot.place)  # it was there no more
+            if run.start(shot):
+                misses = 0
+                continue
+            deck.insert(0, shot.place)  # it was there no more
+            misses += 1
+            if misses > MAX_MISSES:
+                raise RuntimeError(f"no run comes to any of {sorted(set(deck))}; {'; '.join(run.problems)}")
         if not is_finished(run.directory):
             run.start()
         run.check(wanted)
