@@ -122,14 +122,17 @@ def test_whatever_the_algorithm(tmp_path: Path, algorithm: str) -> None:
     assert_same(run([0, 0], tmp_path / "stopped", None, *overrides), reference)
 
 
-def test_what_is_trained_by_default(tmp_path: Path) -> None:
+@pytest.mark.parametrize("nodes", [[0, 0], [0, 0, 0]])
+def test_what_is_trained_by_default(tmp_path: Path, nodes: list[int]) -> None:
+    """Of three ranks each keeps what is left of the sums that it owns, too."""
+
     def default(folder: Path, looks: int | None) -> list[dict[str, Any]]:
         fast = (*SIMULATED_CLOCK, "simulation.bytes_per_second=1e7")
-        return run([0, 0], folder, looks, *fast, "budget=7rounds", "checkpoint.every=null", pool=())
+        return run(nodes, folder, looks, *fast, "budget=7rounds", "checkpoint.every=null", pool=())
 
     reference = default(tmp_path / "whole", None)
     dense = [record.get("in_four_bits", False) for record in reference[0]["records"] if record["round"]]
-    assert dense == sorted(dense), "the largest elements alone, and then all of them"
+    assert dense == sorted(dense), "signs, and then 4 bits"
     assert set(dense) == {False, True}
     assert default(tmp_path / "stopped", 11)[0]["stop"] == INTERRUPTED
     assert_same(default(tmp_path / "stopped", None), reference)

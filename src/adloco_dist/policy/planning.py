@@ -170,9 +170,7 @@ def _batch_inputs(pool: PlanInputs, trainer: int, speeds: Mapping[int, Sequence[
     )
 
 
-def _share_taken(
-    layout: Layout, batches: Mapping[int, BatchPlan], speeds: Mapping[int, Sequence[float]]
-) -> float:
+def _share_taken(layout: Layout, batches: Mapping[int, BatchPlan], speeds: Mapping[int, Sequence[float]]) -> float:
     """The share of an update's sequences that workers of these speeds take in the time of one of the fastest."""
     equal = {trainer: (1.0,) * layout.num_workers(trainer) for trainer in layout.trainers}
     taken, full = (
