@@ -4,13 +4,20 @@ import threading
 from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
 import pytest
 from torch.distributed.distributed_c10d import PrefixStore
 
 from adloco_dist.cluster.heartbeat import Heartbeat
+from adloco_dist.cluster.mail import Mail
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.cluster.signals import StopRequest
+from adloco_dist.policy.plan import RoundPlan
+from adloco_dist.policy.report import RankReport
+from adloco_dist.round.coordinate import Coordinator
+from helpers.clocks import CLOCKS
 from helpers.processes import run_ranks
+from helpers.support import FOUR_TRAINERS, SIMULATED_CLOCK, held_anchors, train_small_pool
 
 EVENTS = [(round_, event) for round_ in range(4) for event in range(3)]
 
@@ -45,7 +52,7 @@ def test_all_ranks_end_after_the_last_event_that_any_has_begun(ahead: int, heard
 
 
 def exchange(runtime: Runtime, rounds: int) -> dict[str, Any]:
-    """Every rank's thread passes its messages on; rank 1's is late by as many as it may be."""
+    """Every rank's thread passes its messages on, all of which were handed in at once."""
     mail, queue, received = runtime.mail, SimpleQueue[dict[str, Any]](), []
 
     def run() -> None:
@@ -63,6 +70,44 @@ def exchange(runtime: Runtime, rounds: int) -> dict[str, Any]:
     kept = [key for key in keys if runtime.store.check([key])]
     plans = [number for number in range(rounds) if runtime.store.check([f"plan/{number}"])]
     return {"received": received, "kept": kept, "plans": plans, "bytes": mail.bytes_sent}
+
+
+def train_late(runtime: Runtime, late_rank: int | None) -> dict[str, Any]:
+    """A rank's reports leave when it waits for the very plan that follows from them, and no sooner."""
+    if runtime.rank == late_rank:
+        wanted, needed, gather, following = threading.Semaphore(0), iter([1, 2]), Mail.gather, Coordinator.following
+
+        def late(self: Mail, message: Any) -> Any:
+            for _ in range(next(needed, 1)):
+                wanted.acquire()
+            return gather(self, message)
+
+        def wait_for(self: Coordinator, report: RankReport) -> RoundPlan:
+            wanted.release()
+            return following(self, report)
+
+        Mail.gather, Coordinator.following = late, wait_for
+    return train_small_pool(runtime, *FOUR_TRAINERS, *SIMULATED_CLOCK, *MERGING)
+
+
+MERGING = (
+    "pool.trainers=2", "pool.workers_per_trainer=2", "merge=worst_with_worst", "merge.every_rounds=3", "budget=8rounds",
+    "batching.request=norm_test",
+)  # fmt: skip
+
+
+def test_a_rank_whose_reports_are_late_changes_nothing() -> None:
+    whole = run_ranks(train_late, [0, 0], None)
+    assert any(row.get("merge") for row in whole[0]["records"])
+    for late_rank in (0, 1):
+        ranks = run_ranks(train_late, [0, 0], late_rank)
+        rows = [
+            [{key: value for key, value in row.items() if key not in CLOCKS} for row in one[0]["records"]]
+            for one in (ranks, whole)
+        ]
+        assert rows[0] == rows[1]
+        for trainer, anchor in held_anchors(ranks).items():
+            np.testing.assert_array_equal(anchor, held_anchors(whole)[trainer])
 
 
 def test_messages_come_whole_in_their_order_and_leave_nothing_behind() -> None:
