@@ -179,22 +179,28 @@ def test_lost_packets_and_jitter_end_nothing(tmp_path: Path) -> None:
     assert sum(resent) > 0, "and the records say so"
 
 
-def test_rounds_follow_a_link_that_changes(tmp_path: Path) -> None:
-    """From 50 to a quarter of a Mbit/s in the middle of a run: an average is given more time."""
-    with far_hosts(2, Wan(delay_ms=5, rate_mbit=50)) as (made, change), ThreadPoolExecutor(1) as threads:
+def test_rounds_follow_a_link_that_changes_and_changes_back(tmp_path: Path) -> None:
+    """From 50 to a quarter of a Mbit/s in the middle of a run: an average is given more time, and less after that."""
+    fast, slow = Wan(delay_ms=5, rate_mbit=50), Wan(delay_ms=5, rate_mbit=0.25)
+    with far_hosts(2, fast) as (made, change), ThreadPoolExecutor(1) as threads:
 
-        def slow_down() -> None:
+        def change_at(num_rows: int, link: Wan) -> None:
             def is_on_its_way() -> bool:
-                return any(_num_rows(path) > 35 for path in tmp_path.glob("*/run/metrics.jsonl"))
+                return any(_num_rows(path) > num_rows for path in tmp_path.glob("*/run/metrics.jsonl"))
 
-            wait_until(is_on_its_way, lambda: "the run did not come to its 35th round")
-            change(Wan(delay_ms=5, rate_mbit=0.25))
+            wait_until(is_on_its_way, lambda: f"the run did not come to its round {num_rows}")
+            change(link)
 
-        changed = threads.submit(slow_down)
-        rows = train(made, tmp_path, "budget=60rounds", "evaluation.every=null")
+        def slow_down_for_a_while() -> None:
+            change_at(35, slow)
+            change_at(60, fast)
+
+        changed = threads.submit(slow_down_for_a_while)
+        rows = train(made, tmp_path, "budget=90rounds", "evaluation.every=null")
         changed.result()
     delays = [row["delay_updates"] for row in rows if row["round"]]
-    assert statistics.median(delays[15:35]) < statistics.median(delays[-10:])
+    before, meanwhile, after = (statistics.median(part) for part in (delays[15:35], delays[50:60], delays[-10:]))
+    assert before < meanwhile > after
 
 
 def _num_rows(path: Path) -> int:
