@@ -141,7 +141,8 @@ class RoundPlan:
 
     @property
     def needs_newest_anchors(self) -> bool:
-        """Whether averages under way are waited for before the round: it merges, keeps or evaluates anchors."""
+        """Whether averages under way are waited for before the round: it merges or saves anchors, or they are
+        the last."""
         return bool(self.stop or self.merge or self.checkpoint)
 
     def digest(self) -> str:
