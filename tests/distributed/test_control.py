@@ -86,7 +86,7 @@ def train_late(runtime: Runtime, late_rank: int | None) -> dict[str, Any]:
             wanted.release()
             return following(self, report)
 
-        Mail.gather, Coordinator.following = late, wait_for
+        Mail.gather, Coordinator.following = late, wait_for  # pyright: ignore[reportAttributeAccessIssue]
     return train_small_pool(runtime, *FOUR_TRAINERS, *SIMULATED_CLOCK, *MERGING)
 
 

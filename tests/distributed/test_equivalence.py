@@ -39,6 +39,29 @@ def test_one_worker_with_outer_rate_one_is_the_inner_optimizer_alone() -> None:
     assert_same(mine, parameters(module))
 
 
+def test_one_worker_with_muon_is_torch_s_muon_and_its_adamw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In fp64: torch always orthogonalises in bf16, where a worker's updates are those of torch to the bit
+    (tests/unit/pool/test_muon.py)."""
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.double)
+    rate = 1e-2
+    overrides = ("inner=muon", f"inner.lr={rate}", "inner.warmup_fraction=0", "inner.clip_norm=null",
+                 "algorithm=localsgd", "pool.workers_per_trainer=1", "budget=3rounds")  # fmt: skip
+    (mine,) = run_ranks(train_and_unflatten, [0], *overrides)
+    module, inner = small_module(small_settings()).double(), small_settings(*overrides).inner
+    named = dict(module.named_parameters())
+    matrices = [p for name, p in named.items() if p.ndim == 2 and ".h." in name]
+    muon = torch.optim.Muon(matrices, rate, 0.1, inner.momentum, adjust_lr_fn="match_rms_adamw")
+    rest = [p for name, p in named.items() if p.ndim == 1 or ".h." not in name]
+    groups = [{"params": [p for p in rest if p.ndim == ndim], "weight_decay": 0.1 * (ndim - 1)} for ndim in (1, 2)]
+    adamw = torch.optim.AdamW(groups, lr=rate, betas=(inner.beta1, inner.beta2), eps=inner.eps, foreach=False)
+    for tokens in batches(9, 2):
+        module.zero_grad()
+        loss(module, tokens).backward()
+        muon.step()
+        adamw.step()
+    assert_same(mine, parameters(module))
+
+
 SGD = ("inner=sgd", "inner.momentum=0", "inner.lr=0.5", "inner.weight_decay=0", "inner.clip_norm=null")
 
 

@@ -50,6 +50,15 @@ def test_the_same_experiment_on_any_ranks_is_the_same_run(
     assert on_one_rank[0]["result"]["saved"] == elsewhere[0]["result"]["saved"]
 
 
+def test_with_muon_too() -> None:
+    """Its momentum is a worker's own, and a worker on any rank."""
+    muon = ("inner=muon", "inner.lr=1e-2")
+    expected = held_anchors(run([0], ROUNDS, *muon))
+    for nodes in ([0, 0, 0], [0, 0, 1, 1]):
+        for trainer, anchor in held_anchors(run(nodes, ROUNDS, *muon, "pool.placement=spread")).items():
+            np.testing.assert_allclose(anchor, expected[trainer], rtol=0, atol=1e-9)
+
+
 def test_float32_agrees_over_one_round(on_one_rank: list[dict[str, Any]]) -> None:
     alone = held_anchors(run([0], "precision=fp32", "budget=1rounds"))
     spread = held_anchors(run([0, 1, 2, 3], "precision=fp32", "budget=1rounds", "pool.placement=spread"))

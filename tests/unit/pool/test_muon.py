@@ -5,7 +5,16 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModel, BertConfig, BloomConfig, GPT2Config, GPTNeoXConfig, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BloomConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from adloco_dist.averaging.shards import Shards
 from adloco_dist.config import Precision
@@ -115,23 +124,44 @@ def test_matrices_of_small_gpt2() -> None:
     assert names(module) == [f"transformer.h.{layer}.{name}.weight" for layer in range(2) for name in inside]
 
 
-ATTENTION = {
-    "llama": (LlamaConfig, {"num_key_value_heads": 2}, {"q_proj": 4, "k_proj": 2, "v_proj": 2}),
-    "bert": (BertConfig, {}, {"query": 4, "key": 4, "value": 4}),
-    "gpt_neox": (GPTNeoXConfig, {}, {"query_key_value": 12}),
-    "bloom": (BloomConfig, {}, {"query_key_value": 12}),
-    "gpt2": (GPT2Config, {}, {}),  # its rows are what the projection reads
-}
+ARCHITECTURES = {
+    "llama": (
+        AutoModelForCausalLM, LlamaConfig, {"num_key_value_heads": 2},
+        {"q_proj": 4, "k_proj": 2, "v_proj": 2, "o_proj": 0, "gate_proj": 0, "up_proj": 0, "down_proj": 0},
+    ),
+    "bert": (
+        AutoModelForSequenceClassification, BertConfig, {},
+        {"query": 4, "key": 4, "value": 4, "attention.output.dense": 0, "intermediate.dense": 0, "0.output.dense": 0,
+         "pooler.dense": 0},
+    ),
+    "gpt_neox": (
+        AutoModelForCausalLM, GPTNeoXConfig, {},
+        {"query_key_value": 12, "attention.dense": 0, "dense_h_to_4h": 0, "dense_4h_to_h": 0},
+    ),
+    "bloom": (
+        AutoModelForCausalLM, BloomConfig, {},
+        {"query_key_value": 12, "self_attention.dense": 0, "dense_h_to_4h": 0, "dense_4h_to_h": 0},
+    ),
+    "gpt2": (  # its rows are what the projection reads, so that no head has matrices of its own
+        AutoModelForCausalLM, GPT2Config, {}, {"c_attn": 0, "attn.c_proj": 0, "c_fc": 0, "mlp.c_proj": 0}
+    ),
+}  # fmt: skip
+"""How to build a model, and the end of each name that Muon takes, with the heads that have matrices of their own."""
 
 
-@pytest.mark.parametrize("architecture", ATTENTION)
-def test_every_head_has_matrices_of_its_own(architecture: str) -> None:
-    config, own, by_head = ATTENTION[architecture]
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_what_is_taken_of_every_architecture(architecture: str) -> None:
+    """Projections, and never embeddings, heads of the model, norms or biases."""
+    kind, config, own, expected = ARCHITECTURES[architecture]
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 7, **own}
-    module = AutoModel.from_config(config(**sizes))
+    module = kind.from_config(config(**sizes))
     found = hidden_matrices(module, list(module.named_parameters()))
-    stacks = {name.split(".")[-2]: matrices.stack for name, matrices in found.items() if matrices.is_by_head}
-    assert stacks == {name: (count, 8, 32) for name, count in by_head.items()}
+    assert len(found) == len(expected)
+    for (name, matrices), (end, heads) in zip(found.items(), expected.items(), strict=True):
+        assert name.endswith(f"{end}.weight"), name
+        assert matrices.is_by_head == bool(heads)
+        if heads:
+            assert matrices.stack == (heads, 8, 32)
 
 
 def test_heads_are_as_if_each_was_a_parameter() -> None:
