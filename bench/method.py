@@ -19,7 +19,7 @@ from runs import make
 
 from common import parse, report, spread
 
-SIDES = ("alone_muon", "default_alone", "two_10", "two_100", "two_10_adamw_before", "default_alone_adamw_before")
+SIDES = ("alone_muon", "default_alone", "two_10", "two_100", "two_10_adamw", "alone_adamw")
 
 
 def main() -> None:

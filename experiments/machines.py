@@ -29,12 +29,13 @@ VARIANTS = {
     "75ms": ("simulation.latency_seconds=0.075",),
     "sparse": ("wire=sparse", "wire.fraction=0.0625", "wire.delay_updates=null"),
     "computing": ("simulation.average_seconds=0.0075",),
-    "constant": (*OF_MUON, "inner.lr=5e-3", "batching.request=none", "batching.local_batch=8"),
-    "adamw": (*OF_ADAMW, f"inner.lr={RATES['adamw']}"),
+    "constant": (*OF_MUON, "batching.request=none", "batching.local_batch=8"),
+    "adamw": OF_ADAMW,
 }
 """What differs from the default, by how a side's name ends. sparse: what travelled on slow links before signs did.
 computing: what averages compute takes its time, too, beside updates of 57 ms; on two real hosts 9.4 to 10.3 ms beside
 71 to 77 (clock.py). constant: the best of the search's constant batches on two hosts."""
+RATE_OF_VARIANT = {"constant": RATES["muon"], "adamw": RATES["adamw"]}
 OF_MODEL = {"tiny": 1.0, "nano": 2.0}
 """Rates over those of `tiny`: nearer to the best of `nano`."""
 SIDES = {
@@ -73,9 +74,11 @@ def overrides_of(side: str, model: str = "tiny") -> tuple[str, ...]:
     if side.startswith("alone"):
         optimizer = side.removeprefix("alone_")
         return (*ALONE, *CONSTANT[optimizer], f"inner.lr={RATES[optimizer] * OF_MODEL[model]:g}")
-    _, rate, *_ = side.split("_")
-    over = link(rate, NANO_SHARE if model == "nano" else 1.0) if rate.isdigit() else ()
-    return (*on_clock("muon"), *over, *VARIANTS.get(side.rpartition("_")[2], ()))
+    (_, mbit, *_), variant = side.split("_"), side.rpartition("_")[2]
+    over = link(mbit, NANO_SHARE if model == "nano" else 1.0) if mbit.isdigit() else ()
+    rate = RATE_OF_VARIANT.get(variant)
+    named = () if rate is None else (f"inner.lr={rate * OF_MODEL[model]:g}",)
+    return (*on_clock("muon"), *over, *VARIANTS.get(variant, ()), *named)
 
 
 def runs_of(sides: Iterable[str], model: str, seeds: Iterable[int]) -> list[Case]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from figures import Records
 from machines import SEEDS, SIDES
-from ratios import interval, ratios
+from ratios import extrapolated, interval, ratios
 from tables import compressed, delays, lengths, published, rounds, shapes, sizes, texts
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -16,7 +16,8 @@ PAGES = {"evidence.template": DOCS / "evidence.md", "expect.template": DOCS / "g
 
 def page(template: str, records: Records) -> str:
     """A page: every {name} of the template is a figure, or the rows of a table."""
-    shown = {name: interval(values) for name, values in ratios(records).items()}
+    further = {name: f" ({count} extrapolated)" if count else "" for name, count in extrapolated(records).items()}
+    shown = {name: interval(values) + further[name] for name, values in ratios(records).items()}
     shown |= {f"{name}_seeds": str(len(values)) for name, values in ratios(records).items()}
     shown |= {"sides": _sides(records), "tuning": _tuning(records)}
     shown |= {

@@ -14,15 +14,31 @@ def share(ours: Points, theirs: Points) -> float:
     return seconds_to(loss, ours) / seconds
 
 
-def ratios(records: Records) -> dict[str, list[float]]:
-    """By figure, the ratio of each seed of which there are both runs."""
-    found: dict[str, list[float]] = {}
+def is_extrapolated(ours: Points, theirs: Points) -> bool:
+    """Whether none of our losses lies on one side of theirs: the time is read off a line that goes on."""
+    loss, losses = theirs[-1][1], [one for _, one in ours]
+    return not min(losses) <= loss <= max(losses)
+
+
+def pairs(records: Records) -> dict[str, list[tuple[Points, Points]]]:
+    """By figure, the curves of both sides, of each seed of which there are both runs."""
+    found: dict[str, list[tuple[Points, Points]]] = {}
     for figure, (side, other) in TARGETS.items():
         for seed in SEEDS:
             ours, theirs = records.curve("machines", side, seed), records.curve("machines", other, seed)
             if ours and theirs:
-                found.setdefault(figure, []).append(share(ours, theirs))
+                found.setdefault(figure, []).append((ours, theirs))
     return found
+
+
+def ratios(records: Records) -> dict[str, list[float]]:
+    """By figure, the ratio of each seed of which there are both runs."""
+    return {figure: [share(*curves) for curves in made] for figure, made in pairs(records).items()}
+
+
+def extrapolated(records: Records) -> dict[str, int]:
+    """By figure, the seeds whose ratio is extrapolated."""
+    return {figure: sum(is_extrapolated(*curves) for curves in made) for figure, made in pairs(records).items()}
 
 
 STUDENT = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}

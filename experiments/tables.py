@@ -22,7 +22,7 @@ from further import (
     SIZES,
     TOKENS_IN_UPDATE,
 )
-from ratios import share
+from ratios import is_extrapolated, share
 from runs import Record
 from shapes import TRIED
 
@@ -49,7 +49,7 @@ def published(records: Records) -> str:
         row(
             name.replace("_", " "),
             ", ".join(f"{rate}: {run['loss']:.3f}" for rate, run in found[name].items()),
-            f"**{share(best['default']['curve'], run['curve']):.3f}**" if name != "default" else "1",
+            f"**{_share(best['default'], run)}**" if name != "default" else "1",
         )
         for name, run in best.items()
     )
@@ -65,8 +65,7 @@ def compressed(records: Records) -> str:
             hook = side["hook"] + amount.get(side["hook"], "")
             what = f"{side['optimizer']}, {side['lr']:g}, {side['local_batch']} sequences a host"
             ours = _run(records, "lengths", f"two_{side['link']}", side["seconds"], side["seed"])
-            beside = f"{share(ours['curve'], run['curve']):.3f}" if ours else ""
-            rows.append(row(side["link"], hook, what, f"{run['loss']:.3f}", f"{run['updates']:,}", beside))
+            rows.append(row(side["link"], hook, what, f"{run['loss']:.3f}", f"{run['updates']:,}", _share(ours, run)))
     return "\n".join(rows)
 
 
@@ -180,7 +179,10 @@ def sizes(records: Records) -> str:
 
 def _share(ours: Record | None, theirs: Record) -> str:
     """Our time to the loss that another run comes to, over that run's."""
-    return f"{share(ours['curve'], theirs['curve']):.3f}" if ours else "not run"
+    if not ours:
+        return "not run"
+    further = " (extrapolated)" if is_extrapolated(ours["curve"], theirs["curve"]) else ""
+    return f"{share(ours['curve'], theirs['curve']):.3f}{further}"
 
 
 def _run(records: Records, question: str, side: str, seconds: float, seed: int = SEED) -> Record | None:

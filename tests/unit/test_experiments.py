@@ -25,7 +25,7 @@ from figures import (
 )
 from page import PAGES, page
 from questions import QUESTIONS
-from ratios import interval, ratios
+from ratios import interval, is_extrapolated, ratios
 from tables import best_rate
 
 
@@ -104,6 +104,9 @@ def test_ratios_are_of_times_to_the_other_side_s_last_loss() -> None:
     assert ratios(Records(rows)) == expected, "in log(seconds); of seed 11 there is no other side"
     assert interval([1.0, 2.0, 3.0]) == "2.000 ± 2.484", "Student's t with two degrees of freedom is 4.303"
     assert interval([0.5]) == "0.500"
+    assert not is_extrapolated(two, alone)
+    assert is_extrapolated(two, [(150.0, 1.3)]), "which it has not come to"
+    assert is_extrapolated(two, [(150.0, 1.7)]), "which it had before it was first looked at"
 
 
 @pytest.mark.parametrize("template", PAGES)
