@@ -48,8 +48,9 @@ OTHER_RATES = {"default_alone": "1e-2", "alone_muon": "7e-3"}
 LENGTHS = (50, 150, 450)
 """Seconds of one alone; two have 0.7 of them."""
 HALF = 0.7
-SIZES = {(128, 4): (824_576, 75), (256, 4): (3_230_208, 290)}
-"""By width and depth: parameters, and the seconds of one alone, in which it sees a token for each of them."""
+SIZES = ((128, 4, 824_576, 75), (256, 4, 3_230_208, 290), (128, 4, 824_576, 370))
+"""Width, depth, parameters, and the seconds of one alone, in which it sees about a token for each of them, or five as
+`nano` does in the shortest of LENGTHS."""
 ROUNDS = (2, 5, 10, 25, 50, 100)
 """H, the updates that two workers take between averages which cost nothing."""
 LENGTHS_IN_UPDATES = (400, 1200, 3600)
@@ -120,9 +121,9 @@ def lengths(_: Path | None) -> list[Case]:
 def sizes(_: Path | None) -> list[Case]:
     """What is a second machine worth to a larger model, by as many tokens a parameter? On the clock of `tiny`, as if
     machines were as much faster, and on links in proportion."""
-    smallest = min(parameters for parameters, _ in SIZES.values())
+    smallest = min(parameters for _, _, parameters, _ in SIZES)
     found = []
-    for (width, depth), (parameters, seconds) in SIZES.items():
+    for width, depth, parameters, seconds in SIZES:
         chosen = (*shape_of(width, depth), *COMPARED, *on_clock("muon"))
         found += cases("sizes", f"alone_{width}x{depth}", 1, chosen, (seconds,), FURTHER_SEEDS)
         for mbit in ("10", "100"):

@@ -165,7 +165,7 @@ def delays(records: Records) -> str:
 def sizes(records: Records) -> str:
     """By width and depth: what one alone has come to, and the shares of time of two hosts."""
     rows = []
-    for (width, depth), (parameters, seconds) in SIZES.items():
+    for width, depth, parameters, seconds in SIZES:
         shape = f"{width}x{depth}"
         alone = _run(records, "sizes", f"alone_{shape}", seconds)
         two = [_run(records, "sizes", f"two_{link}_{shape}", HALF * seconds) for link in ("10", "100")]
