@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from adloco_dist.cluster.runtime import Runtime
@@ -16,13 +15,11 @@ from adloco_dist.data.indexed import IndexedDataset
 from adloco_dist.messages import decode
 from adloco_dist.policy.layout import Layout
 from adloco_dist.policy.merging import Merge, TrainerView, choose_merge
-from adloco_dist.policy.plan import PoolReport, RoundPlan
+from adloco_dist.policy.plan import PoolReport
 from adloco_dist.policy.planning import plan_round
 from adloco_dist.policy.replay import Trajectory
-from adloco_dist.policy.report import MergeReport
 from adloco_dist.pool.capacity import micro_batch_bytes, state_vectors
 from adloco_dist.pool.local_pool import LocalPool
-from adloco_dist.round import steps
 from adloco_dist.round.regroup import regroup
 from adloco_dist.run.rows import TrainerRow, merge_in_words
 from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
@@ -266,35 +263,6 @@ def shrink_in_little_memory(runtime: Runtime, *overrides: str) -> dict[str, Any]
     more = (f"cluster.memory_bytes={memory}", "batching.padding_fraction=1")
     done = train_small_pool(runtime, *FOUR_TRAINERS, *overrides, *more, prepare=watch)
     return {**done, "alive": [trainer() is not None for trainer in trainers]}
-
-
-def train_and_owe(runtime: Runtime) -> list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
-    """What this rank owes of all trainers before and after each merge."""
-    found, exact = [], steps.regroup
-
-    def owed(pool: LocalPool) -> npt.NDArray[Any]:
-        kept = [trainer.residual.numpy() for trainer in pool.trainers.values() if trainer.residual is not None]
-        return np.sum(kept, axis=0)
-
-    def watched(pool: LocalPool, before: Layout, plan: RoundPlan) -> MergeReport:
-        owed_before = owed(pool)
-        report = exact(pool, before, plan)
-        found.append((owed_before, owed(pool)))
-        return report
-
-    steps.regroup = watched
-    signs = ("wire=signs", "outer=average", "pool.workers_per_trainer=3", "pool.placement=spread")
-    train_small_pool(runtime, *FOUR_TRAINERS, *SHRINKING, *signs, "pool.trainers=2", "budget=4rounds")
-    return found
-
-
-@pytest.mark.parametrize("nodes", [[0, 0, 0], [0, 0, 0, 0, 0, 0]])
-def test_what_averages_have_left_behind_goes_into_a_merge(nodes: list[int]) -> None:
-    """Of each trainer of three ranks, every rank keeps what its own signs and those of the slice that it owns leave."""
-    (merges,) = zip(*run_ranks(train_and_owe, nodes), strict=True)
-    before, after = (np.sum([rank[place] for rank in merges], axis=0) for place in (0, 1))
-    assert np.abs(before).sum() > 0
-    np.testing.assert_allclose(after, before, rtol=0, atol=1e-12)
 
 
 def test_memory_is_probed_again_after_a_merge() -> None:

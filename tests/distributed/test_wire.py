@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -11,7 +12,11 @@ from adloco_dist.averaging.averager import Commit, FullPrecision
 from adloco_dist.averaging.group import Group
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import SettingsError
+from adloco_dist.policy.layout import Layout
+from adloco_dist.policy.plan import RoundPlan
+from adloco_dist.policy.report import MergeReport
 from adloco_dist.pool.local_pool import LocalPool
+from adloco_dist.round import steps
 from helpers.processes import run_ranks
 from helpers.support import (
     FOUR_TRAINERS,
@@ -59,6 +64,37 @@ def test_trainers_learn_and_merge_while_averages_travel(overrides: tuple[str, ..
     assert all(record["bytes_sent"]["outer"] > 0 for record in records if record["round"] > 0)
     measured = [record for record in records if record.get("statistics") or record.get("noise_scale")]
     assert measured, "statistics within each worker"
+
+
+def train_and_owe(runtime: Runtime) -> list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+    """What this rank owes of all trainers before and after each merge."""
+    found, exact = [], steps.regroup
+
+    def owed(pool: LocalPool) -> npt.NDArray[Any]:
+        kept = [trainer.residual.numpy() for trainer in pool.trainers.values() if trainer.residual is not None]
+        return np.sum(kept, axis=0)
+
+    def watched(pool: LocalPool, before: Layout, plan: RoundPlan) -> MergeReport:
+        owed_before = owed(pool)
+        report = exact(pool, before, plan)
+        found.append((owed_before, owed(pool)))
+        return report
+
+    steps.regroup = watched
+    merging = ("pool.trainers=2", "merge=worst_with_worst", "merge.every_rounds=2", "budget=4rounds",
+               "batching.request=norm_test", "batching.eta=0.7")  # fmt: skip
+    signs = ("wire=signs", "outer=average", "pool.workers_per_trainer=3", "pool.placement=spread")
+    train_small_pool(runtime, *FOUR_TRAINERS, *merging, *signs)
+    return found
+
+
+@pytest.mark.parametrize("nodes", [[0, 0, 0], [0, 0, 0, 0, 0, 0]])
+def test_what_averages_have_left_behind_goes_into_a_merge(nodes: list[int]) -> None:
+    """Of each trainer of three ranks, every rank keeps what its own signs and those of the slice that it owns leave."""
+    (merges,) = zip(*run_ranks(train_and_owe, nodes), strict=True)
+    before, after = (np.sum([rank[place] for rank in merges], axis=0) for place in (0, 1))
+    assert np.abs(before).sum() > 0
+    np.testing.assert_allclose(after, before, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])

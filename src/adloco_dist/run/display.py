@@ -15,6 +15,7 @@ from rich.table import Table
 from adloco_dist.config import Settings
 from adloco_dist.messages import Json
 from adloco_dist.policy.evaluation import in_words
+from adloco_dist.policy.link import Rhythm, drift_factor
 from adloco_dist.run.journal import Sink
 from adloco_dist.run.rows import TrainerRow, merge_in_words, nonfinite_in_words
 from adloco_dist.terminal import new_table
@@ -36,8 +37,8 @@ DOES_NOT_PAY = (
     "; algorithm.round=link, wire=slow_link or larger batches may change that"
 )
 TOO_SLOW = (
-    "a rank is so slow that rounds are as long as it needs for one update, and it counts for little "
-    "(worker_updates in metrics.jsonl); without it the others would average more often"
+    "a rank is so slow that rounds have {updates} updates, as long as it needs for one, and it counts for little "
+    "(worker_updates in metrics.jsonl); that costs the others about {cost:.0%} of the time, as they drift apart"
 )
 SLOWNESS = 8
 """Updates of the fastest worker to one of the slowest from which on this is reported."""
@@ -45,6 +46,13 @@ UNPAID_ROUNDS = 5
 """Rounds in a row after which either is reported."""
 LINES = 200
 """About how many lines report the rounds of a whole run where there is no terminal: rounds may be short and many."""
+
+
+def too_slow_in_words(row: TrainerRow) -> str:
+    """What a rank that is so slow costs the others in such a round."""
+    updates = row.updates or 0
+    cost = drift_factor(Rhythm(updates, row.delay_updates or 0)) - 1
+    return TOO_SLOW.format(updates=updates, cost=cost)
 
 
 class Display(Sink):
@@ -135,8 +143,10 @@ class Display(Sink):
             for note, holds in ((DOES_NOT_PAY, is_unpaid), (TOO_SLOW, is_slow)):
                 self._unpaid_rounds[row.trainer, note] = self._unpaid_rounds[row.trainer, note] + 1 if holds else 0
         notes |= {which for which, rounds in self._unpaid_rounds.items() if rounds >= UNPAID_ROUNDS}
+        by_trainer = {row.trainer: row for row in rows}
         for trainer, note in sorted(notes - self._reported):
-            self._say(f"round {rows[0].round}, trainer {trainer}: {note}")
+            words = too_slow_in_words(by_trainer[trainer]) if note == TOO_SLOW else note
+            self._say(f"round {rows[0].round}, trainer {trainer}: {words}")
         self._reported |= notes
 
     def _figures(self, separator: str) -> str:
