@@ -15,7 +15,9 @@ from further import (
     HALF,
     LENGTHS,
     LENGTHS_IN_UPDATES,
+    MANY_HOSTS,
     OTHER_RATES,
+    OUTER_STEPS,
     PUBLISHED,
     ROUNDS,
     SECONDS,
@@ -53,6 +55,16 @@ def published(records: Records) -> str:
         )
         for name, run in best.items()
     )
+
+
+def outer_steps(records: Records) -> str:
+    """By hosts: losses with the outer steps that were tried."""
+    rows = []
+    for hosts, seconds in MANY_HOSTS.items():
+        made = [_run(records, "outer_steps", f"{hosts}_{name}", seconds) for name in OUTER_STEPS]
+        if all(made):
+            rows.append(row(hosts, seconds, *(f"{run['loss']:.3f}" for run in made if run)))
+    return "\n".join(rows)
 
 
 def compressed(records: Records) -> str:
