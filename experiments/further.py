@@ -24,6 +24,7 @@ ROUNDS_OF_30 = "algorithm.updates_per_round=30"
 """H of SparseLoCo and MuLoCo as published."""
 STREAMED = ("algorithm.updates_per_round=40", "wire=slow_link")
 """Streaming DiLoCo: four fragments in 4 bits, each of which travels for five updates."""
+AVERAGED = ("inner.schedule=constant", "outer.average_span=0.1")
 PUBLISHED: Mapping[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
     "default": ((), "muon", ("3.5e-3", "7e-3", "1e-2", "1.4e-2")),
     "SparseLoCo": (
@@ -32,10 +33,13 @@ PUBLISHED: Mapping[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
         ("2e-3", "4e-3", "8e-3"),
     ),
     "MuLoCo": (("experiment=muloco", "wire=int4"), "muon", ("5e-3", "1e-2", "2e-2")),
+    "MuLoCo_averaged": (("experiment=muloco", "wire=int4", *AVERAGED), "muon", ("7e-3", "1e-2", "1.4e-2")),
     "streaming_DiLoCo": (("algorithm=diloco", *STREAMED), "adamw", ("1e-3", "2e-3", "4e-3")),
     "streaming_MuLoCo": (("experiment=muloco", *STREAMED), "muon", ("5e-3", "1e-2", "2e-2")),
+    "streaming_MuLoCo_averaged": (("experiment=muloco", *STREAMED, *AVERAGED), "muon", ("7e-3", "1e-2", "1.4e-2")),
 }
-"""By method, the default among them: its settings, its optimizer, and the rates that were tried."""
+"""By method, the default among them: its settings, its optimizer, and the rates that were tried. As published they have a
+cosine and no average of anchors; averaged: with the default's constant rate and average instead."""
 OUTER_STEPS = {
     "int4": ("wire=int4",), "momentum": ("wire=int4", "outer.momentum=0.6", "outer.lr=0.7"), "int8": ("wire=int8",),
 }  # fmt: skip

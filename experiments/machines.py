@@ -29,20 +29,18 @@ VARIANTS = {
     "75ms": ("simulation.latency_seconds=0.075",),
     "sparse": ("wire=sparse", "wire.fraction=0.0625", "wire.delay_updates=null"),
     "computing": ("simulation.average_seconds=0.0075",),
-    "constant": (*OF_MUON, "batching.request=none", "batching.local_batch=8"),
     "adamw": OF_ADAMW,
 }
 """What differs from the default, by how a side's name ends. sparse: what travelled on slow links before signs did.
 computing: what averages compute takes its time, too, beside updates of 57 ms; on two real hosts 9.4 to 10.3 ms beside
-71 to 77 (clock.py). constant: the best of the search's constant batches on two hosts."""
-RATE_OF_VARIANT = {"constant": RATES["muon"], "adamw": RATES["adamw"]}
+71 to 77 (clock.py)."""
 OF_MODEL = {"tiny": 1.0, "nano": 2.0}
 """Rates over those of `tiny`: nearer to the best of `nano`."""
 SIDES = {
     "alone_muon": (1, SECONDS), "default_alone": (1, SECONDS), "two_10": (2, 105), "two_100": (2, 105),
     "four_100": (4, 65), "eight_100": (8, 42), "alone_adamw": (1, SECONDS), "two_10_adamw": (2, 90),
     "eight_10": (8, 65), "sixteen_100": (16, 34), "two_10_sparse": (2, 105), "two_10_25ms": (2, 105),
-    "two_10_75ms": (2, 105), "two_10_computing": (2, 105), "two_10_constant": (2, 105), "two_100_constant": (2, 105),
+    "two_10_75ms": (2, 105), "two_10_computing": (2, 105),
 }  # fmt: skip
 """Ranks and seconds; a side has the Mbit/s of its link in its name, and what differs from the default."""
 TARGETS = {
@@ -61,8 +59,6 @@ TARGETS = {
     "four_machines_100mbit_over_constant": ("four_100", "alone_muon"),
     "eight_hosts_100mbit_over_constant": ("eight_100", "alone_muon"),
     "over_best_constant_alone": ("default_alone", "alone_muon"),
-    "over_best_constant_10mbit": ("two_10", "two_10_constant"),
-    "over_best_constant_100mbit": ("two_100", "two_100_constant"),
     "default_over_adamw_alone": ("default_alone", "alone_adamw"),
     "default_over_adamw_10mbit": ("two_10", "two_10_adamw"),
 }
@@ -76,8 +72,7 @@ def overrides_of(side: str, model: str = "tiny") -> tuple[str, ...]:
         return (*ALONE, *CONSTANT[optimizer], f"inner.lr={RATES[optimizer] * OF_MODEL[model]:g}")
     (_, mbit, *_), variant = side.split("_"), side.rpartition("_")[2]
     over = link(mbit, NANO_SHARE if model == "nano" else 1.0) if mbit.isdigit() else ()
-    rate = RATE_OF_VARIANT.get(variant)
-    named = () if rate is None else (f"inner.lr={rate * OF_MODEL[model]:g}",)
+    named = (f"inner.lr={RATES['adamw'] * OF_MODEL[model]:g}",) if variant == "adamw" else ()
     return (*on_clock("muon"), *over, *VARIANTS.get(variant, ()), *named)
 
 
