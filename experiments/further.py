@@ -38,8 +38,8 @@ PUBLISHED: Mapping[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
     "streaming_MuLoCo": (("experiment=muloco", *STREAMED), "muon", ("5e-3", "1e-2", "2e-2")),
     "streaming_MuLoCo_averaged": (("experiment=muloco", *STREAMED, *AVERAGED), "muon", ("7e-3", "1e-2", "1.4e-2")),
 }
-"""By method, the default among them: its settings, its optimizer, and the rates that were tried. As published they have a
-cosine and no average of anchors; averaged: with the default's constant rate and average instead."""
+"""By method, the default among them: its settings, its optimizer, and the rates that were tried. As published they have
+a cosine and no average of anchors; averaged: with the default's constant rate and average instead."""
 OUTER_STEPS = {
     "int4": ("wire=int4",), "momentum": ("wire=int4", "outer.momentum=0.6", "outer.lr=0.7"), "int8": ("wire=int8",),
 }  # fmt: skip
