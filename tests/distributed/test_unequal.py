@@ -84,6 +84,20 @@ def test_the_mean_is_weighted_by_updates() -> None:
     torch.testing.assert_close(trainer.anchor, before + mean, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize(("num_workers", "rate"), [(1, 1.0), (2, 1.0), (4, 1.26), (16, 2.0)])
+def test_many_workers_take_a_longer_step(num_workers: int, rate: float) -> None:
+    """By the cube root of half their number; of those that are finite, and as much as each counts for."""
+    follows = ("outer=average", "outer.follows_workers=true")
+    trainer = new_trainer(small_settings(*FOUR_TRAINERS, *follows), num_workers + 1)
+    before = trainer.anchor.clone()
+    for number, worker in enumerate(trainer.workers):
+        worker.weights.add_(1.0 + number)
+    trainer.workers[-1].weights[0] = float("nan")
+    trainer.step(0, None)
+    mean = (1.0 + num_workers) / 2
+    torch.testing.assert_close(trainer.anchor, before + rate * mean, rtol=0, atol=1e-9)
+
+
 def count_sequences(runtime: Runtime) -> dict[str, Any]:
     fix_speeds()
     whole = small_store()

@@ -24,6 +24,8 @@ class OuterSGD:
 
     lr: float = 0.7
     momentum: float = 0.9
+    follows_workers: bool = False
+    """Whether the rate is that of two workers, and of more times the cube root of half their number (docs/theory.md)."""
 
     def __post_init__(self) -> None:
         if not (self.lr > 0 and isfinite(self.lr)):
@@ -31,7 +33,13 @@ class OuterSGD:
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum={self.momentum}: must be in [0, 1)")
 
-    def step(self, anchor: torch.Tensor, momentum: torch.Tensor | None, gradient: torch.Tensor) -> None:
+    def rate(self, num_workers: float) -> float:
+        """The rate for the mean of so many workers; in three digits, as powers are not the same bits everywhere."""
+        return self.lr * round(max(1.0, num_workers / 2) ** (1 / 3), 3) if self.follows_workers else self.lr
+
+    def step(
+        self, anchor: torch.Tensor, momentum: torch.Tensor | None, gradient: torch.Tensor, num_workers: float = 1.0
+    ) -> None:
         """Take a step of torch.optim.SGD (Nesterov) in place, in operations that round alike on every device.
 
         One operation that multiplies and adds (torch's fused SGD, `add_` with an alpha) rounds twice on a CPU and once
@@ -40,12 +48,14 @@ class OuterSGD:
         Args:
             anchor, gradient: (n,) each, on one device.
             momentum: (n,), zeros before the first step; None where the optimizer has none.
+            num_workers: those whose mean the gradient is.
         """
+        rate = self.rate(num_workers)
         if momentum is None:
-            update = gradient * self.lr
+            update = gradient * rate
         else:
             momentum.mul_(self.momentum).add_(gradient)
-            update = (momentum * self.momentum).add_(gradient).mul_(self.lr)
+            update = (momentum * self.momentum).add_(gradient).mul_(rate)
         anchor.sub_(update)
 
 
@@ -98,7 +108,7 @@ def step_anchor(
     near = [vector.to(total.device, non_blocking=True) for vector in state]
     if num_workers:
         # Times the reciprocal: a GPU divides by a number of the host in that way, a CPU does not.
-        optimizer.step(near[0], near[1] if momentum is not None else None, total.mul_(1 / num_workers))
+        optimizer.step(near[0], near[1] if momentum is not None else None, total.mul_(1 / num_workers), num_workers)
         if anchor.device != total.device:
             for home, new in zip(state, near, strict=True):
                 home.copy_(new, non_blocking=True)

@@ -90,6 +90,8 @@ class OuterSettings:
     """Rate of the outer SGD on the anchor, whose gradient is the pseudo-gradient (DiLoCo, 2311.08105)."""
     momentum: Annotated[float, Range("in [0, 1)"), ReadWhen(OUTER_STEPS)] = 0.0
     """Nesterov momentum of the outer SGD; 0: none."""
+    follows_workers: Annotated[bool, ReadWhen(OUTER_STEPS)] = True
+    """Whether the rate is that of two workers, and of more that average times the cube root of half their number."""
     average_span: Annotated[float | None, Range("in (0, 1]")] = 0.1
     """Share of the tokens so far over which a trainer's anchors are averaged; the average is evaluated and saved. It
     takes a vector of the model's size, which merges alone send. null: the last anchor."""

@@ -62,7 +62,7 @@ class Trainer(OuterStep[Worker]):
             workers,
             anchor,
             Division(fragments, flat_model.shards, flat_model.device),
-            OuterSGD(outer.lr, outer.momentum),
+            OuterSGD(outer.lr, outer.momentum, outer.follows_workers),
             self.averagers[False],
             FlatBuffers(anchor, boundary),
             # The flat model's gradient is free while nobody computes.
