@@ -25,7 +25,8 @@ class OuterSGD:
     lr: float = 0.7
     momentum: float = 0.9
     follows_workers: bool = False
-    """Whether the rate is that of two workers, and of more times the cube root of half their number (docs/theory.md)."""
+    """Whether the rate is that of two workers; of more it is that times the cube root of half their number
+    (docs/theory.md)."""
 
     def __post_init__(self) -> None:
         if not (self.lr > 0 and isfinite(self.lr)):
