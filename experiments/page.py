@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from figures import Records
-from machines import SEEDS, SIDES
+from machines import SEEDS, SIDES, TARGETS
 from ratios import extrapolated, interval, ratios
 from tables import compressed, delays, lengths, outer_steps, published, rounds, shapes, sizes, texts
 
@@ -14,10 +14,19 @@ DOCS = Path(__file__).parents[1] / "docs"
 PAGES = {"evidence.template": DOCS / "evidence.md", "expect.template": DOCS / "guide" / "what-to-expect.md"}
 
 
+class Shown(dict[str, str]):
+    """What stands for each {name} of a template; "not run" for a figure whose runs are not there."""
+
+    def __missing__(self, name: str) -> str:
+        if name.removesuffix("_seeds") not in TARGETS:
+            raise KeyError(name)
+        return "0" if name.endswith("_seeds") else "not run"
+
+
 def page(template: str, records: Records) -> str:
     """A page: every {name} of the template is a figure, or the rows of a table."""
     further = {name: f" ({count} extrapolated)" if count else "" for name, count in extrapolated(records).items()}
-    shown = {name: interval(values) + further[name] for name, values in ratios(records).items()}
+    shown = Shown({name: interval(values) + further[name] for name, values in ratios(records).items()})
     shown |= {f"{name}_seeds": str(len(values)) for name, values in ratios(records).items()}
     shown |= {"sides": _sides(records), "tuning": _tuning(records)}
     shown |= {

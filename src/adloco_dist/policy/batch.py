@@ -141,6 +141,8 @@ def _tested(
         return variance_test_request(batching, smoothed.statistics), smoothed
     if cost is None:
         return Request(last.bounded, "no times were measured: the batch stays"), smoothed
+    if smoothed.statistics.squared_norm <= 0:  # one measurement far off does that: no reason for any batch
+        return Request(last.bounded, "no gradient was seen for its noise: the batch stays"), smoothed
     num_workers = inputs.effective_workers or inputs.num_workers
     fixed = report.seconds_per_update - report.local_batch * cost.sequence_seconds
     return progress_per_second(smoothed.statistics, num_workers, cost.sequence_seconds, fixed), smoothed
