@@ -98,7 +98,7 @@ def test_the_check_measures_round_trips_and_says_what_to_expect(tmp_path: Path) 
     shown = "".join(output for _, output in done)
     measured, expected = [line for line in shown.splitlines() if line.lstrip().startswith("0 - 1")]
     round_trip_ms, _, fp32, *_ = map(float, measured.split()[3:])
-    assert 50 < round_trip_ms < 65
+    assert 50 < round_trip_ms < 100, "and what a busy machine adds"
     assert fp32 > 320, "400 MB at 10 Mbit/s"
     *_, gain = expected.split()
     assert expected.split()[3].endswith("%,")

@@ -127,7 +127,7 @@ def test_what_is_trained_by_default(tmp_path: Path, nodes: list[int]) -> None:
     """Of three ranks each keeps what is left of the sums that it owns, too."""
 
     def default(folder: Path, looks: int | None) -> list[dict[str, Any]]:
-        fast = (*SIMULATED_CLOCK, "simulation.bytes_per_second=1e7")
+        fast = (*SIMULATED_CLOCK, "simulation.bytes_per_second=1e7", f"pool.workers_per_trainer={len(nodes)}")
         return run(nodes, folder, looks, *fast, "budget=7rounds", "checkpoint.every=null", pool=())
 
     reference = default(tmp_path / "whole", None)

@@ -68,9 +68,8 @@ class Coordinator:
         self._handed_in: SimpleQueue[RankReport | None] = SimpleQueue()
         self._decided: SimpleQueue[tuple[RoundPlan, PoolReport | None] | BaseException] = SimpleQueue()
         self._following: RoundPlan | None = None
-        self._sketch_bytes, self._control_bytes = 0, self._mail.bytes_sent
-        """What the thread has sent so far: of sketches, which are counted apart, and of all else."""
-        self._control_bytes_reported = self._control_bytes
+        self._control_bytes = self._control_bytes_reported = 0
+        """What the thread has sent so far beside sketches, which are counted apart."""
         self._thread = threading.Thread(target=self._run, name="plans", daemon=True)
         # What the last start has seen is nothing that this one should end for.
         self._resumed = self.found = found and replace(found, errors=(), nonfinite=frozenset())
@@ -138,8 +137,11 @@ class Coordinator:
 
     def _exchange(self, report: RankReport) -> None:
         """Send this rank's report, and receive what is decided from those of all."""
+        sent = self._mail.bytes_sent
         reports = [decode(RankReport, message) for message in self._mail.gather(encode(report))]
-        self._sketch_bytes += sum(share.measure.bytes_sent for share in report.trainers.values())
+        sketches = sum(share.measure.bytes_sent for share in report.trainers.values())
+        # A message is compressed, and small sketches may be larger than all of it.
+        self._control_bytes += max(0, self._mail.bytes_sent - sent - sketches)
         self._announce(self._decide(reports) if reports else None)
 
     def _decide_following(self) -> None:
@@ -151,8 +153,9 @@ class Coordinator:
 
     def _announce(self, decision: Decision | None) -> None:
         """Send a decision, or receive it, and hand it to the main thread."""
+        sent = self._mail.bytes_sent
         plan = decode(RoundPlan, self._mail.broadcast(encode(decision.plan) if decision else None))
-        self._control_bytes = self._mail.bytes_sent - self._sketch_bytes
+        self._control_bytes += self._mail.bytes_sent - sent
         self._plans = [*self._plans[-1:], plan]
         if decision:
             self._record(decision)
