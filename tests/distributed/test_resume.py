@@ -9,7 +9,7 @@ import pytest
 
 from adloco_dist.policy.plan import INTERRUPTED
 from adloco_dist.setup import concurrency
-from helpers.clocks import CLOCKS
+from helpers.clocks import without_clocks
 from helpers.processes import run_ranks
 from helpers.resuming import train_kept
 from helpers.support import FOUR_TRAINERS, SIMULATED_CLOCK, held_anchors
@@ -45,10 +45,6 @@ def assert_same(ended: list[dict[str, Any]], reference: list[dict[str, Any]], to
             np.testing.assert_allclose(vector, expected[trainer], rtol=0, atol=tolerance)
     cursors = {trainer: cursor for rank in reference for trainer, cursor in rank["cursors"].items()}
     assert {trainer: cursor for rank in ended for trainer, cursor in rank["cursors"].items()} == cursors
-
-
-def without_clocks(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in record.items() if key not in CLOCKS} for record in records]
 
 
 BY_LINK = (

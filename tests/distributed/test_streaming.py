@@ -8,7 +8,7 @@ import pytest
 
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.policy.plan import INTERRUPTED
-from helpers.corpora import write_shards
+from helpers.corpora import write_streams
 from helpers.processes import run_ranks
 from helpers.resuming import train_kept
 from helpers.support import FOUR_TRAINERS, held_anchors, train_small_pool
@@ -21,18 +21,13 @@ POOL = (
     "merge.every_rounds=2",
     "batching.request=norm_test",
     "checkpoint.every=null",
-    "data=json",
-    "data.streaming=true",
 )
 
 
 @pytest.fixture(scope="module")
 def c4(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """Settings that name a small corpus: three shards for six workers."""
-    folder = tmp_path_factory.mktemp("c4")
-    write_shards(folder, (70, 50, 90))
-    write_shards(folder, [20], "c4-validation", first=10_000)
-    return (f"data.train=[{folder}/c4-train*]", f"data.validation=[{folder}/c4-validation*]")
+    return write_streams(tmp_path_factory.mktemp("c4"))
 
 
 def kept(runtime: Runtime, folder: str, looks: int | None, overrides: tuple[str, ...]) -> dict[str, Any]:
@@ -101,11 +96,9 @@ def train_classifier(runtime: Runtime, *overrides: str) -> dict[str, Any]:
 
 
 def test_what_is_left_out_of_a_damaged_shard_is_recorded(tmp_path: Path) -> None:
-    write_shards(tmp_path, (70, 50, 90))
-    write_shards(tmp_path, [20], "c4-validation", first=10_000)
+    corpus = write_streams(tmp_path)
     damaged = tmp_path / "c4-train.00001-of-00003.json.gz"
     damaged.write_bytes(damaged.read_bytes()[:-200])
-    corpus = (f"data.train=[{tmp_path}/c4-train*]", f"data.validation=[{tmp_path}/c4-validation*]")
     # One worker reads the sound files, too: the others would have nothing but the damaged one.
     pool = [setting for setting in POOL if not setting.startswith(("pool.", "merge"))]
     overrides = (*pool, "pool.trainers=1", "merge=none", *corpus, "data.damaged=skip", "data.packing=document")

@@ -12,7 +12,7 @@ import torch
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.data.indexed import IndexedDataset
 from adloco_dist.policy import planning
-from helpers.corpora import write_shards
+from helpers.corpora import write_streams
 from helpers.processes import run_ranks
 from helpers.resuming import train_kept
 from helpers.support import (
@@ -46,22 +46,13 @@ BY_LINK = (
 """On a clock that is the same in every run."""
 
 
-STREAMED, DELAYED = "streamed", ("wire.fragments=2", "wire.delay_updates=2")
+DELAYED = ("wire.fragments=2", "wire.delay_updates=2")
 
 
-@pytest.fixture(scope="module")
-def streamed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """Settings of streams: three files for four workers, so that several workers read one."""
-    folder = tmp_path_factory.mktemp("c4")
-    write_shards(folder, (70, 50, 90))
-    write_shards(folder, [20], "c4-validation", first=10_000)
-    return ("data=json", "data.streaming=true", f"data.train=[{folder}/c4-train*]",
-            f"data.validation=[{folder}/c4-validation*]", *DELAYED)  # fmt: skip
-
-
-@pytest.mark.parametrize("overrides", [(), DELAYED, STREAMED])
-def test_placement_changes_nothing(overrides: tuple[str, ...] | str, streamed: tuple[str, ...]) -> None:
-    overrides = streamed if isinstance(overrides, str) else overrides
+@pytest.mark.parametrize(("overrides", "is_streamed"), [((), False), (DELAYED, False), (DELAYED, True)])
+def test_placement_changes_nothing(overrides: tuple[str, ...], is_streamed: bool, tmp_path: Path) -> None:
+    """Also with streams from three files for four workers, so that several workers read one."""
+    overrides = (*overrides, *(write_streams(tmp_path) if is_streamed else ()))
     alone = run_ranks(train, [0], *overrides)
     expected = held_anchors(alone)
     for nodes in ([0, 0], [0, 0, 1, 1]):
@@ -120,11 +111,13 @@ def train_and_stop(runtime: Runtime, folder: str, looks: int | None, overrides: 
     return train_kept(runtime, folder, looks, *FOUR_TRAINERS, *UNEQUAL, *overrides)
 
 
-@pytest.mark.parametrize("overrides", [("wire.fragments=2",), BY_LINK, STREAMED])
+@pytest.mark.parametrize(
+    ("overrides", "is_streamed"), [(("wire.fragments=2",), False), (BY_LINK, False), (DELAYED, True)]
+)
 def test_stopped_in_the_middle_and_resumed_is_the_same_run(
-    tmp_path: Path, overrides: tuple[str, ...] | str, streamed: tuple[str, ...]
+    tmp_path: Path, overrides: tuple[str, ...], is_streamed: bool
 ) -> None:
-    overrides = streamed if isinstance(overrides, str) else overrides
+    overrides = (*overrides, *(write_streams(tmp_path / "corpus") if is_streamed else ()))
     ranks = run_ranks(train_and_stop, [0, 0], str(tmp_path / "whole"), None, overrides)
     assert ranks[0]["records"][-1]["worker_updates"] == [6, 2]
     whole = held_anchors(ranks)

@@ -36,6 +36,14 @@ def write_shards(folder: Path, sizes: Sequence[int], name: str = "c4-train", fir
     return texts
 
 
+def write_streams(folder: Path) -> tuple[str, ...]:
+    """A small corpus that is streamed from three shards; the settings that name it."""
+    write_shards(folder, (70, 50, 90))
+    write_shards(folder, [20], "c4-validation", first=10_000)
+    files = (f"data.train=[{folder}/c4-train*]", f"data.validation=[{folder}/c4-validation*]")
+    return ("data=json", "data.streaming=true", *files)
+
+
 def write_tokenizer(folder: Path, texts: Sequence[str], size: int = 400) -> Path:
     """A BPE tokenizer learnt from `texts`."""
     train_tokenizer(texts, size).save_pretrained(folder)

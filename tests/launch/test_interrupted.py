@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from helpers.clocks import CLOCKS
+from helpers.clocks import without_clocks
 from helpers.commands import (
     FOUR_TRAINERS,
     SMALL,
@@ -36,7 +36,7 @@ def digest(folder: Path) -> str:
 
 
 def rows(folder: Path) -> list[dict[str, object]]:
-    return [{key: value for key, value in row.items() if key not in CLOCKS} for row in metrics(folder / "run")]
+    return without_clocks(metrics(folder / "run"))
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from adloco_dist.config import SettingsError
 from adloco_dist.setup.parts import OwnParts
-from helpers.clocks import CLOCKS
+from helpers.clocks import without_clocks
 from helpers.commands import ROOT, errors, facts, metrics, run, running, tool, use
 
 SCRIPT = ROOT / "tests" / "helpers" / "own_script.py"
@@ -47,10 +47,7 @@ def test_it_learns_merges_and_resumes_as_if_it_had_never_been_killed(
     assert again.code == 0, again.output
     assert "note: resumes from run/checkpoints/" in again.output
 
-    rows = [
-        [{key: value for key, value in row.items() if key not in CLOCKS} for row in metrics(folder / "run")]
-        for folder in (whole, killed)
-    ]
+    rows = [without_clocks(metrics(folder / "run")) for folder in (whole, killed)]
     assert rows[0] == rows[1]
     models = [load_file(folder / "run" / "model" / "model.safetensors") for folder in (whole, killed)]
     assert models[0].keys() == models[1].keys()

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from helpers.clocks import CLOCKS
+from helpers.clocks import without_clocks
 from helpers.commands import FOUR_TRAINERS, SMALL, metrics, run, running, train_command, use, wait_until
 
 SETTINGS = (
@@ -36,7 +36,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def rows(folder: Path) -> list[dict[str, object]]:
-    return [{key: value for key, value in row.items() if key not in CLOCKS} for row in metrics(folder / "run")]
+    return without_clocks(metrics(folder / "run"))
 
 
 def test_the_model_is_the_one_that_whole_workers_leave(undisturbed: Path, tmp_path: Path) -> None:
