@@ -26,8 +26,9 @@ class Shown(dict[str, str]):
 def page(template: str, records: Records) -> str:
     """A page: every {name} of the template is a figure, or the rows of a table."""
     further = {name: f" ({count} extrapolated)" if count else "" for name, count in extrapolated(records).items()}
-    shown = Shown({name: interval(values) + further[name] for name, values in ratios(records).items()})
-    shown |= {f"{name}_seeds": str(len(values)) for name, values in ratios(records).items()}
+    found = ratios(records)
+    shown = Shown({name: interval(values) + further[name] for name, values in found.items()})
+    shown |= {f"{name}_seeds": str(len(values)) for name, values in found.items()}
     shown |= {"sides": _sides(records), "tuning": _tuning(records)}
     shown |= {
         table.__name__: table(records)

@@ -91,9 +91,12 @@ def orthogonal_share(here: Here) -> dict[str, float]:
     names = ("muon_step_ms", "one_by_one_ms", "at_once_ms", "at_once_compiled_ms")
     taken = interleave(sides, rounds=5, warmup=2)
     figures = {name: 1e3 * statistics.median(one) for name, one in zip(names, taken, strict=True)}
-    update = statistics.median(whole) / phase.plan.updates
-    shares = {"orthogonal_share": "at_once_ms", "muon_step_share": "muon_step_ms"}
-    return {share: figures[part] / 1e3 / update for share, part in shares.items()} | figures
+    update_ms = 1e3 * statistics.median(whole) / phase.plan.updates
+    return {
+        "orthogonal_share": figures["at_once_ms"] / update_ms,
+        "muon_step_share": figures["muon_step_ms"] / update_ms,
+        **figures,
+    }
 
 
 def passes(here: Here) -> dict[str, float]:

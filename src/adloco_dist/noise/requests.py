@@ -61,8 +61,7 @@ def progress_per_second(
         return Request(0.0)
     if sequence_seconds <= 0:
         return Request(math.inf, "sequences cost nothing: an infinite batch is asked for")
-    sequences = math.sqrt(num_workers * statistics.noise_scale * fixed_seconds / sequence_seconds)
-    return Request(sequences, _note(statistics))
+    return Request(math.sqrt(num_workers * statistics.noise_scale * fixed_seconds / sequence_seconds))
 
 
 def _note(statistics: GradientStatistics) -> str | None:

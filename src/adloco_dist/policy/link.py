@@ -12,8 +12,8 @@ EXPOSED_SHARE = 0.2
 """Exponent with which updates that workers are apart count against the time that averages expose: the share of a round
 that all else but updates takes where H settles, whatever the link (docs/theory.md)."""
 DRIFT_POWER = 0.12
-"""Exponent with which updates that workers are apart add to those that a loss takes, with Muon: what averaging is worth
-is told by it, which is to be no promise too small (docs/theory.md)."""
+"""Exponent with which the updates to a loss grow with those for which workers are apart, as measured with Muon:
+`worth`, which is a bound, counts no more than that (docs/theory.md)."""
 SIGNS_COST = 1.1
 """Factor of the time to a loss where signs travel alone, and what they leave waits (docs/theory.md)."""
 FOUR_BITS_RATIO = 4.125 / 1.125
@@ -41,6 +41,11 @@ class Rhythm:
     """tau: updates that are computed while one of them travels."""
     in_four_bits: bool = False
     """Whether 4 bits of each element travel, with wire.format=adaptive, and not its sign alone."""
+
+    @property
+    def updates_apart(self) -> int:
+        """H + 2 tau: the length of rounds without a delay that leave workers apart for as long (docs/theory.md)."""
+        return self.updates + 2 * self.delay_updates
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,7 @@ def over_signs(four_bits_share: float) -> float:
 
 def drift_factor(rhythm: Rhythm) -> float:
     """Updates that a loss takes in such rounds over those in rounds of two without a delay (docs/theory.md)."""
-    return max(1.0, (rhythm.updates + 2 * rhythm.delay_updates) / 2) ** DRIFT_POWER
+    return max(1.0, rhythm.updates_apart / 2) ** DRIFT_POWER
 
 
 def worth_of_averaging(useful_share: float, num_workers: int, local_batch: int, noise_scale: float) -> float:
@@ -199,7 +204,7 @@ class _Typical:
         """The time to a loss, in proportion."""
         delay, in_four_bits = rhythm.delay_updates, rhythm.in_four_bits
         waiting = 1 + self.exposed(delay, in_four_bits) / rhythm.updates
-        return (rhythm.updates + 2 * delay) ** EXPOSED_SHARE * waiting * (1.0 if in_four_bits else SIGNS_COST)
+        return rhythm.updates_apart**EXPOSED_SHARE * waiting * (1.0 if in_four_bits else SIGNS_COST)
 
     def best_updates(self, delay_updates: int, in_four_bits: bool) -> float:
         """H with which that is the shortest for a delay: the root of its derivative."""

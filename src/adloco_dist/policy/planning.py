@@ -78,7 +78,10 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, f
     sequences_per_update = sum(layout.num_workers(trainer) * batch.local_batch for trainer, batch in batches.items())
     tokens_per_update = sequences_per_update * settings.data.sequence_length
     # Of which slower workers take a part, beside an update of the fastest.
-    taken_per_update = tokens_per_update * _share_taken(layout, batches, speeds)
+    in_time = {trainer: sum(speeds.get(trainer, (1.0,) * layout.num_workers(trainer))) for trainer in batches}
+    taken_per_update = settings.data.sequence_length * sum(
+        in_time[trainer] * batch.local_batch for trainer, batch in batches.items()
+    )
 
     rhythm = first_rhythm(algorithm, wire)
     if last and follows_link and any(layout.num_workers(trainer) > 1 for trainer in layout.trainers):
@@ -168,16 +171,6 @@ def _batch_inputs(pool: PlanInputs, trainer: int, speeds: Mapping[int, Sequence[
         pool.batch_limits.get(trainer),
         effective_workers(speeds[trainer]) if trainer in speeds else None,
     )
-
-
-def _share_taken(layout: Layout, batches: Mapping[int, BatchPlan], speeds: Mapping[int, Sequence[float]]) -> float:
-    """The share of an update's sequences that workers of these speeds take in the time of one of the fastest."""
-    equal = {trainer: (1.0,) * layout.num_workers(trainer) for trainer in layout.trainers}
-    taken, full = (
-        sum(batches[trainer].local_batch * sum(of_workers[trainer]) for trainer in layout.trainers)
-        for of_workers in (equal | dict(speeds), equal)
-    )
-    return taken / full
 
 
 def _targets_after(merge: Merge, targets: Mapping[int, BatchTarget]) -> dict[int, BatchTarget]:

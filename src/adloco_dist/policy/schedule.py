@@ -57,7 +57,7 @@ def rate_share(inner: InnerSettings, progress: Progress, update: int) -> float:
 def workers_in_update(num_workers: int, averages: Rhythm) -> float:
     """Workers whose mean gradient an update is as good as: all of them if they average at every update, one if they
     are apart for long."""
-    apart = min(1.0, (averages.updates - 1 + 2 * averages.delay_updates) / UPDATES_ON_ITS_OWN)
+    apart = min(1.0, (averages.updates_apart - 1) / UPDATES_ON_ITS_OWN)
     return num_workers / (1 + (num_workers - 1) * apart)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.profiler import record_function
 
-from adloco_dist.cluster.control import ControlPlane
+from adloco_dist.cluster.control import ControlPlane, Message
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import GradientNorm, Settings
 from adloco_dist.messages import decode, encode
@@ -177,21 +177,23 @@ class Coordinator:
 
 def exchange_positions(control: ControlPlane, report: RankReport, positions: dict[int, Any]) -> dict[int, Any]:
     """Exchange what ranks know of where streams stand; cost is added to the report."""
-    start, sent = time.perf_counter(), control.bytes_sent
-    with record_function("control"):
-        replies = control.exchange({"positions": positions})
-    report.control_seconds += time.perf_counter() - start
-    report.control_bytes_sent += control.bytes_sent - sent
+    replies = _exchanged(control, report, {"positions": positions})
     return {int(stream): position for reply in replies for stream, position in reply["positions"].items()}
 
 
 def exchange_reports(control: ControlPlane, report: RankReport, own: RankReport) -> list[RankReport]:
     """Every rank's `own` on every rank; cost is added to the report. Collective."""
+    return [decode(RankReport, message) for message in _exchanged(control, report, encode(own))]
+
+
+@record_function("control")
+def _exchanged(control: ControlPlane, report: RankReport, message: Message) -> list[Message]:
+    """Every rank's message on every rank, while nothing is computed; cost is added to the report. Collective."""
     start, sent = time.perf_counter(), control.bytes_sent
-    reports = [decode(RankReport, message) for message in control.exchange(encode(own))]
+    replies = control.exchange(message)
     report.control_seconds += time.perf_counter() - start
     report.control_bytes_sent += control.bytes_sent - sent
-    return reports
+    return replies
 
 
 def merged_reports(control: ControlPlane, report: RankReport) -> MergeReport:

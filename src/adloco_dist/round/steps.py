@@ -154,7 +154,6 @@ def complete_all(pool: LocalPool, report: RankReport) -> None:
         _report_outer(pool, report, trainer_id, trainer.complete)
 
 
-@record_function("control")
 def compare_anchors(pool: LocalPool, report: RankReport, when: str) -> bool:
     """Make sure that ranks hold the same anchors, as they are after averages that no report has seen; whether all of
     them are finite. Collective.
