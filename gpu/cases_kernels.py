@@ -2,12 +2,15 @@
 
 import torch
 import torch._dynamo.utils
+from torch import nn
 from torch.optim._muon import _zeropower_via_newtonschulz  # has no public name
 from torch.profiler import ProfilerActivity, profile
 
+from adloco_dist.averaging.shards import Shards
 from adloco_dist.config import Settings
+from adloco_dist.objective.matrices import Matrices
 from adloco_dist.pool.flat_model import FlatModel
-from adloco_dist.pool.muon import MIN_NORM, STEPS, A, B, C, orthogonalized
+from adloco_dist.pool.muon import MIN_NORM, STEPS, A, B, C, Muon, orthogonalized
 from adloco_dist.vectors import ALIGNMENT
 from harness import Case, Here, SkippedError
 from helpers.lone import CPU, lone_trainer
@@ -91,7 +94,36 @@ def muon_as_torchs(here: Here) -> dict[str, float]:
         theirs = max(theirs, float((one_by_one - exact).norm() / exact.norm()))
         elements, differing = elements + matrices.numel(), differing + int((at_once != one_by_one).sum())
     assert ours < 1.1 * theirs, f"off by {ours:.3g} of their norm, torch's by {theirs:.3g}"
-    return {"error": ours, "error_of_torchs": theirs, "differing_share": differing / elements}
+    figures = {"error": ours, "error_of_torchs": theirs, "differing_share": differing / elements}
+    return figures | {"differing_after_steps": _differing_after_steps(here.device)}
+
+
+def _differing_after_steps(device: torch.device) -> float:
+    """The share of elements that three steps of Muon and of torch.optim.Muon leave different."""
+    random, rate, weight_decay, momentum = torch.Generator(device).manual_seed(0), 0.02, 0.1, 0.95
+    shapes = [(512, 512), (512, 1376), (512, 512), (1376, 512), (512, 1376)]
+    sides = [[nn.Parameter(torch.ones(shape, device=device)) for shape in shapes] for _ in range(2)]
+    groups = [
+        {
+            "params": [parameter],
+            "matrices": Matrices.of(parameter.shape, is_convolution=False, head_rows=None),
+            "lr": rate,
+            "weight_decay": weight_decay,
+        }
+        for parameter in sides[0]
+    ]
+    ours = Muon(groups, momentum, torch.bfloat16, Shards({}, (), 1.0))
+    for parameter in sides[0]:
+        ours.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    theirs = torch.optim.Muon(sides[1], rate, weight_decay, momentum, adjust_lr_fn="match_rms_adamw")
+    for _ in range(3):
+        for one, other in zip(*sides, strict=True):
+            one.grad = torch.randn(one.shape, device=device, generator=random)
+            other.grad = one.grad.clone()
+        ours.step()
+        theirs.step()
+    differing = sum(int((one != other).sum()) for one, other in zip(*sides, strict=True))
+    return differing / sum(parameter.numel() for parameter in sides[0])
 
 
 def no_waiting_between_updates(here: Here) -> dict[str, float]:
