@@ -12,9 +12,10 @@ SEEDS = (10, 11, 12, 13, 14)
 SECONDS = 150
 """Of one machine alone."""
 ALONE = (
-    "algorithm=localsgd", "algorithm.updates_per_round=8", "batching.request=none", "inner.schedule=constant",
+    "algorithm=localsgd", "algorithm.updates_per_round=8", "batching.request=none", "inner.schedule=wsd",
+    "outer.average_span=0.1",
 )  # fmt: skip
-"""One worker that averages with nobody, at a constant rate with an average of its weights."""
+"""One worker that averages with nobody, at the default's course of the rate with an average of its weights."""
 OF_ADAMW = (
     *on_clock("adamw"), "inner.weight_decay=0", "inner.beta1=0.8", "inner.warmup_fraction=0.2",
     "outer.average_span=0.05",

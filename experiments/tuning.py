@@ -10,6 +10,10 @@ COSINE = ("inner.schedule=cosine", "outer.average_span=null")
 ALONE = ("algorithm=localsgd", "batching.request=none")
 AVERAGED = ("inner.schedule=constant", "outer.average_span=0.05")
 """A constant rate, and an average of weights over 5 % of the run."""
+FOUND = "inner.lr=3.5e-3"
+"""What the default took for `tiny` before its rate decayed at the end."""
+DECAYED = ("inner.schedule=wsd", "outer.average_span=0.1")
+"""A rate that decays at the end, as the default's."""
 SHORT = {
     "lr": "inner.lr", "wd": "inner.weight_decay", "m": "inner.momentum", "b": "batching.local_batch",
     "wu": "inner.warmup_fraction", "beta1": "inner.beta1", "beta2": "inner.beta2", "other": "inner.other_lr_factor",
@@ -20,14 +24,15 @@ SHORT = {
 ADAMW_ALONE = (
     "cosine lr=2e-3 wu=0.2", "cosine lr=2e-3 wu=0.2 wd=0", "cosine lr=3e-3 wu=0.2 wd=0", "lr=2e-3 wu=0.1 wd=0",
     "lr=1e-3 wu=0.2 wd=0", "lr=1e-3 wu=0.2 wd=0 beta2=0.99", "lr=1e-3 wu=0.2 wd=0 beta1=0.8",
-    "lr=1.4e-3 wu=0.2 wd=0 beta1=0.8 b=8",
+    "lr=1.4e-3 wu=0.2 wd=0 beta1=0.8 b=8", "wsd lr=1.4e-3 wu=0.2 wd=0 beta1=0.8 b=8",
+    "wsd lr=2e-3 wu=0.2 wd=0 beta1=0.8 b=8", "wsd lr=2.8e-3 wu=0.2 wd=0 beta1=0.8 b=8",
 )  # fmt: skip
 MUON_ALONE = (
     "lr=3e-3 m=0.95 wd=0.1", "lr=3e-3 m=0.9 wd=0", "lr=5e-3 m=0.9 wd=0", "lr=5e-3 m=0.95 wd=0 b=8",
     "lr=5e-3 m=0.9 wd=0 b=8", "lr=5e-3 m=0.9 wd=0.01 b=8", "lr=5e-3 m=0.8 wd=0 b=8", "lr=5e-3 m=0.8 wd=0.01 b=8",
     "lr=5e-3 m=0.7 wd=0 b=8", "lr=8e-3 m=0.8 wd=0 b=8", "lr=5e-3 m=0.8 wd=0 b=8 other=0.5",
     "lr=5e-3 m=0.8 wd=0 b=8 other=2", "lr=5e-3 m=0.9 wd=0 b=16", "lr=5e-3 m=0.8 wd=0 b=16", "lr=8e-3 m=0.8 wd=0 b=16",
-    "lr=8e-3 m=0.8 wd=0 b=32",
+    "lr=8e-3 m=0.8 wd=0 b=32", "wsd lr=5e-3 m=0.8 wd=0 b=16", "wsd lr=8e-3 m=0.8 wd=0 b=16",
 )  # fmt: skip
 MUON_TWO = (
     "lr=5e-3 m=0.8 wd=0 request=progress", "lr=5e-3 m=0.8 wd=0 b=8", "lr=8e-3 m=0.8 wd=0 b=8",
@@ -52,7 +57,8 @@ def overrides_of(side: str) -> tuple[str, ...]:
     """The overrides that a side's words stand for."""
     words = side.split()
     named = [word.split("=") for word in words if "=" in word]
-    return (*(COSINE if "cosine" in words else AVERAGED), *(f"{SHORT[name]}={value}" for name, value in named))
+    schedule = COSINE if "cosine" in words else DECAYED if "wsd" in words else AVERAGED
+    return (*schedule, *(f"{SHORT[name]}={value}" for name, value in named))
 
 
 def tuning(_: Path | None) -> list[Case]:
@@ -64,14 +70,14 @@ def tuning(_: Path | None) -> list[Case]:
             chosen = ("model=tiny", *ALONE, *on_clock(optimizer), "inner.warmup_fraction=0.1", *overrides_of(side))
             found += cases("tuning", f"alone {optimizer} {side}".replace(" ", "_"), 1, chosen, (150,), (SEED,))
     for side in DEFAULT_ALONE:
-        chosen = ("model=tiny", *on_clock("muon"), *overrides_of(side))
+        chosen = ("model=tiny", *on_clock("muon"), FOUND, *overrides_of(side))
         found += cases("tuning", f"default muon {side}".replace(" ", "_"), 1, chosen, (150,), (SEED,))
     for side in MUON_TWO:
         chosen = ("model=tiny", *on_clock("muon"), *link("10"), "batching.request=none", *overrides_of(side))
         found += cases("tuning", f"two muon {side}".replace(" ", "_"), 2, chosen, (75,), (SEED,))
     for place, (ranks, seconds, sides) in MANY.items():
         for side in sides:
-            chosen = ("model=tiny", *on_clock("muon"), *link(place.split()[1]), *overrides_of(side))
+            chosen = ("model=tiny", *on_clock("muon"), *link(place.split()[1]), FOUND, *overrides_of(side))
             found += cases(
                 "tuning", f"{place} muon {side}".strip().replace(" ", "_"), ranks, chosen, (seconds,), (SEED,)
             )

@@ -48,7 +48,7 @@ class InnerSettings:
     output, and AdamW for all else (MuLoCo, 2505.23725)."""
     lr: Annotated[float | None, Range("> 0")] = None
     """Peak learning rate of one worker (inner.lr_scaling); of muon such that updates of a matrix are as large as
-    adamw's (2502.16982). null: with muon, inversely to the width of its matrices, 3.5e-3 for the default model's of
+    adamw's (2502.16982). null: with muon, inversely to the width of its matrices, 5e-3 for the default model's of
     128 (docs/theory.md)."""
     other_lr_factor: Annotated[float, Range("> 0"), ReadWhen("inner.optimizer=muon")] = 1.0
     """Rate of what muon leaves to AdamW, over `lr`."""
@@ -64,12 +64,15 @@ class InnerSettings:
     """Decoupled for adamw and muon, added to the gradient for sgd; never applied to vectors (norms, biases)."""
     clip_norm: Annotated[float | None, Range("> 0")] = 1.0
     """Maximum norm of a gradient; null: no clipping."""
-    schedule: Schedule = Schedule.constant
-    """Course of the rate apart from the warm-up: constant at `lr`, or cosine decay while the budget is spent."""
+    schedule: Schedule = Schedule.wsd
+    """Course of the rate after the warm-up, while the budget is spent. wsd: constant at `lr`, at the end a linear decay
+    (warm-up, stable, decay: 2404.06395). constant: at `lr` to the end. cosine: half a cosine."""
     warmup_fraction: Annotated[float, Range("in [0, 1), of the budget")] = 0.1
     """Share of the budget over which the rate rises linearly to `lr`, from a tenth of it."""
-    final_lr_fraction: Annotated[float, Range("in [0, 1]"), ReadWhen("inner.schedule=cosine")] = 0.1
-    """Share of `lr` that the cosine schedule ends at."""
+    decay_fraction: Annotated[float, Range("in (0, 1], of the budget"), ReadWhen("inner.schedule=wsd")] = 0.3
+    """Share of the budget over which the rate decays at the end with wsd."""
+    final_lr_fraction: Annotated[float, Range("in [0, 1]"), ReadWhen("inner.schedule=wsd,cosine")] = 0.1
+    """Share of `lr` that wsd and cosine end at."""
     lr_scaling: RateScaling = RateScaling.sqrt
     """How the rate follows the number of workers that average: lr times that number, the root of it, or 1. It counts
     whole where they average at every update, and comes to one where they are apart for 40 updates. Batches that grow

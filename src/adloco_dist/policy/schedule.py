@@ -9,8 +9,8 @@ from adloco_dist.policy.link import Rhythm
 UPDATES_ON_ITS_OWN = 40.0
 """Updates for which workers are apart when each needs the rate of one alone: what averages take away later has no
 part in the noise that a rate must bear meanwhile (docs/theory.md)."""
-RATE_BY_WIDTH = 3.5e-3 * 128
-"""Muon's best rate times the width of a model's matrices (docs/theory.md)."""
+RATE_BY_WIDTH = 5e-3 * 128
+"""Muon's best rate times the width of a model's matrices, where the rate decays at the end (docs/theory.md)."""
 LEAST_WIDTH = 64.0
 """Of the narrowest model that was looked at: narrower ones have its rate."""
 HORIZON_POWER = 0.32
@@ -40,18 +40,21 @@ def rate_over_a_part(share: float) -> float:
 
 
 def rate_share(inner: InnerSettings, progress: Progress, update: int) -> float:
-    """The rate of update `update` (0-based) of the round, over its peak: linear warm-up, then constant or cosine decay.
+    """The rate of update `update` (0-based) of the round, over its peak: linear warm-up times the schedule.
 
-    Both factors multiply, as is usual for a short warm-up. It begins at a tenth: of a budget in seconds nobody knows
-    in the first round what an update will spend.
+    The warm-up begins at a tenth: of a budget in seconds nobody knows in the first round what an update will spend.
     """
     done = progress.fraction + (update + 1) * progress.fraction_per_update
     warmup = min(1.0, max(0.1, done / inner.warmup_fraction)) if inner.warmup_fraction else 1.0
-    if inner.schedule is Schedule.constant:
-        return warmup
-    fraction = min(1.0, progress.fraction + update * progress.fraction_per_update)
-    floor = inner.final_lr_fraction
-    return warmup * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * fraction)))
+    left = max(0.0, 1 - progress.fraction - update * progress.fraction_per_update)
+    match inner.schedule:
+        case Schedule.constant:
+            height = 1.0
+        case Schedule.wsd:
+            height = min(1.0, left / inner.decay_fraction)
+        case Schedule.cosine:
+            height = 0.5 * (1 - math.cos(math.pi * left))
+    return warmup * (inner.final_lr_fraction + (1 - inner.final_lr_fraction) * height)
 
 
 def workers_in_update(num_workers: int, averages: Rhythm) -> float:

@@ -170,6 +170,9 @@ def test_learning_rates() -> None:
     assert rate_share(cosine, later, 1) == pytest.approx(0.2 + 0.8 * 0.5)
     assert rate_share(cosine, later, 3) == pytest.approx(0.2)
     assert rate_share(cosine, later, 9) == pytest.approx(0.2), "past the budget the rate stays"
+    wsd = dataclasses.replace(cosine, schedule=Schedule.wsd, decay_fraction=0.5)
+    assert [rate_share(wsd, later, update) for update in range(4)] == pytest.approx([1, 1, 0.2 + 0.8 * 0.5, 0.2])
+    assert rate_share(wsd, rising, 1) == pytest.approx(0.6), "the warm-up is the same"
     constant = InnerSettings(warmup_fraction=0.0, schedule=Schedule.constant)
     assert rate_share(constant, later, 3) == 1.0
 
