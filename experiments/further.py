@@ -25,8 +25,12 @@ ROUNDS_OF_30 = "algorithm.updates_per_round=30"
 STREAMED = ("algorithm.updates_per_round=40", "wire=slow_link")
 """Streaming DiLoCo: four fragments in 4 bits, each of which travels for five updates."""
 AVERAGED = ("inner.schedule=constant", "outer.average_span=0.1")
+STEADY = "inner.schedule=constant"
+STEADY_RATE = 3.5e-3 * 128
+"""Questions of this module were asked of a default whose rate did not decay at the end: its rate, times the width."""
+STEADY_NANO = (STEADY, f"inner.lr={STEADY_RATE / 64:g}")
 PUBLISHED: Mapping[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
-    "default": ((), "muon", ("3.5e-3", "7e-3", "1e-2", "1.4e-2")),
+    "default": ((STEADY,), "muon", ("3.5e-3", "7e-3", "1e-2", "1.4e-2")),
     "SparseLoCo": (
         ("algorithm=diloco", "outer=average", "wire=sparse", ROUNDS_OF_30),
         "adamw",
@@ -76,6 +80,11 @@ EVALUATED = COMPARED[1:]
 """Ten times in a run, on held-out text that no setting was chosen by."""
 
 
+def steady(side: str) -> tuple[str, ...]:
+    """What a side of `machines` runs for `nano`, at a rate that does not decay at the end; the default's rate then."""
+    return (*STEADY_NANO, *overrides_of(side, "nano"), STEADY)
+
+
 def published(_: Path | None) -> list[Case]:
     """How long does the default need for what published methods reach at 10 Mbit/s, all at the best of three rates?"""
     found = []
@@ -90,7 +99,7 @@ def outer_steps(_: Path | None) -> list[Case]:
     """Does MuLoCo's outer momentum, or twice the bits, help the default's short rounds on 2, 4 and 8 hosts?"""
     found = []
     for (hosts, seconds), (name, differs) in product(MANY_HOSTS.items(), OUTER_STEPS.items()):
-        chosen = (*PLACE, *on_clock("muon"), *link("100", NANO_SHARE), *differs)
+        chosen = (*PLACE, *on_clock("muon"), *link("100", NANO_SHARE), *STEADY_NANO, *differs)
         found += cases("outer_steps", f"{hosts}_{name}", hosts, chosen, (seconds,), FURTHER_SEEDS)
     return found
 
@@ -101,10 +110,10 @@ def texts(wikitext: Path | None) -> list[Case]:
     for name, data in corpora(wikitext).items():
         for side in ("alone_adamw", "alone_muon", "default_alone", "two_10"):
             ranks, seconds = SIDES[side]
-            chosen = ("model=nano", *EVALUATED, *data, *overrides_of(side, "nano"))
+            chosen = ("model=nano", *EVALUATED, *data, *steady(side))
             found += cases("texts", f"{side}_{name}", ranks, chosen, (seconds,), FURTHER_SEEDS)
         for side, rate in OTHER_RATES.items():
-            chosen = ("model=nano", *EVALUATED, *data, *overrides_of(side, "nano"), f"inner.lr={rate}")
+            chosen = ("model=nano", *EVALUATED, *data, *steady(side), f"inner.lr={rate}")
             found += cases("texts", f"{side}_{rate}_{name}", 1, chosen, (SIDES[side][1],), FURTHER_SEEDS)
     return found
 
@@ -113,11 +122,9 @@ def lengths(_: Path | None) -> list[Case]:
     """What is a second machine worth in shorter and in longer runs?"""
     found = []
     for seconds in LENGTHS:
-        found += cases(
-            "lengths", "alone", 1, (*PLACE, *overrides_of("default_alone", "nano")), (seconds,), FURTHER_SEEDS
-        )
+        found += cases("lengths", "alone", 1, (*PLACE, *steady("default_alone")), (seconds,), FURTHER_SEEDS)
         for side in ("two_10", "two_100"):
-            chosen = (*PLACE, *overrides_of(side, "nano"))
+            chosen = (*PLACE, *steady(side))
             found += cases("lengths", side, 2, chosen, (HALF * seconds,), FURTHER_SEEDS)
     return found
 
@@ -128,7 +135,8 @@ def sizes(_: Path | None) -> list[Case]:
     smallest = min(parameters for _, _, parameters, _ in SIZES)
     found = []
     for width, depth, parameters, seconds in SIZES:
-        chosen = (*shape_of(width, depth), *COMPARED, *on_clock("muon"))
+        rate = (STEADY, f"inner.lr={STEADY_RATE / width:g}")
+        chosen = (*shape_of(width, depth), *COMPARED, *on_clock("muon"), *rate)
         found += cases("sizes", f"alone_{width}x{depth}", 1, chosen, (seconds,), FURTHER_SEEDS)
         for mbit in ("10", "100"):
             side = (*chosen, *link(mbit, parameters / smallest))
