@@ -64,7 +64,7 @@ ROUNDS = (2, 5, 10, 25, 50, 100)
 LENGTHS_IN_UPDATES = (400, 1200, 3600)
 APART = (
     "algorithm=localsgd", "batching.request=none", "inner.schedule=constant", "outer.average_span=0.05",
-    *on_clock("muon"),
+    *on_clock("muon"), f"inner.lr={STEADY_RATE / 64:g}",
 )  # fmt: skip
 """Workers that do nothing but drift apart."""
 TOKENS_IN_UPDATE = 2 * 4 * 128
