@@ -5,8 +5,8 @@ seed, batch of a host, optimizer, rate and model: sparse,0.0625,10,105,10,8,muon
 
 Each side is torch's DistributedDataParallel with a communication hook: PowerSGD as torch has it, or this project's
 formats as a hook (the sparse one with error feedback). Hooks see the whole gradient at once, and yet two thirds of an
-update hide what they send, which no top-k or low-rank hook can do: the clock is kind to them. Optimizer, rate, data,
-evaluation and the average of the weights are those of the other sides.
+update hide what they send, which no top-k or low-rank hook can do: the clock is kind to them. Optimizer,
+rate (which does not decay at the end), data, evaluation and the average of the weights are those of the other sides.
 """
 
 import json
@@ -79,7 +79,7 @@ class Side:
 def train(runtime: Runtime, side: Side) -> tuple[list[tuple[float, float]], int, int]:
     """Losses of the averaged weights by seconds of the clock, updates, and bytes that a rank sent."""
     plain = Plain.of([*MEASURED, *COMPARED, f"model={side.model}", f"inner={side.optimizer}", f"inner.lr={side.lr}",
-                      f"seed={side.seed}"])  # fmt: skip
+                      "inner.schedule=constant", f"seed={side.seed}"])  # fmt: skip
     batch, settings = side.local_batch, plain.settings
     update_seconds = sum(clock * count for clock, count in zip(clock_of(side.optimizer), (1, batch), strict=True))
     replica = DistributedDataParallel(plain.module, bucket_cap_mb=1000, gradient_as_bucket_view=True)

@@ -33,6 +33,7 @@ MUON_ALONE = (
     "lr=5e-3 m=0.7 wd=0 b=8", "lr=8e-3 m=0.8 wd=0 b=8", "lr=5e-3 m=0.8 wd=0 b=8 other=0.5",
     "lr=5e-3 m=0.8 wd=0 b=8 other=2", "lr=5e-3 m=0.9 wd=0 b=16", "lr=5e-3 m=0.8 wd=0 b=16", "lr=8e-3 m=0.8 wd=0 b=16",
     "lr=8e-3 m=0.8 wd=0 b=32", "wsd lr=5e-3 m=0.8 wd=0 b=16", "wsd lr=8e-3 m=0.8 wd=0 b=16",
+    "wsd lr=3.5e-3 m=0.8 wd=0 b=16", "wsd lr=5e-3 m=0.8 wd=0 b=8",
 )  # fmt: skip
 MUON_TWO = (
     "lr=5e-3 m=0.8 wd=0 request=progress", "lr=5e-3 m=0.8 wd=0 b=8", "lr=8e-3 m=0.8 wd=0 b=8",

@@ -40,6 +40,12 @@ TOO_SLOW = (
     "a rank is so slow that rounds have {updates} updates, as long as it needs for one, and it counts for little "
     "(worker_updates in metrics.jsonl); that costs the others about {cost:.0%} of the time, as they drift apart"
 )
+RISES = (
+    "the validation loss has risen from {lowest:.4f} in round {round} to {latest:.4f}; where sequences are read again "
+    "and again, a model learns them by heart: a smaller budget or more text helps"
+)
+RISE, RISEN_EVALUATIONS = 1.02, 3
+"""Evaluations in a row that are higher than the lowest by this factor, after which that is reported."""
 SLOWNESS = 8
 """Updates of the fastest worker to one of the slowest from which on this is reported."""
 UNPAID_ROUNDS = 5
@@ -70,6 +76,10 @@ class Display(Sink):
         self._latest: dict[int, TrainerRow] = {}
         self._reported: set[tuple[int, str]] = set()
         self._unpaid_rounds = Counter[tuple[int, str]]()
+        self._lowest: dict[int, TrainerRow] = {}
+        """By trainer, the round with its lowest validation loss."""
+        self._risen = Counter[int]()
+        """By trainer, evaluations in a row that were higher."""
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -88,6 +98,8 @@ class Display(Sink):
     def write(self, rows: Sequence[TrainerRow]) -> None:
         self._report_notes(rows)
         for row in rows:
+            if row.validation_loss is not None:
+                self._report_rise(row, row.validation_loss)
             if row.merge:
                 self._say(merge_in_words(row))
             if row.nonfinite_workers:
@@ -148,6 +160,18 @@ class Display(Sink):
             words = too_slow_in_words(by_trainer[trainer]) if note == TOO_SLOW else note
             self._say(f"round {rows[0].round}, trainer {trainer}: {words}")
         self._reported |= notes
+
+    def _report_rise(self, row: TrainerRow, loss: float) -> None:
+        """Say once of a trainer that it becomes worse."""
+        lowest = self._lowest.get(row.trainer, row).validation_loss
+        if lowest is None or loss <= lowest:
+            self._lowest[row.trainer], self._risen[row.trainer] = row, 0
+            return
+        self._risen[row.trainer] = self._risen[row.trainer] + 1 if loss > RISE * lowest else 0
+        if self._risen[row.trainer] == RISEN_EVALUATIONS and (row.trainer, RISES) not in self._reported:
+            self._reported.add((row.trainer, RISES))
+            words = RISES.format(lowest=lowest, round=self._lowest[row.trainer].round, latest=loss)
+            self._say(f"round {row.round}, trainer {row.trainer}: {words}")
 
     def _figures(self, separator: str) -> str:
         """What the last round, and all rounds so far, came to for the whole pool; empty before the first."""

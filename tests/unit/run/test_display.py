@@ -62,6 +62,15 @@ def test_a_budget_in_seconds_is_spent_by_the_clock_of_the_records() -> None:
     assert "round 2 (80 %" in seen(records, "100seconds", 1).splitlines()[-1]
 
 
+def test_a_loss_that_rises_is_reported_once() -> None:
+    """And not one that is higher for an evaluation or two."""
+    records = rounds(10, 0)
+    for (trained,), loss in zip(records, (5, 3, 3.2, 3.1, 2.0, 2.03, 2.1, 2.2, 2.3, 2.4, 2.5), strict=True):
+        trained["validation_loss"] = loss
+    (line,) = (line for line in seen(records, "10rounds", 1).splitlines() if "has risen" in line)
+    assert line.startswith("round 8, trainer 0: the validation loss has risen from 2.0000 in round 4 to 2.3000; ")
+
+
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("trainers", [1, 4, 16, 40])
 def test_a_terminal_shows_all_of_it_whatever_its_size(width: int, trainers: int) -> None:
