@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
 
 from cases import COMPARED, MEASURED
 from figures import Points, seconds_to
-from runs import Record, on_one_host, on_two_hosts, saved_loss
+from runs import Record, on_hosts, on_one_host, saved_loss
 
 from common import parse, report
 from helpers.hosts import Wan
@@ -66,7 +66,7 @@ def two_hosts(delay_ms: int, seconds: float, seed: int) -> tuple[Rounds, Points]
     for share in SHARES:
         budget = share * seconds
         wan = Wan(delay_ms=delay_ms, rate_mbit=10)
-        rows, facts = on_two_hosts(overrides_of(budget, seed), wan, budget + MARGIN_SECONDS)
+        rows, facts = on_hosts(2, overrides_of(budget, seed), wan, budget + MARGIN_SECONDS)
         points.append((budget, saved_loss(facts["result"])))
     return rounds_of(rows), points
 

@@ -12,11 +12,10 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from common import parse, report, spread
 from helpers.hosts import why_unavailable
-from wire import SHARED, Figures, Rows, on_core, rounds_on_hosts
+from wire import SHARED, Figures, Record, Rows, on_core, rounds_on_hosts
 
 CHOSEN = ("algorithm", "algorithm.updates_per_round", "batching.request", "batching.local_batch")
 DEFAULT = tuple(word for word in SHARED if word.split("=")[0] not in CHOSEN)
@@ -25,7 +24,6 @@ FAST, SLOW = 0, 1
 """Ranks."""
 LONGER = 1.4
 """An update of the slow host that takes more than so many of the fast one's was slowed down."""
-Record = dict[str, Any]
 
 
 def main() -> None:

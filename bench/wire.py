@@ -20,7 +20,6 @@ loss, loss_average: validation loss of `tiny` after equal tokens of real text ov
 """
 
 import json
-import os
 import shlex
 import statistics
 import subprocess
@@ -33,10 +32,14 @@ from typing import Any
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
+
+from runs import Record, on_core, on_hosts
+
 from adloco_dist.averaging.codecs import WholeNumbers
 from adloco_dist.averaging.quantized import Quantized
 from common import median_ratio, parse, report, spread
-from helpers.hosts import Host, hosts, run_on, why_unavailable
+from helpers.hosts import hosts, run_on, why_unavailable
 
 ROOT = Path(__file__).parents[1]
 NUM_ELEMENTS = 10_245_760
@@ -151,12 +154,6 @@ def _on_hosts(part: str, link: str, repetitions: int, ranks_per_host: int = 1) -
         return json.loads(output.splitlines()[-1])
 
 
-def on_core(rank: int) -> list[str]:
-    """What a command begins with that is to run on the core of a rank."""
-    cores = sorted(os.sched_getaffinity(0))
-    return ["taskset", "-c", str(cores[rank % len(cores)])]
-
-
 def exposed(quick: bool) -> tuple[Figures, Rows]:
     rounds, repetitions = (2, 1) if quick else (3, 2)
     sides = [("fp32", None, 2, "small"), ("fp32", "100mbit", 2, "small"), ("slow_link", "100mbit", 2, "small")]
@@ -204,21 +201,11 @@ def _tokens_per_second(record: dict[str, Any]) -> float:
 
 def rounds_on_hosts(
     link: str | None, num_hosts: int, overrides: Sequence[str], rounds: int, shared: Sequence[str] = SHARED
-) -> list[dict[str, Any]]:
+) -> list[Record]:
     """The records of a run's rounds but the first."""
-    with hosts(num_hosts, link) as made, tempfile.TemporaryDirectory() as folder:
-        endpoint = f"{made[0].name}:29501"
-
-        def command(rank: int, host: Host) -> list[str]:
-            launch = [*on_core(rank), sys.executable, str(ROOT / "launch" / "train.py"), "--nproc-per-node", "1"]
-            nodes = ["--nnodes", str(num_hosts), "--local-addr", host.address, "--rdzv-endpoint", endpoint]
-            pool = [f"pool.workers_per_trainer={num_hosts}", f"budget={rounds + 1}rounds"]
-            return [*launch, *nodes, *shared, *pool, *overrides]
-
-        ended = run_on([(host, command(rank, host)) for rank, host in enumerate(made)], Path(folder), 900)
-        assert not any(code for code, _ in ended), ended
-        lines = (Path(folder) / made[0].name / "run" / "metrics.jsonl").read_text().splitlines()
-    return [record for record in map(json.loads, lines) if record["round"] > 1]
+    pool = [f"pool.workers_per_trainer={num_hosts}", f"budget={rounds + 1}rounds"]
+    rows, _ = on_hosts(num_hosts, [*shared, *pool, *overrides], link, timeout_seconds=900, a_core_each=True)
+    return [record for record in rows if record["round"] > 1]
 
 
 def loss(quick: bool) -> tuple[Figures, Rows]:

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from runs import ROOT, Record, on_two_hosts, rows_of
+from runs import ROOT, Record, on_hosts, rows_of
 
 from helpers.hosts import Wan
 
@@ -39,7 +39,7 @@ FIRST = 3
 
 def real(overrides: Sequence[str], link: str | Wan) -> tuple[list[Record], Record]:
     """The rounds of a run on two hosts, and the facts of it."""
-    rows, facts = on_two_hosts((*COMMON, *overrides), link, timeout_seconds=600)
+    rows, facts = on_hosts(2, (*COMMON, *overrides), link, timeout_seconds=600)
     return _counted(rows), facts
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from cases import MEASURED
 from figures import seconds_to
-from runs import on_two_hosts, saved_loss
+from runs import on_hosts, saved_loss
 
 from helpers.hosts import hosts, run_on
 
@@ -47,7 +47,7 @@ def ours(seconds: float, seed: int) -> float:
     """The loss that the default settings reach."""
     counted = (f"budget={seconds:g}seconds", f"seed={seed}")
     overrides = (*MEASURED, "model=tiny", "inner=adamw", "inner.lr=2e-3", *counted)
-    return saved_loss(on_two_hosts(overrides, RATE, timeout_seconds=seconds + 300)[1]["result"])
+    return saved_loss(on_hosts(2, overrides, RATE, timeout_seconds=seconds + 300)[1]["result"])
 
 
 def main() -> None:

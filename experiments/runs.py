@@ -61,26 +61,36 @@ def read(wanted: Iterable[Case], folder: Path) -> list[Record]:
     return [record for case in wanted if (record := _record(case, folder / case.name))]
 
 
-def on_two_hosts(overrides: Sequence[str], link: str | Wan, timeout_seconds: float) -> tuple[list[Record], Record]:
-    """Train with a rank on each of two real hosts; the rows of the run's records, and the facts of it.
+def on_hosts(
+    count: int, overrides: Sequence[str], link: str | Wan | None, timeout_seconds: float, a_core_each: bool = False
+) -> tuple[list[Record], Record]:
+    """Train with a rank on each of some real hosts; the rows of the run's records, and the facts of it.
 
-    `link` is the rate between them, as tc takes it ("10mbit"), or a wide-area network.
+    Args:
+        link: the rate between them, as tc takes it ("10mbit"), or a wide-area network; None: unshaped.
+        a_core_each: whether a rank stays on a core of its own; two share one where there are fewer.
 
     Raises:
         RuntimeError: the run failed; its output.
     """
-    with linked(2, link) as made, tempfile.TemporaryDirectory() as folder:
+    with linked(count, link) as made, tempfile.TemporaryDirectory() as folder:
         commands = []
-        for host in made:
-            place = ("--nnodes", "2", "--nproc-per-node", "1", "--local-addr", host.address, "--rdzv-endpoint",
+        for rank, host in enumerate(made):
+            place = ("--nnodes", str(count), "--nproc-per-node", "1", "--local-addr", host.address, "--rdzv-endpoint",
                      f"{made[0].address}:{PORT}")  # fmt: skip
             train = [sys.executable, str(ROOT / "launch" / "train.py"), *place, *overrides, "run.directory=run"]
-            commands.append((host, train))
+            commands.append((host, [*(on_core(rank) if a_core_each else ()), *train]))
         ended = run_on(commands, Path(folder), timeout_seconds)
         if any(code for code, _ in ended):
             raise RuntimeError("\n".join(output for _, output in ended))
         directory = Path(folder) / made[0].name / "run"
         return rows_of(directory), facts_of(directory)
+
+
+def on_core(rank: int) -> list[str]:
+    """What a command begins with that is to run on the core of a rank."""
+    cores = sorted(os.sched_getaffinity(0))
+    return ["taskset", "-c", str(cores[rank % len(cores)])]
 
 
 def on_one_host(overrides: Sequence[str]) -> Record:

@@ -103,8 +103,8 @@ def why_unavailable() -> str | None:
 
 
 @contextmanager
-def linked(count: int, link: "str | Wan") -> Iterator[list[Host]]:
-    """`count` hosts near each other at a rate, or on a wide-area network."""
+def linked(count: int, link: "str | Wan | None") -> Iterator[list[Host]]:
+    """`count` hosts near each other at a rate, unshaped without one, or on a wide-area network."""
     if isinstance(link, Wan):
         with far_hosts(count, link) as (made, _):
             yield made
