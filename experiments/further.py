@@ -81,8 +81,10 @@ EVALUATED = COMPARED[1:]
 
 
 def steady(side: str) -> tuple[str, ...]:
-    """What a side of `machines` runs for `nano`, at a rate that does not decay at the end; the default's rate then."""
-    return (*STEADY_NANO, *overrides_of(side, "nano"), STEADY)
+    """What a side of `machines` runs for `nano`, at a rate that does not decay at the end; the default's rate then, and
+    the average of anchors that suits AdamW with it."""
+    span = ("outer.average_span=0.05",) if side.endswith("adamw") else ()
+    return (*STEADY_NANO, *overrides_of(side, "nano"), STEADY, *span)
 
 
 def published(_: Path | None) -> list[Case]:

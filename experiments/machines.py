@@ -16,10 +16,7 @@ ALONE = (
     "outer.average_span=0.1",
 )  # fmt: skip
 """One worker that averages with nobody, at the default's course of the rate with an average of its weights."""
-OF_ADAMW = (
-    *on_clock("adamw"), "inner.weight_decay=0", "inner.beta1=0.8", "inner.warmup_fraction=0.2",
-    "outer.average_span=0.05",
-)  # fmt: skip
+OF_ADAMW = (*on_clock("adamw"), "inner.weight_decay=0", "inner.beta1=0.8", "inner.warmup_fraction=0.2")
 OF_MUON = (*on_clock("muon"), "inner.weight_decay=0", "inner.momentum=0.8")
 CONSTANT = {"adamw": (*OF_ADAMW, "batching.local_batch=8"), "muon": (*OF_MUON, "batching.local_batch=16")}
 """One machine alone; each at the best of its settings in the search."""
