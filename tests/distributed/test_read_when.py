@@ -67,7 +67,7 @@ CASES = (
     Case("inner.momentum=0.5,0.9", ("inner=adamw",), ("inner=sgd",)),
     Case("inner.momentum=0.5,0.9", ("inner=adamw",), ("inner=muon",)),
     Case("inner.final_lr_fraction=0,1", ("inner.schedule=constant",), ("inner.schedule=cosine",)),
-    Case("inner.decay_fraction=0.1,1", ("inner.schedule=cosine",), ()),
+    Case("inner.decay_fraction=0.1,1", ("inner.schedule=cosine",), ("inner.schedule=wsd",)),
     Case("inner.reset_each_round=true,false", ("inner=sgd", "inner.momentum=0"), ("inner=sgd", "inner.momentum=0.9")),
     Case("outer.lr=0.5,0.7", DDP, ()),
     Case("outer.momentum=0.5,0.9", DDP, ()),

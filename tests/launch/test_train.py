@@ -67,7 +67,7 @@ def test_a_named_length_of_rounds_is_said_to_be_the_first_ones(finished_run: Pat
 def test_the_first_lines_say_what_muon_updates_and_at_which_rate(finished_run: Path) -> None:
     words = " ".join((finished_run.parent / "terminal").read_text().split())
     assert "muon updates " in words
-    assert "a worker's rate is 0.0035" in words
+    assert "a worker's rate is 0.005" in words
 
 
 def test_the_display_has_every_trainer(several_trainers: Path) -> None:
