@@ -111,7 +111,8 @@ def texts(wikitext: Path | None) -> list[Case]:
     found = []
     for name, data in corpora(wikitext).items():
         for side in ("alone_adamw", "alone_muon", "default_alone", "two_10"):
-            ranks, seconds = SIDES[side]
+            ranks = SIDES[side][0]
+            seconds = LENGTHS[1] * (HALF if ranks == 2 else 1)
             chosen = ("model=nano", *EVALUATED, *data, *steady(side))
             found += cases("texts", f"{side}_{name}", ranks, chosen, (seconds,), FURTHER_SEEDS)
         for side, rate in OTHER_RATES.items():
