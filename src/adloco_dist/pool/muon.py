@@ -31,9 +31,10 @@ def working_bytes(matrices: Matrices) -> int:
 def orthogonalized(matrices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The nearest orthogonal matrices, roughly: singular values become some 0.7 to 1.2; computed in `dtype`.
 
-    In bf16 it is torch's own sequence of operations, in the same bits. In other types long matrices are multiplied once
-    at the end, by the product of all steps: those are polynomials in the small matrix of their rows' inner products.
-    That needs fewer operations, but bf16 rounds the product too coarsely.
+    In bf16 it is torch's own sequence of operations, in the same bits; of tall matrices of some size a CPU sums one and
+    several in different orders. In other types long matrices are multiplied once at the end, by the product of all
+    steps: those are polynomials in the small matrix of their rows' inner products. That needs fewer operations, but
+    bf16 rounds the product too coarsely.
 
     Args:
         matrices: (count, rows, columns).
