@@ -19,9 +19,7 @@ from runs import make
 
 from common import parse, report, spread
 
-SIDES = (
-    "alone_muon", "default_alone", "two_10", "two_100", "two_10_short", "two_10_adamw", "default_short", "alone_adamw",
-)  # fmt: skip
+SIDES = ("alone_muon", "default_alone", "two_10", "two_100", "two_10_adamw", "alone_adamw")
 
 
 def main() -> None:

@@ -51,6 +51,20 @@ class Records:
         ]
         return max(runs, key=lambda run: run["budget"])["curve"] if runs else []
 
+    def reached(self, question: str, side: str, seed: int) -> Points:
+        """The losses that runs of a side with a seed, of whatever length, are the first to come to, by seconds."""
+        parts = (question, side)
+        runs = [
+            record["curve"]
+            for name, record in self.by_name.items()
+            if tuple(name.split("/")[:2]) == parts and name.endswith(f"/seed{seed}")
+        ]
+        found: Points = []
+        for seconds, loss in sorted(tuple(point) for curve in runs for point in curve):
+            if not found or loss < found[-1][1]:
+                found.append((seconds, loss))
+        return found
+
     def loss(self, question: str, side: str, seconds: float, seed: int) -> float | None:
         """The loss of one run; None: it was not made."""
         return dict(self.points(question, side, seed)).get(seconds)

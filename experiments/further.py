@@ -117,7 +117,7 @@ def texts(wikitext: Path | None) -> list[Case]:
             found += cases("texts", f"{side}_{name}", ranks, chosen, (seconds,), FURTHER_SEEDS)
         for side, rate in OTHER_RATES.items():
             chosen = ("model=nano", *EVALUATED, *data, *steady(side), f"inner.lr={rate}")
-            found += cases("texts", f"{side}_{rate}_{name}", 1, chosen, (SIDES[side][1],), FURTHER_SEEDS)
+            found += cases("texts", f"{side}_{rate}_{name}", 1, chosen, (LENGTHS[1],), FURTHER_SEEDS)
     return found
 
 

@@ -35,13 +35,14 @@ computing: what averages compute takes its time, too, beside updates of 57 ms; o
 OF_MODEL = {"tiny": 1.0, "nano": 2.0}
 """Rates over those of `tiny`: nearer to the best of `nano`."""
 SIDES = {
-    "alone_muon": (1, SECONDS), "default_alone": (1, SECONDS), "two_10": (2, 88), "two_100": (2, 86),
-    "four_100": (4, 52), "eight_100": (8, 38), "alone_adamw": (1, SECONDS), "two_10_adamw": (2, 90),
-    "eight_10": (8, 56), "sixteen_100": (16, 32), "two_10_sparse": (2, 95), "two_10_25ms": (2, 90),
-    "two_10_75ms": (2, 92), "two_10_computing": (2, 92), "default_short": (1, 85), "two_10_short": (2, 50),
+    "alone_muon": (1, (SECONDS,)), "default_alone": (1, (85, SECONDS)), "two_10": (2, (50, 88, 105)),
+    "two_100": (2, (86, 105)), "four_100": (4, (52, 65)), "eight_100": (8, (38, 42)), "alone_adamw": (1, (SECONDS,)),
+    "two_10_adamw": (2, (90,)), "eight_10": (8, (56, 65)), "sixteen_100": (16, (32,)), "two_10_sparse": (2, (95,)),
+    "two_10_25ms": (2, (90, 105)), "two_10_75ms": (2, (92, 105)), "two_10_computing": (2, (92,)),
 }  # fmt: skip
 """Ranks and seconds; a side has the Mbit/s of its link in its name, and what differs from the default. As the rate
-decays at the end of a run, those that are to come to another side's loss have little more than the time that takes."""
+decays at the end of a run, one that is to come to another side's loss should have little more than the time that takes:
+so some have several lengths."""
 TARGETS = {
     "second_machine_10mbit": ("two_10", "default_alone"),
     "second_machine_100mbit": ("two_100", "default_alone"),
@@ -58,8 +59,8 @@ TARGETS = {
     "four_machines_100mbit_over_constant": ("four_100", "alone_muon"),
     "eight_hosts_100mbit_over_constant": ("eight_100", "alone_muon"),
     "over_best_constant_alone": ("default_alone", "alone_muon"),
-    "default_over_adamw_alone": ("default_short", "alone_adamw"),
-    "default_over_adamw_10mbit": ("two_10_short", "two_10_adamw"),
+    "default_over_adamw_alone": ("default_alone", "alone_adamw"),
+    "default_over_adamw_10mbit": ("two_10", "two_10_adamw"),
 }
 """By figure: the time of the first side to the loss that the second has at its end, over that side's time."""
 
@@ -83,7 +84,7 @@ def runs_of(sides: Iterable[str], model: str, seeds: Iterable[int]) -> list[Case
         for side in sides
         for ranks, seconds in [SIDES[side]]
         for case in cases(
-            "machines", side, ranks, (f"model={model}", *COMPARED, *overrides_of(side, model)), (seconds,), (seed,)
+            "machines", side, ranks, (f"model={model}", *COMPARED, *overrides_of(side, model)), seconds, (seed,)
         )
     ]
 

@@ -40,7 +40,7 @@ def page(template: str, records: Records) -> str:
 def _sides(records: Records) -> str:
     """By side, the losses at its end and what it has come to."""
     rows = []
-    for side, (_, seconds) in SIDES.items():
+    for side, seconds in ((side, one) for side, (_, budgets) in SIDES.items() for one in budgets):
         made = [run for seed in SEEDS if (run := records.by_name.get(f"machines/{side}/{seconds}s/seed{seed}"))]
         if made:
             batches = [run["last_batch"] for run in made]

@@ -21,11 +21,11 @@ def is_extrapolated(ours: Points, theirs: Points) -> bool:
 
 
 def pairs(records: Records) -> dict[str, list[tuple[Points, Points]]]:
-    """By figure, the curves of both sides, of each seed of which there are both runs."""
+    """By figure, what one side's runs have come to and the other side's curve, of each seed of which there are both."""
     found: dict[str, list[tuple[Points, Points]]] = {}
     for figure, (side, other) in TARGETS.items():
         for seed in SEEDS:
-            ours, theirs = records.curve("machines", side, seed), records.curve("machines", other, seed)
+            ours, theirs = records.reached("machines", side, seed), records.curve("machines", other, seed)
             if ours and theirs:
                 found.setdefault(figure, []).append((ours, theirs))
     return found
