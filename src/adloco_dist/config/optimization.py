@@ -69,7 +69,9 @@ class InnerSettings:
     (warm-up, stable, decay: 2404.06395). constant: at `lr` to the end. cosine: half a cosine."""
     warmup_fraction: Annotated[float, Range("in [0, 1), of the budget")] = 0.1
     """Share of the budget over which the rate rises linearly to `lr`, from a tenth of it."""
-    decay_fraction: Annotated[float, Range("in (0, 1], of the budget"), ReadWhen("inner.schedule=wsd")] = 0.3
+    decay_fraction: Annotated[
+        float, Range("in (0, 1], of the budget (no decay: inner.schedule=constant)"), ReadWhen("inner.schedule=wsd")
+    ] = 0.3
     """Share of the budget over which the rate decays at the end with wsd."""
     final_lr_fraction: Annotated[float, Range("in [0, 1]"), ReadWhen("inner.schedule=wsd,cosine")] = 0.1
     """Share of `lr` that wsd and cosine end at."""
