@@ -35,34 +35,28 @@ class Records:
 
     def points(self, question: str, side: str, seed: int, amount: str = "budget") -> Points:
         """One side's runs with a seed, by rising seconds, or by another amount that records have."""
-        found = []
-        for name, record in self.by_name.items():
-            asked, by, _, seeded = name.split("/")
-            if (asked, by, seeded) == (question, side, f"seed{seed}"):
-                found.append((record[amount], record["loss"]))
-        return sorted(found)
+        return sorted((run[amount], run["loss"]) for run in self._runs(question, side, seed))
 
     def curve(self, question: str, side: str, seed: int) -> Points:
         """The losses of a side's longest run with a seed, by seconds, on the way and at its end; empty: none."""
-        runs = [
-            record
-            for name, record in self.by_name.items()
-            if name.split("/")[:2] == [question, side] and name.endswith(f"/seed{seed}")
-        ]
+        runs = self._runs(question, side, seed)
         return max(runs, key=lambda run: run["budget"])["curve"] if runs else []
 
     def reached(self, question: str, side: str, seed: int) -> Points:
         """The losses that runs of a side with a seed, of whatever length, are the first to come to, by seconds."""
-        parts = (question, side)
-        runs = [
-            record["curve"]
-            for name, record in self.by_name.items()
-            if tuple(name.split("/")[:2]) == parts and name.endswith(f"/seed{seed}")
-        ]
         found: Points = []
-        for seconds, loss in sorted(tuple(point) for curve in runs for point in curve):
+        for seconds, loss in sorted(tuple(point) for run in self._runs(question, side, seed) for point in run["curve"]):
             if not found or loss < found[-1][1]:
                 found.append((seconds, loss))
+        return found
+
+    def _runs(self, question: str, side: str, seed: int) -> list[Record]:
+        """A side's runs with a seed, of all lengths."""
+        found = []
+        for name, record in self.by_name.items():
+            asked, by, _, seeded = name.split("/")
+            if (asked, by, seeded) == (question, side, f"seed{seed}"):
+                found.append(record)
         return found
 
     def loss(self, question: str, side: str, seconds: float, seed: int) -> float | None:

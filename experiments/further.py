@@ -24,11 +24,16 @@ ROUNDS_OF_30 = "algorithm.updates_per_round=30"
 """H of SparseLoCo and MuLoCo as published."""
 STREAMED = ("algorithm.updates_per_round=40", "wire=slow_link")
 """Streaming DiLoCo: four fragments in 4 bits, each of which travels for five updates."""
-AVERAGED = ("inner.schedule=constant", "outer.average_span=0.1")
 STEADY = "inner.schedule=constant"
-STEADY_RATE = 3.5e-3 * 128
-"""Questions of this module were asked of a default whose rate did not decay at the end: its rate, times the width."""
-STEADY_NANO = (STEADY, f"inner.lr={STEADY_RATE / 64:g}")
+AVERAGED = (STEADY, "outer.average_span=0.1")
+
+
+def steady_at(width: int) -> tuple[str, ...]:
+    """What the default had when questions of this module were asked: a rate that did not decay at the end."""
+    return (STEADY, f"inner.lr={3.5e-3 * 128 / width:g}")
+
+
+STEADY_NANO = steady_at(64)
 PUBLISHED: Mapping[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
     "default": ((STEADY,), "muon", ("3.5e-3", "7e-3", "1e-2", "1.4e-2")),
     "SparseLoCo": (
@@ -63,8 +68,7 @@ ROUNDS = (2, 5, 10, 25, 50, 100)
 """H, the updates that two workers take between averages which cost nothing."""
 LENGTHS_IN_UPDATES = (400, 1200, 3600)
 APART = (
-    "algorithm=localsgd", "batching.request=none", "inner.schedule=constant", "outer.average_span=0.05",
-    *on_clock("muon"), f"inner.lr={STEADY_RATE / 64:g}",
+    "algorithm=localsgd", "batching.request=none", "outer.average_span=0.05", *on_clock("muon"), *STEADY_NANO,
 )  # fmt: skip
 """Workers that do nothing but drift apart."""
 TOKENS_IN_UPDATE = 2 * 4 * 128
@@ -138,8 +142,7 @@ def sizes(_: Path | None) -> list[Case]:
     smallest = min(parameters for _, _, parameters, _ in SIZES)
     found = []
     for width, depth, parameters, seconds in SIZES:
-        rate = (STEADY, f"inner.lr={STEADY_RATE / width:g}")
-        chosen = (*shape_of(width, depth), *COMPARED, *on_clock("muon"), *rate)
+        chosen = (*shape_of(width, depth), *COMPARED, *on_clock("muon"), *steady_at(width))
         found += cases("sizes", f"alone_{width}x{depth}", 1, chosen, (seconds,), FURTHER_SEEDS)
         for mbit in ("10", "100"):
             side = (*chosen, *link(mbit, parameters / smallest))

@@ -44,12 +44,13 @@ RISES = (
     "the validation loss has risen from {lowest:.4f} in round {round} to {latest:.4f}; where sequences are read again "
     "and again, a model learns them by heart: a smaller budget or more text helps"
 )
-RISE, RISEN_EVALUATIONS = 1.02, 3
-"""Evaluations in a row that are higher than the lowest by this factor, after which that is reported."""
+RISE = 1.02
+"""A validation loss over a trainer's lowest from which on it counts as higher."""
 SLOWNESS = 8
 """Updates of the fastest worker to one of the slowest from which on this is reported."""
-UNPAID_ROUNDS = 5
-"""Rounds in a row after which either is reported."""
+UNPAID_ROUNDS, RISEN_EVALUATIONS = 5, 3
+IN_A_ROW = {DOES_NOT_PAY: UNPAID_ROUNDS, TOO_SLOW: UNPAID_ROUNDS, RISES: RISEN_EVALUATIONS}
+"""Rounds or evaluations in a row after which each is reported, once."""
 LINES = 200
 """About how many lines report the rounds of a whole run where there is no terminal: rounds may be short and many."""
 
@@ -75,11 +76,9 @@ class Display(Sink):
         """When rounds ended, and what of the budget was spent by then."""
         self._latest: dict[int, TrainerRow] = {}
         self._reported: set[tuple[int, str]] = set()
-        self._unpaid_rounds = Counter[tuple[int, str]]()
+        self._in_a_row = Counter[tuple[int, str]]()
         self._lowest: dict[int, TrainerRow] = {}
         """By trainer, the round with its lowest validation loss."""
-        self._risen = Counter[int]()
-        """By trainer, evaluations in a row that were higher."""
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -98,8 +97,6 @@ class Display(Sink):
     def write(self, rows: Sequence[TrainerRow]) -> None:
         self._report_notes(rows)
         for row in rows:
-            if row.validation_loss is not None:
-                self._report_rise(row, row.validation_loss)
             if row.merge:
                 self._say(merge_in_words(row))
             if row.nonfinite_workers:
@@ -152,26 +149,32 @@ class Display(Sink):
         for row in rows:
             is_unpaid = row.worth is not None and row.worth < 1
             is_slow = row.updates is not None and row.updates >= SLOWNESS * min(row.worker_updates, default=row.updates)
-            for note, holds in ((DOES_NOT_PAY, is_unpaid), (TOO_SLOW, is_slow)):
-                self._unpaid_rounds[row.trainer, note] = self._unpaid_rounds[row.trainer, note] + 1 if holds else 0
-        notes |= {which for which, rounds in self._unpaid_rounds.items() if rounds >= UNPAID_ROUNDS}
+            holds = {DOES_NOT_PAY: is_unpaid, TOO_SLOW: is_slow}
+            if row.validation_loss is not None:
+                holds[RISES] = self._has_risen(row, row.validation_loss)
+            for note, is_so in holds.items():
+                self._in_a_row[row.trainer, note] = self._in_a_row[row.trainer, note] + 1 if is_so else 0
+        notes |= {which for which, times in self._in_a_row.items() if times >= IN_A_ROW[which[1]]}
         by_trainer = {row.trainer: row for row in rows}
         for trainer, note in sorted(notes - self._reported):
-            words = too_slow_in_words(by_trainer[trainer]) if note == TOO_SLOW else note
-            self._say(f"round {rows[0].round}, trainer {trainer}: {words}")
+            self._say(f"round {rows[0].round}, trainer {trainer}: {self._note_in_words(note, by_trainer[trainer])}")
         self._reported |= notes
 
-    def _report_rise(self, row: TrainerRow, loss: float) -> None:
-        """Say once of a trainer that it becomes worse."""
+    def _has_risen(self, row: TrainerRow, loss: float) -> bool:
+        """Whether a trainer is worse than it was."""
         lowest = self._lowest.get(row.trainer, row).validation_loss
         if lowest is None or loss <= lowest:
-            self._lowest[row.trainer], self._risen[row.trainer] = row, 0
-            return
-        self._risen[row.trainer] = self._risen[row.trainer] + 1 if loss > RISE * lowest else 0
-        if self._risen[row.trainer] == RISEN_EVALUATIONS and (row.trainer, RISES) not in self._reported:
-            self._reported.add((row.trainer, RISES))
-            words = RISES.format(lowest=lowest, round=self._lowest[row.trainer].round, latest=loss)
-            self._say(f"round {row.round}, trainer {row.trainer}: {words}")
+            self._lowest[row.trainer] = row
+            return False
+        return loss > RISE * lowest
+
+    def _note_in_words(self, note: str, row: TrainerRow) -> str:
+        if note == TOO_SLOW:
+            return too_slow_in_words(row)
+        if note == RISES:
+            lowest = self._lowest[row.trainer]
+            return RISES.format(lowest=lowest.validation_loss, round=lowest.round, latest=row.validation_loss)
+        return note
 
     def _figures(self, separator: str) -> str:
         """What the last round, and all rounds so far, came to for the whole pool; empty before the first."""
