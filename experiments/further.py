@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 
-from cases import COMPARED, NANO_SHARE, Case, cases, corpora, link, on_clock
+from cases import COMPARED, NANO_SHARE, STEADY_RATE, Case, cases, corpora, link, on_clock
 from machines import SIDES, overrides_of
 from shapes import shape_of
 
@@ -30,7 +30,7 @@ AVERAGED = (STEADY, "outer.average_span=0.1")
 
 def steady_at(width: int) -> tuple[str, ...]:
     """What the default had when questions of this module were asked: a rate that did not decay at the end."""
-    return (STEADY, f"inner.lr={3.5e-3 * 128 / width:g}")
+    return (STEADY, f"inner.lr={STEADY_RATE * 128 / width:g}")
 
 
 STEADY_NANO = steady_at(64)

@@ -28,10 +28,11 @@ VARIANTS = {
     "sparse": ("wire=sparse", "wire.fraction=0.0625", "wire.delay_updates=null"),
     "computing": ("simulation.average_seconds=0.0075",),
     "adamw": OF_ADAMW,
+    "constant": ("batching.request=none", "batching.local_batch=8"),
 }
 """What differs from the default, by how a side's name ends. sparse: what travelled on slow links before signs did.
 computing: what averages compute takes its time, too, beside updates of 57 ms; on two real hosts 9.4 to 10.3 ms beside
-71 to 77 (clock.py)."""
+71 to 77 (clock.py). constant: the best constant batch of the search on two hosts."""
 OF_MODEL = {"tiny": 1.0, "nano": 2.0}
 """Rates over those of `tiny`: nearer to the best of `nano`."""
 SIDES = {
@@ -39,6 +40,7 @@ SIDES = {
     "two_100": (2, (86, 105)), "four_100": (4, (52, 65)), "eight_100": (8, (38, 42)), "alone_adamw": (1, (SECONDS,)),
     "two_10_adamw": (2, (90,)), "eight_10": (8, (56, 65)), "sixteen_100": (16, (32,)), "two_10_sparse": (2, (95,)),
     "two_10_25ms": (2, (90, 105)), "two_10_75ms": (2, (92, 105)), "two_10_computing": (2, (92,)),
+    "two_10_constant": (2, (88,)), "two_100_constant": (2, (86,)),
 }  # fmt: skip
 """Ranks and seconds; a side has the Mbit/s of its link in its name, and what differs from the default. As the rate
 decays at the end of a run, one that is to come to another side's loss should have little more than the time that takes:
@@ -59,6 +61,8 @@ TARGETS = {
     "four_machines_100mbit_over_constant": ("four_100", "alone_muon"),
     "eight_hosts_100mbit_over_constant": ("eight_100", "alone_muon"),
     "over_best_constant_alone": ("default_alone", "alone_muon"),
+    "over_best_constant_10mbit": ("two_10", "two_10_constant"),
+    "over_best_constant_100mbit": ("two_100", "two_100_constant"),
     "default_over_adamw_alone": ("default_alone", "alone_adamw"),
     "default_over_adamw_10mbit": ("two_10", "two_10_adamw"),
 }

@@ -44,8 +44,9 @@ RISES = (
     "the validation loss has risen from {lowest:.4f} in round {round} to {latest:.4f}; where sequences are read again "
     "and again, a model learns them by heart: a smaller budget or more text helps"
 )
-RISE = 1.02
-"""A validation loss over a trainer's lowest from which on it counts as higher."""
+RISE = 0.02
+"""What a validation loss rises by, over a trainer's lowest, until it counts as higher; losses of an own objective may be
+negative."""
 SLOWNESS = 8
 """Updates of the fastest worker to one of the slowest from which on this is reported."""
 UNPAID_ROUNDS, RISEN_EVALUATIONS = 5, 3
@@ -166,7 +167,7 @@ class Display(Sink):
         if lowest is None or loss <= lowest:
             self._lowest[row.trainer] = row
             return False
-        return loss > RISE * lowest
+        return loss - lowest > RISE * abs(lowest)
 
     def _note_in_words(self, note: str, row: TrainerRow) -> str:
         if note == TOO_SLOW:

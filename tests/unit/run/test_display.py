@@ -71,6 +71,14 @@ def test_a_loss_that_rises_is_reported_once() -> None:
     assert line.startswith("round 8, trainer 0: the validation loss has risen from 2.0000 in round 4 to 2.3000; ")
 
 
+def test_losses_below_zero_that_fall_are_not_reported() -> None:
+    """An own objective's may be."""
+    records = rounds(4, 0)
+    for (trained,), loss in zip(records, (-1, -2, -2.01, -2.03, -2.02), strict=True):
+        trained["validation_loss"] = loss
+    assert "has risen" not in seen(records, "4rounds", 1)
+
+
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("trainers", [1, 4, 16, 40])
 def test_a_terminal_shows_all_of_it_whatever_its_size(width: int, trainers: int) -> None:
