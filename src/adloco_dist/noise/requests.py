@@ -43,7 +43,7 @@ def augmented_inner_product_test(statistics: GradientStatistics, theta: float, n
 
 
 def progress_per_second(
-    statistics: GradientStatistics, num_workers: float, sequence_seconds: float, fixed_seconds: float
+    noise_scale: float, num_workers: float, sequence_seconds: float, fixed_seconds: float
 ) -> Request:
     """B = sqrt(M B_noise t_fixed / t_sequence): the total batch with the most progress per second (docs/theory.md).
 
@@ -52,6 +52,7 @@ def progress_per_second(
     as on a GPU that waits for its launches, none than a large one.
 
     Args:
+        noise_scale: B_noise, or as many sequences as the inner optimizer bears instead of them.
         num_workers: M, workers that compute their parts of an update side by side.
         sequence_seconds: t_sequence, what a further one adds to forward and backward pass.
         fixed_seconds: t_fixed, what an update takes whatever its batch: a pass's own, the optimizer, its share of
@@ -61,7 +62,7 @@ def progress_per_second(
         return Request(0.0)
     if sequence_seconds <= 0:
         return Request(math.inf, "sequences cost nothing: an infinite batch is asked for")
-    return Request(math.sqrt(num_workers * statistics.noise_scale * fixed_seconds / sequence_seconds))
+    return Request(math.sqrt(num_workers * noise_scale * fixed_seconds / sequence_seconds))
 
 
 def _note(statistics: GradientStatistics) -> str | None:

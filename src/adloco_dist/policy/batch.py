@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from adloco_dist.config import BatchingSettings, BatchRequest, Unmeasured
+from adloco_dist.config import BatchingSettings, BatchRequest, InnerOptimizer, Unmeasured
 from adloco_dist.noise.requests import Request, progress_per_second
 from adloco_dist.noise.statistics import GradientStatistics, Smoothed
 from adloco_dist.policy.link import worth_of_averaging
@@ -13,6 +13,9 @@ from adloco_dist.policy.request import automatic_n, bound_change, bound_size, sw
 
 MAX_SEQUENCES = 1 << 20
 """Maximum of a total batch, where no shard bounds it."""
+NOISE_BORNE = {InnerOptimizer.muon: 4.0}
+"""By inner optimizer, the noise scale that its batches follow, over that of gradients; of others 1. At equal tokens a
+larger batch costs Muon a third to a tenth of what it costs AdamW (docs/theory.md, "What is asked for")."""
 PAPER_N = 2.0
 """The n of AdLoCo's switch mode, which batching.switch_n=auto starts with."""
 
@@ -81,6 +84,11 @@ class BatchInputs:
     batch_limit: int | None = None
     effective_workers: float | None = None
     """Equal workers that would average as much noise away as these; None: they are equal."""
+    optimizer: InnerOptimizer = InnerOptimizer.adamw
+
+    def noise_scale(self, statistics: GradientStatistics) -> float:
+        """B_noise as updates of this optimizer bear it, in sequences; infinite if only noise was measured."""
+        return NOISE_BORNE.get(self.optimizer, 1.0) * statistics.noise_scale
 
 
 def next_target(
@@ -145,7 +153,8 @@ def _tested(
         return Request(last.bounded, "no gradient was seen for its noise: the batch stays"), smoothed
     num_workers = inputs.effective_workers or inputs.num_workers
     fixed = report.seconds_per_update - report.local_batch * cost.sequence_seconds
-    return progress_per_second(smoothed.statistics, num_workers, cost.sequence_seconds, fixed), smoothed
+    noise_scale = inputs.noise_scale(smoothed.statistics)
+    return progress_per_second(noise_scale, num_workers, cost.sequence_seconds, fixed), smoothed
 
 
 def take(
@@ -169,7 +178,7 @@ def take(
         note = f"the batch is capped at {bounded:.0f} sequences, one epoch of the trainer's shard"
     worth = None
     if report.exposed_share is not None and inputs.num_workers > 1:
-        scale = target.smoothed.statistics.noise_scale if target.smoothed.statistics else math.inf
+        scale = inputs.noise_scale(target.smoothed.statistics) if target.smoothed.statistics else math.inf
         useful = (1 - report.exposed_share) / report.drift_factor
         worth = worth_of_averaging(useful, inputs.num_workers, local_batch, scale)
     return BatchPlan(
@@ -203,5 +212,5 @@ def _measured_n(
     if last is None or limit is None or batch <= limit or statistics is None or cost is None:
         return PAPER_N
     fixed = report.seconds_per_update - cost.seconds(-(-report.local_batch // limit), report.local_batch)
-    noise_scale = statistics.noise_scale / inputs.num_workers
+    noise_scale = inputs.noise_scale(statistics) / inputs.num_workers
     return automatic_n(batch, limit, noise_scale, cost.seconds(1, limit), max(0.0, fixed))

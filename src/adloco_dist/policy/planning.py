@@ -57,7 +57,7 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, f
     batches_before = last.batches if last else {}
     targets: dict[int, BatchTarget] = {}
     for trainer in pool.layout.trainers:
-        bounds, before = _batch_inputs(pool, trainer, {}), batches_before.get(trainer)
+        bounds, before = _batch_inputs(settings, pool, trainer, {}), batches_before.get(trainer)
         replayed = inputs.trajectory.batches.get(now.rounds, {}).get(trainer)
         targets[trainer] = next_target(batching, bounds, before, measured[trainer], replayed, fraction, now.tokens)
 
@@ -73,7 +73,7 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, f
     speeds = {} if merge else worker_speeds(layout, costs)
     batches: dict[int, BatchPlan] = {}
     for trainer in layout.trainers:
-        bounds, before = _batch_inputs(pool, trainer, speeds), batches_before.get(trainer)
+        bounds, before = _batch_inputs(settings, pool, trainer, speeds), batches_before.get(trainer)
         batches[trainer] = take(batching, bounds, targets[trainer], before, measured[trainer])
     sequences_per_update = sum(layout.num_workers(trainer) * batch.local_batch for trainer, batch in batches.items())
     tokens_per_update = sequences_per_update * settings.data.sequence_length
@@ -163,13 +163,16 @@ def _probed(pool: PlanInputs, trainers: Collection[int], capacities: Sequence[in
     return replace(pool, batch_limits=limits)
 
 
-def _batch_inputs(pool: PlanInputs, trainer: int, speeds: Mapping[int, Sequence[float]]) -> BatchInputs:
+def _batch_inputs(
+    settings: Settings, pool: PlanInputs, trainer: int, speeds: Mapping[int, Sequence[float]]
+) -> BatchInputs:
     """What bounds a trainer's batch, and divides it among workers that take updates in proportion to their speeds."""
     return BatchInputs(
         pool.layout.num_workers(trainer),
         pool.shard_sequences.get(trainer),
         pool.batch_limits.get(trainer),
         effective_workers(speeds[trainer]) if trainer in speeds else None,
+        settings.inner.optimizer,
     )
 
 

@@ -45,8 +45,7 @@ RISES = (
     "and again, a model learns them by heart: a smaller budget or more text helps"
 )
 RISE = 0.02
-"""What a validation loss rises by, over a trainer's lowest, until it counts as higher; losses of an own objective may be
-negative."""
+"""By what share of a trainer's lowest validation loss a later one is higher until it counts as that."""
 SLOWNESS = 8
 """Updates of the fastest worker to one of the slowest from which on this is reported."""
 UNPAID_ROUNDS, RISEN_EVALUATIONS = 5, 3

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from adloco_dist.config import InnerOptimizer
 from adloco_dist.config.compose import compose
 from adloco_dist.noise.statistics import GradientStatistics
 from adloco_dist.policy.batch import BatchInputs, BatchPlan, BatchReport
@@ -42,6 +43,20 @@ def test_the_batch_with_the_most_progress_per_second() -> None:
     best = max(np.arange(1, 100, 0.5), key=progress_per_second)
     assert plan.request == pytest.approx(best, abs=0.5)
     assert plan.local_batch == 6
+
+
+def test_muon_bears_four_times_the_noise() -> None:
+    """So its batches are twice as large, and a second worker is worth more to it."""
+    inputs = {optimizer: BatchInputs(num_workers=2, optimizer=optimizer) for optimizer in InnerOptimizer}
+    report = BatchReport(MEASURED, [Passes(1, 1, 1.0)], 4.0, exposed_share=0.0, local_batch=1)
+    plans = {
+        optimizer: next_batch(asked := compose(BY_PROGRESS), one, first_batch(asked, one), report, 0.1, 100)
+        for optimizer, one in inputs.items()
+    }
+    muon, adamw = plans[InnerOptimizer.muon], plans[InnerOptimizer.adamw]
+    assert muon.request == pytest.approx(2 * adamw.request)
+    assert muon.worth == pytest.approx((1 + 96 / muon.local_batch) / (1 + 96 / (2 * muon.local_batch)))
+    assert plans[InnerOptimizer.sgd] == adamw
 
 
 @pytest.mark.parametrize(
