@@ -16,19 +16,18 @@ RATES = {"muon": 1e-2, "adamw": 1e-3}
 """The default's: with Muon the one that the width of `nano` says, with AdamW that of every model."""
 HOSTS = len(FACTORS)
 PLACES = {"100": link("100", NANO_SHARE), "10_25ms": (*link("10", NANO_SHARE), "simulation.latency_seconds=0.025")}
-LENGTHS = {60: (40, 60, 70), 180: (120, 180, 205)}
-"""Seconds of the controls, and of the pool: as the rate decays at the end of a run, one that is to come to another's
-loss should have little more than the time that takes."""
+LENGTHS = (60, 180)
+"""Seconds."""
 HALVED = (f"pool.trainers={HOSTS}", f"pool.rates=[{FACTORS[0]},{FACTORS[-1]}]", "merge=halving")
 
 
 def pools(_: Path | None) -> list[Case]:
     """What does a run lose that has to find its rate?"""
     found = []
-    for (optimizer, rate), (place, over), (seconds, of_pool) in product(RATES.items(), PLACES.items(), LENGTHS.items()):
+    for (optimizer, rate), (place, over), seconds in product(RATES.items(), PLACES.items(), LENGTHS):
         base = ("model=nano", *COMPARED, *on_clock(optimizer), *over)
-        found += cases("pools", f"{optimizer}_halved_{place}", HOSTS, (*base, *HALVED), of_pool, SEEDS)
-        sides = {"default": ()} | {f"one_{factor:g}": (f"inner.lr={rate * factor:.3g}",) for factor in FACTORS}
+        sides = {"halved": HALVED, "default": ()}
+        sides |= {f"one_{factor:g}": (f"inner.lr={rate * factor:.3g}",) for factor in FACTORS}
         for side, differs in sides.items():
             found += cases("pools", f"{optimizer}_{side}_{place}", HOSTS, (*base, *differs), (seconds,), SEEDS)
     return found

@@ -163,5 +163,4 @@ def _record(case: Case, directory: Path) -> Record | None:
         "bytes_sent": sum(sum(row["bytes_sent"].values()) for row in rows),
         "last_updates_per_round": rounds[-1]["updates"] if len(rounds) < 2 else rounds[-2]["updates"],
         "last_batch": rounds[-1]["total_batch"],
-        "last_rate_factor": rounds[-1]["rate_factor"],
     }

@@ -24,9 +24,6 @@ from further import (
     SIZES,
     TOKENS_IN_UPDATE,
 )
-from pools import FACTORS, PLACES, RATES
-from pools import LENGTHS as POOL_LENGTHS
-from pools import SEEDS as POOL_SEEDS
 from ratios import is_extrapolated, share
 from runs import Record
 from shapes import TRIED
@@ -174,24 +171,6 @@ def delays(records: Records) -> str:
                     expected = np.interp(math.log(apart), [math.log(one) for one in losses], list(losses.values()))
                     factor = f"{1 / share(shortest['curve'], run['curve']):.2f}"
                     rows.append(row(wire, length, delay, f"{run['loss']:.3f}", factor, apart, f"{expected:.3f}"))
-    return "\n".join(rows)
-
-
-def pools(records: Records) -> str:
-    """By optimizer, link, seconds and seed: losses at each rate alone, that of the pool and the rate that it was left
-    with, and the share of the time in which the pool comes to the best rate's loss, the default's, all rates'."""
-    rows = []
-    for optimizer, place, seconds, seed in product(RATES, PLACES, POOL_LENGTHS, POOL_SEEDS):
-        end = f"{place}/{seconds}s/seed{seed}"
-        alone = {factor: records.by_name.get(f"pools/{optimizer}_one_{factor:g}_{end}") for factor in FACTORS}
-        default, pool = (records.by_name.get(f"pools/{optimizer}_{side}_{end}") for side in ("default", "halved"))
-        if pool and default and all(alone.values()):
-            best = min(filter(None, alone.values()), key=lambda run: run["loss"])
-            reached = records.reached("pools", f"{optimizer}_halved_{place}", seed)
-            shares = [f"{share(reached, run['curve']):.3f}" for run in (best, default)]
-            of_all = f"{share(reached, best['curve']) / len(alone):.3f}"
-            losses = [f"{run['loss']:.3f}" for run in (*filter(None, alone.values()), default, pool)]
-            rows.append(row(optimizer, place, seconds, *losses, pool["last_rate_factor"], *shares, of_all))
     return "\n".join(rows)
 
 
