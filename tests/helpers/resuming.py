@@ -44,6 +44,15 @@ class StopAfterLooks(StopRequest):
             self.left = 0
 
 
+class SwiftCheckpoints(Checkpoints):
+    """As on disks that are never late: a checkpoint which is still being written postpones none."""
+
+    @property
+    def is_writing(self) -> bool:
+        self._writer.wait()
+        return False
+
+
 def train_kept(
     runtime: Runtime,
     directory: str,
@@ -92,7 +101,7 @@ def train_kept(
             journal = Journal([RunFile(path, facts, earlier or None), metrics, sink])
         writer = CheckpointWriter(domains, runtime.store, runtime.world_size, settings.checkpoint, detail.append)
         stop = runtime.heartbeat.stop = StopAfterLooks(looks)
-        outcome = train(pool, inputs, journal, stop, Checkpoints(writer, journal, path, settings), state)
+        outcome = train(pool, inputs, journal, stop, SwiftCheckpoints(writer, journal, path, settings), state)
         writer.wait()
         runtime.control.exchange({})
         if runtime.rank == 0:
