@@ -25,7 +25,11 @@ class Event:
 
 
 def round_events(
-    updates_per_round: int, fragments: int = 1, delay_updates: int = 0, updates: int | None = None
+    updates_per_round: int,
+    fragments: int = 1,
+    delay_updates: int = 0,
+    updates: int | None = None,
+    is_mixed: bool = False,
 ) -> tuple[Event, ...]:
     """The events of a round, in their order; a ValueError of one line where fragments or delay do not fit into it.
 
@@ -37,6 +41,7 @@ def round_events(
         updates_per_round: H, over which the averages are spread.
         updates: after which the round ends; None: after H. In a last round that is shorter, fragments whose time does
             not come are not averaged.
+        is_mixed: whether averages start and are mixed in without a delay, too; else they are taken at once.
     """
     if not 1 <= fragments <= updates_per_round:
         rule = f"must be from 1 to the {updates_per_round} updates of a round"
@@ -48,7 +53,10 @@ def round_events(
     last = updates_per_round if updates is None else updates
     times = [fragment * updates_per_round // fragments for fragment in range(fragments)]
     starts = [Event(time, Action.start, fragment) for fragment, time in enumerate(times) if fragment]
-    mixes = [Event(time + delay_updates, Action.mix, fragment) for fragment, time in enumerate(times) if delay_updates]
-    # After the same update, what arrives is mixed before the next average starts, and the end comes last.
-    within = sorted((event for event in mixes + starts if event.update <= last), key=lambda event: event.update)
+    is_mixed |= delay_updates > 0
+    mixes = [Event(time + delay_updates, Action.mix, fragment) for fragment, time in enumerate(times) if is_mixed]
+    # After the same update, what arrives is mixed before the next average starts, or right after its own start where
+    # there is no delay; the end comes last.
+    in_order = mixes + starts if delay_updates else starts + mixes
+    within = sorted((event for event in in_order if event.update <= last), key=lambda event: event.update)
     return *within, Event(last, Action.end, 0)

@@ -26,11 +26,11 @@ class AlgorithmSettings:
     round: RoundLength = RoundLength.link
     """updates: every worker takes as many. link: as few as the measured costs of a round allow; workers on slower ranks
     take fewer than others, so that ranks do not wait for each other, and weigh less in the average."""
-    updates_range: Annotated[list[int], ReadWhen("algorithm.round=link")] = field(default_factory=lambda: [2, 400])
+    updates_range: Annotated[list[int], ReadWhen("algorithm.round=link")] = field(default_factory=lambda: [1, 400])
     """Minimum and maximum of H with round=link; a delay of one update needs two, and each of wire.fragments its own."""
 
     def __post_init__(self) -> None:
-        bounds, rule = self.updates_range, "must be the minimum and the maximum of H, [2,400] for example, both >= 1"
+        bounds, rule = self.updates_range, "must be the minimum and the maximum of H, [1,400] for example, both >= 1"
         require(len(bounds) == 2 and 1 <= bounds[0] <= bounds[1], "algorithm.updates_range", bounds, rule)
 
     @property
@@ -118,7 +118,7 @@ class WireSettings:
     """P: parts of a model that are averaged at different times of a round (Streaming DiLoCo, 2501.18512)."""
     delay_updates: Annotated[int | None, Range(">= 0")] = None
     """tau: updates that are computed while an average travels, before its outer step reaches the workers. 0: workers
-    wait for it. null: one or more, as the measured link needs (with algorithm.round=link)."""
+    wait for it. null: as many as the measured link needs, 0 where averages are quick (with algorithm.round=link)."""
 
     @property
     def keeps_residual(self) -> bool:

@@ -16,6 +16,9 @@ DRIFT_POWER = 0.12
 `worth`, which is a bound, counts no more than that (docs/theory.md)."""
 SIGNS_COST = 1.1
 """Factor of the time to a loss where signs travel alone, and what they leave waits (docs/theory.md)."""
+AT_ONCE = 0.1
+"""Share of an update that an average may take for workers to wait for it: about what a delay of one update costs two
+workers, and less than it costs more of them (docs/theory.md)."""
 FOUR_BITS_RATIO = 4.125 / 1.125
 """What a host sends of elements in 4 bits over what it sends of their signs, with the scales of blocks."""
 REMEMBERED = 5
@@ -96,7 +99,8 @@ def worth_of_averaging(useful_share: float, num_workers: int, local_batch: int, 
 
 def first_rhythm(algorithm: AlgorithmSettings, wire: WireSettings) -> Rhythm:
     """The rhythm of the first round, before anything was measured; of every round that does not follow the link."""
-    first = Rhythm(algorithm.updates_per_round, wire.delay_updates or 0)
+    delay = 1 if wire.delay_updates is None else wire.delay_updates  # a link that nobody knows may be slow
+    first = Rhythm(algorithm.updates_per_round, delay)
     return first if algorithm.round is not RoundLength.link else _bounded(algorithm, wire, first.updates, first)
 
 
@@ -108,7 +112,8 @@ def rhythm_for_link(
     if not costs:
         return last
     cost, best = _Typical.of(costs, wire), best_rhythm(algorithm, wire, costs)
-    if cost.time(best) > (1 - GAIN) * cost.time(last):
+    may_stay = last.delay_updates or wire.delay_updates is not None or cost.is_quick(last.in_four_bits)
+    if may_stay and cost.time(best) > (1 - GAIN) * cost.time(last):
         best = last
     updates = math.ceil(min(max(best.updates, last.updates / STEP), last.updates * STEP))
     return _bounded(algorithm, wire, updates, best, cost.slowest)
@@ -120,8 +125,7 @@ def best_rhythm(algorithm: AlgorithmSettings, wire: WireSettings, costs: Sequenc
     cost, (_, max_updates) = _Typical.of(costs, wire), algorithm.updates_range
     candidates: list[Rhythm] = []
     for in_four_bits in (False, True) if wire.format is WireFormat.adaptive else (False,):
-        longest = max(1, min(math.ceil(cost.transfer(in_four_bits)), max_updates // fragments - 1))
-        for delay in range(1, longest + 1) if fixed is None else (fixed,):
+        for delay in cost.delays(in_four_bits, max_updates // fragments - 1) if fixed is None else (fixed,):
             updates = max(math.ceil(cost.best_updates(delay, in_four_bits)), fragments * (delay + 1))
             candidates.append(_bounded(algorithm, wire, updates, Rhythm(updates, delay, in_four_bits), cost.slowest))
     return min(candidates, key=cost.time)
@@ -181,6 +185,8 @@ class _Typical:
     fragments: int
     slowest: float
     """How many times as long as the fastest the slowest rank takes for an update."""
+    is_adaptive: bool
+    """Whether the format follows the link."""
 
     @classmethod
     def of(cls, costs: Sequence[RoundCost], wire: WireSettings) -> "_Typical":
@@ -192,10 +198,23 @@ class _Typical:
             transfer / wire.fragments / update,
             wire.fragments,
             max(_slowness(costs), default=1.0),
+            wire.format is WireFormat.adaptive,
         )
 
     def transfer(self, in_four_bits: bool) -> float:
         return self.signs_transfer * over_signs(in_four_bits)
+
+    def is_quick(self, in_four_bits: bool) -> bool:
+        """Whether to wait for averages costs less than a delay does. Signs that are waited for are no better than 4 bits
+        that come late; and how quick 4 bits are is known once they have travelled."""
+        is_worth_it = in_four_bits or not self.is_adaptive
+        return is_worth_it and self.fragments * self.transfer(in_four_bits) <= AT_ONCE
+
+    def delays(self, in_four_bits: bool, longest: int) -> range:
+        """The delays that are worth a look."""
+        if self.is_quick(in_four_bits):
+            return range(1)
+        return range(1, max(1, min(math.ceil(self.transfer(in_four_bits)), longest)) + 1)
 
     def exposed(self, delay_updates: int, in_four_bits: bool) -> float:
         return self.fixed + self.fragments * max(0.0, self.transfer(in_four_bits) - delay_updates)
@@ -220,7 +239,7 @@ def _bounded(
     rank the time for an update."""
     fragments, fixed = wire.fragments, wire.delay_updates
     smallest, largest = algorithm.updates_range
-    smallest = max(smallest, fragments * ((1 if fixed is None else fixed) + 1), min(math.ceil(slowest), largest))
+    smallest = max(smallest, fragments * ((fixed or 0) + 1), min(math.ceil(slowest), largest))
     updates = min(max(updates, smallest), max(largest, smallest))
-    delay = max(1, min(wanted.delay_updates, updates // fragments - 1)) if fixed is None else fixed
+    delay = min(wanted.delay_updates, updates // fragments - 1) if fixed is None else fixed
     return Rhythm(updates, delay, wanted.in_four_bits)

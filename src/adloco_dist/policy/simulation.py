@@ -134,7 +134,7 @@ def _without_waiting(
         sent, seconds, transfer, computed = part.outer.bytes_sent, inner_seconds[trainer], 0.0, 0.0
         if sent:  # sketches travel beside the average, which waits for them on the link
             trips = wire.fragments * exchanges(wire.format, len(plan.layout.ranks(trainer))) * TRIPS
-            if delay:  # what arrives left in the round before, for the most part
+            if wire.is_delayed:  # what arrives left in the round before, for the most part
                 sent = round(sent * over_signs(plan.arriving_four_bits_share) / over_signs(plan.rhythm.in_four_bits))
             transfer = trips * latency + simulation.transfer_seconds(sent + part.measure.bytes_sent)
             computed = simulation.average_seconds
@@ -151,8 +151,8 @@ def _without_waiting(
             outer=dataclasses.replace(
                 part.outer,
                 seconds=computed + waited + max(0.0, gradients - HIDDEN_GRADIENTS * seconds),
-                transfer_seconds=transfer if delay else 0.0,
-                wait_seconds=waited if delay else 0.0,
+                transfer_seconds=transfer if wire.is_delayed else 0.0,
+                wait_seconds=waited if wire.is_delayed else 0.0,
             ),
             evaluation=EvaluationReport(part.evaluation.sums),
         )

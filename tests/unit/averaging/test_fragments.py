@@ -49,17 +49,18 @@ def test_more_fragments_than_tensors_are_refused() -> None:
 def test_every_fragment_meets_once_a_round_and_never_two_are_under_way(updates: int, data: st.DataObject) -> None:
     fragments = data.draw(st.integers(1, updates))
     delay = data.draw(st.integers(0, updates // fragments - 1))
+    is_mixed = delay > 0 or data.draw(st.booleans())
     started: list[int] = []
     under_way: int | None = None
     for _ in range(2):
-        for event in round_events(updates, fragments, delay):
+        for event in round_events(updates, fragments, delay, is_mixed=is_mixed):
             if event.action is Action.mix:
                 assert under_way in (event.fragment, None)  # None: nothing has been started before the first round
                 under_way = None
             else:
                 assert under_way is None
                 started.append(event.fragment)
-                under_way = event.fragment if delay else None
+                under_way = event.fragment if is_mixed else None
     assert sorted(started) == sorted([*range(fragments)] * 2)
     assert started[fragments:] == started[:fragments]
 
@@ -70,6 +71,8 @@ def test_the_events_of_a_round() -> None:
     times = [(event.update, event.action.name, event.fragment) for event in round_events(12, 3, 2)]
     assert times == [(2, "mix", 0), (4, "start", 1), (6, "mix", 1), (8, "start", 2), (10, "mix", 2), (12, "end", 0)]
     assert [event.update for event in round_events(12, 3, 2, updates=5)] == [2, 4, 5]
+    at_once = [(event.update, event.action.name, event.fragment) for event in round_events(6, 2, 0, is_mixed=True)]
+    assert at_once == [(0, "mix", 0), (3, "start", 1), (3, "mix", 1), (6, "end", 0)]
     assert round_events(12, 3, updates=4)[-2:] == (Event(4, Action.start, 1), Event(4, Action.end, 0))
 
 

@@ -156,7 +156,7 @@ def test_settings_survive_json() -> None:
         ("batching.nu=0", ["batching.nu=0", "> 0"]),
         ("batching.eta=nan", ["batching.eta=nan", "> 0"]),
         ("batching.shrink_limit=0.9", ["batching.shrink_limit=0.9", ">= 1"]),
-        ("algorithm.updates_range=[3,2]", ["algorithm.updates_range=[3, 2]", "[2,400]"]),
+        ("algorithm.updates_range=[3,2]", ["algorithm.updates_range=[3, 2]", "[1,400]"]),
         ("batching.switch_n=0.5", ["batching.switch_n=0.5", ">= 1"]),
         ("batching.switch_n=often", ["batching.switch_n=often", "auto"]),
         ("batching.switch_n=nan", ["batching.switch_n=nan", ">= 1"]),

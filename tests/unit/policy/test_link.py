@@ -73,8 +73,7 @@ def test_delay_and_length_are_the_best_of_all(blocking: float, transfer: float, 
         exposed = blocking + max(0.0, transfer - fragments * delay * UPDATE_SECONDS)
         return (updates + 2 * delay) ** 0.2 * (1 + exposed / (updates * UPDATE_SECONDS))
 
-    pairs = [(updates, delay) for updates in range(2, 241) for delay in range(1, max(2, updates // fragments))
-             if updates >= fragments * (delay + 1)]  # fmt: skip
+    pairs = [(updates, delay) for updates in range(1, 241) for delay in range(updates // fragments)]
     best = min(time(*pair) for pair in pairs)
     chosen = best_rhythm(settings.algorithm, settings.wire, [RoundCost(UPDATE_SECONDS, blocking, transfer)])
     assert (chosen.updates, chosen.delay_updates) in pairs
@@ -104,6 +103,9 @@ def test_all_elements_travel_where_the_link_is_fast_enough() -> None:
     fast, slow = settled(settings, 0.001, 0.9 * UPDATE_SECONDS / ratio), settled(settings, 0.001, UPDATE_SECONDS)
     assert [rhythm.in_four_bits for rhythm in fast] == [False] + [True] * 39, "the first round has measured nothing"
     assert fast[-1] == Rhythm(2, 1, in_four_bits=True)
+    at_once = settled(settings, 0.001, 0.1 * UPDATE_SECONDS / ratio)
+    assert at_once[-1] == Rhythm(1, 0, in_four_bits=True), "what costs next to nothing is waited for after every update"
+    assert at_once[0].delay_updates == 1, "a link that nobody knows may be slow"
     assert not any(rhythm.in_four_bits for rhythm in slow)
     named = small_settings(*FOUR_TRAINERS, *BY_LINK, "wire=sparse", "wire.delay_updates=null", "outer=average")
     assert not any(rhythm.in_four_bits for rhythm in settled(named, 0.001, 0.001)), "another format is what it is"
