@@ -205,8 +205,8 @@ class _Typical:
         return self.signs_transfer * over_signs(in_four_bits)
 
     def is_quick(self, in_four_bits: bool) -> bool:
-        """Whether to wait for averages costs less than a delay does. Signs that are waited for are no better than 4 bits
-        that come late; and how quick 4 bits are is known once they have travelled."""
+        """Whether to wait for averages costs less than a delay does. Signs that are waited for are no better than 4
+        bits that come late; and how quick 4 bits are is known once they have travelled."""
         is_worth_it = in_four_bits or not self.is_adaptive
         return is_worth_it and self.fragments * self.transfer(in_four_bits) <= AT_ONCE
 
