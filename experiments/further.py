@@ -26,8 +26,14 @@ STREAMED = ("algorithm.updates_per_round=40", "wire=slow_link")
 """Streaming DiLoCo: four fragments in 4 bits, each of which travels for five updates."""
 STEADY = "inner.schedule=constant"
 AVERAGED = (STEADY, "outer.average_span=0.1")
-STEADY_NANO = (STEADY, f"inner.lr={2 * STEADY_RATE:g}")
-"""What the default had when most questions of this module were asked: a rate that did not decay at the end."""
+
+
+def steady_at(width: int) -> tuple[str, ...]:
+    """What the default had when most questions of this module were asked: a rate that did not decay at the end."""
+    return (STEADY, f"inner.lr={STEADY_RATE * 128 / width:g}")
+
+
+STEADY_NANO = steady_at(64)
 PUBLISHED: Mapping[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
     "default": ((STEADY,), "muon", ("3.5e-3", "7e-3", "1e-2", "1.4e-2")),
     "SparseLoCo": (
@@ -50,8 +56,8 @@ OUTER_STEPS = {
 twice: MuLoCo's momentum, and twice the bits."""
 MANY_HOSTS = {2: 60, 4: 40, 8: 28}
 """By hosts: seconds."""
-OF_TEXTS = 0.7
-"""What two hosts have of the seconds of one on other text."""
+OF_EARLIER = 0.7
+"""What two hosts have of the seconds of one where rates do not decay at the end."""
 OTHER_RATES = {"default_alone": "1e-2", "alone_muon": "7e-3"}
 """Of the default and of the constant batch the other one's rate: what of a difference is the rate's?"""
 LENGTHS = (50, 150, 450)
@@ -59,8 +65,9 @@ LENGTHS = (50, 150, 450)
 HALF = 0.66
 """Little more than two hosts need: as the rate decays at the end of a run, one that goes on for long comes late to what
 it could have had sooner."""
-SIZES = ((128, 4, 824_576, 75), (256, 4, 3_230_208, 290))
-"""Width, depth, parameters, and the seconds of one alone, in which it sees about a token for each of them."""
+SIZES = ((128, 4, 824_576, 75), (256, 4, 3_230_208, 290), (128, 4, 824_576, 370))
+"""Width, depth, parameters, and the seconds of one alone, in which it sees about a token for each of them, or five as
+`nano` does in the shortest of LENGTHS; two have `OF_EARLIER` of them."""
 ROUNDS = (2, 5, 10, 25, 50, 100)
 """H, the updates that two workers take between averages which cost nothing."""
 LENGTHS_IN_UPDATES = (400, 1200, 3600)
@@ -113,7 +120,7 @@ def texts(wikitext: Path | None) -> list[Case]:
     for name, data in corpora(wikitext).items():
         for side in ("alone_adamw", "alone_muon", "default_alone", "two_10"):
             ranks = SIDES[side][0]
-            seconds = LENGTHS[1] * (OF_TEXTS if ranks == 2 else 1)
+            seconds = LENGTHS[1] * (OF_EARLIER if ranks == 2 else 1)
             chosen = ("model=nano", *EVALUATED, *data, *steady(side))
             found += cases("texts", f"{side}_{name}", ranks, chosen, (seconds,), FURTHER_SEEDS)
         for side, rate in OTHER_RATES.items():
@@ -140,11 +147,11 @@ def sizes(_: Path | None) -> list[Case]:
     smallest = min(parameters for _, _, parameters, _ in SIZES)
     found = []
     for width, depth, parameters, seconds in SIZES:
-        chosen = (*shape_of(width, depth), *COMPARED, *on_clock("muon"))
+        chosen = (*shape_of(width, depth), *COMPARED, *on_clock("muon"), *steady_at(width))
         found += cases("sizes", f"alone_{width}x{depth}", 1, chosen, (seconds,), FURTHER_SEEDS)
         for mbit in ("10", "100"):
             side = (*chosen, *link(mbit, parameters / smallest))
-            found += cases("sizes", f"two_{mbit}_{width}x{depth}", 2, side, (HALF * seconds,), FURTHER_SEEDS)
+            found += cases("sizes", f"two_{mbit}_{width}x{depth}", 2, side, (OF_EARLIER * seconds,), FURTHER_SEEDS)
     return found
 
 

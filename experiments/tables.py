@@ -16,6 +16,7 @@ from further import (
     LENGTHS,
     LENGTHS_IN_UPDATES,
     MANY_HOSTS,
+    OF_EARLIER,
     OTHER_RATES,
     OUTER_STEPS,
     PUBLISHED,
@@ -180,7 +181,7 @@ def sizes(records: Records) -> str:
     for width, depth, parameters, seconds in SIZES:
         shape = f"{width}x{depth}"
         alone = _run(records, "sizes", f"alone_{shape}", seconds)
-        two = [_run(records, "sizes", f"two_{link}_{shape}", HALF * seconds) for link in ("10", "100")]
+        two = [_run(records, "sizes", f"two_{link}_{shape}", OF_EARLIER * seconds) for link in ("10", "100")]
         if alone and any(two):
             shares = [_share(run, alone) for run in two]
             tokens = f"{alone['tokens'] / parameters:.2f}"
