@@ -104,6 +104,10 @@ ALGORITHMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "int4, delayed": (20, ("algorithm.updates_per_round=6", "wire=int4", "wire.fragments=2", "wire.delay_updates=2")),
     "muon, threads": (20, ("inner=muon", "outer.average_span=0.3", "instances.concurrency=threads", "wire=int8")),
     "sparse, by the link": (11, (*BY_LINK, "wire=sparse", "wire.fragments=2", "wire.delay_updates=1", "outer=average")),
+    "waited for, by the link": (
+        11, (*BY_LINK, "algorithm.updates_range=[1,7]", "simulation.bytes_per_second=1e9", "wire=adaptive",
+             "outer=average", "outer.average_span=0.3"),
+    ),
     "halving": (11, ("merge=halving", "merge.rungs=[0.3,0.6]", "pool.rates=[0.5,2]")),
     "ddp": (4, ("pool.trainers=1", "merge=none", "algorithm=ddp", "batching.request=none")),
 }  # fmt: skip

@@ -53,6 +53,20 @@ def test_placement_changes_no_more_than_rounding_does(wire: str, tolerance: floa
         assert not np.array_equal(anchor, alone[trainer])
 
 
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_averages_that_are_waited_for_may_start_as_those_that_travel_do(fragments: int) -> None:
+    """A delay that the link chooses may be none: the same steps, which reach workers as late ones would."""
+    rounds = (
+        "algorithm.round=link", f"algorithm.updates_range=[{fragments},{fragments}]", f"wire.fragments={fragments}",
+        "simulation.update_seconds=1", "outer=average", "budget=7rounds",
+    )  # fmt: skip
+    named, chosen = (run([0, 0], *rounds, f"wire.delay_updates={delay}") for delay in ("0", "null"))
+    assert {record["delay_updates"] for record in chosen[0]["records"] if record["round"]} == {0}
+    expected = held_anchors(named)
+    for trainer, anchor in held_anchors(chosen).items():
+        np.testing.assert_allclose(anchor, expected[trainer], rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("overrides", [STREAMED, ("wire=slow_link", "wire.fragments=2", "wire.delay_updates=1")])
 def test_trainers_learn_and_merge_while_averages_travel(overrides: tuple[str, ...]) -> None:
     merging = ("merge=worst_with_worst", "merge.every_rounds=2", "batching.request=norm_test", "budget=9rounds")
