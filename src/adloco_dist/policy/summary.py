@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 
 from msgspec.structs import replace
 
 from adloco_dist.policy.batch import BatchReport
 from adloco_dist.policy.evaluation import total
-from adloco_dist.policy.link import RoundCost, drift_factor
+from adloco_dist.policy.link import RoundCost, drift_factor, remembered
 from adloco_dist.policy.passes import Passes
 from adloco_dist.policy.plan import PoolReport, RoundPlan
 from adloco_dist.policy.report import (
@@ -184,14 +185,19 @@ def _batch_reports(
     reports: Sequence[RankReport], shares: Mapping[int, Shares], plan: RoundPlan, cost: RoundCost | None
 ) -> dict[int, BatchReport]:
     # An evaluation belongs to no update.
-    round_seconds = max(report.control_seconds + report.spent("inner", "measure", "outer") for report in reports)
+    seconds = max(report.control_seconds + report.spent("inner", "measure", "outer") for report in reports)
+    if cost:
+        # As in most of the last rounds: one in which gradients are measured sends more, and not every one does.
+        exposed = median(one.exposed_seconds for one in remembered(plan.costs, cost))
+        cost = dataclasses.replace(cost, exposed_seconds=exposed)
+        seconds = plan.updates * cost.update_seconds + exposed
     return {
         trainer: BatchReport(
             statistics=measured(parts).statistics,
             is_measured=plan.measures,
             local_batch=plan.batches[trainer].local_batch,
             passes=_slowest([share.inner for _, share in parts]),
-            seconds_per_update=round_seconds / plan.updates,
+            seconds_per_update=seconds / plan.updates,
             exposed_share=cost.exposed_share(plan.updates) if cost else None,
             drift_factor=drift_factor(plan.rhythm),
         )
