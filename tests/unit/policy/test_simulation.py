@@ -100,6 +100,19 @@ def test_ranks_wait_for_the_slowest() -> None:
     assert cost.exposed_seconds == pytest.approx(4.75), "what nobody is spared, once a round"
 
 
+def test_a_round_that_measures_gradients_counts_as_the_rounds_that_do_not() -> None:
+    """Their sketches, of a second in ten here, are no cost of the rounds for which the next batch is chosen."""
+    settings = small_settings(*FOUR_TRAINERS, *SIMULATED, "algorithm.round=link")
+    usual, slow = ([RankReport(0, trainers={0: TrainerReport(1, InnerReport(seconds=10), outer=OuterStepReport(
+        seconds=seconds))}, update_seconds=1)] for seconds in (1.0, 3.0))  # fmt: skip
+    plan = replace(planned(settings, Layout.one_rank_per_worker({0: (0,)})), updates=10)
+    cost = pool_report(usual, plan, 0.0).cost
+    assert cost is not None
+    for costs, seconds, share in (((), 1.3, 3 / 13), ((cost,) * 4, 1.1, 1 / 11)):
+        (found,) = pool_report(slow, replace(plan, costs=costs), 0.0).batches.values()
+        assert (found.seconds_per_update, found.exposed_share) == (pytest.approx(seconds), pytest.approx(share))
+
+
 @pytest.mark.parametrize("fragments", [1, 2])
 def test_what_arrives_has_the_format_in_which_it_left(fragments: int) -> None:
     """Signs until the last round, 4 bits from this one on: another fragment than the first leaves and arrives in it."""
