@@ -130,8 +130,12 @@ def texts(wikitext: Path | None) -> list[Case]:
 
 
 def lengths(_: Path | None) -> list[Case]:
-    """What is a second machine worth in shorter and in longer runs?"""
+    """What is a second machine worth in shorter and in longer runs? And, beside compressed averages of every gradient,
+    which have a rate that does not decay: what are two hosts with such a rate?"""
     found = []
+    for side in ("two_10", "two_100"):
+        chosen = (*PLACE, *steady(side))
+        found += cases("lengths", f"steady_{side}", 2, chosen, (OF_EARLIER * LENGTHS[1],), FURTHER_SEEDS)
     for seconds in LENGTHS:
         alone = (*PLACE, *overrides_of("default_alone", "nano"))
         found += cases("lengths", "alone", 1, alone, (seconds,), FURTHER_SEEDS)

@@ -77,7 +77,7 @@ def compressed(records: Records) -> str:
             amount = {"sparse": f", {side['amount']:g} of the elements", "powersgd": f", rank {side['amount']:g}"}
             hook = side["hook"] + amount.get(side["hook"], "")
             what = f"{side['optimizer']}, {side['lr']:g}, {side['local_batch']} sequences a host"
-            ours = _run(records, "lengths", f"two_{side['link']}", side["seconds"], side["seed"])
+            ours = _run(records, "lengths", f"steady_two_{side['link']}", side["seconds"], side["seed"])
             rows.append(row(side["link"], hook, what, f"{run['loss']:.3f}", f"{run['updates']:,}", _share(ours, run)))
     return "\n".join(rows)
 
