@@ -89,8 +89,8 @@ EVALUATED = COMPARED[1:]
 
 
 def steady(side: str) -> tuple[str, ...]:
-    """What a side of `machines` runs for `nano` on other text, at a rate that does not decay at the end; the default's
-    rate then, and the average of anchors that suits AdamW with it."""
+    """What a side of `machines` runs for `nano`, at a rate that does not decay at the end; the default's rate then, and
+    the average of anchors that suits AdamW with it."""
     span = ("outer.average_span=0.05",) if side.endswith("adamw") else ()
     return (*STEADY_NANO, *overrides_of(side, "nano"), STEADY, *span)
 

@@ -69,9 +69,13 @@ class RoundCost:
     turn_seconds: tuple[float, ...] = ()
     """By rank, one update of each of its workers; 0 where there is none. None at all: ranks are others now."""
 
+    def seconds(self, updates: int) -> float:
+        """A round of so many updates."""
+        return self.exposed_seconds + updates * self.update_seconds
+
     def exposed_share(self, updates: int) -> float:
         """Share of a round of so many updates that is spent otherwise."""
-        return self.exposed_seconds / (self.exposed_seconds + updates * self.update_seconds)
+        return self.exposed_seconds / self.seconds(updates)
 
 
 def over_signs(four_bits_share: float) -> float:
@@ -112,7 +116,7 @@ def rhythm_for_link(
     if not costs:
         return last
     cost, best = _Typical.of(costs, wire), best_rhythm(algorithm, wire, costs)
-    may_stay = last.delay_updates or wire.delay_updates is not None or cost.is_quick(last.in_four_bits)
+    may_stay = last.delay_updates > 0 or wire.delay_updates is not None or cost.is_quick(last.in_four_bits)
     if may_stay and cost.time(best) > (1 - GAIN) * cost.time(last):
         best = last
     updates = math.ceil(min(max(best.updates, last.updates / STEP), last.updates * STEP))

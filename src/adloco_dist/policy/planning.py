@@ -112,7 +112,7 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, f
         updates_since_measured=unmeasured,
         rhythm=rhythm,
         updates=updates,
-        events=round_events(rhythm.updates, wire.fragments, rhythm.delay_updates, updates, wire.is_delayed),
+        events=round_events(rhythm.updates, wire.fragments, rhythm.delay_updates, updates, is_mixed=wire.is_delayed),
         was_in_four_bits=bool(last and last.rhythm.in_four_bits),
         costs=costs,
         worker_updates=worker_counts,

@@ -184,13 +184,14 @@ def _trainers_with(shares: Mapping[int, Shares], holds: Callable[[TrainerReport]
 def _batch_reports(
     reports: Sequence[RankReport], shares: Mapping[int, Shares], plan: RoundPlan, cost: RoundCost | None
 ) -> dict[int, BatchReport]:
-    # An evaluation belongs to no update.
-    seconds = max(report.control_seconds + report.spent("inner", "measure", "outer") for report in reports)
     if cost:
         # As in most of the last rounds: one in which gradients are measured sends more, and not every one does.
         exposed = median(one.exposed_seconds for one in remembered(plan.costs, cost))
-        cost = dataclasses.replace(cost, exposed_seconds=exposed)
-        seconds = plan.updates * cost.update_seconds + exposed
+        usual = dataclasses.replace(cost, exposed_seconds=exposed)
+        seconds, exposed_share = usual.seconds(plan.updates), usual.exposed_share(plan.updates)
+    else:  # an evaluation belongs to no update
+        seconds = max(report.control_seconds + report.spent("inner", "measure", "outer") for report in reports)
+        exposed_share = None
     return {
         trainer: BatchReport(
             statistics=measured(parts).statistics,
@@ -198,7 +199,7 @@ def _batch_reports(
             local_batch=plan.batches[trainer].local_batch,
             passes=_slowest([share.inner for _, share in parts]),
             seconds_per_update=seconds / plan.updates,
-            exposed_share=cost.exposed_share(plan.updates) if cost else None,
+            exposed_share=exposed_share,
             drift_factor=drift_factor(plan.rhythm),
         )
         for trainer, parts in shares.items()

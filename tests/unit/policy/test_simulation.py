@@ -101,7 +101,7 @@ def test_ranks_wait_for_the_slowest() -> None:
 
 
 def test_a_round_that_measures_gradients_counts_as_the_rounds_that_do_not() -> None:
-    """Their sketches, of a second in ten here, are no cost of the rounds for which the next batch is chosen."""
+    """What it takes more, two seconds here, is no cost of the rounds for which the next batch is chosen."""
     settings = small_settings(*FOUR_TRAINERS, *SIMULATED, "algorithm.round=link")
     usual, slow = ([RankReport(0, trainers={0: TrainerReport(1, InnerReport(seconds=10), outer=OuterStepReport(
         seconds=seconds))}, update_seconds=1)] for seconds in (1.0, 3.0))  # fmt: skip
