@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import reduce
 from operator import add
 from typing import Any
@@ -11,12 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from adloco_dist.averaging.agreement import load_state, refuse, settings_in_words, start_alike, state_of
+from adloco_dist.averaging.agreement import load_state, refuse, settings_in_words, state_of
 from adloco_dist.averaging.averager import FullPrecision, Wire
-from adloco_dist.averaging.checks import RESTART, PeerLostError
+from adloco_dist.averaging.checks import GO_ON
 from adloco_dist.averaging.fragments import largest
 from adloco_dist.averaging.group import group_of
 from adloco_dist.averaging.in_place import AveragedBuffers, InPlace
+from adloco_dist.averaging.meeting import meet
 from adloco_dist.averaging.outer_sgd import OuterSGD
 from adloco_dist.averaging.outer_step import OuterStep
 from adloco_dist.averaging.own_group import Connection
@@ -99,28 +100,23 @@ class DiLoCo:
         """
         refuse(updates_per_round, timeout_seconds, outer, wire)
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
-        self._wire, is_delayed = wire, wire.delay_updates > 0
+        is_delayed, self._wire = wire.delay_updates > 0, wire
         self._events = round_events(updates_per_round, wire.fragments, wire.delay_updates)
         parameters, buffers = TrainedParameters(model, optimizers), AveragedBuffers(unwrapped(model))
         shared = group_of(group, parameters.device, timeout_seconds)
         ranks = shared.ranks if shared else ()
         check_data_parallel(model, ranks)
         division = parameters.division(wire.fragments, ranks, timeout_seconds)
-        self._connection = Connection(shared, division.shards.met, timeout_seconds, is_delayed)
+        self._connection = Connection(shared, division.shards.ranks, timeout_seconds, is_delayed)
         averager = wire.averager or FullPrecision(parameters.dtype)
         self._replica = InPlace(parameters, buffers, largest(division.fragments) if is_delayed else 0)
         self._outer = OuterStep([self._replica], parameters.vector(), division, outer, averager, buffers)
-        self._outer.compares_anchors = shared is not None
         self._settings = settings_in_words(updates_per_round, outer, averager, wire)
         self.round = self.updates = 0
         self.last_step: OuterStepReport | None = None
         self.holds_anchor = True
         self._started, self._has_failed = OuterStepReport(), False
-        if shared is not None:
-            facts = {**self._settings, "averaged part of the model": division.shards.place}
-            with self._contact():
-                start_alike(shared, facts, parameters, buffers, self._outer.anchor)
-        self._name = f"worker {shared.index} of {len(ranks)}" if shared else "worker 0 of 1"
+        self._meet()
         self._steps = StepCounter(optimizers, self.count_update)
 
     @property
@@ -130,7 +126,7 @@ class DiLoCo:
         return self.updates == 0
 
     def __enter__(self) -> "DiLoCo":
-        with self._contact():
+        with self._connection.contact(self._outer.steps + 1):
             self._connection.connect()
         self._steps.is_open = self._steps.is_used = True
         return self
@@ -151,9 +147,8 @@ class DiLoCo:
             count = f"{self.updates} updates since the last outer step" if self._wire.is_plain else "some updates"
             remedy = "to average them, call outer_step() on all ranks at the end of the loop"
             log.warning(f"{count} are in this rank's model alone; {remedy}")
-        are_lost = self._has_failed and isinstance(error, PeerLostError)
         self._has_failed |= self._outer.abandon()  # of an error: else it has arrived
-        self._connection.leave(None if are_lost else f"after {self.updates} updates of round {self.round + 1}", error)
+        self._connection.leave(f"after {self.updates} updates of round {self.round + 1}", error)
 
     def outer_step(self) -> OuterStepReport:
         """Take an outer step of the whole model now, however many updates the round has. Collective.
@@ -173,6 +168,25 @@ class DiLoCo:
         self.round, self.updates, self.holds_anchor = self.round + 1, 0, True
         self._steps.is_used = True
         return self.last_step
+
+    def regroup(self, group: dist.ProcessGroup | None = None) -> None:
+        """Average with the ranks of another group from now on: those that are left after a PeerLostError, or newcomers,
+        for which constructing their `DiLoCo` is this call. Collective over them; groups before may be gone.
+
+        An average that was under way is given up; where one of the ranks has completed it, the others take its step.
+        Then all average what their workers have learned since, and begin a round. Newcomers, and ranks with another
+        anchor, restart from that of the rank that has come furthest, with its outer momentum and buffers.
+
+        Raises:
+            ValueError, PeerLostError: as in construction. After the latter the rest may regroup again.
+        """
+        self._outer.abandon()
+        self._outer.mix_awaited()
+        self._connection.leave(None, None)
+        self._connection = self._connection.among(group, self._replica.parameters.device)
+        self._has_failed = True  # until it has not
+        self._meet()
+        self._has_failed = False
 
     def count_update(self) -> None:
         """Count an update, and do what is due after it; within the block the optimizer's step does so by itself.
@@ -225,10 +239,10 @@ class DiLoCo:
             RuntimeError: this rank has failed within a step, when its average had arrived.
         """
         if self._outer.is_torn:
-            raise RuntimeError(f"an outer step has failed before; {RESTART}")
+            raise RuntimeError(f"an outer step has failed before; {GO_ON}")
         self._settle()
         return {
-            **state_of(self._outer, self._name),
+            **state_of(self._outer, self._connection.worker),
             "settings": dict(self._settings),
             "round": self.round,
             "updates": self.updates,
@@ -244,9 +258,22 @@ class DiLoCo:
                 weights that it had; nothing has been loaded; one line.
         """
         self._settle()
-        load_state(state, self._outer, self._name, self._settings, self._wire.is_plain)
+        load_state(state, self._outer, self._connection.worker, self._settings, self._wire.is_plain)
         self.round, self.updates = int(state["round"]), int(state["updates"])
         self.holds_anchor = self._replica.parameters.equal(self._outer.anchor)
+
+    def _meet(self) -> None:
+        """Stand where those who have come furthest do, and average what anyone has learned since. Collective."""
+        shared, has_learned = self._connection.shared, not self.holds_anchor
+        self._outer.compares_anchors = shared is not None
+        with self._connection.contact(self._outer.steps + 1):
+            self.round, brings, any_brings = meet(shared, self._settings, self._outer, self.round, has_learned)
+            self._replica.weight = float(brings) if any_brings else 1.0
+            if any_brings:
+                self._connection.connect()
+                self.last_step = self._step(range(len(self._outer.fragments)))
+                self._replica.weight, self.round = 1.0, self.round + 1
+        self.updates, self.holds_anchor = 0, True
 
     def _step(self, fragments: Iterable[int]) -> OuterStepReport:
         return reduce(add, [self._outer.step(fragment, self._connection.group) for fragment in fragments])
@@ -264,13 +291,10 @@ class DiLoCo:
     def _attempt(self) -> Iterator[None]:
         """Refuse to go on after a failure in such a block, of which ranks may have done different parts."""
         if self._has_failed:
-            raise RuntimeError(f"an outer step has failed before; {RESTART}")
+            raise RuntimeError(f"an outer step has failed before; {GO_ON}")
         self._has_failed = True  # until it has not
         self._replica.parameters.check()
-        with self._contact():
+        with self._connection.contact(self._outer.steps + 1):
             self._connection.connect()
             yield
         self._has_failed = False
-
-    def _contact(self) -> AbstractContextManager[None]:
-        return self._connection.contact(f"outer step {self._outer.steps + 1}")

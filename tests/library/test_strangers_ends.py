@@ -100,7 +100,7 @@ def test_a_loop_that_is_interrupted_has_the_average_before() -> None:
     for found in (one, other):
         assert torch.equal(found["anchors"][0], found["anchors"][1])
         assert found["kept"]
-        assert found["said"].startswith("an outer step has failed before; restart all ranks")
+        assert found["said"].startswith("an outer step has failed before; regroup those that are left")
         assert found["awaits"] is None, "its state is that before the average"
     assert torch.equal(one["anchors"][1], other["anchors"][1])
 

@@ -1,26 +1,20 @@
 """What has to be the same: on all ranks when a run starts, and in a saved state and the run that resumes from it."""
 
-import hashlib
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from adloco_dist.averaging.averager import Averager, Wire
 from adloco_dist.averaging.codecs import Signs
-from adloco_dist.averaging.group import Group
-from adloco_dist.averaging.in_place import AveragedBuffers, InPlace
+from adloco_dist.averaging.in_place import InPlace
 from adloco_dist.averaging.outer_sgd import OuterSGD
 from adloco_dist.averaging.outer_step import OuterStep
-from adloco_dist.averaging.parameters import TrainedParameters
 from adloco_dist.averaging.quantized import Quantized
 from adloco_dist.averaging.sparse import Sparse
 from adloco_dist.schema import NOTHING, Kind
-from adloco_dist.text import first_difference
 from adloco_dist.vectors import shape_in_words
 
 log = logging.getLogger("adloco_dist.diloco")
@@ -50,29 +44,6 @@ def settings_in_words(updates_per_round: int, outer: OuterSGD, averager: Average
         "averager": str(averager) if is_dataclass(averager) else type(averager).__qualname__,
         **{f"wire {name}": str(getattr(wire, name)) for name in ("fragments", "delay_updates")},
     }
-
-
-def start_alike(
-    group: Group,
-    settings: Mapping[str, str],
-    parameters: TrainedParameters,
-    buffers: AveragedBuffers,
-    anchor: torch.Tensor,
-) -> None:
-    """Compare the ranks' models and settings, and give all of them the lowest rank's weights, buffers and anchor.
-
-    Collective. Where they differ, all ranks raise a ValueError with the same line.
-    """
-    text = json.dumps({**settings, **parameters.facts(), **buffers.facts()}, sort_keys=True)
-    digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), signed=True)
-    if len({tuple(row) for row in group.exchange([digest])}) > 1:  # only then do the facts themselves travel
-        difference = first_difference([json.loads(facts) for facts in group.exchange_text(text)], group.ranks)
-        raise ValueError(f"{difference}; start all ranks with the same model and settings")
-    if dist.get_rank() == group.ranks[0] and (names := parameters.without_optimizer):
-        log.warning("%d parameters that require gradients are in no optimizer: %s, ...", len(names), names[0])
-    group.broadcast(anchor)
-    parameters.put(anchor)
-    buffers.broadcast(group, anchor.device)
 
 
 def state_of(step: OuterStep[InPlace], worker: str) -> dict[str, Any]:

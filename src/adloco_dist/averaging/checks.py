@@ -22,6 +22,7 @@ LOST_CONNECTION = (
 TRANSPORTS = ("gloo/transport", "nccl")
 """What their other errors name."""
 RESTART = "restart all ranks, and load the last state_dict"
+GO_ON = "regroup those that are left, or restart all and load the last state_dict"
 
 
 class RanksDisagreeError(RuntimeError):

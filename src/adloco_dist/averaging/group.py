@@ -131,9 +131,9 @@ class Group:
         """Replace the tensor by the sum of all ranks' tensors, in the same bits on each."""
         self.start_all_reduce(tensor).wait()
 
-    def broadcast(self, tensor: torch.Tensor) -> None:
-        """Replace the tensor by the lowest rank's."""
-        self._start(dist.broadcast, tensor, self.ranks[0]).wait()
+    def broadcast(self, tensor: torch.Tensor, source: int | None = None) -> None:
+        """Replace the tensor by that of one of the ranks; None: the lowest's."""
+        self._start(dist.broadcast, tensor, self.ranks[0] if source is None else source).wait()
 
     def exchange(self, numbers: Sequence[int]) -> list[list[int]]:
         """Every rank's whole numbers, of 64 bits each, in the order of `ranks`; as many from each rank."""

@@ -106,16 +106,15 @@ class AveragedBuffers:
         """What the ranks of a group must agree on, by name."""
         return {f"buffer {name}": shape_in_words(value) for name, value in self.values.items()}
 
-    def broadcast(self, group: Group, device: torch.device) -> None:
-        """Give all buffers the lowest rank's bits. Collective."""
+    def broadcast(self, group: Group, device: torch.device, source: int) -> None:
+        """Make `values` of all buffers those of one rank, to the bit. Collective."""
         if not self.values:
             return
         contents = [_content(value) for value in self.values.values()]
         everything = torch.cat([content.to(device) for content in contents])
-        group.broadcast(everything)
+        group.broadcast(everything, source)
         for content, received in zip(contents, everything.split(list(map(len, contents))), strict=True):
             content.copy_(received)
-        self.put(self.values)
 
     def find_changing(self, group: Group | None) -> None:
         """Find which buffers training changes, on any rank; collective until an outer step has made them known.
@@ -217,8 +216,12 @@ class InPlace(Replica):
     def recover(self, anchor: torch.Tensor) -> None:
         rule = "is left out of an outer step, weights are not finite; it restarts with a fresh optimizer state"
         log.warning("rank %d %s", self.id, rule)
-        self._restart(anchor, range(len(self.parameters.layout.names)))
+        self.adopt(anchor)
         self.parameters.reset_optimizers()
+
+    def adopt(self, anchor: torch.Tensor) -> None:
+        """Take the whole anchor for weights, and the buffers as they were at the last outer step."""
+        self._restart(anchor, range(len(self.parameters.layout.names)))
         self.buffers.put(self.buffers.values)  # all, as it may not be known yet which of them change
 
     def depart(self, fragment: Fragment) -> None:

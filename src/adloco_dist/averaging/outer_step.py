@@ -74,6 +74,7 @@ class OuterStep(Generic[R]):
         residual: what this rank has not sent, fragment after fragment, on the device; None: there is no error feedback.
         steps: outer steps that were taken, of any fragment.
         under_way: an exchange that was started; None: none was.
+        unfinished: the fragment whose average was started last, until its step is taken; NOTHING: there is none.
         is_torn: whether an error has come between a commit and the end of its step, which no rank can undo.
         compares_anchors: whether ranks make sure, before every outer step, that they hold the same anchor.
     """
@@ -94,7 +95,7 @@ class OuterStep(Generic[R]):
         self.entries = outer_entries(optimizer, averager.keeps_residual)
         self.momentum = torch.zeros_like(anchor, pin_memory=anchor.is_pinned()) if optimizer.momentum else None
         self.residual = torch.zeros_like(anchor, device=division.device) if averager.keeps_residual else None
-        self.steps = 0
+        self.steps, self.unfinished = 0, NOTHING
         self.under_way: _UnderWay[R] | None = None
         self.is_torn = self.compares_anchors = False
         self._buffers, self._room = buffers, room
@@ -116,6 +117,7 @@ class OuterStep(Generic[R]):
         exchange, which is still to be begun, goes on in a thread of its own; else it is over when this returns.
         """
         assert self.under_way is None
+        self.unfinished = index
         if index == 0:
             self._buffers.find_changing(group)
         payload, buffers, finite = self._encode(index)
@@ -157,7 +159,7 @@ class OuterStep(Generic[R]):
         if index == 0:
             self._buffers.restart(waiting)
         self.steps += 1
-        self.is_torn = False
+        self.unfinished, self.is_torn = NOTHING, False
         times = (exchange.seconds, exchange.waited_seconds) if isinstance(exchange, Background) else (0.0, 0.0)
         return OuterStepReport(num_finite, pseudo_gradient_norm=norm, transfer_seconds=times[0], wait_seconds=times[1])
 
@@ -186,8 +188,7 @@ class OuterStep(Generic[R]):
             return False
         for replica in self.workers:
             if replica.awaits == under_way.index:
-                replica.awaits = NOTHING
-                replica.departed.zero_()
+                replica.give_up()
         return True
 
     def _encode(self, index: int) -> tuple[torch.Tensor, torch.Tensor, list[R]]:

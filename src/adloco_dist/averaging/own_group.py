@@ -5,11 +5,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from adloco_dist.averaging.checks import RESTART, PeerLostError, is_of_another
-from adloco_dist.averaging.group import Group
+from adloco_dist.averaging.checks import GO_ON, PeerLostError, is_of_another
+from adloco_dist.averaging.group import Group, group_of
 from adloco_dist.text import first_line, ranks_in_words
 
 LEFT = "left"
@@ -24,27 +25,37 @@ class Connection:
     groups at any time.
 
     Attributes:
+        shared: the user's group, which is used only to connect; None: this rank is alone.
         group: that group; None: this rank is alone, or not connected.
+        worker: this rank's, in words.
     """
 
-    def __init__(self, shared: Group | None, met: Sequence[int], timeout_seconds: float, is_delayed: bool) -> None:
+    def __init__(self, shared: Group | None, shards: Sequence[int], timeout_seconds: float, is_delayed: bool) -> None:
         """
         Args:
             shared: the user's group, which is used only to connect; None: this rank is alone.
-            met: the ranks that may be gone or late.
+            shards: the ranks that hold a worker's model together with this one.
             timeout_seconds: timeout of one collective, whatever that of the user's group is.
             is_delayed: whether collectives are issued by a thread while the loop goes on. NCCL wants those of all its
                 groups in one order on all ranks, which the loop's and the thread's have not: then it is gloo.
         """
-        self._shared, self._met, self._timeout_seconds, self._is_delayed = shared, met, timeout_seconds, is_delayed
+        self.shared, self._shards, self._timeout_seconds, self._is_delayed = shared, shards, timeout_seconds, is_delayed
+        self._met = tuple(sorted({*shards, *(shared.ranks if shared else ())}))
+        """The ranks that may be gone or late."""
+        self.worker = f"worker {shared.index} of {len(shared.ranks)}" if shared else "worker 0 of 1"
         self.group: Group | None = None
+
+    def among(self, group: dist.ProcessGroup | None, device: torch.device) -> "Connection":
+        """The connection with other ranks; arguments as of `group_of`, whose ValueError it raises."""
+        shared = group_of(group, device, self._timeout_seconds)
+        return Connection(shared, self._shards, self._timeout_seconds, self._is_delayed)
 
     def connect(self) -> None:
         """Form the group, unless this rank is alone or it is there. Collective.
 
         A RuntimeError says that another rank is late, or gone.
         """
-        shared, timeout_seconds = self._shared, self._timeout_seconds
+        shared, timeout_seconds = self.shared, self._timeout_seconds
         if shared is None or self.group is not None:
             return
         # A name that no group of this store has had. torch's `new_group` counts groups for its names instead: ranks
@@ -86,8 +97,9 @@ class Connection:
         self.group = None
 
     @contextmanager
-    def contact(self, where: str) -> Iterator[None]:
-        """Raise a PeerLostError if collectives in the block fail because another rank is gone or late, or has left."""
+    def contact(self, step: int) -> Iterator[None]:
+        """Raise a PeerLostError, and close the group, so that others find out, too, if collectives in the block fail
+        because another rank is gone or late, or has left. `step` numbers the outer step, for the error's line."""
         try:
             yield
         except RuntimeError as error:
@@ -96,7 +108,8 @@ class Connection:
             reason = self._who_left() if self.group else None
             late = f"is gone, or late by more than timeout_seconds={self._timeout_seconds:g} ({first_line(error)})"
             what = reason or f"another of the {ranks_in_words(self._met)} {late}"
-            raise PeerLostError(f"{where} on rank {dist.get_rank()}: {what}; {RESTART}") from error
+            self.leave(None, None)
+            raise PeerLostError(f"outer step {step} on rank {dist.get_rank()}: {what}; {GO_ON}") from error
 
     def _who_left(self) -> str | None:
         try:

@@ -35,7 +35,19 @@ class Replica(ABC):
         """`departed` are zeros, room for the largest fragment, if updates are taken while it travels; else empty."""
         self.id, self.departed = replica_id, departed
         self.weight, self.awaits = 1.0, NOTHING
+        self._given_up: tuple[int, torch.Tensor] | None = None
         self.entries = replica_entries(len(departed) > 0)
+
+    def give_up(self) -> None:
+        """Await nothing any more."""
+        self._given_up = self.awaits, self.departed.clone()
+        self.awaits = NOTHING
+        self.departed.zero_()
+
+    def await_again(self) -> None:
+        """Await what was given up last, which other ranks have completed."""
+        assert self._given_up is not None
+        self.awaits, self.departed[:] = self._given_up
 
     def losses(self) -> list[torch.Tensor]:
         """Scalars that are not finite where its losses are not; none where they are not known."""
