@@ -1,10 +1,8 @@
 """DiLoCo (2311.08105) around anybody's training loop."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import reduce
-from operator import add
 from typing import Any
 
 import torch
@@ -17,7 +15,6 @@ from adloco_dist.averaging.checks import GO_ON
 from adloco_dist.averaging.fragments import largest
 from adloco_dist.averaging.group import group_of
 from adloco_dist.averaging.in_place import AveragedBuffers, InPlace
-from adloco_dist.averaging.meeting import meet
 from adloco_dist.averaging.outer_sgd import OuterSGD
 from adloco_dist.averaging.outer_step import OuterStep
 from adloco_dist.averaging.own_group import Connection
@@ -25,11 +22,13 @@ from adloco_dist.averaging.parameters import TrainedParameters, check_data_paral
 from adloco_dist.averaging.report import OuterStepReport
 from adloco_dist.averaging.schedule import Action, Event, round_events
 from adloco_dist.averaging.steps import StepCounter
+from adloco_dist.members.members import Members
+from adloco_dist.members.rounds import Rounds
 
 log = logging.getLogger(__name__)
 
 
-class DiLoCo:
+class DiLoCo(Rounds):
     """Trains one worker per rank, and averages what the workers have learned every `updates_per_round` updates::
 
         with DiLoCo(model, optimizer, updates_per_round=500) as diloco:
@@ -80,6 +79,7 @@ class DiLoCo:
         group: dist.ProcessGroup | None = None,
         wire: Wire = Wire(),
         timeout_seconds: float = 1800.0,
+        members: Members | None = None,
     ) -> None:
         """Compare the ranks' models and settings, and give all of them the lowest rank's weights. Collective.
 
@@ -93,6 +93,7 @@ class DiLoCo:
                 Averages have connections of their own.
             wire: how pseudo-gradients travel: in how many bits, in how many fragments, and beside how many updates.
             timeout_seconds: how long a rank waits for the others, whose rounds may take longer than its own.
+            members: those who average, instead of a group: whoever is there.
 
         Raises:
             ValueError: model, optimizer or settings cannot be used, or differ between ranks; one line.
@@ -100,23 +101,22 @@ class DiLoCo:
         """
         refuse(updates_per_round, timeout_seconds, outer, wire)
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
-        is_delayed, self._wire = wire.delay_updates > 0, wire
+        self._wire, is_delayed = wire, wire.delay_updates > 0
         self._events = round_events(updates_per_round, wire.fragments, wire.delay_updates)
         parameters, buffers = TrainedParameters(model, optimizers), AveragedBuffers(unwrapped(model))
-        shared = group_of(group, parameters.device, timeout_seconds)
-        ranks = shared.ranks if shared else ()
+        averager = wire.averager or FullPrecision(parameters.dtype)
+        settings = settings_in_words(updates_per_round, outer, averager, wire)
+        if members is not None:
+            facts = {**settings, **parameters.facts(), **buffers.facts()}
+            members.join(facts, parameters.device, timeout_seconds, notice_rounds=3 if is_delayed else 2)
+        shared = members.group if members else group_of(group, parameters.device, timeout_seconds)
+        ranks = shared.ranks if shared and not members else ()
         check_data_parallel(model, ranks)
         division = parameters.division(wire.fragments, ranks, timeout_seconds)
-        self._connection = Connection(shared, division.shards.ranks, timeout_seconds, is_delayed)
-        averager = wire.averager or FullPrecision(parameters.dtype)
-        self._replica = InPlace(parameters, buffers, largest(division.fragments) if is_delayed else 0)
-        self._outer = OuterStep([self._replica], parameters.vector(), division, outer, averager, buffers)
-        self._settings = settings_in_words(updates_per_round, outer, averager, wire)
-        self.round = self.updates = 0
-        self.last_step: OuterStepReport | None = None
-        self.holds_anchor = True
-        self._started, self._has_failed = OuterStepReport(), False
-        self._meet()
+        replica = InPlace(parameters, buffers, largest(division.fragments) if is_delayed else 0)
+        outer_step = OuterStep([replica], parameters.vector(), division, outer, averager, buffers)
+        connection = members or Connection(shared, division.shards.ranks, timeout_seconds, is_delayed)
+        super().__init__(outer_step, connection, settings)
         self._steps = StepCounter(optimizers, self.count_update)
 
     @property
@@ -164,29 +164,11 @@ class DiLoCo:
         with self._attempt():
             self._complete()
             self._outer.mix_awaited()
-            self.last_step = self._step(range(len(self._outer.fragments)))
-        self.round, self.updates, self.holds_anchor = self.round + 1, 0, True
+            self.last_step, self.holds_anchor = self._step(range(len(self._outer.fragments))), True
+            self._end_round()
         self._steps.is_used = True
+        assert self.last_step is not None
         return self.last_step
-
-    def regroup(self, group: dist.ProcessGroup | None = None) -> None:
-        """Average with the ranks of another group from now on: those that are left after a PeerLostError, or newcomers,
-        for which constructing their `DiLoCo` is this call. Collective over them; groups before may be gone.
-
-        An average that was under way is given up; where one of the ranks has completed it, the others take its step.
-        Then all average what their workers have learned since, and begin a round. Newcomers, and ranks with another
-        anchor, restart from that of the rank that has come furthest, with its outer momentum and buffers.
-
-        Raises:
-            ValueError, PeerLostError: as in construction. After the latter the rest may regroup again.
-        """
-        self._outer.abandon()
-        self._outer.mix_awaited()
-        self._connection.leave(None, None)
-        self._connection = self._connection.among(group, self._replica.parameters.device)
-        self._has_failed = True  # until it has not
-        self._meet()
-        self._has_failed = False
 
     def count_update(self) -> None:
         """Count an update, and do what is due after it; within the block the optimizer's step does so by itself.
@@ -205,8 +187,8 @@ class DiLoCo:
                 with self._attempt():
                     self._take(event)
         if self.updates == self._events[-1].update:
-            self.round, self.updates = self.round + 1, 0
             self.holds_anchor = self._wire.is_plain
+            self._end_round()
 
     def _take(self, event: Event) -> None:
         if event.action is Action.mix:
@@ -257,44 +239,11 @@ class DiLoCo:
             ValueError: it is the state of another model, optimizer, rank or setting, or the model does not have the
                 weights that it had; nothing has been loaded; one line.
         """
+        if isinstance(self._connection, Members) and self._connection.group:
+            raise ValueError(
+                "state_dict: other members are there, whose anchor this one has; load it on the first alone"
+            )
         self._settle()
         load_state(state, self._outer, self._connection.worker, self._settings, self._wire.is_plain)
         self.round, self.updates = int(state["round"]), int(state["updates"])
         self.holds_anchor = self._replica.parameters.equal(self._outer.anchor)
-
-    def _meet(self) -> None:
-        """Stand where those who have come furthest do, and average what anyone has learned since. Collective."""
-        shared, has_learned = self._connection.shared, not self.holds_anchor
-        self._outer.compares_anchors = shared is not None
-        with self._connection.contact(self._outer.steps + 1):
-            self.round, brings, any_brings = meet(shared, self._settings, self._outer, self.round, has_learned)
-            self._replica.weight = float(brings) if any_brings else 1.0
-            if any_brings:
-                self._connection.connect()
-                self.last_step = self._step(range(len(self._outer.fragments)))
-                self._replica.weight, self.round = 1.0, self.round + 1
-        self.updates, self.holds_anchor = 0, True
-
-    def _step(self, fragments: Iterable[int]) -> OuterStepReport:
-        return reduce(add, [self._outer.step(fragment, self._connection.group) for fragment in fragments])
-
-    def _settle(self) -> None:
-        if self._outer.under_way:
-            with self._attempt():
-                self._complete()
-
-    def _complete(self) -> None:
-        if self._outer.under_way:
-            self.last_step = self._started + self._outer.complete()
-
-    @contextmanager
-    def _attempt(self) -> Iterator[None]:
-        """Refuse to go on after a failure in such a block, of which ranks may have done different parts."""
-        if self._has_failed:
-            raise RuntimeError(f"an outer step has failed before; {GO_ON}")
-        self._has_failed = True  # until it has not
-        self._replica.parameters.check()
-        with self._connection.contact(self._outer.steps + 1):
-            self._connection.connect()
-            yield
-        self._has_failed = False

@@ -26,8 +26,8 @@ PRELOADED = [
     "adloco_dist.train",
     "helpers.preloaded",
 ]
-_forked = multiprocessing.get_context("forkserver")
-_forked.set_forkserver_preload(PRELOADED)
+forked = multiprocessing.get_context("forkserver")
+forked.set_forkserver_preload(PRELOADED)
 # CUDA does not work in the child of a process that has as much as counted the GPUs.
 _spawned = multiprocessing.get_context("spawn")
 
@@ -48,7 +48,7 @@ def run_ranks(
     Raises:
         AssertionError: with the traceback of the first rank that failed, or if ranks do not end in time.
     """
-    processes_of = _forked if cluster.device is Device.cpu else _spawned
+    processes_of = forked if cluster.device is Device.cpu else _spawned
     with tempfile.TemporaryDirectory() as directory:
         store = f"file://{Path(directory) / 'rendezvous'}"
         pipes: dict[Connection, int] = {}

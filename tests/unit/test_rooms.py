@@ -17,6 +17,7 @@ LIBRARY = {
     "schema": 0,
     "buffers": 0,
     "averaging": 1,
+    "members": 2,
     "noise": 1,
     "diloco": 2,
     "noise_scale": 2,

@@ -92,7 +92,7 @@ class Group:
     @property
     def index(self) -> int:
         """This rank's place in `ranks`."""
-        return self.ranks.index(dist.get_rank())
+        return self.ranks.index(dist.get_global_rank(self.process_group, self.process_group.rank()))
 
     def connect(self) -> None:
         """Let the ranks connect to each other, unless they have; a GroupError says that they cannot.
@@ -192,6 +192,7 @@ class Group:
         self._last_work = None
         if distributed_c10d._world.pg_map.get(self.process_group):  # the user may have destroyed all groups
             dist.destroy_process_group(self.process_group)
+        distributed_c10d._world.pg_group_ranks.pop(self.process_group, None)
         del self.process_group
 
     def _near(self, tensor: torch.Tensor, is_filled: bool = True) -> torch.Tensor:

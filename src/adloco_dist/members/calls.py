@@ -1,0 +1,90 @@
+"""Short questions to other processes, and their answers in time: a line of JSON each, over connections of their own."""
+
+import json
+import select
+import socket
+import socketserver
+import threading
+from collections.abc import Callable
+from typing import Any
+
+Message = dict[str, Any]
+MAX_BYTES = 1 << 20
+
+
+class Server:
+    """Answers calls in threads, until it is closed.
+
+    Attributes:
+        address: HOST:PORT.
+    """
+
+    def __init__(self, host: str, port: int, answer: Callable[[Message], Message]) -> None:
+        """`port` 0: a free one. An OSError says that it cannot be had."""
+
+        class Handler(socketserver.StreamRequestHandler):
+            timeout = 10.0
+
+            def handle(self) -> None:
+                line = self.rfile.readline(MAX_BYTES)
+                if _has_gone(self.connection):  # it has waited for too long, as this process stood still
+                    return
+                try:
+                    reply = answer(json.loads(line))
+                except (ValueError, KeyError, TypeError, AttributeError):
+                    return  # no message of ours
+                self.wfile.write(json.dumps(reply).encode() + b"\n")
+
+        class Threads(socketserver.ThreadingTCPServer):
+            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            allow_reuse_address = daemon_threads = True
+
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                """A caller that is gone is no error of ours."""
+
+        self._server = Threads((host, port), Handler)
+        self.address = f"{host}:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, args=(0.1,), name="calls", daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def _has_gone(connection: socket.socket) -> bool:
+    """Whether the other side, which has sent all that it sends, has closed the connection."""
+    readable, _, _ = select.select([connection], [], [], 0)
+    return bool(readable)
+
+
+def call(address: str, message: Message, seconds: float) -> Message:
+    """Ask, and wait for the answer.
+
+    Raises:
+        OSError: nobody is there (ConnectionError), or no answer has come in that time (TimeoutError).
+    """
+    with socket.create_connection(split(address), timeout=seconds) as connection:
+        connection.sendall(json.dumps(message).encode() + b"\n")
+        with connection.makefile("rb") as stream:
+            line = stream.readline(MAX_BYTES)
+    if not line.endswith(b"\n"):
+        raise ConnectionResetError(f"{address} has closed the connection")
+    return json.loads(line)
+
+
+def split(address: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT; a ValueError of one line says that it is none."""
+    host, _, port = address.strip().rpartition(":")
+    if not host or not port.isdecimal() or not int(port) < 1 << 16:
+        raise ValueError(f"{address!r} is no HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def own_host(towards: str) -> str:
+    """The address of this machine that leads to another one, HOST:PORT; loopback where that is unknown."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(split(towards))
+            return probe.getsockname()[0]
+        except OSError:
+            return "127.0.0.1"

@@ -1,0 +1,110 @@
+"""Who averages together, as every member keeps it: plain values, and what a member answers the others.
+
+Those who average together are a *generation*: a numbered list of members, by address. The first of them keeps the roll:
+the others tell it that they live, newcomers ask it for a place, and when a generation is over, all who are left come to
+it for the next one. If the first is gone they come to the second, and so on, so that no member is needed.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+Message = dict[str, Any]
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Members that average together."""
+
+    number: int
+    """From 1 on; one more than that of the generation before."""
+    members: tuple[str, ...]
+    """Addresses, HOST:PORT; the first keeps the roll."""
+    store: str
+    """Where they find each other's connections: the address of torch's store of the first."""
+
+    @property
+    def name(self) -> str:
+        """Differs also between generations of one number, which a split network may have."""
+        return f"{self.number}@{self.members[0]}"
+
+    def precedes(self, other: "Generation") -> bool:
+        """Whether those of the other one should join this one, where a network that was split is whole again: the more
+        members; of as many the lower address."""
+        return (-len(self.members), self.members[0]) < (-len(other.members), other.members[0])
+
+    @classmethod
+    def of(cls, message: Mapping[str, Any] | None) -> "Generation | None":
+        """As a message has it."""
+        return cls(message["number"], tuple(message["members"]), message["store"]) if message else None
+
+
+@dataclass
+class Roll:
+    """What a member knows of its generation, and answers whoever calls.
+
+    Attributes:
+        generation: the newest that this member is in; None: none yet.
+        is_over: whether its members are to come for the next one.
+        ends_after: the outer step after which they do so, as newcomers wait; None: nobody does.
+        here: who has come for the next one.
+        asking: newcomers that wait for a place, in their order.
+        heard: when each other member was last heard of; for the first member.
+    """
+
+    facts: Mapping[str, str]
+    """What members have to have in common."""
+    clock: Clock
+    generation: Generation | None = None
+    is_over: bool = False
+    has_left: bool = False
+    """Whether this member takes part in nothing any more."""
+    moved_to: str | None = None
+    """Who keeps the roll that the members of this generation are to join; None: they stay."""
+    ends_after: int | None = None
+    here: set[str] = field(default_factory=set[str])
+    asking: dict[str, None] = field(default_factory=dict[str, None])
+    heard: dict[str, float] = field(default_factory=dict[str, float])
+
+    def begin(self, generation: Generation) -> None:
+        """A generation begins. Who waits for a place and has none yet goes on waiting."""
+        self.generation, self.is_over, self.ends_after, self.here = generation, False, None, set()
+        self.moved_to = None
+        self.asking = {address: None for address in self.asking if address not in generation.members}
+        self.heard = dict.fromkeys(generation.members, self.clock())
+
+    def answer(self, message: Message) -> Message:
+        """What this member answers; each message has an "ask", and who sends it, "by"."""
+        of_this = self.generation is not None and message.get("generation") == self.generation.name
+        match message["ask"]:
+            case "place" if of_this:
+                self.asking[message["by"]] = None
+            case "here" if of_this:
+                self.here.add(message["by"])
+                self.is_over = True
+            case "beat" if of_this:
+                self.heard[message["by"]] = self.clock()
+            case "over" if of_this:
+                self.is_over = True
+            case _:
+                pass
+        return {
+            "generation": self.generation and asdict(self.generation),
+            "is_over": self.is_over,
+            "has_left": self.has_left,
+            "moved_to": self.moved_to,
+            "ends_after": self.ends_after,
+            "facts": dict(self.facts),
+        }
+
+    def silent(self, seconds: float) -> list[str]:
+        """The members that nothing was heard of for so long."""
+        return [address for address, at in self.heard.items() if self.clock() - at > seconds]
+
+    def following(self, own: str, store: str, here: Sequence[str], newcomers: Sequence[str]) -> Generation:
+        """The next generation, whose roll this member keeps: those who have come, in their order, and newcomers."""
+        assert self.generation
+        stay = [address for address in self.generation.members if address in here and address != own]
+        come = [address for address in newcomers if address != own and address not in stay]
+        return Generation(self.generation.number + 1, (own, *stay, *come), store)
