@@ -113,7 +113,8 @@ class Members:
             raise RuntimeError(f"members: {self.address} has left them; construct DiLoCo and Members anew to come back")
 
     def is_over(self) -> bool:
-        """Whether the generation is over, now that a round has ended, because newcomers wait; alike on all members."""
+        """Whether the generation is over, now that a round has ended: because newcomers wait, alike on all members; or
+        because this one, which was alone, is to join others."""
         seat, roll = self._joined, self._joined.roll
         with seat.lock:
             self._rounds += 1
@@ -122,7 +123,7 @@ class Members:
             seat.lock.notify_all()
             # A look that began since the round before shows what was decided `notice_rounds` ago.
             seat.lock.wait_for(lambda: roll.is_over or not self._is_awaited(seat))
-            return roll.ends_after == self._rounds
+            return roll.ends_after == self._rounds or (roll.is_over and self.group is None)
 
     def regroup(self) -> None:
         """Begin the next generation, with all who are left and the newcomers. Collective over them.
