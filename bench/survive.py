@@ -1,6 +1,6 @@
 """Does a run outlive its processes and its user? Kills, lost nodes, damage, settings, clumsiness, and at what cost.
 
-The tests of tests/chaos and those marked `stranger`, run part by part, and what checkpoints cost.
+The tests of tests/chaos and those marked `stranger`, run part by part, and what checkpoints and lost members cost.
 """
 
 import json
@@ -13,12 +13,15 @@ from xml.etree import ElementTree
 
 from common import parse, report
 from cost_of_checkpoints import measure_cost
+from cost_of_members import measure_members
 
 ROOT = Path(__file__).resolve().parents[1]
-COUNTS = {"cost": 8, "damage": 200, "configs": 500, "kills": 50, "nodes": 1, "links": 20, "rim": 1000, "strangers": 1}
+COUNTS = {"cost": 8, "damage": 200, "configs": 500, "kills": 50, "nodes": 1, "links": 20, "rim": 1000, "strangers": 1,
+          "members": 10}  # fmt: skip
 """By part: starts, damages, command lines, kills, the one run of nodes, cuts of links, cases (all there are), the one
-run of the tests that are marked as strangers'."""
-QUICK = {"cost": 1, "damage": 200, "configs": 40, "kills": 4, "nodes": 0, "links": 0, "rim": 20, "strangers": 0}
+run of the tests that are marked as strangers', and events of each kind."""
+QUICK = {"cost": 1, "damage": 200, "configs": 40, "kills": 4, "nodes": 0, "links": 0, "rim": 20, "strangers": 0,
+         "members": 2}  # fmt: skip
 
 
 def run_tests(*arguments: str, **variables: str) -> None:
@@ -70,6 +73,8 @@ def main() -> None:
         if part == "cost" and count:
             cost, rows = measure_cost(count)
             figures |= cost
+        elif part == "members" and count:
+            figures |= measure_members(count)
         elif part == "strangers" and count:
             figures |= measure_strangers()
         elif count:

@@ -6,6 +6,8 @@ It trains until it is ended, and prints a line of JSON after every round.
 import hashlib
 import json
 import logging
+import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -69,7 +71,7 @@ class OnHosts:
 
     hosts: Sequence[Host]
     folder: Path
-    processes: "list[Popen[str]]" = field(default_factory=list["Popen[str]"])
+    processes: "dict[str, Popen[str]]" = field(default_factory=dict[str, "Popen[str]"])
     _starts: int = 0
 
     def start(self, host: Host) -> None:
@@ -77,9 +79,16 @@ class OnHosts:
         self._starts += 1
         meet = ",".join(f"{one.address}:{PORT}" for one in self.hosts)
         arguments = [sys.executable, __file__, meet, str(self._starts), str(SILENCE_SECONDS)]
+        if host.name in self.processes:  # it may have ended already
+            self.processes[host.name].wait()
         environment = f"PYTHONPATH={ROOT / 'src'}:{ROOT / 'tests'}"
         with self._file(host).open("w") as output:
-            self.processes.append(host.start(["env", environment, *arguments], output))
+            self.processes[host.name] = host.start(["env", environment, *arguments], output)
+
+    def kill(self, host: Host) -> None:
+        """Kill the member on a host."""
+        os.killpg(self.processes[host.name].pid, signal.SIGKILL)
+        self.processes[host.name].wait()
 
     def rounds(self, host: Host) -> list[Round]:
         """What the member that was started last on a host has told."""
@@ -119,9 +128,8 @@ def on_hosts(hosts: Sequence[Host], folder: Path) -> Iterator[OnHosts]:
             started.wait(host, len(hosts))
         yield started
     finally:
-        for process in started.processes:
-            process.kill()
-            process.wait()
+        for host in hosts:
+            started.kill(host)
 
 
 if __name__ == "__main__":
