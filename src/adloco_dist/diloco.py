@@ -24,6 +24,7 @@ from adloco_dist.averaging.schedule import Action, Event, round_events
 from adloco_dist.averaging.steps import StepCounter
 from adloco_dist.members.members import Members
 from adloco_dist.members.rounds import Rounds
+from adloco_dist.vectors import is_sharded
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +107,10 @@ class DiLoCo(Rounds):
         parameters, buffers = TrainedParameters(model, optimizers), AveragedBuffers(unwrapped(model))
         averager = wire.averager or FullPrecision(parameters.dtype)
         settings = settings_in_words(updates_per_round, outer, averager, wire)
+        if members is not None and group is not None:
+            raise ValueError("members: they are instead of a group; give one of both")
+        if members is not None and any(map(is_sharded, parameters.tensors)):
+            raise ValueError("members: the model is sharded over ranks, which members cannot be; give a group")
         if members is not None:
             facts = {**settings, **parameters.facts(), **buffers.facts()}
             members.join(facts, parameters.device, timeout_seconds, notice_rounds=3 if is_delayed else 2)

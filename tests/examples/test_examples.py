@@ -2,7 +2,9 @@
 
 import re
 import shlex
+import socket
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from helpers.commands import ROOT, Finished, run
 EXAMPLES = ROOT / "examples"
 FEW = {
     "own_loop.py": ["--max-rounds", "2"],
+    "members.py": ["--max-rounds", "20", "--least", "2"],
     "noise_scale_ddp.py": ["--max-measurements", "2"],
     "own_model.py": ["budget=2rounds", "run.directory=run"],
     "trainer.py": ["--max-rounds", "2"],
@@ -49,6 +52,20 @@ def test_every_example_is_run_here_and_listed() -> None:
 def test_the_own_loop(tmp_path: Path) -> None:
     rounds = [line for line in example("own_loop.py", tmp_path) if line.startswith("round ")]
     assert [line.partition(":")[0] for line in rounds] == ["round 1", "round 2"]
+
+
+def test_members_that_are_started_each_by_itself(tmp_path: Path) -> None:
+    with socket.socket() as first, socket.socket() as second:
+        for one in (first, second):
+            one.bind(("127.0.0.1", 0))
+        meet = ",".join(f"127.0.0.1:{one.getsockname()[1]}" for one in (first, second))
+    folders = [tmp_path / "one", tmp_path / "other"]
+    for folder in folders:
+        folder.mkdir()
+    with ThreadPoolExecutor(2) as pool:
+        told = list(pool.map(lambda folder: example("members.py", folder, "--meet", meet), folders))
+    for lines in told:
+        assert re.match(r"round 20: 2 members, loss ", [line for line in lines if line.startswith("round ")][-1])
 
 
 def test_the_noise_scale_under_ddp(tmp_path: Path) -> None:

@@ -8,10 +8,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from adloco_dist import DiLoCo, Members, OuterSGD, Wire
 from adloco_dist.averaging.codecs import Signs, WholeNumbers
@@ -234,12 +235,12 @@ def test_one_with_other_settings_is_refused_and_the_others_know_nothing_of_it() 
 
 def test_fewer_than_the_least_wait() -> None:
     with started() as members:
+        alone = []
         members.start("a", least=2)
         members.start("b", least=2)
-        members.together(2)
+        members.go_on(members.run(lambda name, told: alone.append(told.members) or name == "b"))
         members.kill("a")
         members.start("again", least=2)
-        alone = []
         members.run(lambda name, told: alone.append(told.members) or (name == "again" and told.members == 2))
         members.go_on("again")
         members.end()
@@ -260,6 +261,12 @@ def test_fewer_than_the_least_wait() -> None:
 def test_what_cannot_be_used_is_refused(arguments: dict[str, Any], line: str) -> None:
     with pytest.raises(ValueError, match=line):
         Members(**arguments)
+
+
+def test_members_and_a_group_are_refused() -> None:
+    module, group = Tied(), cast(dist.ProcessGroup, object())
+    with pytest.raises(ValueError, match="members: they are instead of a group; give one of both"):
+        DiLoCo(module, adamw(module), group=group, members=Members("127.0.0.1:29999"))
 
 
 def test_an_address_of_another_machine_is_refused() -> None:

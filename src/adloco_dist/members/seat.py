@@ -85,7 +85,11 @@ class Seat:
                     return place
             elif self.address == self._meet[0] or self.roll.generation:
                 number = self.roll.generation.number + 1 if self.roll.generation else 1
-                return Generation(number, (self.address,), self._store_address)
+                alone = Generation(number, (self.address,), self._store_address)
+                if self._least == 1:
+                    return alone
+                self.begin(alone)
+                return self._preside(alone)
             if time.monotonic() > said_at:
                 said_at = float("inf")
                 log.warning("members: %s waits for others at %s", self.address, ", ".join(self._meet))
