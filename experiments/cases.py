@@ -43,8 +43,6 @@ def on_clock(optimizer: str) -> tuple[str, ...]:
     return (f"inner={optimizer}", f"simulation.update_seconds={update}", f"simulation.sequence_seconds={sequence}")
 
 
-STEADY_RATE = 3.5e-3
-"""What the default took for `tiny` before its rate decayed at the end."""
 TINY = ("model=tiny", *on_clock("adamw"), "inner.lr=1.5e-3")
 NANO = ("model=nano", *on_clock("adamw"), "inner.lr=3e-3")
 """A seventh of `tiny`, trained in a fifth of the time, on the same clock. Two hosts in short rounds come to rates of

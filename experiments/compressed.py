@@ -1,12 +1,12 @@
 """Compressed averages of every update's gradient, on the simulated clock: python experiments/compressed.py FOLDER SIDE.
 
 FOLDER is runs/experiments/compressed, where figures.py --folder finds it; SIDE names hook, amount, Mbit/s, seconds,
-seed, batch of a host, optimizer, rate and model: sparse,0.0625,10,105,10,8,muon,5e-3,nano. None: those of the page.
+seed, batch of a host, optimizer, rate and model: sparse,0.0625,10,99,10,8,muon,5e-3,nano. None: those of the page.
 
 Each side is torch's DistributedDataParallel with a communication hook: PowerSGD as torch has it, or this project's
 formats as a hook (the sparse one with error feedback). Hooks see the whole gradient at once, and yet two thirds of an
 update hide what they send, which no top-k or low-rank hook can do: the clock is kind to them. Optimizer,
-rate (which does not decay at the end), data, evaluation and the average of the weights are those of the other sides.
+course of the rate, data, evaluation and the average of the weights are those of the default.
 """
 
 import json
@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from by_hand import Plain
 from cases import COMPARED, LINKS, MEASURED, NANO_SHARE, clock_of
+from further import FURTHER_SEEDS, HALF, LENGTHS
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -37,15 +38,21 @@ from helpers.processes import run_ranks
 LOOKS = 5
 """Evaluations of a run."""
 LATENCY_SECONDS = 0.0005
+(SEED, *_) = FURTHER_SEEDS
 HOOKS = {
-    "10": (("sparse,0.03125", 8, "1e-2"), ("sparse,0.0625", 16, "7e-3"), ("sparse,0.0625", 16, "1e-2"),
-           ("powersgd,4", 16, "1e-2"), ("int4,0", 16, "1e-2"), ("int8,0", 16, "1e-2")),
+    "10": (("sparse,0.03125", 8, "1e-2"), ("sparse,0.0625", 8, "1e-2"), ("sparse,0.0625", 16, "7e-3"),
+           ("sparse,0.0625", 16, "1e-2"), ("powersgd,4", 16, "1e-2"), ("int4,0", 16, "1e-2"), ("int8,0", 16, "1e-2")),
     "100": (("sparse,0.0625", 8, "1e-2"), ("powersgd,4", 8, "1e-2"), ("int4,0", 8, "7e-3"), ("int4,0", 8, "1e-2"),
-            ("int4,0", 16, "1e-2"), ("int8,0", 8, "1e-2"), ("int8,0", 16, "1e-2")),
+            ("int4,0", 16, "7e-3"), ("int4,0", 16, "1e-2"), ("int4,0", 16, "1.4e-2"), ("int8,0", 8, "1e-2"),
+            ("int8,0", 16, "1e-2")),
 }  # fmt: skip
 """By link: hooks, batches of a host, and rates."""
+SECONDS = HALF * LENGTHS[1]
+"""As long as the default's runs on two hosts have beside 150 s of one alone."""
 SIDES = tuple(
-    f"{hook},{link},105,10,{batch},muon,{rate},nano" for link, tried in HOOKS.items() for hook, batch, rate in tried
+    f"{hook},{link},{SECONDS:g},{SEED},{batch},muon,{rate},nano"
+    for link, tried in HOOKS.items()
+    for hook, batch, rate in tried
 )
 
 
@@ -79,7 +86,7 @@ class Side:
 def train(runtime: Runtime, side: Side) -> tuple[list[tuple[float, float]], int, int]:
     """Losses of the averaged weights by seconds of the clock, updates, and bytes that a rank sent."""
     plain = Plain.of([*MEASURED, *COMPARED, f"model={side.model}", f"inner={side.optimizer}", f"inner.lr={side.lr}",
-                      "inner.schedule=constant", f"seed={side.seed}"])  # fmt: skip
+                      f"seed={side.seed}"])  # fmt: skip
     batch, settings = side.local_batch, plain.settings
     update_seconds = sum(clock * count for clock, count in zip(clock_of(side.optimizer), (1, batch), strict=True))
     replica = DistributedDataParallel(plain.module, bucket_cap_mb=1000, gradient_as_bucket_view=True)

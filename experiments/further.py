@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 
-from cases import COMPARED, NANO_SHARE, STEADY_RATE, Case, cases, corpora, link, on_clock
+from cases import COMPARED, NANO_SHARE, Case, cases, corpora, link, on_clock
 from machines import SIDES, overrides_of
 from shapes import shape_of
 
@@ -24,18 +24,10 @@ ROUNDS_OF_30 = "algorithm.updates_per_round=30"
 """H of SparseLoCo and MuLoCo as published."""
 STREAMED = ("algorithm.updates_per_round=40", "wire=slow_link")
 """Streaming DiLoCo: four fragments in 4 bits, each of which travels for five updates."""
-STEADY = "inner.schedule=constant"
-AVERAGED = (STEADY, "outer.average_span=0.1")
-
-
-def steady_at(width: int) -> tuple[str, ...]:
-    """What the default had when most questions of this module were asked: a rate that did not decay at the end."""
-    return (STEADY, f"inner.lr={STEADY_RATE * 128 / width:g}")
-
-
-STEADY_NANO = steady_at(64)
+AVERAGED = ("inner.schedule=wsd", "outer.average_span=0.1")
+"""The default's course of the rate, and its average of anchors."""
 PUBLISHED: Mapping[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
-    "default": ((STEADY,), "muon", ("3.5e-3", "7e-3", "1e-2", "1.4e-2")),
+    "default": ((), "muon", ("7e-3", "1e-2", "1.4e-2")),
     "SparseLoCo": (
         ("algorithm=diloco", "outer=average", "wire=sparse", ROUNDS_OF_30),
         "adamw",
@@ -48,7 +40,7 @@ PUBLISHED: Mapping[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
     "streaming_MuLoCo_averaged": (("experiment=muloco", *STREAMED, *AVERAGED), "muon", ("7e-3", "1e-2", "1.4e-2")),
 }
 """By method, the default among them: its settings, its optimizer, and the rates that were tried. As published they have
-a cosine and no average of anchors; averaged: with the default's constant rate and average instead."""
+a cosine and no average of anchors; averaged: with AVERAGED instead."""
 OUTER_STEPS = {
     "int4": ("wire=int4",), "momentum": ("wire=int4", "outer.momentum=0.6", "outer.lr=0.7"), "int8": ("wire=int8",),
 }  # fmt: skip
@@ -56,10 +48,9 @@ OUTER_STEPS = {
 twice: MuLoCo's momentum, and twice the bits."""
 MANY_HOSTS = {2: 60, 4: 40, 8: 28}
 """By hosts: seconds."""
-OF_EARLIER = 0.7
-"""What two hosts have of the seconds of one where rates do not decay at the end."""
-OTHER_RATES = {"default_alone": "1e-2", "alone_muon": "7e-3"}
-"""Of the default and of the constant batch the other one's rate: what of a difference is the rate's?"""
+AT_OTHER_RATE = ("default_alone", "alone_muon")
+OTHER_RATE = "7e-3"
+"""Of the default and of the constant batch, which have 1e-2: what of a difference is the rate's?"""
 LENGTHS = (50, 150, 450)
 """Seconds of one alone; two have `HALF` of them."""
 HALF = 0.66
@@ -67,14 +58,15 @@ HALF = 0.66
 it could have had sooner."""
 SIZES = ((128, 4, 824_576, 75), (256, 4, 3_230_208, 290), (128, 4, 824_576, 370))
 """Width, depth, parameters, and the seconds of one alone, in which it sees about a token for each of them, or five as
-`nano` does in the shortest of LENGTHS; two have `OF_EARLIER` of them."""
+`nano` does in the shortest of LENGTHS; two have `HALF` of them."""
 ROUNDS = (2, 5, 10, 25, 50, 100)
 """H, the updates that two workers take between averages which cost nothing."""
 LENGTHS_IN_UPDATES = (400, 1200, 3600)
 APART = (
-    "algorithm=localsgd", "batching.request=none", "outer.average_span=0.05", *on_clock("muon"), *STEADY_NANO,
+    "algorithm=localsgd", "batching.request=none", "outer.average_span=0.05", *on_clock("muon"),
+    "inner.schedule=constant", "inner.lr=7e-3",
 )  # fmt: skip
-"""Workers that do nothing but drift apart."""
+"""Workers that do nothing but drift apart, at a rate that does not decay."""
 TOKENS_IN_UPDATE = 2 * 4 * 128
 """Of both workers."""
 FORMATS = ("fp32", "sparse")
@@ -86,13 +78,6 @@ DELAYS = {
 DELAYED_UPDATES = 1200
 EVALUATED = COMPARED[1:]
 """Ten times in a run, on held-out text that no setting was chosen by."""
-
-
-def steady(side: str) -> tuple[str, ...]:
-    """What a side of `machines` runs for `nano`, at a rate that does not decay at the end; the default's rate then, and
-    the average of anchors that suits AdamW with it."""
-    span = ("outer.average_span=0.05",) if side.endswith("adamw") else ()
-    return (*STEADY_NANO, *overrides_of(side, "nano"), STEADY, *span)
 
 
 def published(_: Path | None) -> list[Case]:
@@ -109,7 +94,7 @@ def outer_steps(_: Path | None) -> list[Case]:
     """Does MuLoCo's outer momentum, or twice the bits, help the default's short rounds on 2, 4 and 8 hosts?"""
     found = []
     for (hosts, seconds), (name, differs) in product(MANY_HOSTS.items(), OUTER_STEPS.items()):
-        chosen = (*PLACE, *on_clock("muon"), *link("100", NANO_SHARE), *STEADY_NANO, *differs)
+        chosen = (*PLACE, *on_clock("muon"), *link("100", NANO_SHARE), *differs)
         found += cases("outer_steps", f"{hosts}_{name}", hosts, chosen, (seconds,), FURTHER_SEEDS)
     return found
 
@@ -120,22 +105,18 @@ def texts(wikitext: Path | None) -> list[Case]:
     for name, data in corpora(wikitext).items():
         for side in ("alone_adamw", "alone_muon", "default_alone", "two_10"):
             ranks = SIDES[side][0]
-            seconds = LENGTHS[1] * (OF_EARLIER if ranks == 2 else 1)
-            chosen = ("model=nano", *EVALUATED, *data, *steady(side))
+            seconds = LENGTHS[1] * (HALF if ranks == 2 else 1)
+            chosen = ("model=nano", *EVALUATED, *data, *overrides_of(side, "nano"))
             found += cases("texts", f"{side}_{name}", ranks, chosen, (seconds,), FURTHER_SEEDS)
-        for side, rate in OTHER_RATES.items():
-            chosen = ("model=nano", *EVALUATED, *data, *steady(side), f"inner.lr={rate}")
-            found += cases("texts", f"{side}_{rate}_{name}", 1, chosen, (LENGTHS[1],), FURTHER_SEEDS)
+            if side in AT_OTHER_RATE:
+                chosen = (*chosen, f"inner.lr={OTHER_RATE}")
+                found += cases("texts", f"{side}_{OTHER_RATE}_{name}", ranks, chosen, (seconds,), FURTHER_SEEDS)
     return found
 
 
 def lengths(_: Path | None) -> list[Case]:
-    """What is a second machine worth in shorter and in longer runs? And, beside compressed averages of every gradient,
-    which have a rate that does not decay: what are two hosts with such a rate?"""
+    """What is a second machine worth in shorter and in longer runs?"""
     found = []
-    for side in ("two_10", "two_100"):
-        chosen = (*PLACE, *steady(side))
-        found += cases("lengths", f"steady_{side}", 2, chosen, (OF_EARLIER * LENGTHS[1],), FURTHER_SEEDS)
     for seconds in LENGTHS:
         alone = (*PLACE, *overrides_of("default_alone", "nano"))
         found += cases("lengths", "alone", 1, alone, (seconds,), FURTHER_SEEDS)
@@ -151,11 +132,11 @@ def sizes(_: Path | None) -> list[Case]:
     smallest = min(parameters for _, _, parameters, _ in SIZES)
     found = []
     for width, depth, parameters, seconds in SIZES:
-        chosen = (*shape_of(width, depth), *COMPARED, *on_clock("muon"), *steady_at(width))
+        chosen = (*shape_of(width, depth), *COMPARED, *on_clock("muon"))
         found += cases("sizes", f"alone_{width}x{depth}", 1, chosen, (seconds,), FURTHER_SEEDS)
         for mbit in ("10", "100"):
             side = (*chosen, *link(mbit, parameters / smallest))
-            found += cases("sizes", f"two_{mbit}_{width}x{depth}", 2, side, (OF_EARLIER * seconds,), FURTHER_SEEDS)
+            found += cases("sizes", f"two_{mbit}_{width}x{depth}", 2, side, (HALF * seconds,), FURTHER_SEEDS)
     return found
 
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from itertools import product
 
 import numpy as np
-from figures import Records
+from figures import Points, Records
 from further import (
+    AT_OTHER_RATE,
     DELAYED_UPDATES,
     DELAYS,
     FORMATS,
@@ -16,8 +17,7 @@ from further import (
     LENGTHS,
     LENGTHS_IN_UPDATES,
     MANY_HOSTS,
-    OF_EARLIER,
-    OTHER_RATES,
+    OTHER_RATE,
     OUTER_STEPS,
     PUBLISHED,
     ROUNDS,
@@ -77,8 +77,8 @@ def compressed(records: Records) -> str:
             amount = {"sparse": f", {side['amount']:g} of the elements", "powersgd": f", rank {side['amount']:g}"}
             hook = side["hook"] + amount.get(side["hook"], "")
             what = f"{side['optimizer']}, {side['lr']:g}, {side['local_batch']} sequences a host"
-            ours = _run(records, "lengths", f"steady_two_{side['link']}", side["seconds"], side["seed"])
-            rows.append(row(side["link"], hook, what, f"{run['loss']:.3f}", f"{run['updates']:,}", _share(ours, run)))
+            ours = records.reached("lengths", f"two_{side['link']}", side["seed"])
+            rows.append(row(side["link"], hook, what, f"{run['loss']:.3f}", f"{run['updates']:,}", _time(ours, run)))
     return "\n".join(rows)
 
 
@@ -117,11 +117,11 @@ def texts(records: Records) -> str:
     for name, words in TEXTS.items():
         sides = ("alone_adamw", "alone_muon", "default_alone")
         alone = [_run(records, "texts", f"{side}_{name}", 150) for side in sides]
-        two = _run(records, "texts", f"two_10_{name}", 105)
+        two = _run(records, "texts", f"two_10_{name}", HALF * LENGTHS[1])
         if all(alone):
             adamw, constant, default = (run for run in alone if run)
             losses = [f"{run['loss']:.3f}" for run in (adamw, constant, default)]
-            others = [_run(records, "texts", f"{side}_{rate}_{name}", 150) for side, rate in OTHER_RATES.items()]
+            others = [_run(records, "texts", f"{side}_{OTHER_RATE}_{name}", 150) for side in AT_OTHER_RATE]
             losses += [f"{run['loss']:.3f}" if run else "not run" for run in others]
             rows.append(row(words, *losses, _share(default, adamw), _share(two, default)))
     return "\n".join(rows)
@@ -181,7 +181,7 @@ def sizes(records: Records) -> str:
     for width, depth, parameters, seconds in SIZES:
         shape = f"{width}x{depth}"
         alone = _run(records, "sizes", f"alone_{shape}", seconds)
-        two = [_run(records, "sizes", f"two_{link}_{shape}", OF_EARLIER * seconds) for link in ("10", "100")]
+        two = [_run(records, "sizes", f"two_{link}_{shape}", HALF * seconds) for link in ("10", "100")]
         if alone and any(two):
             shares = [_share(run, alone) for run in two]
             tokens = f"{alone['tokens'] / parameters:.2f}"
@@ -192,11 +192,14 @@ def sizes(records: Records) -> str:
 
 def _share(ours: Record | None, theirs: Record) -> str:
     """Our time to the loss that another run comes to, over that run's."""
-    if not ours:
-        return "not run"
-    further = " (extrapolated)" if is_extrapolated(ours["curve"], theirs["curve"]) else ""
-    return f"{share(ours['curve'], theirs['curve']):.3f}{further}"
+    return _time(ours["curve"], theirs) if ours else "not run"
 
 
-def _run(records: Records, question: str, side: str, seconds: float, seed: int = SEED) -> Record | None:
-    return records.by_name.get(f"{question}/{side}/{seconds:.10g}s/seed{seed}")
+def _time(ours: Points, theirs: Record) -> str:
+    """The time that these losses took to come to that of another run, over that run's."""
+    further = " (extrapolated)" if is_extrapolated(ours, theirs["curve"]) else ""
+    return f"{share(ours, theirs['curve']):.3f}{further}"
+
+
+def _run(records: Records, question: str, side: str, seconds: float) -> Record | None:
+    return records.by_name.get(f"{question}/{side}/{seconds:.10g}s/seed{SEED}")

@@ -19,11 +19,11 @@ LIBRARY = {
     "averaging": 1,
     "members": 2,
     "noise": 1,
-    "diloco": 2,
+    "diloco": 3,
     "noise_scale": 2,
 }
 """What anybody's loop may import: it needs torch alone."""
-INTEGRATIONS = {"integrations": 3}
+INTEGRATIONS = {"integrations": 4}
 """The library in other people's loops, each of whose frameworks one file imports."""
 FRAMEWORKS = {"ranks": set(), "trainer": {"transformers", "safetensors"}}
 """What its files import beside the library."""
