@@ -61,6 +61,7 @@ class Seat:
         with self.lock:
             self.roll.has_left = True
             self.lock.notify_all()
+        self._server.close()
 
     def ask(
         self, address: str, what: str, generation: Generation | None = None, seconds: float | None = None
