@@ -84,6 +84,7 @@ class Group:
         """
         assert device.type != "cuda" or device.index is not None
         self.ranks, self.process_group, self.device = ranks, process_group, device
+        self._rank = dist.get_global_rank(process_group, process_group.rank())
         self._timeout = timedelta(seconds=timeout_seconds)
         self._connect_seconds = connect_seconds
         self._is_connected = is_connected
@@ -92,7 +93,7 @@ class Group:
     @property
     def index(self) -> int:
         """This rank's place in `ranks`."""
-        return self.ranks.index(dist.get_global_rank(self.process_group, self.process_group.rank()))
+        return self.ranks.index(self._rank)
 
     def connect(self) -> None:
         """Let the ranks connect to each other, unless they have; a GroupError says that they cannot.
@@ -192,7 +193,7 @@ class Group:
         self._last_work = None
         if distributed_c10d._world.pg_map.get(self.process_group):  # the user may have destroyed all groups
             dist.destroy_process_group(self.process_group)
-        distributed_c10d._world.pg_group_ranks.pop(self.process_group, None)
+        distributed_c10d._world.pg_group_ranks.pop(self.process_group, None)  # of one without a default group beneath
         del self.process_group
 
     def _near(self, tensor: torch.Tensor, is_filled: bool = True) -> torch.Tensor:
