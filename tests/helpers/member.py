@@ -28,7 +28,7 @@ UPDATES = 10
 WIDTH = 256
 PORT = 29400
 SILENCE_SECONDS = 3.0
-PATIENCE_SECONDS = 90.0
+PATIENCE_SECONDS = 60.0
 ROOT = Path(__file__).parents[2]
 
 
@@ -103,7 +103,8 @@ class OnHosts:
                 if one.members == members and one.at > after:
                     return one
             time.sleep(0.02)
-        raise AssertionError(f"{host.name} does not average with {members}: {self._file(host).read_text()[-2000:]}")
+        told = "\n".join(f"{one.name}:\n{self._file(one).read_text()[-1500:]}" for one in self.hosts)
+        raise AssertionError(f"{host.name} does not average with {members}:\n{told}")
 
     def differing(self, hosts: Sequence[Host]) -> list[int]:
         """The rounds after which these do not have the same weights, though they averaged with as many."""

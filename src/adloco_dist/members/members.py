@@ -187,7 +187,7 @@ class Members:
     def _watch_on(self, seat: Seat) -> None:
         """Tell who keeps the roll that this member lives, and look whether the generation is over; in a thread."""
         every, roll = min(BEAT_SECONDS, self._silence / 5), seat.roll
-        looked_at, given_up = time.monotonic(), None
+        looked_at = time.monotonic()
         while not roll.has_left:
             with seat.lock:
                 seat.lock.wait_for(lambda: self._is_awaited(seat) or roll.has_left, timeout=every)
@@ -195,12 +195,11 @@ class Members:
                 if now - looked_at > 2 * every + self._silence / 2:  # this process stood still, and heard nobody
                     roll.heard = dict.fromkeys(roll.heard, now)
                 looked_at = now
-            if generation is None or generation is given_up or roll.has_left:
+            if generation is None or roll.has_left:
                 continue
             look = self._is_split if seat.keeps_roll else self._is_late
             if roll.is_over or look(seat, generation, rounds):
-                self._give_up(seat, generation)
-                given_up = generation
+                self._give_up(seat, generation)  # again and again: the other thread may just have begun to wait
 
     def _is_awaited(self, seat: Seat) -> bool:
         """Whether the round that has ended waits for what the roll says."""
