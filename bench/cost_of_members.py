@@ -5,13 +5,10 @@ usual round, how long until the rest have ended the next one? Whoever was lost c
 """
 
 import statistics
-import sys
 import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from helpers.hosts import Host, hosts
 from helpers.member import OnHosts, on_hosts

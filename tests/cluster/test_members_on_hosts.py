@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from helpers.hosts import Host, hosts, why_unavailable
-from helpers.member import OnHosts, on_hosts
+from helpers.member import on_hosts
 
 pytestmark = [
     pytest.mark.chaos,  # one of some thirty has failed where other tests kept all cores busy, and is not understood yet
@@ -51,14 +51,4 @@ def test_of_a_network_that_was_split_the_smaller_part_joins_the_larger(
         mended_at = time.time()
         for host in three:
             members.wait(host, 3, after=mended_at)
-        assert _are_alike(members, three, mended_at)
-
-
-def _are_alike(members: OnHosts, three: list[Host], after: float) -> bool:
-    """Whether all have the same weights after each round of all three."""
-    found: dict[int, set[str]] = {}
-    for host in three:
-        for one in members.rounds(host):
-            if one.at > after and one.members == 3:
-                found.setdefault(one.number, set()).add(one.weights)
-    return bool(found) and all(len(weights) == 1 for weights in found.values())
+        assert not members.differing(three, after=mended_at)

@@ -106,11 +106,12 @@ class OnHosts:
         told = "\n".join(f"{one.name}:\n{self._file(one).read_text()[-1500:]}" for one in self.hosts)
         raise AssertionError(f"{host.name} does not average with {members}:\n{told}")
 
-    def differing(self, hosts: Sequence[Host]) -> list[int]:
-        """The rounds after which these do not have the same weights, though they averaged with as many."""
+    def differing(self, hosts: Sequence[Host], after: float = 0.0) -> list[int]:
+        """The rounds that have ended after a time and after which these do not have the same weights, though they
+        averaged with as many."""
         found: dict[tuple[int, int], set[str]] = {}
         for host in hosts:
-            for one in self.rounds(host):
+            for one in (one for one in self.rounds(host) if one.at > after):
                 found.setdefault((one.number, one.members), set()).add(one.weights)
         return [number for (number, members), weights in found.items() if len(weights) > 1 and members > 1]
 

@@ -213,6 +213,11 @@ class Group:
         return PendingCollective(work, self._timeout)
 
 
+def worker_in_words(group: Group | None) -> str:
+    """Which of the workers that average this rank has; None: it is alone."""
+    return f"worker {group.index} of {len(group.ranks)}" if group else "worker 0 of 1"
+
+
 def group_of(process_group: dist.ProcessGroup | None, device: torch.device, timeout_seconds: float) -> Group | None:
     """The group of a user's process group, or of the default one; None where its rank is alone.
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from adloco_dist.averaging.checks import GO_ON, PeerLostError, is_of_another
-from adloco_dist.averaging.group import Group, group_of
+from adloco_dist.averaging.group import Group, group_of, worker_in_words
 from adloco_dist.text import first_line, ranks_in_words
 
 LEFT = "left"
@@ -42,7 +42,7 @@ class Connection:
         self.shared, self._shards, self._timeout_seconds, self._is_delayed = shared, shards, timeout_seconds, is_delayed
         self._met = tuple(sorted({*shards, *(shared.ranks if shared else ())}))
         """The ranks that may be gone or late."""
-        self.worker = f"worker {shared.index} of {len(shared.ranks)}" if shared else "worker 0 of 1"
+        self.worker = worker_in_words(shared)
         self.group: Group | None = None
 
     def among(self, group: dist.ProcessGroup | None, device: torch.device) -> "Connection":

@@ -19,6 +19,7 @@ from torch.distributed.distributed_c10d import Store
 
 from adloco_dist.addresses import refusal
 from adloco_dist.config import SettingsError
+from adloco_dist.members.calls import address_towards
 
 CONNECT_SECONDS = 10.0
 """A node that does not answer within this counts as out of reach."""
@@ -114,15 +115,9 @@ def _is_loopback(address: str) -> bool:
 
 def _towards(host: str) -> Interface | None:
     """The interface from which packets to `host` leave; none are sent."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(address)
-            address_here = probe.getsockname()[0]
-    except OSError:
-        return None
+    address_here = address_towards(host)
     names = [name for name, address in _interfaces().items() if address == address_here]
-    return Interface(names[0], address_here) if names else None
+    return Interface(names[0], address_here) if address_here and names else None
 
 
 def _try_connections(store: Store, node: int, num_nodes: int, interface: Interface) -> None:

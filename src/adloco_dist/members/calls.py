@@ -80,11 +80,12 @@ def split(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def own_host(towards: str) -> str:
-    """The address of this machine that leads to another one, HOST:PORT; loopback where that is unknown."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(split(towards))
+def address_towards(host: str) -> str | None:
+    """The address of this machine from which packets to another one leave; none are sent. None: there is no way."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)
             return probe.getsockname()[0]
-        except OSError:
-            return "127.0.0.1"
+    except OSError:
+        return None

@@ -12,7 +12,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from torch.distributed.distributed_c10d import PrefixStore
 
 from adloco_dist.averaging.checks import PeerLostError, is_of_another
-from adloco_dist.averaging.group import Group
+from adloco_dist.averaging.group import Group, worker_in_words
 from adloco_dist.members.calls import split
 from adloco_dist.members.direct import abort, connected
 from adloco_dist.members.roll import Generation
@@ -105,7 +105,7 @@ class Members:
     @property
     def worker(self) -> str:
         """This member, in words."""
-        return f"worker {self.group.index} of {len(self.group.ranks)}" if self.group else "worker 0 of 1"
+        return worker_in_words(self.group)
 
     def connect(self) -> None:
         """Nothing is to be done, as a generation is connected; unless this member has left."""
@@ -122,7 +122,7 @@ class Members:
                 roll.ends_after = self._rounds + self._notice
             seat.lock.notify_all()
             # A look that began since the round before shows what was decided `notice_rounds` ago.
-            seat.lock.wait_for(lambda: roll.is_over or not self._is_awaited(seat))
+            seat.lock.wait_for(lambda: not self._is_awaited(seat))
             return roll.ends_after == self._rounds or (roll.is_over and self.group is None)
 
     def regroup(self) -> None:
@@ -203,7 +203,7 @@ class Members:
 
     def _is_awaited(self, seat: Seat) -> bool:
         """Whether the round that has ended waits for what the roll says."""
-        return not seat.keeps_roll and self._seen < self._rounds - 1
+        return not (seat.keeps_roll or seat.roll.is_over) and self._seen < self._rounds - 1
 
     def _is_split(self, seat: Seat, generation: Generation, _: int) -> bool:
         """Whether a member is silent, or one that was lost is in a larger generation; for who keeps the roll."""

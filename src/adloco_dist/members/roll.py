@@ -85,8 +85,6 @@ class Roll:
                 self.is_over = True
             case "beat" if of_this:
                 self.heard[message["by"]] = self.clock()
-            case "over" if of_this:
-                self.is_over = True
             case _:
                 pass
         return {

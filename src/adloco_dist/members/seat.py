@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from adloco_dist.members.calls import Message, Server, call, own_host, split
+from adloco_dist.members.calls import Message, Server, address_towards, call, split
 from adloco_dist.members.roll import Generation, Roll
 from adloco_dist.text import first_difference
 
@@ -17,6 +17,7 @@ LOOK_SECONDS = 0.05
 """Between two looks at what others do, by a member that waits for them."""
 LAST_SECONDS = 1.0
 """What a member that has been silent for long has left to answer."""
+LOOPBACK = "127.0.0.1"
 SAY_SECONDS = 5.0
 """A wait is worth a line after this."""
 
@@ -37,7 +38,9 @@ class Seat:
         """Arguments as of `Members`; a ValueError of one line says that nobody can listen there."""
         self._meet, self._silence, self._least = meet, silence_seconds, least
         self.roll, self.lock = Roll(facts, time.monotonic), threading.Condition()
-        self._server = self._serve([listen] if listen else [*meet, f"{own_host(meet[0])}:0"])
+        self._server = self._serve(
+            [listen] if listen else [*meet, f"{address_towards(split(meet[0])[0]) or LOOPBACK}:0"]
+        )
         self.address = self._server.address
         self._store = TCPStore(split(self.address)[0], 0, is_master=True, wait_for_workers=False)
         self.lost: list[str] = []
