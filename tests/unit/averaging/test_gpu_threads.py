@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from adloco_dist.averaging import background
 from adloco_dist.averaging.background import Background
-from adloco_dist.averaging.group import Group, GroupError, is_staged
+from adloco_dist.averaging.group import Group, GroupError, RankSet, is_staged
 from adloco_dist.averaging.shards import Shards
 from adloco_dist.cluster.runtime import Runtime
 from helpers.processes import run_ranks
@@ -146,13 +146,39 @@ def test_an_average_takes_one_core_and_leaves_all_others_theirs() -> None:
         torch.set_num_threads(before)
 
 
+class FakeBackend:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def name(self) -> str:
+        return self._name
+
+
+class FakeProcessGroup:
+    """Of rank 0."""
+
+    def __init__(self, backend: str) -> None:
+        self._backend = backend
+
+    def rank(self) -> int:
+        return 0
+
+    def _get_backend(self, device: torch.device) -> FakeBackend:
+        return FakeBackend(self._backend)
+
+
+def group_of_rank_0(monkeypatch: pytest.MonkeyPatch, ranks: RankSet, backend: str, device: torch.device) -> Group:
+    monkeypatch.setattr(dist, "get_global_rank", lambda group, rank: rank)
+    return Group(ranks, FakeProcessGroup(backend), device, 5, 5)  # pyright: ignore[reportArgumentType]
+
+
 def test_a_new_group_of_a_gpu_connects_on_that_gpu(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, device: torch.device) -> None:
         cuda.calls.append((threading.current_thread().name, "zeros", device))
         raise RuntimeError("no further")
 
     monkeypatch.setattr(torch, "zeros", refuse)
-    group = Group((0, 1), None, GPU, 5, 5)  # pyright: ignore[reportArgumentType]  (it is not used)
+    group = group_of_rank_0(monkeypatch, (0, 1), "nccl", GPU)
     with pytest.raises(GroupError, match="no further"):
         group.connect()
     assert [call for call in cuda.calls if call[0] == "connect"] == [
@@ -163,22 +189,6 @@ def test_a_new_group_of_a_gpu_connects_on_that_gpu(cuda: Cuda, monkeypatch: pyte
 def test_a_group_of_a_gpu_says_which() -> None:
     with pytest.raises(AssertionError):
         Group((0, 1), None, torch.device("cuda"), 5, 5)  # pyright: ignore[reportArgumentType]
-
-
-class FakeBackend:
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def name(self) -> str:
-        return self._name
-
-
-class FakeProcessGroup:
-    def __init__(self, backend: str) -> None:
-        self._backend = backend
-
-    def _get_backend(self, device: torch.device) -> FakeBackend:
-        return FakeBackend(self._backend)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +206,7 @@ def test_gloo_sends_and_receives_no_memory_of_a_gpu(
 
     monkeypatch.setattr(dist, "P2POp", lambda kind, tensor, rank, group: (kind.__name__, tensor))
     monkeypatch.setattr(dist, "batch_isend_irecv", post)
-    group = Group((0, 1, 2), FakeProcessGroup(backend), torch.device(device), 5, 5)  # pyright: ignore[reportArgumentType]
+    group = group_of_rank_0(monkeypatch, (0, 1, 2), backend, torch.device(device))
     group._is_connected = True
     with FakeTensorMode():
         own, one, other = (torch.ones(4, device=device) for _ in range(3))
