@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
-from torch.distributed.distributed_c10d import PrefixStore
 
 from adloco_dist.averaging.checks import PeerLostError, is_of_another
 from adloco_dist.averaging.group import Group, worker_in_words
@@ -166,17 +164,14 @@ class Members:
     def _begin(self, generation: Generation) -> None:
         """Connect the members of a generation."""
         seat, size = self._joined, len(generation.members)
-        seat.begin(generation)
-        with seat.lock:
+        with seat.lock:  # or a look that is under way would count what the generation before had
+            seat.begin(generation)
             self._rounds = self._seen = 0
         if size == 1:
             return
-        (host, port), patience = split(generation.store), timedelta(seconds=2 * self._silence)
+        patience = timedelta(seconds=2 * self._silence)
         with self.contact(0):
-            client = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=patience)
-            store, rank = PrefixStore(generation.name, client), generation.members.index(seat.address)
-            host, _ = split(seat.address)
-            self.group = connected(store, rank, size, host, self._device, self._timeout_seconds, patience)
+            self.group = connected(seat, generation, self._device, self._timeout_seconds, patience)
 
     def _close(self) -> None:
         with self._joined.lock:

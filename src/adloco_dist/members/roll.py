@@ -21,8 +21,6 @@ class Generation:
     """From 1 on; one more than that of the generation before."""
     members: tuple[str, ...]
     """Addresses, HOST:PORT; the first keeps the roll."""
-    store: str
-    """Where they find each other's connections: the address of torch's store of the first."""
 
     @property
     def name(self) -> str:
@@ -37,7 +35,7 @@ class Generation:
     @classmethod
     def of(cls, message: Mapping[str, Any] | None) -> "Generation | None":
         """As a message has it."""
-        return cls(message["number"], tuple(message["members"]), message["store"]) if message else None
+        return cls(message["number"], tuple(message["members"])) if message else None
 
 
 @dataclass
@@ -51,6 +49,7 @@ class Roll:
         here: who has come for the next one.
         asking: newcomers that wait for a place, in their order.
         heard: when each other member was last heard of; for the first member.
+        stored: what members tell each other to connect; with the first member.
     """
 
     facts: Mapping[str, str]
@@ -62,15 +61,18 @@ class Roll:
     """Whether this member takes part in nothing any more."""
     moved_to: str | None = None
     """Who keeps the roll that the members of this generation are to join; None: they stay."""
+    comes_to: str | None = None
+    """To whom this member has come for the next generation; None: to nobody yet."""
     ends_after: int | None = None
     here: set[str] = field(default_factory=set[str])
     asking: dict[str, None] = field(default_factory=dict[str, None])
     heard: dict[str, float] = field(default_factory=dict[str, float])
+    stored: dict[str, str] = field(default_factory=dict[str, str])
 
     def begin(self, generation: Generation) -> None:
         """A generation begins. Who waits for a place and has none yet goes on waiting."""
         self.generation, self.is_over, self.ends_after, self.here = generation, False, None, set()
-        self.moved_to = None
+        self.moved_to, self.comes_to, self.stored = None, None, {}
         self.asking = {address: None for address in self.asking if address not in generation.members}
         self.heard = dict.fromkeys(generation.members, self.clock())
 
@@ -85,6 +87,8 @@ class Roll:
                 self.is_over = True
             case "beat" if of_this:
                 self.heard[message["by"]] = self.clock()
+            case "store" if of_this:
+                self.stored |= message["stored"]
             case _:
                 pass
         return {
@@ -92,17 +96,19 @@ class Roll:
             "is_over": self.is_over,
             "has_left": self.has_left,
             "moved_to": self.moved_to,
+            "comes_to": self.comes_to,
             "ends_after": self.ends_after,
             "facts": dict(self.facts),
+            "stored": dict(self.stored) if message["ask"] == "store" else {},
         }
 
     def silent(self, seconds: float) -> list[str]:
         """The members that nothing was heard of for so long."""
         return [address for address, at in self.heard.items() if self.clock() - at > seconds]
 
-    def following(self, own: str, store: str, here: Sequence[str], newcomers: Sequence[str]) -> Generation:
+    def following(self, own: str, here: Sequence[str], newcomers: Sequence[str]) -> Generation:
         """The next generation, whose roll this member keeps: those who have come, in their order, and newcomers."""
         assert self.generation
         stay = [address for address in self.generation.members if address in here and address != own]
         come = [address for address in newcomers if address != own and address not in stay]
-        return Generation(self.generation.number + 1, (own, *stay, *come), store)
+        return Generation(self.generation.number + 1, (own, *stay, *come))

@@ -5,8 +5,6 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
-
 from adloco_dist.members.calls import Message, Server, address_towards, call, split
 from adloco_dist.members.roll import Generation, Roll
 from adloco_dist.text import first_difference
@@ -42,7 +40,6 @@ class Seat:
             [listen] if listen else [*meet, f"{address_towards(split(meet[0])[0]) or LOOPBACK}:0"]
         )
         self.address = self._server.address
-        self._store = TCPStore(split(self.address)[0], 0, is_master=True, wait_for_workers=False)
         self.lost: list[str] = []
         self.yields_to: Generation | None = None
 
@@ -67,10 +64,15 @@ class Seat:
         self._server.close()
 
     def ask(
-        self, address: str, what: str, generation: Generation | None = None, seconds: float | None = None
+        self,
+        address: str,
+        what: str,
+        generation: Generation | None = None,
+        seconds: float | None = None,
+        **more: object,
     ) -> Message | None:
         """What another process answers; None: it does not, or not in time, which is `silence_seconds` if not given."""
-        message = {"ask": what, "by": self.address, "generation": generation and generation.name}
+        message = {"ask": what, "by": self.address, "generation": generation and generation.name, **more}
         try:
             return call(address, message, self._silence if seconds is None else seconds)
         except (OSError, ValueError):
@@ -89,7 +91,7 @@ class Seat:
                     return place
             elif self.address == self._meet[0] or self.roll.generation:
                 number = self.roll.generation.number + 1 if self.roll.generation else 1
-                alone = Generation(number, (self.address,), self._store_address)
+                alone = Generation(number, (self.address,))
                 if self._least == 1:
                     return alone
                 self.begin(alone)
@@ -123,6 +125,8 @@ class Seat:
 
     def _attend(self, first: str, before: Generation) -> Generation | None:
         """Come to who keeps the next roll, and wait for it; None: it is gone."""
+        order = before.members.index
+        self._come_to(first)
         while reply := self.ask(first, "here", before):
             newest = Generation.of(reply["generation"])
             if reply["has_left"] or newest is None:
@@ -131,12 +135,22 @@ class Seat:
                 return newest
             if reply["moved_to"] or newest.name != before.name:  # they have gone on without this member
                 return self._wait_for_place(self.newest([reply["moved_to"] or first]) or newest) or self.find_place()
+            earlier = reply["comes_to"]  # it seemed to be gone, here alone
+            if earlier and earlier != self.address and order(earlier) < order(first):
+                if found := self._attend(earlier, before):
+                    return found
+                self._come_to(first)
             time.sleep(LOOK_SECONDS)
         return None
 
+    def _come_to(self, first: str) -> None:
+        with self.lock:
+            self.roll.comes_to = first
+
     def _preside(self, before: Generation) -> Generation:
         """Wait for all who are left, and make the next generation of them and of newcomers."""
-        said_at, gone = time.monotonic() + SAY_SECONDS, set[str]()
+        said_at, gone, order = time.monotonic() + SAY_SECONDS, set[str](), before.members.index
+        self._come_to(self.address)
         while True:
             for address in {*before.members} - self.roll.here - gone - {self.address}:
                 is_silent = address in self.roll.silent(self._silence)
@@ -144,14 +158,18 @@ class Seat:
                 newest = Generation.of(reply["generation"]) if reply and not reply["has_left"] else None
                 if newest is None or newest.name != before.name:
                     gone.add(address)
+                elif order(address) < order(self.address):  # it seemed to be gone, here alone
+                    if found := self._attend(address, before):
+                        return found
+                    self._come_to(self.address)
                 if newest and newest.name != before.name and len(newest.members) > len(self.roll.here):
                     return self._wait_for_place(newest) or self.find_place()  # they have gone on without this one
             with self.lock:
                 here, asking = list(self.roll.here), list(self.roll.asking)
-            if len(here) + len(gone) + 1 >= len(before.members):
+            if gone.union(here, [self.address]).issuperset(before.members):
                 newcomers = [address for address in asking if address not in here and self.ask(address, "who")]
                 if 1 + len(here) + len(newcomers) >= self._least:
-                    return self.roll.following(self.address, self._store_address, here, newcomers)
+                    return self.roll.following(self.address, here, newcomers)
                 if time.monotonic() > said_at:
                     said_at = float("inf")
                     log.warning("members: %d are there, of least=%d; waiting", 1 + len(here), self._least)
@@ -175,10 +193,6 @@ class Seat:
                 return self._wait_for_place(newest)
             time.sleep(LOOK_SECONDS)
         return None
-
-    @property
-    def _store_address(self) -> str:
-        return f"{split(self.address)[0]}:{self._store.port}"
 
     def _serve(self, addresses: Sequence[str]) -> Server:
         """Listen at the first of these addresses where that can be."""

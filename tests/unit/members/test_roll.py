@@ -30,11 +30,11 @@ def message(ask: str, by: str, generation: Generation | None = None) -> Message:
 
 def test_a_newcomer_is_in_the_next_generation_and_asks_no_more() -> None:
     roll = new_roll()
-    roll.begin(Generation(1, ("a:1",), "a:2"))
+    roll.begin(Generation(1, ("a:1",)))
     first = roll.generation
     assert roll.answer(message("place", "b:1", first))["generation"]["members"] == ("a:1",)
-    following = roll.following("a:1", "a:2", [], list(roll.asking))
-    assert following == Generation(2, ("a:1", "b:1"), "a:2")
+    following = roll.following("a:1", [], list(roll.asking))
+    assert following == Generation(2, ("a:1", "b:1"))
     roll.begin(following)
     assert not roll.asking
     roll.answer(message("place", "b:1", first))
@@ -43,7 +43,7 @@ def test_a_newcomer_is_in_the_next_generation_and_asks_no_more() -> None:
 
 def test_what_is_said_of_another_generation_changes_nothing() -> None:
     roll = new_roll()
-    old, new = Generation(1, ("a:1", "b:1"), "a:2"), Generation(2, ("a:1", "b:1"), "a:2")
+    old, new = Generation(1, ("a:1", "b:1")), Generation(2, ("a:1", "b:1"))
     roll.begin(old)
     roll.begin(new)
     for ask in ("here", "beat", "over"):
@@ -56,7 +56,7 @@ def test_what_is_said_of_another_generation_changes_nothing() -> None:
 def test_a_member_is_silent_once_nothing_was_heard_of_it_for_long() -> None:
     clock = Clock()
     roll = new_roll(clock)
-    generation = Generation(1, ("a:1", "b:1", "c:1"), "a:2")
+    generation = Generation(1, ("a:1", "b:1", "c:1"))
     roll.begin(generation)
     clock.now = 5.0
     roll.answer(message("beat", "b:1", generation))
@@ -66,9 +66,7 @@ def test_a_member_is_silent_once_nothing_was_heard_of_it_for_long() -> None:
 
 @pytest.mark.parametrize("sizes", [(1, 2), (2, 2), (3, 1), (1, 1)])
 def test_of_two_parts_one_joins_the_other(sizes: tuple[int, int]) -> None:
-    first, second = (
-        Generation(5, tuple(f"{name}:{i}" for i in range(n)), "s:1") for name, n in zip("ab", sizes, strict=True)
-    )
+    first, second = (Generation(5, tuple(f"{name}:{i}" for i in range(n))) for name, n in zip("ab", sizes, strict=True))
     assert first.precedes(second) != second.precedes(first)
     assert first.precedes(second) == (sizes[0] >= sizes[1])
 
@@ -94,7 +92,7 @@ class World:
         for address in random.Random(len(present)).sample(present[1:], len(present) - 1):
             first.answer(message("here", address, before))
         newcomers = [address for address in first.asking if address in self.alive]
-        following = first.following(present[0], "s:1", list(first.here), newcomers)
+        following = first.following(present[0], list(first.here), newcomers)
         for address in following.members:
             self.rolls[address].begin(following)
         return following
@@ -105,7 +103,7 @@ def test_whoever_goes_and_comes_those_who_live_are_in_one_generation(seed: int) 
     chance = random.Random(seed)
     world = World()
     world.rolls["m0:1"] = new_roll()
-    world.rolls["m0:1"].begin(Generation(1, ("m0:1",), "s:1"))
+    world.rolls["m0:1"].begin(Generation(1, ("m0:1",)))
     world.alive.add("m0:1")
     number = 1
     for step in range(1, 40):
@@ -131,13 +129,13 @@ def test_whoever_goes_and_comes_those_who_live_are_in_one_generation(seed: int) 
 
 def test_numbers_of_members_do_not_depend_on_the_order_in_which_they_come() -> None:
     members = ("a:1", "b:1", "c:1", "d:1")
-    before = Generation(3, members, "s:1")
+    before = Generation(3, members)
     for order in permutations(members[1:]):
         roll = new_roll()
         roll.begin(before)
         for address in order:
             roll.answer(message("here", address, before))
-        assert roll.following("a:1", "s:1", list(roll.here), []).members == members
+        assert roll.following("a:1", list(roll.here), []).members == members
 
 
 @pytest.mark.parametrize("address", ["nowhere", "host:", ":80", "host:port", "host:70000", ""])
