@@ -9,10 +9,7 @@ import pytest
 from helpers.hosts import Host, hosts, why_unavailable
 from helpers.member import on_hosts
 
-pytestmark = [
-    pytest.mark.chaos,  # one of some thirty has failed where other tests kept all cores busy, and is not understood yet
-    pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or ""),
-]
+pytestmark = pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
 
 
 @pytest.fixture

@@ -1,22 +1,29 @@
 """Groups of gloo of a generation, without a default process group or a store of torch's beneath them."""
 
+import ctypes
+import threading
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
+from queue import Empty, SimpleQueue
 
 import torch
 import torch.distributed as dist
 from torch.distributed import Store, distributed_c10d  # pyright: ignore[reportPrivateImportUsage]
 
-from adloco_dist.averaging.group import Group
+from adloco_dist.averaging.group import Group, GroupError, PendingCollective, RankSet
 from adloco_dist.members.calls import split
 from adloco_dist.members.roll import Generation
 from adloco_dist.members.seat import LOOK_SECONDS, Seat
 
-ABORT_TAG = 0x7FFF_0000
+BREAK_TAG = 0x7FFF_0000
 """Nobody sends anything with it."""
+DONE, BROKEN = "done", "broken"
+"""Outcomes of a wait, beside errors."""
+GRACE_SECONDS = 0.2
+"""What a wait that is broken off has left to end by itself."""
 
 
 class GenerationStore(Store):
@@ -57,9 +64,98 @@ class GenerationStore(Store):
         self._values = reply["stored"]
 
 
+class BreakableGroup(Group):
+    """A group whose waits another thread can end."""
+
+    def __init__(
+        self,
+        ranks: RankSet,
+        process_group: dist.ProcessGroup,
+        device: torch.device,
+        timeout_seconds: float,
+        connect_seconds: float,
+    ) -> None:
+        super().__init__(ranks, process_group, device, timeout_seconds, connect_seconds)
+        self._is_broken = False
+        self._under_way: list[dist.Work] = []
+        self._waits: set[BreakableWait] = set()
+
+    def break_off(self) -> None:
+        """Close all connections, and end all waits for them, in whatever thread; each raises a RuntimeError.
+
+        gloo does the first, and most of the second, when a receive is late, as these are. But who waits for a message
+        of which a part has been sent or received is forgotten (docs/lab-notes.md).
+        """
+        for peer in range(len(self.ranks)):
+            with suppress(RuntimeError, AttributeError):  # late, as it should be; or closed before
+                if peer != self.index:
+                    self.process_group.recv([torch.empty(1)], peer, BREAK_TAG).wait(timedelta(milliseconds=1))
+        self._is_broken = True
+        for wait in tuple(self._waits):
+            wait.break_off()
+
+    def close(self) -> None:
+        """Close this member's connections."""
+        if not all(work.is_completed() for work in self._under_way):
+            _keep(self.process_group)
+        super().close()
+
+    def _pending(self, work: dist.Work | None) -> PendingCollective:
+        assert work is not None  # this member is in the group
+        self._under_way.append(work)
+        return BreakableWait(work, self._timeout, self)
+
+    def begin(self, wait: "BreakableWait") -> None:
+        """A wait begins."""
+        self._waits.add(wait)
+        if self._is_broken:
+            wait.break_off()
+
+    def end(self, wait: "BreakableWait", work: dist.Work | None) -> None:
+        """A wait ends; for a collective that is over, or for none."""
+        self._waits.discard(wait)
+        if work is not None:
+            self._under_way.remove(work)
+
+
+class BreakableWait(PendingCollective):
+    """A collective under way whose wait another thread can end."""
+
+    def __init__(self, work: dist.Work, timeout: timedelta, group: BreakableGroup) -> None:
+        super().__init__(work, timeout)
+        self._group = group
+        self._outcomes = SimpleQueue[RuntimeError | str]()
+
+    def wait(self) -> None:
+        """Block until it is done or broken off."""
+        threading.Thread(target=self._await, name="wait", daemon=True).start()
+        self._group.begin(self)
+        outcome = self._outcomes.get()
+        if outcome == BROKEN:
+            with suppress(Empty):
+                outcome = self._outcomes.get(timeout=GRACE_SECONDS)
+        self._group.end(self, self._work if outcome != BROKEN else None)
+        if outcome == BROKEN:
+            raise GroupError("broken off while a message was on its way")
+        if isinstance(outcome, RuntimeError):
+            raise outcome
+
+    def break_off(self) -> None:
+        """End the wait, from another thread."""
+        self._outcomes.put(BROKEN)
+
+    def _await(self) -> None:
+        try:
+            super().wait()
+        except RuntimeError as error:  # raised by the thread that waits for this one
+            self._outcomes.put(error)
+        else:
+            self._outcomes.put(DONE)
+
+
 def connected(
     seat: Seat, generation: Generation, device: torch.device, timeout_seconds: float, patience: timedelta
-) -> Group:
+) -> BreakableGroup:
     """The group of a generation. Collective over its members.
 
     Args:
@@ -83,15 +179,15 @@ def connected(
         made._register_backend(torch.device(kind), dist.ProcessGroup.BackendType.GLOO, gloo)
     made._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     distributed_c10d._world.pg_group_ranks[made] = {number: number for number in range(size)}
-    group = Group(tuple(range(size)), made, device, timeout_seconds, patience.total_seconds())
-    group.connect()
+    group = BreakableGroup(tuple(range(size)), made, device, timeout_seconds, patience.total_seconds())
+    try:
+        group.connect()
+    except GroupError:
+        _keep(made)
+        raise
     return group
 
 
-def abort(group: Group) -> None:
-    """Close all connections of such a group, whoever waits for them in whatever thread: gloo does so when a receive is
-    late, as these are (docs/lab-notes.md)."""
-    for peer in range(len(group.ranks)):
-        with suppress(RuntimeError, AttributeError):  # late, as it should be; or closed before
-            if peer != group.index:
-                group.process_group.recv([torch.empty(1)], peer, ABORT_TAG).wait(timedelta(milliseconds=1))
+def _keep(process_group: dist.ProcessGroup) -> None:
+    """Never free a process group: that waits for its threads, and nothing may end what one of them waits for."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(process_group))

@@ -12,7 +12,7 @@ import torch
 from adloco_dist.averaging.checks import PeerLostError, is_of_another
 from adloco_dist.averaging.group import Group, worker_in_words
 from adloco_dist.members.calls import split
-from adloco_dist.members.direct import abort, connected
+from adloco_dist.members.direct import BreakableGroup, connected
 from adloco_dist.members.roll import Generation
 from adloco_dist.members.seat import Seat
 from adloco_dist.text import first_line
@@ -62,7 +62,7 @@ class Members:
         if not isinstance(least, int) or least < 1:
             raise ValueError(f"least={least}: must be a whole number >= 1")
         self._listen, self._silence, self._least = listen, silence_seconds, least
-        self.group: Group | None = None
+        self.group: BreakableGroup | None = None
         self._seat: Seat | None = None
         self._rounds = self._seen = 0
         """Rounds of this generation that have ended here, and had when the roll was last asked."""
@@ -236,4 +236,4 @@ class Members:
             seat.roll.is_over, group = True, self.group
             seat.lock.notify_all()
         if group is not None:
-            abort(group)
+            group.break_off()
