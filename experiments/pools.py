@@ -1,7 +1,8 @@
-"""Does a pool of trainers at different rates, halved early, find the rate while it trains, at no cost?
+"""What pools of trainers are worth: four hosts, `nano`, on sequences that no setting was chosen by.
 
-Four hosts, `nano`, on sequences that no setting was chosen by. The controls are one trainer of all hosts at each of the
-rates, the best of which nobody knows beforehand, and at the default's.
+Does a pool of trainers at different rates, halved early, find the rate while it trains, at no cost? Its controls are
+one trainer of all hosts at each of the rates, the best of which nobody knows beforehand, and at the default's. And are
+trainers that merge as good as one trainer of as many workers, with all else the default's?
 """
 
 from itertools import product
@@ -19,6 +20,12 @@ PLACES = {"100": link("100", NANO_SHARE), "10_25ms": (*link("10", NANO_SHARE), "
 LENGTHS = (60, 180)
 """Seconds."""
 HALVED = (f"pool.trainers={HOSTS}", f"pool.rates=[{FACTORS[0]},{FACTORS[-1]}]", "merge=halving")
+MERGED_BY = {"a_tenth": 0.1, "a_quarter": 0.25}
+"""Shares of a run by which four trainers have become one, roughly."""
+ROUNDS_PER_SECOND = 2.2
+"""Of trainers of one worker each."""
+MERGED_LENGTHS = {45: (36, 45, 54), 180: (144, 180), 450: (360, 450)}
+"""Seconds of pools, and of one trainer beside them: it comes to their losses earlier or later."""
 
 
 def pools(_: Path | None) -> list[Case]:
@@ -30,4 +37,18 @@ def pools(_: Path | None) -> list[Case]:
         sides |= {f"one_{factor:g}": (f"inner.lr={rate * factor:.3g}",) for factor in FACTORS}
         for side, differs in sides.items():
             found += cases("pools", f"{optimizer}_{side}_{place}", HOSTS, (*base, *differs), (seconds,), SEEDS)
+    return found
+
+
+def merged(_: Path | None) -> list[Case]:
+    """Are trainers that merge as good as one trainer of as many workers from the start, in runs of any length?"""
+    base = ("model=nano", *COMPARED, *on_clock("muon"), *link("10", NANO_SHARE))
+    found = []
+    for seconds, beside in MERGED_LENGTHS.items():
+        seeds = SEEDS if seconds < max(MERGED_LENGTHS) else SEEDS[:1]
+        found += cases("merged", "one_trainer", HOSTS, base, beside, seeds)
+        for (name, share), policy in product(MERGED_BY.items(), ("worst_with_worst", "worst_loss_with_best")):
+            every = round(share * seconds * ROUNDS_PER_SECOND / (HOSTS - 1))
+            pool = (f"pool.trainers={HOSTS}", f"merge={policy}", f"merge.every_rounds={every}")
+            found += cases("merged", f"{policy}_by_{name}", HOSTS, (*base, *pool), (seconds,), seeds)
     return found

@@ -7,7 +7,7 @@ from pathlib import Path
 from cases import FREE, LINKS, NANO, NANO_SHARE, SEEDS, TINY, Case, cases, corpora, link
 from further import delays, lengths, outer_steps, published, rounds, sizes, texts
 from machines import machines
-from pools import pools
+from pools import merged, pools
 from shapes import shapes
 from tuning import tuning
 
@@ -181,6 +181,7 @@ QUESTIONS: Mapping[str, Callable[[Path | None], list[Case]]] = {
         rounds,
         delays,
         pools,
+        merged,
         second_machine,
         controls,
         rhythm,
