@@ -71,6 +71,7 @@ bench: setup
 	$(BIN)/python bench/survive.py $(ARGS)
 	$(BIN)/python bench/wire.py $(ARGS)
 	$(BIN)/python bench/unequal.py $(ARGS)
+	$(BIN)/python bench/far.py $(ARGS)
 	$(BIN)/python bench/report.py $(ARGS)
 	$(BIN)/python bench/method.py $(ARGS)
 

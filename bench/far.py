@@ -17,11 +17,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
 
 from cases import COMPARED, MEASURED
-from figures import Points, seconds_to
+from kept import Points, seconds_to
 from runs import Record, on_hosts, on_one_host, saved_loss
 
 from common import parse, report
-from helpers.hosts import Wan
+from helpers.hosts import Wan, why_not_far
 
 DELAYS_MS = (0, 25, 75)
 """One way."""
@@ -75,6 +75,8 @@ def main() -> None:
     parser = parse(__doc__ or "")
     parser.add_argument("--seeds", type=int, nargs="+", default=[10, 11, 12, 13], help="an even number of them")
     options = parser.parse_args()
+    if reason := why_not_far():
+        sys.exit(f"no hosts far from each other on this machine: {reason}")
     seconds, seeds = (50, options.seeds[:2]) if options.quick else (SECONDS, options.seeds)
     with ThreadPoolExecutor(2) as threads:
         alone = threads.map(lambda seed: on_one_host(overrides_of(seconds, seed)), seeds)

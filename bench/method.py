@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
 
 from cases import idle_cores
-from figures import Records
+from kept import Records
 from machines import SEEDS, runs_of
 from ratios import ratios
 from runs import make

@@ -5,77 +5,18 @@ With --folder the records are taken from runs first, and kept.
 
 import argparse
 import json
-import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from cases import LINKS, SEEDS, clock_of
+from kept import RECORDS, Points, Records, seconds_to
 from questions import ALONE_RATES, BATCHES, DIFFERENT, POOLS, QUESTIONS, ROUNDS, SCHEDULED
+from ratios import extrapolated, interval, ratios
 from runs import Record, read
 
 MERGED_BATCH = 4
 """Sequences of a worker's update after the last merge, and in one trainer."""
-RECORDS = Path(__file__).parent / "records.jsonl"
-Points = Sequence[tuple[float, float]]
-"""Seconds and the loss that is reached in them, of runs with budgets of their own."""
-
-
-class Records:
-    """The records of all runs."""
-
-    def __init__(self, records: Iterable[Record]) -> None:
-        self.by_name = {record["name"]: record for record in records}
-
-    @classmethod
-    def kept(cls) -> "Records":
-        """Those beside this file."""
-        return cls(json.loads(line) for line in RECORDS.read_text(encoding="utf-8").splitlines())
-
-    def points(self, question: str, side: str, seed: int, amount: str = "budget") -> Points:
-        """One side's runs with a seed, by rising seconds, or by another amount that records have."""
-        return sorted((run[amount], run["loss"]) for run in self._runs(question, side, seed))
-
-    def curve(self, question: str, side: str, seed: int) -> Points:
-        """The losses of a side's longest run with a seed, by seconds, on the way and at its end; empty: none."""
-        runs = self._runs(question, side, seed)
-        return max(runs, key=lambda run: run["budget"])["curve"] if runs else []
-
-    def reached(self, question: str, side: str, seed: int) -> Points:
-        """The losses that runs of a side with a seed, of whatever length, are the first to come to, by seconds."""
-        found: Points = []
-        for seconds, loss in sorted(tuple(point) for run in self._runs(question, side, seed) for point in run["curve"]):
-            if not found or loss < found[-1][1]:
-                found.append((seconds, loss))
-        return found
-
-    def _runs(self, question: str, side: str, seed: int) -> list[Record]:
-        """A side's runs with a seed, of all lengths."""
-        found = []
-        for name, record in self.by_name.items():
-            asked, by, _, seeded = name.split("/")
-            if (asked, by, seeded) == (question, side, f"seed{seed}"):
-                found.append(record)
-        return found
-
-    def loss(self, question: str, side: str, seconds: float, seed: int) -> float | None:
-        """The loss of one run; None: it was not made."""
-        return dict(self.points(question, side, seed)).get(seconds)
-
-
-def seconds_to(loss: float, points: Points) -> float:
-    """Time to a loss: between two budgets, and beyond the last, straight lines of the loss over log(seconds).
-
-    A side with one budget says no more than that it takes longer (infinite), or at most that.
-    """
-    if len(points) < 2:
-        return next((seconds for seconds, reached in points if reached <= loss), math.inf)
-    (near, high), (far, low) = points[0], points[-1]
-    for earlier, later in pairwise(points):
-        if earlier[1] >= loss >= later[1]:
-            (near, high), (far, low) = earlier, later
-    return math.exp(math.log(near) + (loss - high) / (low - high) * math.log(far / near)) if low < high else math.inf
 
 
 def extrapolated_bound(loss: float, points: Points) -> float | None:
@@ -92,7 +33,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def second_machine(records: Records, question: str = "second_machine", suffix: str = "") -> dict[str, list[float]]:
-    """Time to the loss that one host alone reaches, over its time; by figure, a number for each seed.
+    """With AdamW, the time to the loss that one host alone reaches, over its time; by figure, a number for each seed.
 
     Of a side with one budget: at most that, or infinite.
     """
@@ -114,10 +55,10 @@ def second_machine_bounds(records: Records, question: str, suffix: str) -> dict[
 def _second_machines(records: Records, question: str, suffix: str) -> Iterator[tuple[str, float, float, Points]]:
     """Of every figure and seed: the seconds of one host alone, its loss, and the points of the others."""
     sides = {
-        "second_machine_10mbit": "two_10",
-        "second_machine_30mbit": "two_30",
-        "second_machine_100mbit": "two_100",
-        "four_machines_100mbit": "four_100",
+        "second_machine_10mbit_adamw": "two_10",
+        "second_machine_30mbit_adamw": "two_30",
+        "second_machine_100mbit_adamw": "two_100",
+        "four_machines_100mbit_adamw": "four_100",
     }
     for figure, side in sides.items():
         for seed in SEEDS:
@@ -159,6 +100,7 @@ def merging_at_equal_tokens(records: Records) -> dict[str, list[float]]:
 
 
 def print_all(records: Records) -> None:
+    _print_machines(records)
     _print_second_machine(records, "second_machine", "")
     others = {"free": "two_free", "30mbit": "two_30"}
     for name, values in over_others(records, "second_machine", "two_10", others, 75).items():
@@ -179,6 +121,13 @@ def print_all(records: Records) -> None:
     _print_controls(records)
     _print_schedules(records)
     _print_sources(records)
+
+
+def _print_machines(records: Records) -> None:
+    """What the default needs of the time of one alone, of the best constant batch, and of AdamW."""
+    further = extrapolated(records)
+    for name, values in ratios(records).items():
+        print(f"{name} = {interval(values)}; {len(values)} seeds, {further[name]} of them extrapolated")
 
 
 def _print_second_machine(records: Records, question: str, suffix: str) -> None:

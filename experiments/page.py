@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
-from figures import Records
+from kept import Records
 from machines import SEEDS, SIDES, TARGETS
 from ratios import extrapolated, interval, ratios
 from tables import compressed, delays, lengths, outer_steps, published, rounds, shapes, sizes, texts

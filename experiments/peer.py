@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cases import MEASURED
-from figures import seconds_to
+from kept import seconds_to
 from runs import on_hosts, saved_loss
 
 from helpers.hosts import hosts, run_on

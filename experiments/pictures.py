@@ -5,7 +5,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 from cases import SEEDS
-from figures import Records
+from kept import Records
 from machines import SEEDS as MACHINES_SEEDS
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex

@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from figures import Points, Records, seconds_to
+from kept import Points, Records, seconds_to
 from machines import SEEDS, TARGETS
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from itertools import product
 
 import numpy as np
-from figures import Points, Records
 from further import (
     AT_OTHER_RATE,
     DELAYED_UPDATES,
@@ -25,6 +24,7 @@ from further import (
     SIZES,
     TOKENS_IN_UPDATE,
 )
+from kept import Points, Records
 from ratios import is_extrapolated, share
 from runs import Record
 from shapes import TRIED

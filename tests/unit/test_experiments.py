@@ -14,15 +14,14 @@ from helpers.commands import ROOT
 sys.path.insert(0, str(ROOT / "experiments"))
 
 from figures import (
-    Records,
     extrapolated_bound,
     merging_at_equal_tokens,
     over_others,
     print_all,
     second_machine,
     second_machine_bounds,
-    seconds_to,
 )
+from kept import Records, seconds_to
 from page import PAGES, page
 from questions import QUESTIONS
 from ratios import interval, is_extrapolated, ratios
@@ -66,8 +65,8 @@ def test_figures_are_ratios_of_times() -> None:
             record("two_free", 50, 2.0), record("two_100", 60, 1.8)]  # fmt: skip
     records = Records(rows)
     found = second_machine(records)
-    assert found["second_machine_10mbit"] == [pytest.approx(50 * math.sqrt(2) / 150)]
-    assert found["second_machine_100mbit"] == [math.inf], "its only budget is not enough"
+    assert found["second_machine_10mbit_adamw"] == [pytest.approx(50 * math.sqrt(2) / 150)]
+    assert found["second_machine_100mbit_adamw"] == [math.inf], "its only budget is not enough"
     assert over_others(records, "second_machine", "two_10", {"free": "two_free"}, 50) == {"free": [pytest.approx(1.0)]}
 
 
@@ -82,7 +81,7 @@ def test_what_is_extrapolated_has_a_bound() -> None:
 
     records = Records([record("alone", 150, 1.75), record("two_10", 50, 2.0), record("two_10", 100, 1.5),
                        record("four_100", 45, 1.7), record("four_100", 60, 1.6)])  # fmt: skip
-    assert second_machine_bounds(records, "second_machine", "") == {"four_machines_100mbit": [pytest.approx(0.3)]}
+    assert second_machine_bounds(records, "second_machine", "") == {"four_machines_100mbit_adamw": [pytest.approx(0.3)]}
 
 
 def test_pools_that_merge_are_compared_at_equal_tokens() -> None:

@@ -34,7 +34,7 @@ RECENT_ROUNDS = 20
 
 DOES_NOT_PAY = (
     "averaging does not pay on this link: one worker alone would make more progress per second (worth in metrics.jsonl)"
-    "; algorithm.round=link, wire=slow_link or larger batches may change that"
+    "; wire=sparse, or larger batches, whose updates take longer, may change that"
 )
 TOO_SLOW = (
     "a rank is so slow that rounds have {updates} updates, as long as it needs for one, and it counts for little "
