@@ -29,6 +29,7 @@ def page(template: str, records: Records) -> str:
     found = ratios(records)
     shown = Shown({name: interval(values) + further[name] for name, values in found.items()})
     shown |= {f"{name}_seeds": str(len(values)) for name, values in found.items()}
+    shown |= {f"{name}_of_the_first_seed": interval(values[:1]) for name, values in found.items()}
     shown |= {"sides": _sides(records), "tuning": _tuning(records)}
     shown |= {
         table.__name__: table(records)

@@ -71,14 +71,14 @@ def outer_steps(records: Records) -> str:
 def compressed(records: Records) -> str:
     """By link and hook, the loss of compressed averages of every gradient, and the default's share of the time."""
     rows = []
-    for name, run in sorted(records.by_name.items()):
-        if name.startswith("compressed/"):
-            side = run["side"]
-            amount = {"sparse": f", {side['amount']:g} of the elements", "powersgd": f", rank {side['amount']:g}"}
-            hook = side["hook"] + amount.get(side["hook"], "")
-            what = f"{side['optimizer']}, {side['lr']:g}, {side['local_batch']} sequences a host"
-            ours = records.reached("lengths", f"two_{side['link']}", side["seed"])
-            rows.append(row(side["link"], hook, what, f"{run['loss']:.3f}", f"{run['updates']:,}", _time(ours, run)))
+    sides = [run for name, run in sorted(records.by_name.items()) if name.startswith("compressed/")]
+    for run in sorted(sides, key=lambda run: int(run["side"]["link"])):
+        side = run["side"]
+        amount = {"sparse": f", {side['amount']:g} of the elements", "powersgd": f", rank {side['amount']:g}"}
+        hook = side["hook"] + amount.get(side["hook"], "")
+        what = f"{side['optimizer']}, {side['lr']:g}, {side['local_batch']} sequences a host"
+        ours = records.reached("lengths", f"two_{side['link']}", side["seed"])
+        rows.append(row(side["link"], hook, what, f"{run['loss']:.3f}", f"{run['updates']:,}", _time(ours, run)))
     return "\n".join(rows)
 
 

@@ -1,6 +1,10 @@
 """What ranks agree on beside their collectives: where all of them stop, and messages that nobody waits for."""
 
+import os
+import signal
+import subprocess
 import threading
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -12,11 +16,12 @@ from adloco_dist.cluster.heartbeat import Heartbeat
 from adloco_dist.cluster.mail import Mail
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.cluster.signals import StopRequest
-from adloco_dist.policy.plan import RoundPlan
+from adloco_dist.policy.plan import INTERRUPTED, RoundPlan
 from adloco_dist.policy.report import RankReport
 from adloco_dist.round.coordinate import Coordinator
 from helpers.clocks import without_clocks
 from helpers.processes import run_ranks
+from helpers.resuming import train_kept
 from helpers.support import FOUR_TRAINERS, SIMULATED_CLOCK, held_anchors, train_small_pool
 
 EVENTS = [(round_, event) for round_ in range(4) for event in range(3)]
@@ -90,6 +95,46 @@ def train_late(runtime: Runtime, late_rank: int | None) -> dict[str, Any]:
     return train_small_pool(runtime, *FOUR_TRAINERS, *SIMULATED_CLOCK, *MERGING)
 
 
+def stop_before_a_plan_is_received(runtime: Runtime, folder: str, looks: int | None) -> dict[str, Any]:
+    """Rank 1 receives plans when it waits for them or ends, and no sooner: where it stops, one has been sent to it."""
+    if runtime.rank == 1:
+        wanted, broadcast = threading.Semaphore(0), Mail.broadcast
+        following, leave = Coordinator.following, Coordinator.__exit__
+
+        def late(self: Mail, message: Any) -> Any:
+            wanted.acquire()
+            return broadcast(self, message)
+
+        def wait_for(self: Coordinator, report: RankReport) -> RoundPlan:
+            wanted.release()
+            return following(self, report)
+
+        def end(self: Coordinator, kind: Any, error: Any, trace: Any) -> None:
+            wanted.release(100)
+            leave(self, kind, error, trace)
+
+        Mail.broadcast, Coordinator.following = late, wait_for  # pyright: ignore[reportAttributeAccessIssue]
+        Coordinator.__exit__ = end
+    return train_kept(runtime, folder, looks, *FOUR_TRAINERS, *SIMULATED_CLOCK, *MERGING)
+
+
+def stand_still(runtime: Runtime, still_rank: int | None) -> dict[str, Any]:
+    """A rank stands still as its machine may, while the others could take all of their rounds."""
+    if runtime.rank == still_rank:
+        stops, following = iter([False, False, True]), Coordinator.following
+
+        def stopping(self: Coordinator, report: RankReport) -> RoundPlan:
+            if next(stops, False):
+                state = f"/proc/{os.getpid()}/stat"
+                wake = f"until grep -q ') T ' {state}; do :; done; sleep 2; kill -CONT {os.getpid()}"
+                subprocess.Popen(["sh", "-c", wake], start_new_session=True)
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return following(self, report)
+
+        Coordinator.following = stopping  # pyright: ignore[reportAttributeAccessIssue]
+    return train_small_pool(runtime, *FOUR_TRAINERS, *SIMULATED_CLOCK, *MERGING)
+
+
 MERGING = (
     "pool.trainers=2", "pool.workers_per_trainer=2", "merge=worst_with_worst", "merge.every_rounds=3", "budget=8rounds",
     "batching.request=norm_test",
@@ -104,6 +149,24 @@ def test_a_rank_whose_reports_are_late_changes_nothing() -> None:
         assert without_clocks(ranks[0]["records"]) == without_clocks(whole[0]["records"])
         for trainer, anchor in held_anchors(ranks).items():
             np.testing.assert_array_equal(anchor, held_anchors(whole)[trainer])
+
+
+@pytest.mark.parametrize("still_rank", [0, 1])
+def test_a_rank_that_stands_still_for_many_rounds_changes_nothing(still_rank: int) -> None:
+    whole, ranks = run_ranks(stand_still, [0, 0], None), run_ranks(stand_still, [0, 0], still_rank)
+    assert without_clocks(ranks[0]["records"]) == without_clocks(whole[0]["records"])
+    for trainer, anchor in held_anchors(ranks).items():
+        np.testing.assert_array_equal(anchor, held_anchors(whole)[trainer])
+
+
+@pytest.mark.parametrize("looks", [5, 14, 23])
+def test_stopped_where_a_plan_was_sent_and_not_received_it_is_the_same_run(tmp_path: Path, looks: int) -> None:
+    whole = held_anchors(run_ranks(stop_before_a_plan_is_received, [0, 0], str(tmp_path / "whole"), None))
+    stopped = run_ranks(stop_before_a_plan_is_received, [0, 0], str(tmp_path / "stopped"), looks)
+    assert stopped[0]["stop"] == INTERRUPTED
+    resumed = run_ranks(stop_before_a_plan_is_received, [0, 0], str(tmp_path / "stopped"), None)
+    for trainer, anchor in held_anchors(resumed).items():
+        np.testing.assert_array_equal(anchor, whole[trainer])
 
 
 def test_messages_come_whole_in_their_order_and_leave_nothing_behind() -> None:

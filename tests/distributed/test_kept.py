@@ -31,6 +31,8 @@ CASES = {
     ),
 }  # fmt: skip
 """Settings, and how often ranks look before they stop: their worker is in a round then, and awaits a fragment."""
+OF_THREE = {"of three": (*CASES["what was not sent"][0], "pool.workers_per_trainer=3")}
+"""The second of them with as many workers as makes some ranks owners of sums."""
 Kept = dict[str, dict[str, npt.NDArray[Any]]]
 
 
@@ -70,7 +72,8 @@ def trained(runtime: Runtime, folder: str, overrides: Sequence[str], looks: int)
 
 def run(nodes: list[int], folder: Path, case: str, looks: int, size: int = 1) -> tuple[Kept, Kept, dict[str, Kind]]:
     """As `trained`, of all ranks; what several ranks keep of a trainer for themselves is added up."""
-    overrides = (*POOL, *CASES[case][0], f"pool.ranks_per_worker={size}")
+    chosen = OF_THREE[case] if case in OF_THREE else CASES[case][0]
+    overrides = (*POOL, *chosen, f"pool.ranks_per_worker={size}")
     ranks = run_ranks(trained, nodes, str(folder), overrides, looks, ranks_per_worker=size)
     begun, ended = ({} for _ in range(2))
     for of_rank in ranks:
@@ -105,6 +108,17 @@ def test_every_entry_survives(tmp_path: Path, case: str) -> None:
     run([0, 0, 0, 0], tmp_path, case, looks=0, size=2)
     run([0, 0, 0, 0], tmp_path, case, looks=0, size=4)
     assert_same(run([0, 0], tmp_path, case, looks=0)[0], saved)
+
+
+def test_what_owners_of_sums_did_not_send_survives_on_fewer_ranks(tmp_path: Path) -> None:
+    """Of three ranks each owns the sum of a slice, and keeps what was not sent of it; of two none does."""
+    _, saved, _ = run([0, 0, 0], tmp_path, "of three", looks=7)
+    for nodes in ([0, 0, 0], [0, 0], [0]):
+        begun = run(nodes, tmp_path, "of three", looks=0)[0]
+        assert begun.keys() == saved.keys()
+        for owner, state in saved.items():
+            for name, value in state.items():
+                np.testing.assert_allclose(begun[owner][name], value, rtol=0, atol=1e-15, err_msg=f"{name} of {owner}")
 
 
 def test_the_cases_have_all_kinds(tmp_path: Path) -> None:

@@ -122,6 +122,14 @@ def test_whatever_the_algorithm(tmp_path: Path, algorithm: str) -> None:
     assert_same(run([0, 0], tmp_path / "stopped", None, *overrides), reference)
 
 
+def test_what_is_left_of_the_largest_elements_of_three_ranks(tmp_path: Path) -> None:
+    """Each rank keeps what its own message and that of the sum that it owns have left."""
+    sparse = ("wire=sparse", "wire.fraction=0.1", "outer=average", "pool.trainers=1", "pool.workers_per_trainer=3")
+    reference = run([0, 0, 0], tmp_path / "whole", None, *sparse, "merge=none")
+    assert run([0, 0, 0], tmp_path / "stopped", 11, *sparse, "merge=none")[0]["stop"] == INTERRUPTED
+    assert_same(run([0, 0, 0], tmp_path / "stopped", None, *sparse, "merge=none"), reference)
+
+
 @pytest.mark.parametrize("nodes", [[0, 0], [0, 0, 0]])
 def test_what_is_trained_by_default(tmp_path: Path, nodes: list[int]) -> None:
     """Of three ranks each keeps what is left of the sums that it owns, too."""

@@ -49,7 +49,9 @@ BY_LINK = (
 DELAYED = ("wire.fragments=2", "wire.delay_updates=2")
 
 
-@pytest.mark.parametrize(("overrides", "is_streamed"), [((), False), (DELAYED, False), (DELAYED, True)])
+@pytest.mark.parametrize(
+    ("overrides", "is_streamed"), [((), False), (DELAYED, False), (DELAYED, True), (BY_LINK, False), (BY_LINK, True)]
+)
 def test_placement_changes_nothing(overrides: tuple[str, ...], is_streamed: bool, tmp_path: Path) -> None:
     """Also with streams from three files for four workers, so that several workers read one."""
     overrides = (*overrides, *(write_streams(tmp_path) if is_streamed else ()))
@@ -89,17 +91,19 @@ def test_many_workers_take_a_longer_step(num_workers: int, rate: float) -> None:
     torch.testing.assert_close(trainer.anchor, before + rate * mean, rtol=0, atol=1e-9)
 
 
-def count_sequences(runtime: Runtime) -> dict[str, Any]:
+def count_sequences(runtime: Runtime, overrides: tuple[str, ...]) -> dict[str, Any]:
     fix_speeds()
     whole = small_store()
     table = CountingTable(whole.parts, whole.sequence_length)
     splits = replace(small_splits(), train=IndexedDataset(table))
-    done = train_small_pool(runtime, *FOUR_TRAINERS, *UNEQUAL, splits=splits, prepare=lambda pool: table.read.clear())
+    chosen = (*FOUR_TRAINERS, *UNEQUAL, *overrides)
+    done = train_small_pool(runtime, *chosen, splits=splits, prepare=lambda pool: table.read.clear())
     return {**done, "read": table.read}
 
 
-def test_each_sequence_is_read_once_an_epoch() -> None:
-    ranks = run_ranks(count_sequences, [0, 0])
+@pytest.mark.parametrize("overrides", [(), BY_LINK])
+def test_each_sequence_is_read_once_an_epoch(overrides: tuple[str, ...]) -> None:
+    ranks = run_ranks(count_sequences, [0, 0], overrides)
     seen = Counter(sequence for rank in ranks for sequence in rank["read"])
     assert sum(seen.values()) == sum(record.get("sequences", 0) for record in ranks[0]["records"]) == 2 * 4 * 16
     # Shards of 60 are read once, and then four sequences of each a second time.

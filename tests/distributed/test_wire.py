@@ -80,7 +80,7 @@ def test_trainers_learn_and_merge_while_averages_travel(overrides: tuple[str, ..
     assert measured, "statistics within each worker"
 
 
-def train_and_owe(runtime: Runtime) -> list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+def train_and_owe(runtime: Runtime, wire: str) -> list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
     """What this rank owes of all trainers before and after each merge."""
     found, exact = [], steps.regroup
 
@@ -97,15 +97,16 @@ def train_and_owe(runtime: Runtime) -> list[tuple[npt.NDArray[Any], npt.NDArray[
     steps.regroup = watched
     merging = ("pool.trainers=2", "merge=worst_with_worst", "merge.every_rounds=2", "budget=4rounds",
                "batching.request=norm_test", "batching.eta=0.7")  # fmt: skip
-    signs = ("wire=signs", "outer=average", "pool.workers_per_trainer=3", "pool.placement=spread")
-    train_small_pool(runtime, *FOUR_TRAINERS, *merging, *signs)
+    kept = (wire, "outer=average", "pool.workers_per_trainer=3", "pool.placement=spread")
+    train_small_pool(runtime, *FOUR_TRAINERS, *merging, *kept)
     return found
 
 
+@pytest.mark.parametrize("wire", ["wire=signs", "wire=sparse"])
 @pytest.mark.parametrize("nodes", [[0, 0, 0], [0, 0, 0, 0, 0, 0]])
-def test_what_averages_have_left_behind_goes_into_a_merge(nodes: list[int]) -> None:
-    """Of each trainer of three ranks, every rank keeps what its own signs and those of the slice that it owns leave."""
-    (merges,) = zip(*run_ranks(train_and_owe, nodes), strict=True)
+def test_what_averages_have_left_behind_goes_into_a_merge(nodes: list[int], wire: str) -> None:
+    """Of each trainer of three ranks, every rank keeps what its own message and that of its slice's sum leave."""
+    (merges,) = zip(*run_ranks(train_and_owe, nodes, wire), strict=True)
     before, after = (np.sum([rank[place] for rank in merges], axis=0) for place in (0, 1))
     assert np.abs(before).sum() > 0
     np.testing.assert_allclose(after, before, rtol=0, atol=1e-12)

@@ -108,6 +108,12 @@ def test_ratios_are_of_times_to_the_other_side_s_last_loss() -> None:
     assert is_extrapolated(two, [(150.0, 1.7)]), "which it had before it was first looked at"
 
 
+def test_every_record_is_of_a_run_that_a_question_makes() -> None:
+    made = {case.name for question in QUESTIONS.values() for case in question(Path("text.txt"))}
+    others = {name for name in Records.kept().by_name if not name.startswith("compressed/")} - made
+    assert others == set()
+
+
 @pytest.mark.parametrize("template", PAGES)
 def test_pages_are_what_the_records_say(template: str) -> None:
     assert PAGES[template].read_text(encoding="utf-8") == page(template, Records.kept()), (

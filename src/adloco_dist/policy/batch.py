@@ -15,7 +15,7 @@ MAX_SEQUENCES = 1 << 20
 """Maximum of a total batch, where no shard bounds it."""
 NOISE_BORNE = {InnerOptimizer.muon: 4.0}
 """By inner optimizer, the noise scale that its batches follow, over that of gradients; of others 1. At equal tokens a
-larger batch costs Muon a third to a tenth of what it costs AdamW (docs/theory.md, "What is asked for")."""
+larger batch costs Muon mostly a third to a tenth of what it costs AdamW (docs/theory.md, "What is asked for")."""
 PAPER_N = 2.0
 """The n of AdLoCo's switch mode, which batching.switch_n=auto starts with."""
 

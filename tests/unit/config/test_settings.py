@@ -116,6 +116,8 @@ def test_settings_survive_json() -> None:
         ("inner=[1", ["inner=[1"]),
         ("pool=3", ["pool=3", "section", "pool.trainers"]),
         ("inner.lr=-1", ["inner.lr=-1", "> 0"]),
+        ("inner.lr=0", ["inner.lr=0", "> 0"]),
+        ("inner.other_lr_factor=0", ["inner.other_lr_factor=0", "> 0"]),
         ("inner.lr=nan", ["inner.lr=nan", "> 0"]),
         ("inner.optimizer=adamw", ["inner.lr=null", "inner.optimizer=muon alone", "use inner=adamw"]),
         ("inner.beta2=1", ["inner.beta2=1", "[0, 1)"]),
