@@ -7,7 +7,7 @@ from pathlib import Path
 from cases import FREE, LINKS, NANO, NANO_SHARE, SEEDS, TINY, Case, cases, corpora, link
 from further import delays, lengths, outer_steps, published, rounds, sizes, texts
 from machines import machines
-from pools import merged, pools
+from pools import merged
 from shapes import shapes
 from tuning import tuning
 
@@ -180,7 +180,6 @@ QUESTIONS: Mapping[str, Callable[[Path | None], list[Case]]] = {
         sizes,
         rounds,
         delays,
-        pools,
         merged,
         second_machine,
         controls,

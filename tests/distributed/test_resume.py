@@ -108,7 +108,6 @@ ALGORITHMS: dict[str, tuple[int, tuple[str, ...]]] = {
         11, (*BY_LINK, "algorithm.updates_range=[1,7]", "simulation.bytes_per_second=1e9", "wire=adaptive",
              "outer=average", "outer.average_span=0.3"),
     ),
-    "halving": (11, ("merge=halving", "merge.rungs=[0.3,0.6]", "pool.rates=[0.5,2]")),
     "ddp": (4, ("pool.trainers=1", "merge=none", "algorithm=ddp", "batching.request=none")),
 }  # fmt: skip
 """Looks until the stop, and settings. Every optimizer, format, kind of round and of state is in one of these."""

@@ -1,8 +1,6 @@
 """What is trained: the pool, how it shrinks, the model."""
 
-import math
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Annotated, Any
 
 from adloco_dist.config.choices import MergePolicy, OuterState, Placement
@@ -22,8 +20,6 @@ TINY = {
 """A Llama of about 0.8 million parameters: 10,000 tokens per second on one CPU core."""
 MERGES = ReadWhen(SEVERAL_TRAINERS, "merge.policy!=none", "batching.request!=replay")
 """Trainers merge, and not as a recorded run has it."""
-BY_ROUNDS = ReadWhen(SEVERAL_TRAINERS, "merge.policy!=none,halving", "batching.request!=replay")
-"""They merge every so many rounds."""
 
 
 @dataclass
@@ -37,9 +33,6 @@ class PoolSettings:
     ranks_per_worker: Annotated[int, Range(">= 1")] = 1
     """S: neighbouring ranks of a node that hold a worker's model together, each a part of every parameter
     (fully_shard). 1: a worker fits one device."""
-    rates: Annotated[list[float] | None, ReadWhen(SEVERAL_TRAINERS)] = None
-    """Rates of the trainers' workers over `inner.lr`: one for each, or the least and the largest, between which they
-    lie on a logarithmic grid, [0.25,4] for example. null: all have the same. merge=halving finds the best of them."""
     placement: Placement = Placement.pack
     """pack: a trainer's workers on as few nodes as balance allows. spread: on as many as it has workers."""
     outer_state: Annotated[OuterState, ReadWhen(ON_A_GPU)] = OuterState.device
@@ -50,19 +43,6 @@ class PoolSettings:
         given = "null" if workers is None else workers
         rule = f"times pool.workers_per_trainer={given} must be <= {MAX_WORKERS}; lower one of them"
         require(self.trainers * (workers or 1) <= MAX_WORKERS, "pool.trainers", self.trainers, rule)
-        if self.rates is not None:
-            rule = f"must be two rates > 0, or one for each of the {self.trainers} trainers"
-            are_named = len(self.rates) in (2, self.trainers) and all(0 < rate < math.inf for rate in self.rates)
-            require(are_named, "pool.rates", self.rates, rule)
-
-    def rate_factor(self, trainer: int) -> float:
-        """The rate of a trainer's workers over `inner.lr`."""
-        if self.rates is None:
-            return 1.0
-        if len(self.rates) == self.trainers:
-            return self.rates[trainer]
-        low, high = self.rates
-        return float(f"{low * (high / low) ** (trainer / (self.trainers - 1)):.3g}")
 
 
 @dataclass
@@ -75,24 +55,13 @@ class MergeSettings:
     )
     """worst_with_worst: the trainers with the smallest requests. best_with_worst: the one with the largest request
     takes in those with the smallest. worst_loss_with_best: the one with the smallest loss takes in those with the
-    largest; validation losses decide where the last round ended with an evaluation. halving: at each of `rungs` those
-    with the larger validation losses end, and their ranks work for the others. none: trainers never merge."""
-    rungs: Annotated[list[float], ReadWhen(SEVERAL_TRAINERS, "merge.policy=halving")] = field(
-        default_factory=lambda: [0.06, 0.12]
-    )
-    """Shares of the budget at which halving ends trainers: as large a part of them at each as leaves one at the last.
-    Until then rates are higher, as suits a run that ends there (docs/theory.md)."""
-    every_rounds: Annotated[int, BY_ROUNDS, Range(">= 1")] = 5
+    largest; validation losses decide where the last round ended with an evaluation. none: trainers never merge."""
+    every_rounds: Annotated[int, MERGES, Range(">= 1")] = 5
     """Rounds between two times at which trainers merge."""
-    width: Annotated[int, BY_ROUNDS, Range(">= 2: a merge takes two trainers or more")] = 2
+    width: Annotated[int, MERGES, Range(">= 2: a merge takes two trainers or more")] = 2
     """w: trainers that become one; fewer where `min_trainers` asks for it."""
     min_trainers: Annotated[int, MERGES, Range(">= 1")] = 1
     """Minimum number of trainers that are left."""
-
-    def __post_init__(self) -> None:
-        is_rising = bool(self.rungs) and all(low < high for low, high in pairwise([0.0, *self.rungs, 1.0]))
-        rule = "must be rising shares of the budget, between 0 and 1, [0.06,0.12] for example"
-        require(is_rising, "merge.rungs", self.rungs, rule)
 
 
 @dataclass

@@ -28,8 +28,6 @@ class TrainerView:
     """Running averages that the request was computed from; None: nothing was measured yet."""
     tokens: int = 0
     """Tokens that it trained on in the last round."""
-    rate_factor: float = 1.0
-    """Rate of its workers over `inner.lr`."""
     ranks: tuple[int, ...] = ()
     link_bytes_per_second: float | None = None
     """Rate of the slowest link between its nodes; None: it has only one node, or a link was not measured."""
@@ -108,28 +106,6 @@ def choose_merge(settings: MergeSettings, candidates: Candidates) -> Merge | Non
     return Merge(survivor, shares, members, settings.policy.name)
 
 
-def trainers_left(num_trainers: int, rungs: Sequence[float], fraction: float) -> int:
-    """Trainers of `num_trainers` that are left when a fraction of the budget is spent, in equal proportions at each
-    rung: one after the last."""
-    passed = sum(rung <= fraction for rung in rungs)
-    return math.ceil(num_trainers ** (1 - passed / len(rungs)) - 1e-9)
-
-
-def halve(candidates: Candidates, left: int) -> Merge | None:
-    """Of more trainers than are to be left the one with the largest validation loss ends, and its workers join the
-    trainer with the fewest ranks of those that stay, the best of equal ones; its weights count for nothing. Rounds
-    after that end the others. None: there are no more, or their losses are not known (successive halving, 1502.07943).
-    """
-    if len(candidates) <= left or any(view.is_finite and view.validation_loss is None for view in candidates.values()):
-        return None
-    losses = {trainer: view.validation_loss if view.is_finite else None for trainer, view in candidates.items()}
-    ranking = sorted(candidates, key=lambda trainer: (_known_or_infinite(losses[trainer]), trainer))
-    survivor = min(ranking[:left], key=lambda trainer: (len(candidates[trainer].ranks), ranking.index(trainer)))
-    members = {trainer: candidates[trainer] for trainer in sorted([survivor, ranking[-1]])}
-    shares = {trainer: float(trainer == survivor) for trainer in members}
-    return Merge(survivor, shares, members, MergePolicy.halving.name)
-
-
 def worst_with_worst(candidates: Candidates, width: int) -> list[int]:
     """The `width` trainers with the smallest requests merge into the one of them with the largest.
 
@@ -156,7 +132,7 @@ def worst_loss_with_best(candidates: Candidates, width: int) -> list[int]:
     def loss(trainer: int) -> tuple[float, int]:
         view = candidates[trainer]
         value = view.validation_loss if is_evaluated else view.train_loss
-        return _known_or_infinite(value), trainer
+        return math.inf if value is None or math.isnan(value) else value, trainer
 
     best, *others = sorted(candidates, key=loss)
     return [best, *others[::-1][: width - 1]]
@@ -164,11 +140,6 @@ def worst_loss_with_best(candidates: Candidates, width: int) -> list[int]:
 
 def _weakest_first(candidates: Candidates) -> list[int]:
     return sorted(candidates, key=lambda trainer: (candidates[trainer].request, trainer))
-
-
-def _known_or_infinite(loss: float | None) -> float:
-    """A loss by which trainers are ranked: one that is not known, or no number, is the largest."""
-    return math.inf if loss is None or math.isnan(loss) else loss
 
 
 Choose = Callable[[Candidates, int], list[int]]

@@ -102,8 +102,6 @@ class RoundPlan:
     """What the last rounds cost beside their updates, with algorithm.round=link."""
     worker_updates: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Updates of each worker, by trainer, where ranks differ in speed; a trainer that is missing takes `updates`."""
-    rate_factors: Mapping[int, float] = field(default_factory=dict)
-    """Rates of the workers over `inner.lr`, by trainer; 1 where it is missing."""
     owed_updates: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     """Parts of updates that those workers could have taken beside them; they count in the next round."""
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from adloco_dist.averaging.schedule import round_events
-from adloco_dist.config import BatchRequest, MergePolicy, RoundLength, Settings, Shards
+from adloco_dist.config import BatchRequest, RoundLength, Settings, Shards
 from adloco_dist.noise.statistics import Smoothed
 from adloco_dist.policy.batch import BatchInputs, BatchPlan, BatchReport, BatchTarget, next_target, take
 from adloco_dist.policy.budget import (
@@ -17,7 +17,6 @@ from adloco_dist.policy.budget import (
     spent_fraction,
     stop_reason,
 )
-from adloco_dist.policy.layout import Layout
 from adloco_dist.policy.link import (
     effective_workers,
     first_rhythm,
@@ -26,10 +25,10 @@ from adloco_dist.policy.link import (
     worker_speeds,
     worker_updates,
 )
-from adloco_dist.policy.merging import Merge, TrainerView, choose_merge, halve, trainers_left
+from adloco_dist.policy.merging import Merge, TrainerView, choose_merge
 from adloco_dist.policy.plan import NONFINITE, CheckpointId, PlanInputs, PoolReport, RoundPlan
 from adloco_dist.policy.report import smallest_capacity
-from adloco_dist.policy.schedule import Progress, rate_over_a_part
+from adloco_dist.policy.schedule import Progress
 
 
 def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, found: PoolReport | None) -> RoundPlan:
@@ -63,7 +62,7 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, f
 
     merge = None
     if last and found and stop is None:
-        merge = _merge(settings, inputs, targets, last, report, fraction)
+        merge = _merge(settings, inputs, targets, last, report)
     if merge:
         pool = _pool_after(merge, pool, settings.data.shards is Shards.disjoint, report.capacities)
         targets = _targets_after(merge, targets)
@@ -95,7 +94,6 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, f
         counts, parts = worker_updates(updates, of_workers, owed_before)
         worker_counts[trainer], owed[trainer] = tuple(counts), tuple(parts)
     fraction_before = last.progress.fraction if last else 0.0
-    is_halved = len(layout.trainers) > _trainers_left(settings, layout, fraction)
     keeps_state = _keeps_state(settings, last, now, stop, report)
     return RoundPlan(
         round=now.rounds,
@@ -117,9 +115,8 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, f
         costs=costs,
         worker_updates=worker_counts,
         owed_updates=owed,
-        rate_factors=_rate_factors(settings, layout),
         progress=Progress(tokens_per_update, fraction, spent_per_update),
-        evaluate=is_halved or is_evaluation_due(settings.evaluation, now.rounds + 1, fraction, fraction_before),
+        evaluate=is_evaluation_due(settings.evaluation, now.rounds + 1, fraction, fraction_before),
         is_concurrent=inputs.is_concurrent,
         checkpoint=keeps_state,
         last_checkpoint=now if keeps_state else last.last_checkpoint if last else CheckpointId(),
@@ -184,38 +181,15 @@ def _targets_after(merge: Merge, targets: Mapping[int, BatchTarget]) -> dict[int
     return {**kept, merge.survivor: survivor}
 
 
-def _trainers_left(settings: Settings, layout: Layout, fraction: float) -> int:
-    """Trainers that merge.policy=halving leaves when so much of the budget is spent; with others all."""
-    pool, merge = settings.pool, settings.merge
-    if merge.policy is not MergePolicy.halving or settings.batching.request is BatchRequest.replay:
-        return len(layout.trainers)
-    return max(merge.min_trainers, trainers_left(pool.trainers, merge.rungs, fraction))
-
-
-def _rate_factors(settings: Settings, layout: Layout) -> dict[int, float]:
-    """The rates of trainers over `inner.lr`, where they differ or are judged by a part of the run."""
-    pool, merge = settings.pool, settings.merge
-    is_apart = merge.policy is MergePolicy.halving and len(layout.trainers) > merge.min_trainers
-    over_a_part = rate_over_a_part(merge.rungs[-1]) if is_apart else 1.0
-    factors = {trainer: pool.rate_factor(trainer) * over_a_part for trainer in layout.trainers}
-    return {trainer: factor for trainer, factor in factors.items() if factor != 1}
-
-
 def _merge(
-    settings: Settings,
-    inputs: PlanInputs,
-    targets: Mapping[int, BatchTarget],
-    last: RoundPlan,
-    report: PoolReport,
-    fraction: float,
+    settings: Settings, inputs: PlanInputs, targets: Mapping[int, BatchTarget], last: RoundPlan, report: PoolReport
 ) -> Merge | None:
     """The merge before the round after `last`, if any; that of the recorded run where its batches are replayed."""
     num_rounds = last.round + 1
     if settings.batching.request is BatchRequest.replay:
         merge = inputs.trajectory.merges.get(num_rounds)
         return merge and replace(merge, policy=BatchRequest.replay.name)
-    is_halving = settings.merge.policy is MergePolicy.halving
-    if not is_halving and num_rounds % settings.merge.every_rounds:
+    if num_rounds % settings.merge.every_rounds:
         return None
     candidates = {
         trainer: TrainerView(
@@ -226,14 +200,11 @@ def _merge(
             validation_loss=report.validation_loss.get(trainer),
             statistics=target.smoothed.statistics,
             tokens=last.sequences(trainer) * settings.data.sequence_length,
-            rate_factor=settings.pool.rate_factor(trainer),
             ranks=(ranks := last.layout.ranks(trainer)),
             link_bytes_per_second=inputs.network.slowest_link(ranks),
         )
         for trainer, target in targets.items()
     }
-    if is_halving:
-        return halve(candidates, _trainers_left(settings, last.layout, fraction))
     return choose_merge(settings.merge, candidates)
 
 

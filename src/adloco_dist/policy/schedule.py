@@ -13,8 +13,6 @@ RATE_BY_WIDTH = 5e-3 * 128
 """Muon's best rate times the width of a model's matrices, where the rate decays at the end (docs/theory.md)."""
 LEAST_WIDTH = 64.0
 """Of the narrowest model that was looked at: narrower ones have its rate."""
-HORIZON_POWER = 0.32
-"""The best rate falls with the tokens of a run to this power (2409.19913)."""
 EVERY_UPDATE = Rhythm(updates=1, delay_updates=0)
 """The averages of data-parallel updates, whatever the length of their rounds."""
 
@@ -32,11 +30,6 @@ class Progress:
 def rate_of_width(width: float) -> float:
     """Muon's peak rate for matrices of this mean width, in three digits."""
     return float(f"{RATE_BY_WIDTH / max(width, LEAST_WIDTH):.3g}")
-
-
-def rate_over_a_part(share: float) -> float:
-    """How many times as high the best rate for a share of a run is as that for all of it."""
-    return share**-HORIZON_POWER
 
 
 def rate_share(inner: InnerSettings, progress: Progress, update: int) -> float:

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from adloco_dist.config import MergePolicy
 from adloco_dist.policy.evaluation import in_words
 from adloco_dist.report.history import REQUEST, History, Numbers, Values
 from adloco_dist.report.pool import loss_in_words, place_in_words
@@ -67,10 +66,6 @@ def _merged(source: Source) -> Iterator[str]:
             losses = ", ".join(loss_in_words(merge.member_losses.get(member)) for member in merge.shares)
             line += f": validation losses {losses}, of the average {loss_in_words(merge.loss)}"
         yield f"{line}; {counted(row.workers or 0, 'worker')} on {place_in_words(row.ranks, source.cluster['nodes'])}."
-    if history.merges and (merge := history.merges[-1][1]).policy == MergePolicy.halving:
-        factor, peak = merge.candidates[merge.survivor].rate_factor, source.facts.get("worker_lr")
-        found = f", {factor * peak:.3g} for one worker" if isinstance(peak, float) else ""
-        yield f"Of the rates that were tried, trainer {merge.survivor}'s was left: {factor:g} times `inner.lr`{found}."
 
 
 def _batches(source: Source) -> Iterator[str]:

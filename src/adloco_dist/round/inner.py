@@ -147,7 +147,7 @@ class InnerPhase:
         clip_norm, gradient = settings.inner.clip_norm, slot.flat_model.gradient
         averages = EVERY_UPDATE if settings.algorithm.is_data_parallel else plan.rhythm
         workers = workers_in_update(plan.layout.num_workers(trainer.id), averages)
-        scale = rate_scale(settings.inner.lr_scaling, workers) * plan.rate_factors.get(trainer.id, 1.0)
+        scale = rate_scale(settings.inner.lr_scaling, workers)
         num_updates = plan.updates_of(trainer.id, worker.id)
         with about(f"trainer {trainer.id}, worker {worker.id}"):
             worker.attach(slot.flat_model)

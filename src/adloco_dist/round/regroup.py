@@ -52,11 +52,11 @@ def _bring_together(pool: LocalPool, before: Layout, after: Layout, merge: Merge
     seat, flat_model = pool.runtime.seat, pool.flat_model
     members = {member: pool.trainers[member] for member in merge.shares if member in pool.trainers}
     workers = {(member, worker.id): worker for member, trainer in members.items() for worker in trainer.workers}
-    for member, trainer in members.items():
-        is_kept = bool(merge.shares[member]) and flat_model.shards.all_agree(trainer.is_finite)
+    for trainer in members.values():
+        is_finite = flat_model.shards.all_agree(trainer.is_finite)
         for worker in trainer.workers:
             # What it has learned since it last met the others: nothing, unless fragments meet at different times.
-            if is_kept:
+            if is_finite:
                 worker.shift(trainer.anchor, trainer.awaited_by(worker), -1)
             else:  # the worker's moments are no better than the anchor
                 worker.weights.zero_()

@@ -93,7 +93,6 @@ def _trained(settings: Settings, plan: RoundPlan, trainer: int, shares: Shares) 
         "data_seconds": max(share.inner.data_seconds for share in reports),
         "resources": {size * seat.rank: seat.resources for seat, _ in shares},
         "pool_tokens": plan.pool_tokens + plan.round_tokens,
-        "rate_factor": plan.rate_factors.get(trainer, 1.0),
         "total_batch": plan.total_batch(trainer),
         "local_batch": batch.local_batch,
         "request": batch.request,

@@ -9,7 +9,6 @@ from typing import Annotated, TypeGuard
 import msgspec
 from msgspec import Meta, Struct
 
-from adloco_dist.config import MergePolicy
 from adloco_dist.messages import decode, decode_json, encode, strict_json
 from adloco_dist.policy.merging import Merge, TrainerView
 from adloco_dist.text import set_of_ranks
@@ -51,8 +50,6 @@ class TrainerRow(Struct, omit_defaults=True, gc=False):
     """What each rank used (cluster/monitor.py)."""
     pool_tokens: Count | None = None
     """Tokens of the whole pool since the beginning."""
-    rate_factor: float = 1.0
-    """Rate of its workers over `inner.lr`, with pool.rates."""
     total_batch: Count | None = None
     local_batch: Count | None = None
     request: Number = None
@@ -150,10 +147,13 @@ def merge_in_words(row: TrainerRow) -> str:
     """The merge before a survivor's round."""
     merge, ranks = row.merge, row.ranks
     assert merge
-    ended = [f"{member} ({_judged(merge, member)})" for member in merge.ended]
+    ended = [
+        f"{member} ({_asked(merge.candidates[member])})" if merge.shares[member] else f"{member} (left out: not finite)"
+        for member in merge.ended
+    ]
     parts = [
         f"before round {row.round}: trainer{'s' if len(ended) > 1 else ''} {', '.join(ended)} into "
-        f"{merge.survivor} ({_judged(merge, merge.survivor)}), {merge.policy}",
+        f"{merge.survivor} ({_asked(merge.candidates[merge.survivor])}), {merge.policy}",
         f"ranks {set_of_ranks(ranks)} now average together" if len(ranks) > 1 else f"all on rank {ranks[0]}",
     ]
     if merge.loss is not None:
@@ -173,16 +173,6 @@ def nonfinite_in_words(row: TrainerRow) -> str:
 def is_known(value: Number) -> TypeGuard[float]:
     """Whether there is a finite number."""
     return value is not None and math.isfinite(value)
-
-
-def _judged(merge: Merge, member: int) -> str:
-    """What a merge policy went by: a loss, and the rate that has come to it, or what was asked for."""
-    view = merge.candidates[member]
-    if not view.is_finite:
-        return "left out: not finite"
-    if merge.policy == MergePolicy.halving:
-        return f"{view.rate_factor:g} times the rate, validation loss {view.validation_loss:.4f}"
-    return _asked(view)
 
 
 def _asked(view: TrainerView) -> str:

@@ -175,11 +175,8 @@ def test_settings_survive_json() -> None:
         ("merge.width=1", ["merge.width=1", ">= 2"]),
         ("merge.min_trainers=0", ["merge.min_trainers=0", ">= 1"]),
         ("merge.every_rounds=0", ["merge.every_rounds=0", ">= 1"]),
-        ("merge=worst", ["merge=worst", "best_with_worst, halving, none, worst_loss_with_best, worst_with_worst"]),
-        (
-            "merge.policy=best",
-            ["merge.policy=best", "[worst_with_worst, best_with_worst, worst_loss_with_best, halving, none]"],
-        ),
+        ("merge=worst", ["merge=worst", "best_with_worst, none, worst_loss_with_best, worst_with_worst"]),
+        ("merge.policy=best", ["merge.policy=best", "[worst_with_worst, best_with_worst, worst_loss_with_best, none]"]),
         ("data.shards=mine", ["data.shards=mine", "[disjoint, shared]"]),
         ("final=worst", ["final=worst", "[best, average]"]),
         ("instances.concurrency=all", ["instances.concurrency=all", "[serial, streams, threads, auto]"]),

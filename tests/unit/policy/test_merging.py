@@ -10,7 +10,7 @@ import pytest
 from adloco_dist.config import MergePolicy, MergeSettings
 from adloco_dist.messages import decode, encode
 from adloco_dist.policy.layout import Layout
-from adloco_dist.policy.merging import POLICIES, Merge, TrainerView, choose_merge
+from adloco_dist.policy.merging import Merge, TrainerView, choose_merge
 from adloco_dist.round.combine import Transfer
 
 FIVE = {
@@ -107,7 +107,7 @@ def test_random_merges_keep_all_workers_and_send_every_member_to_every_rank() ->
             }
         )
         settings = MergeSettings(
-            policy=rng.choice([MergePolicy.none, *POLICIES]), width=rng.randint(2, 5), min_trainers=rng.randint(1, 3)
+            policy=rng.choice(list(MergePolicy)), width=rng.randint(2, 5), min_trainers=rng.randint(1, 3)
         )
         candidates = {
             trainer: TrainerView(rng.choice([1.0, 2.0, math.inf]), rng.uniform(1, 9), rng.random() < 0.8)

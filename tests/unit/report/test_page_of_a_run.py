@@ -101,14 +101,6 @@ def test_trainers_that_merge(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_the_rate_that_a_pool_has_found(tmp_path: Path) -> None:
-    views = {"0": {"request": 8.0, "bounded": 8.0}, "1": {"request": 8.0, "bounded": 8.0, "rate_factor": 2.5}}
-    halved = MERGE | {"policy": "halving", "shares": {"0": 0.0, "1": 1.0}, "candidates": views}
-    rows = [*before_training(0, 1), row(1, 0), row(1, 1), row(2, 1, ranks=[0, 1], workers=2, merge=halved)]
-    shown = page(tmp_path, rows).sentences
-    assert "Of the rates that were tried, trainer 1's was left: 2.5 times `inner.lr`." in shown
-
-
 @pytest.mark.parametrize("rows", [[], before_training(0, 1)])
 def test_a_run_that_has_trained_nothing(rows: list[dict[str, Any]], tmp_path: Path) -> None:
     shown = page(tmp_path, rows)
