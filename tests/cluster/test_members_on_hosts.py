@@ -46,6 +46,7 @@ def test_of_a_network_that_was_split_the_smaller_part_joins_the_larger(
         members.wait(cut, 1, after=cut_at)  # it goes on alone, as nobody has asked for more
         cut.mend()
         mended_at = time.time()
-        for host in three:
-            members.wait(host, 3, after=mended_at)
+        joined = [members.wait(host, 3, after=mended_at) for host in three]
         assert not members.differing(three, after=mended_at)
+        of_rest = max(one.number for host in rest for one in members.rounds(host) if one.members == 2)
+        assert min(one.number for one in joined) <= of_rest + 2, "its own rounds, of which it had more, are left behind"

@@ -36,16 +36,22 @@ class Met(NamedTuple):
 
 
 def meet(
-    group: Group | None, settings: Mapping[str, str], step: OuterStep[InPlace], round_number: int, has_learned: bool
+    group: Group | None,
+    settings: Mapping[str, str],
+    step: OuterStep[InPlace],
+    round_number: int,
+    has_learned: bool,
+    has_returned: bool,
 ) -> Met:
     """Give all ranks the anchor, the outer momentum and the buffers of the lowest rank among those that have come
-    furthest. Collective; no average may be under way.
+    furthest, of those that have not returned if there are such. Collective; no average may be under way.
 
     Args:
         group: None: this rank is alone.
         settings: as `settings_in_words` has them.
         round_number: rounds that this rank has completed.
         has_learned: whether its worker has other weights than the anchor.
+        has_returned: whether it was apart, where it may have come further by itself.
 
     Raises:
         ValueError: ranks have different models or settings; on all of them the same line.
@@ -65,12 +71,13 @@ def meet(
     state = [tensor for tensor in (step.anchor, step.momentum) if tensor is not None]
     sums = [number for tensor in (*state, *buffers.values.values()) for number in checksum(tensor)]
     padding = [0] * (1 + len(buffers.values) - len(changing))
-    rows = group.exchange([TORN if is_torn else step.steps, round_number, has_learned, *changing, *padding, *sums])
-    first = max(range(len(rows)), key=lambda place: (rows[place][0], -place))
+    stand = [TORN if is_torn else step.steps, has_returned, round_number, has_learned]
+    rows = group.exchange([*stand, *changing, *padding, *sums])
+    first = max(range(len(rows)), key=lambda place: (rows[place][0] != TORN, -rows[place][1], rows[place][0], -place))
     followed, own = rows[first], rows[group.index]
     if followed[0] == TORN:
         raise RuntimeError(NO_ANCHOR)
-    stands = [(row[0], row[3:]) == (followed[0], followed[3:]) for row in rows]
+    stands = [(row[0], row[4:]) == (followed[0], followed[4:]) for row in rows]
     if not all(stands):
         step.is_torn = is_torn or not stands[group.index]  # until all of it has come
         for tensor in state:
@@ -79,15 +86,15 @@ def meet(
     if stands[group.index]:
         brings = has_learned
     else:
-        if followed[3] != TORN:
-            buffers.changing = [name for name, changes in zip(buffers.values, followed[3:], strict=False) if changes]
+        if followed[4] != TORN:
+            buffers.changing = [name for name, changes in zip(buffers.values, followed[4:], strict=False) if changes]
         if step.residual is not None:  # it was sent, or belongs to another anchor
             step.residual.zero_()
         brings = own[0] == followed[0] - 1 and _catch_up(step)
         if not brings:
             replica.adopt(step.anchor)
         step.steps, step.is_torn = followed[0], False
-    return Met(followed[1], brings, any(any_brings for (any_brings,) in group.exchange([brings])))
+    return Met(followed[2], brings, any(any_brings for (any_brings,) in group.exchange([brings])))
 
 
 def _catch_up(step: OuterStep[InPlace]) -> bool:
@@ -96,7 +103,7 @@ def _catch_up(step: OuterStep[InPlace]) -> bool:
     (replica,), index, step.unfinished = step.workers, step.unfinished, NOTHING
     if index == NOTHING:
         return False
-    if len(replica.departed):
+    if replica.has_given_up(index):
         replica.await_again()
         step.mix(index)
         return True

@@ -118,6 +118,8 @@ class OuterStep(Generic[R]):
         """
         assert self.under_way is None
         self.unfinished = index
+        for replica in self.workers:
+            replica.begin()
         if index == 0:
             self._buffers.find_changing(group)
         payload, buffers, finite = self._encode(index)

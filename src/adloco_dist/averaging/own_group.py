@@ -28,7 +28,10 @@ class Connection:
         shared: the user's group, which is used only to connect; None: this rank is alone.
         group: that group; None: this rank is alone, or not connected.
         worker: this rank's, in words.
+        has_returned: whether it has learned apart from the others, who are followed; a user's groups do not know.
     """
+
+    has_returned = False
 
     def __init__(self, shared: Group | None, shards: Sequence[int], timeout_seconds: float, is_delayed: bool) -> None:
         """

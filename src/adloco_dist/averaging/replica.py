@@ -44,6 +44,14 @@ class Replica(ABC):
         self.awaits = NOTHING
         self.departed.zero_()
 
+    def has_given_up(self, fragment: int) -> bool:
+        """Whether the average that began last was one of a fragment that it awaited, and gave up."""
+        return self._given_up is not None and self._given_up[0] == fragment
+
+    def begin(self) -> None:
+        """An average begins: what was given up before is of no use any more."""
+        self._given_up = None
+
     def await_again(self) -> None:
         """Await what was given up last, which other ranks have completed."""
         assert self._given_up is not None

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 Message = dict[str, Any]
-MAX_BYTES = 1 << 20
+MAX_BYTES = 1 << 26
+"""Facts of a model of a million tensors."""
 
 
 class Server:
@@ -38,6 +39,7 @@ class Server:
         class Threads(socketserver.ThreadingTCPServer):
             address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
             allow_reuse_address = daemon_threads = True
+            request_queue_size = 128
 
             def handle_error(self, request: Any, client_address: Any) -> None:
                 """A caller that is gone is no error of ours."""

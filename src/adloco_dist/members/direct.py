@@ -158,6 +158,8 @@ def connected(
 ) -> BreakableGroup:
     """The group of a generation. Collective over its members.
 
+    gloo connects in a thread, which is left behind where the generation is over before all have come.
+
     Args:
         seat: this member's.
         device: where tensors are.
@@ -167,6 +169,35 @@ def connected(
     Raises:
         RuntimeError: the others have not come in time.
     """
+    outcomes, is_left = SimpleQueue[BreakableGroup | RuntimeError](), threading.Event()
+
+    def connect() -> None:
+        try:
+            group = _connected(seat, generation, device, timeout_seconds, patience)
+        except RuntimeError as error:  # raised by the thread that waits for this one
+            outcomes.put(error)
+            return
+        if is_left.is_set():
+            group.close()
+        else:
+            outcomes.put(group)
+
+    threading.Thread(target=connect, name="connect", daemon=True).start()
+    while True:
+        with suppress(Empty):
+            outcome = outcomes.get(timeout=LOOK_SECONDS)
+            break
+        if seat.roll.is_over:
+            is_left.set()
+            raise GroupError(f"generation {generation.name} is over before all have connected")
+    if isinstance(outcome, RuntimeError):
+        raise outcome
+    return outcome
+
+
+def _connected(
+    seat: Seat, generation: Generation, device: torch.device, timeout_seconds: float, patience: timedelta
+) -> BreakableGroup:
     rank, size = generation.members.index(seat.address), len(generation.members)
     store, (host, _) = GenerationStore(seat, generation), split(seat.address)
     options = dist.ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]  (not in the stub)

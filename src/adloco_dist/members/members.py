@@ -64,8 +64,8 @@ class Members:
         self._listen, self._silence, self._least = listen, silence_seconds, least
         self.group: BreakableGroup | None = None
         self._seat: Seat | None = None
-        self._rounds = self._seen = 0
-        """Rounds of this generation that have ended here, and had when the roll was last asked."""
+        self._rounds = self._seen = self._looks = 0
+        """Rounds of this generation that have ended here, and had when the roll was last asked; looks for others."""
 
     def join(self, facts: Mapping[str, str], device: torch.device, timeout_seconds: float, notice_rounds: int) -> None:
         """Find the others, or begin; `group` is set then. Collective over those who are in it.
@@ -79,21 +79,44 @@ class Members:
 
         Raises:
             ValueError: this member has other facts than those who are there, or cannot listen; one line.
-            PeerLostError: another one is gone meanwhile.
         """
         if self._seat:
             raise ValueError(f"members: {self.address} is a member of another DiLoCo; construct Members for each")
         self._device, self._timeout_seconds, self._notice = device, timeout_seconds, notice_rounds
-        self._seat = Seat(self._meet, self._listen, facts, self._silence, self._least)
-        generation = self._seat.find_place()
-        self._watch = threading.Thread(target=self._watch_on, args=(self._seat,), name="members", daemon=True)
-        self._watch.start()
-        self._begin(generation)
+        seat = self._seat = Seat(self._meet, self._listen, facts, self._silence, self._least, timeout_seconds)
+        try:
+            generation = seat.find_place()
+            self._watch = threading.Thread(target=self._watch_on, args=(seat,), name="members", daemon=True)
+            self._watch.start()
+            while not self._has_begun(generation):
+                generation = seat.next()
+        except BaseException:
+            seat.close()
+            raise
+
+    def _has_begun(self, generation: Generation) -> bool:
+        """Connect the members of a generation; whether none of them is gone meanwhile."""
+        try:
+            self._begin(generation)
+        except PeerLostError as error:
+            log.warning("members: %s", error)
+            return False
+        return True
 
     @property
     def address(self) -> str:
         """Where the others reach this member, HOST:PORT; empty before `DiLoCo` is constructed."""
         return self._seat.address if self._seat else ""
+
+    @property
+    def has_returned(self) -> bool:
+        """Whether this member has learned apart from those who average now, who are followed."""
+        return self._joined.has_returned
+
+    @property
+    def generation(self) -> Generation | None:
+        """Who averages now."""
+        return self._joined.roll.generation
 
     @property
     def shared(self) -> Group | None:
@@ -141,6 +164,8 @@ class Members:
     def leave(self, where: str | None, error: BaseException | None) -> None:
         """Take part in nothing any more; the others find out at once."""
         self._joined.close()
+        if error is not None and self.group is not None:
+            self.group.break_off()  # what travels would keep its connections open
         self._close()
         self._watch.join(self._silence)
 
@@ -201,18 +226,19 @@ class Members:
         return not (seat.keeps_roll or seat.roll.is_over) and self._seen < self._rounds - 1
 
     def _is_split(self, seat: Seat, generation: Generation, _: int) -> bool:
-        """Whether a member is silent, or one that was lost is in a larger generation; for who keeps the roll."""
+        """Whether a member is silent, or there is a larger generation, for which one other process is asked in turn;
+        for who keeps the roll."""
         with seat.lock:
             if set(seat.roll.silent(self._silence)) - {seat.address}:
                 return True
-            lost = list(seat.lost)
-        for address in lost:
-            other = seat.newest([address])
-            if other and seat.address not in other.members and other.precedes(generation):
-                with seat.lock:
-                    seat.yields_to, seat.roll.moved_to = other, other.members[0]
-                return True
-        return False
+        self._looks += 1
+        if not (others := seat.others):
+            return False
+        seconds = min(BEAT_SECONDS, self._silence / 5)
+        if other := seat.larger(others[self._looks % len(others)], generation, seconds):
+            with seat.lock:
+                seat.yields_to, seat.roll.moved_to = other, other.members[0]
+        return other is not None
 
     def _is_late(self, seat: Seat, generation: Generation, rounds: int) -> bool:
         """Whether a generation is over, as who keeps its roll says, or as it is gone; and what else it says."""

@@ -5,12 +5,17 @@ the others tell it that they live, newcomers ask it for a place, and when a gene
 it for the next one. If the first is gone they come to the second, and so on, so that no member is needed.
 """
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 Message = dict[str, Any]
 Clock = Callable[[], float]
+MOST_MET = 64
+"""Callers that are kept in mind."""
 
 
 @dataclass(frozen=True)
@@ -21,11 +26,13 @@ class Generation:
     """From 1 on; one more than that of the generation before."""
     members: tuple[str, ...]
     """Addresses, HOST:PORT; the first keeps the roll."""
+    made_by: str = ""
+    """A word of the process that has made it: another one may have had the address and the number before."""
 
     @property
     def name(self) -> str:
         """Differs also between generations of one number, which a split network may have."""
-        return f"{self.number}@{self.members[0]}"
+        return f"{self.number}@{self.members[0]} {self.made_by}"
 
     def precedes(self, other: "Generation") -> bool:
         """Whether those of the other one should join this one, where a network that was split is whole again: the more
@@ -35,7 +42,7 @@ class Generation:
     @classmethod
     def of(cls, message: Mapping[str, Any] | None) -> "Generation | None":
         """As a message has it."""
-        return cls(message["number"], tuple(message["members"])) if message else None
+        return cls(message["number"], tuple(message["members"]), message["made_by"]) if message else None
 
 
 @dataclass
@@ -50,6 +57,7 @@ class Roll:
         asking: newcomers that wait for a place, in their order.
         heard: when each other member was last heard of; for the first member.
         stored: what members tell each other to connect; with the first member.
+        met: who has called, and is no member: where a network was split, some may be of its other part.
     """
 
     facts: Mapping[str, str]
@@ -68,25 +76,31 @@ class Roll:
     asking: dict[str, None] = field(default_factory=dict[str, None])
     heard: dict[str, float] = field(default_factory=dict[str, float])
     stored: dict[str, str] = field(default_factory=dict[str, str])
+    met: dict[str, None] = field(default_factory=dict[str, None])
 
     def begin(self, generation: Generation) -> None:
-        """A generation begins. Who waits for a place and has none yet goes on waiting."""
+        """A generation begins. Who has no place in it and still waits for one asks again."""
         self.generation, self.is_over, self.ends_after, self.here = generation, False, None, set()
         self.moved_to, self.comes_to, self.stored = None, None, {}
-        self.asking = {address: None for address in self.asking if address not in generation.members}
+        self.asking, self.met = {}, {address: None for address in self.met if address not in generation.members}
         self.heard = dict.fromkeys(generation.members, self.clock())
 
     def answer(self, message: Message) -> Message:
         """What this member answers; each message has an "ask", and who sends it, "by"."""
-        of_this = self.generation is not None and message.get("generation") == self.generation.name
+        by, of_this = message["by"], self.generation is not None and message.get("generation") == self.generation.name
+        if self.generation and by not in self.generation.members:
+            self.met.pop(by, None)
+            self.met[by] = None
+            if len(self.met) > MOST_MET:
+                del self.met[next(iter(self.met))]
         match message["ask"]:
-            case "place" if of_this:
-                self.asking[message["by"]] = None
+            case "place" if of_this and message["facts"] == self.digest:
+                self.asking[by] = None
             case "here" if of_this:
-                self.here.add(message["by"])
+                self.here.add(by)
                 self.is_over = True
             case "beat" if of_this:
-                self.heard[message["by"]] = self.clock()
+                self.heard[by] = self.clock()
             case "store" if of_this:
                 self.stored |= message["stored"]
             case _:
@@ -98,17 +112,22 @@ class Roll:
             "moved_to": self.moved_to,
             "comes_to": self.comes_to,
             "ends_after": self.ends_after,
-            "facts": dict(self.facts),
+            "facts": dict(self.facts) if message.get("facts", self.digest) != self.digest else {},
             "stored": dict(self.stored) if message["ask"] == "store" else {},
         }
+
+    @cached_property
+    def digest(self) -> str:
+        """Of the facts."""
+        return hashlib.blake2b(json.dumps(dict(self.facts), sort_keys=True).encode(), digest_size=16).hexdigest()
 
     def silent(self, seconds: float) -> list[str]:
         """The members that nothing was heard of for so long."""
         return [address for address, at in self.heard.items() if self.clock() - at > seconds]
 
-    def following(self, own: str, here: Sequence[str], newcomers: Sequence[str]) -> Generation:
+    def following(self, own: str, here: Sequence[str], newcomers: Sequence[str], made_by: str = "") -> Generation:
         """The next generation, whose roll this member keeps: those who have come, in their order, and newcomers."""
         assert self.generation
         stay = [address for address in self.generation.members if address in here and address != own]
         come = [address for address in newcomers if address != own and address not in stay]
-        return Generation(self.generation.number + 1, (own, *stay, *come))
+        return Generation(self.generation.number + 1, (own, *stay, *come), made_by)

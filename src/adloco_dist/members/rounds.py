@@ -58,8 +58,12 @@ class Rounds:
     def _end_round(self) -> None:
         """Begin the next round; with the members that there are then, if some have come."""
         self.round, self.updates = self.round + 1, 0
-        if isinstance(self._connection, Members) and self._connection.is_over():
-            self._go_on(self._connection)
+        members = self._connection
+        if isinstance(members, Members) and members.is_over():
+            generation = members.generation
+            self._settle()
+            if members.generation is generation:  # else some were lost meanwhile, and it is over already
+                self._go_on(members)
 
     def _go_on(self, members: Members) -> None:
         """Average with the members that there are now. Collective over them."""
@@ -83,7 +87,9 @@ class Rounds:
         shared, has_learned = self._connection.shared, not self.holds_anchor
         self._outer.compares_anchors = shared is not None
         with self._connection.contact(self._outer.steps + 1):
-            self.round, brings, any_brings = meet(shared, self._settings, self._outer, self.round, has_learned)
+            self.round, brings, any_brings = meet(
+                shared, self._settings, self._outer, self.round, has_learned, self._connection.has_returned
+            )
             self._replica.weight = float(brings) if any_brings else 1.0
             if any_brings:
                 self._connection.connect()

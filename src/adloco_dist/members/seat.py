@@ -1,8 +1,10 @@
 """A process as the others reach it: it answers them, and finds the generation that it is in next."""
 
 import logging
+import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from adloco_dist.members.calls import Message, Server, address_towards, call, split
@@ -13,8 +15,12 @@ log = logging.getLogger("adloco_dist.diloco")
 
 LOOK_SECONDS = 0.05
 """Between two looks at what others do, by a member that waits for them."""
-LAST_SECONDS = 1.0
+LAST_SECONDS = 0.5
 """What a member that has been silent for long has left to answer."""
+MISSES = 3
+"""As often it does not answer in that time before it is lost: a single packet may be."""
+MOST_LOST = 64
+"""Members that are kept in mind after they were lost."""
 LOOPBACK = "127.0.0.1"
 SAY_SECONDS = 5.0
 """A wait is worth a line after this."""
@@ -26,22 +32,38 @@ class Seat:
     Attributes:
         address: where the others reach it, HOST:PORT.
         lock: of the roll; notified where a member waits for a change.
-        lost: members that were there in earlier generations, and are not.
         yields_to: the larger part of a network that was split, which this member's is to join; None: there is none.
+        has_returned: whether this member was in another generation than those whose next one it is in.
     """
 
     def __init__(
-        self, meet: Sequence[str], listen: str | None, facts: Mapping[str, str], silence_seconds: float, least: int
+        self,
+        meet: Sequence[str],
+        listen: str | None,
+        facts: Mapping[str, str],
+        silence_seconds: float,
+        least: int,
+        patience_seconds: float = 1800.0,
     ) -> None:
-        """Arguments as of `Members`; a ValueError of one line says that nobody can listen there."""
-        self._meet, self._silence, self._least = meet, silence_seconds, least
+        """Arguments as of `Members`; a ValueError of one line says that nobody can listen there.
+
+        Args:
+            patience_seconds: how long a member that lives is waited for.
+        """
+        self._meet, self._silence, self._least, self._patience = meet, silence_seconds, least, patience_seconds
+        self._word = secrets.token_hex(4)
+        """Of this process."""
         self.roll, self.lock = Roll(facts, time.monotonic), threading.Condition()
         self._server = self._serve(
             [listen] if listen else [*meet, f"{address_towards(split(meet[0])[0]) or LOOPBACK}:0"]
         )
         self.address = self._server.address
-        self.lost: list[str] = []
+        self._lost: list[str] = []
+        """Members that were there in earlier generations, and are not."""
+        self._mute: dict[str, float] = {}
+        """When others have last not answered in time."""
         self.yields_to: Generation | None = None
+        self.has_returned = False
 
     @property
     def keeps_roll(self) -> bool:
@@ -52,7 +74,8 @@ class Seat:
         """A generation begins."""
         with self.lock:
             before = self.roll.generation.members if self.roll.generation else ()
-            self.lost = [address for address in {*self.lost, *before} if address not in generation.members]
+            known = dict.fromkeys([*self._lost, *before])
+            self._lost = [address for address in known if address not in generation.members][-MOST_LOST:]
             self.roll.begin(generation)
             self.yields_to = None
 
@@ -71,12 +94,20 @@ class Seat:
         seconds: float | None = None,
         **more: object,
     ) -> Message | None:
-        """What another process answers; None: it does not, or not in time, which is `silence_seconds` if not given."""
+        """What another process answers; None: it does not, or not in time, which is `silence_seconds` if not given, or
+        little where it was not in time within the last `silence_seconds`."""
         message = {"ask": what, "by": self.address, "generation": generation and generation.name, **more}
+        is_mute = time.monotonic() - self._mute.get(address, float("-inf")) < self._silence
         try:
-            return call(address, message, self._silence if seconds is None else seconds)
-        except (OSError, ValueError):
+            reply = call(address, message, seconds or (LAST_SECONDS if is_mute else self._silence))
+        except TimeoutError:
+            self._mute[address] = time.monotonic()
             return None
+        except (OSError, ValueError):
+            self._mute.pop(address, None)
+            return None
+        self._mute.pop(address, None)
+        return reply
 
     def find_place(self) -> Generation:
         """The next generation of others who are there, with this member in it; where nobody is, one of its own.
@@ -86,12 +117,13 @@ class Seat:
         """
         said_at = time.monotonic() + SAY_SECONDS
         while True:
-            if found := self.newest([*self._meet, *self.lost]):
+            own = self.roll.generation
+            found = self.newest(self.others)
+            if found and not (own and found.name == own.name):
                 if place := self._wait_for_place(found):
                     return place
-            elif self.address == self._meet[0] or self.roll.generation:
-                number = self.roll.generation.number + 1 if self.roll.generation else 1
-                alone = Generation(number, (self.address,))
+            elif self.address == self._meet[0] or own:
+                alone = Generation(own.number + 1 if own else 1, (self.address,), self._word)
                 if self._least == 1:
                     return alone
                 self.begin(alone)
@@ -101,18 +133,33 @@ class Seat:
                 log.warning("members: %s waits for others at %s", self.address, ", ".join(self._meet))
             time.sleep(LOOK_SECONDS)
 
-    def newest(self, addresses: Iterable[str]) -> Generation | None:
-        """The generation of the first of these processes who is in one."""
+    @property
+    def others(self) -> list[str]:
+        """Where members of another part of the network may be."""
+        own = self.roll.generation.members if self.roll.generation else ()
+        with self.lock:
+            known = dict.fromkeys([*self._meet, *self._lost, *self.roll.met])
+        return [address for address in known if address not in own and address != self.address]
+
+    def newest(self, addresses: Iterable[str], seconds: float | None = None) -> Generation | None:
+        """The generation of the first of these processes who is in one, and stays."""
         for address in addresses:
-            reply = self.ask(address, "who") if address != self.address else None
-            if reply and not reply["has_left"] and (found := Generation.of(reply["generation"])):
+            reply = self.ask(address, "who", seconds=seconds)
+            stays = reply and not (reply["has_left"] or reply["moved_to"])
+            if reply and stays and (found := Generation.of(reply["generation"])):
                 return found
         return None
+
+    def larger(self, address: str, generation: Generation, seconds: float) -> Generation | None:
+        """The generation of another process if the members of `generation` are to join that."""
+        other = self.newest([address], seconds)
+        return other if other and self.address not in other.members and other.precedes(generation) else None
 
     def next(self) -> Generation:
         """The generation after this member's, which is over: of all who are left, and newcomers."""
         before = self.roll.generation
         assert before
+        self.has_returned = False
         with self.lock:
             self.roll.is_over = True
             self.lock.notify_all()
@@ -149,14 +196,17 @@ class Seat:
 
     def _preside(self, before: Generation) -> Generation:
         """Wait for all who are left, and make the next generation of them and of newcomers."""
-        said_at, gone, order = time.monotonic() + SAY_SECONDS, set[str](), before.members.index
+        begin, misses, gone, order = time.monotonic(), Counter[str](), set[str](), before.members.index
+        said_at = begin + SAY_SECONDS
         self._come_to(self.address)
         while True:
             for address in {*before.members} - self.roll.here - gone - {self.address}:
-                is_silent = address in self.roll.silent(self._silence)
-                reply = self.ask(address, "who", seconds=min(LAST_SECONDS, self._silence) if is_silent else None)
+                reply = self.ask(address, "who", seconds=min(LAST_SECONDS, self._silence))
                 newest = Generation.of(reply["generation"]) if reply and not reply["has_left"] else None
-                if newest is None or newest.name != before.name:
+                misses[address] += 1
+                if reply is None and address in self._mute and misses[address] < MISSES:
+                    continue
+                if newest is None or newest.name != before.name or time.monotonic() - begin > self._patience:
                     gone.add(address)
                 elif order(address) < order(self.address):  # it seemed to be gone, here alone
                     if found := self._attend(address, before):
@@ -168,31 +218,41 @@ class Seat:
                 here, asking = list(self.roll.here), list(self.roll.asking)
             if gone.union(here, [self.address]).issuperset(before.members):
                 newcomers = [address for address in asking if address not in here and self.ask(address, "who")]
-                if 1 + len(here) + len(newcomers) >= self._least:
-                    return self.roll.following(self.address, here, newcomers)
+                following = self.roll.following(self.address, here, newcomers, self._word)
+                if len(following.members) >= self._least:
+                    return following
+                gone.clear()  # a network that was split may be whole again
+                for address in self.others:
+                    other = self.larger(address, following, LAST_SECONDS)
+                    if other and (place := self._wait_for_place(other)):
+                        return place
                 if time.monotonic() > said_at:
                     said_at = float("inf")
-                    log.warning("members: %d are there, of least=%d; waiting", 1 + len(here), self._least)
+                    log.warning("members: %d are there, of least=%d; waiting", len(following.members), self._least)
             time.sleep(LOOK_SECONDS)
 
     def _wait_for_place(self, found: Generation) -> Generation | None:
-        """Ask for a place in the generation after `found`, and wait for it; None: all of its members are gone."""
-        others = [address for address in found.members if address != self.address]
-        while others:
-            reply = self.ask(others[0], "place", found)
-            newest = Generation.of(reply["generation"]) if reply and not reply["has_left"] else None
-            if reply is None or newest is None:
-                others.pop(0)
-                continue
-            if reply["facts"] != self.roll.facts:
-                difference = first_difference([reply["facts"], dict(self.roll.facts)], (0, 1))
-                raise ValueError(f"members: {difference} (0: those at {others[0]}, 1: this one)")
-            if newest.name != found.name:
-                if self.address in newest.members:
+        """Ask for a place in the generation after `found`, and wait for it; None: all of its members are gone, or come
+        here."""
+        while True:
+            for address in (one for one in found.members if one != self.address):
+                reply = self.ask(address, "place", found, facts=self.roll.digest)
+                newest = Generation.of(reply["generation"]) if reply and not reply["has_left"] else None
+                if reply is None or newest is None:
+                    continue
+                if reply["facts"]:
+                    difference = first_difference([reply["facts"], dict(self.roll.facts)], (0, 1))
+                    raise ValueError(f"members: {difference} (0: those at {address}, 1: this one)")
+                if reply["moved_to"] == self.address:
+                    return None
+                if newest.name != found.name and self.address in newest.members:
+                    self.has_returned = self.roll.generation is not None
                     return newest
-                return self._wait_for_place(newest)
+                found = newest
+                break
+            else:
+                return None
             time.sleep(LOOK_SECONDS)
-        return None
 
     def _serve(self, addresses: Sequence[str]) -> Server:
         """Listen at the first of these addresses where that can be."""

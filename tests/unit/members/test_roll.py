@@ -25,7 +25,7 @@ class Clock:
 
 
 def message(ask: str, by: str, generation: Generation | None = None) -> Message:
-    return {"ask": ask, "by": by, "generation": generation and generation.name}
+    return {"ask": ask, "by": by, "generation": generation and generation.name, "facts": new_roll().digest}
 
 
 def test_a_newcomer_is_in_the_next_generation_and_asks_no_more() -> None:
@@ -39,6 +39,36 @@ def test_a_newcomer_is_in_the_next_generation_and_asks_no_more() -> None:
     assert not roll.asking
     roll.answer(message("place", "b:1", first))
     assert not roll.asking, "it has its place"
+
+
+def test_a_newcomer_with_other_facts_hears_them_and_has_no_place() -> None:
+    roll = new_roll()
+    roll.begin(Generation(1, ("a:1",)))
+    reply = roll.answer({**message("place", "b:1", roll.generation), "facts": "others"})
+    assert reply["facts"] == FACTS
+    assert not roll.asking
+    assert not roll.answer(message("place", "b:1", roll.generation))["facts"]
+
+
+def test_who_asked_for_a_place_and_has_none_asks_again() -> None:
+    """It may be gone, and is nobody for whom each generation should end."""
+    roll = new_roll()
+    roll.begin(Generation(1, ("a:1",)))
+    roll.answer(message("place", "b:1", roll.generation))
+    roll.begin(Generation(2, ("a:1",)))
+    assert not roll.asking
+
+
+def test_who_calls_and_is_no_member_is_kept_in_mind() -> None:
+    roll = new_roll()
+    generation = Generation(1, ("a:1", "b:1"))
+    roll.begin(generation)
+    roll.answer(message("beat", "b:1", generation))
+    for number in range(100):
+        roll.answer(message("who", f"c{number}:1"))
+    assert list(roll.met) == [f"c{number}:1" for number in range(36, 100)], "the last of them"
+    roll.begin(Generation(2, ("a:1", "b:1", "c99:1")))
+    assert "c99:1" not in roll.met
 
 
 def test_what_is_said_of_another_generation_changes_nothing() -> None:

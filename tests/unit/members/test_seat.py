@@ -1,5 +1,6 @@
 """Members that look for their next generation, each at a port of this machine, in a thread of its own."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -72,6 +73,53 @@ def test_those_who_are_left_go_on_without_the_first(three: list[Seat]) -> None:
     found = found_by(rest, [seat.next for seat in rest])
     assert found == [found[0]] * 2
     assert set(found[0].members) == {seat.address for seat in rest}
+
+
+def three_of_at_least_two() -> tuple[list[Seat], Generation]:
+    seats = [Seat([], "127.0.0.1:0", {}, silence_seconds=5, least=2) for _ in range(3)]
+    before = Generation(1, tuple(seat.address for seat in seats))
+    for seat in seats:
+        seat.begin(before)
+    return seats, before
+
+
+def test_members_that_took_each_other_for_gone_and_are_too_few_come_together() -> None:
+    seats, before = three_of_at_least_two()
+    found = found_by(seats, [lambda seat=seat: seat._preside(before) for seat in seats])
+    assert found == [found[0]] * 3
+    assert set(found[0].members) == set(before.members)
+    for seat in seats:
+        assert not seat.has_returned
+        seat.close()
+
+
+def test_a_member_that_was_cut_off_and_is_too_few_joins_those_who_went_on() -> None:
+    (one, other, cut), before = three_of_at_least_two()
+    following = Generation(2, before.members[:2], "word")
+    for seat in (one, other):
+        seat.begin(following)
+    found = ThreadPoolExecutor(1).submit(cut._preside, before)
+    while cut.address not in one.roll.asking:
+        time.sleep(0.001)
+    one.begin(one.roll.following(one.address, [other.address], [cut.address], "word"))
+    assert found.result(PATIENCE_SECONDS) == one.roll.generation
+    assert cut.has_returned
+    for seat in (one, other, cut):
+        seat.close()
+
+
+def test_a_process_that_began_anew_beside_others_hears_of_them(three: list[Seat]) -> None:
+    """It has looked for them before the network was there: it is alone, and they know its address."""
+    anew = Seat([], "127.0.0.1:0", {}, silence_seconds=5, least=1)
+    alone = Generation(1, (anew.address,), "word")
+    anew.begin(alone)
+    assert not anew.others
+    first = three[0]
+    assert first.roll.generation
+    assert first.larger(anew.address, first.roll.generation, 5.0) is None, "that is smaller"
+    assert anew.others == [first.address]
+    assert anew.larger(first.address, alone, 5.0) == first.roll.generation
+    anew.close()
 
 
 def test_what_one_tells_all_others_read(three: list[Seat]) -> None:
