@@ -49,6 +49,15 @@ def run_seen(cwd: Path, *settings: str) -> Path:
     return cwd / "first"
 
 
+def test_a_round_trip_that_takes_longer_than_a_round_is_said_not_to_pay(tmp_path: Path) -> None:
+    clock = ("simulation.update_seconds=0.01", "simulation.sequence_seconds=0.01", "simulation.latency_seconds=2")
+    far = train_command("--nproc-per-node", "2", *small_without("budget"), *clock, "budget=9rounds")
+    done = run([*far, "run.directory=far"], tmp_path)
+    assert done.code == 0, done.output
+    assert "averaging does not pay on this link: one worker alone would make more progress" in done.output
+    assert [row["worth"] < 1 for row in metrics(tmp_path / "far")[3:8]] == [True] * 5
+
+
 def test_the_display_is_live(finished_run: Path) -> None:
     terminal = (finished_run.parent / "terminal").read_text()
     assert "\x1b[" in terminal, "redrawn in place"

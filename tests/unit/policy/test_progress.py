@@ -85,6 +85,7 @@ def test_limits_of_progress_per_second(
         ([Passes(1, 4, 1.0), Passes(2, 8, 2.0)], PassCost(0.0, 0.25)),  # nothing to tell the two apart by
         ([Passes(1, 4, 1.0), Passes(1, 5, 1.0)], PassCost(0.0, 0.2195)),  # too little: it may be chance
         ([Passes(2, 4, 2.0), *3 * [Passes(1, 4, 1.5)], Passes(1, 4, 90.0)], PassCost(0.5, 0.25)),  # one was interrupted
+        ([Passes(1, 4, 0.0), Passes(1, 8, 0.0)], PassCost(0.0, 0.0)),  # a simulated clock that does not count them
         ([], None),
     ],
 )
