@@ -32,6 +32,8 @@ DIFFERENT = ("10", "30")
 """Links that differ to `nano`: at 100 Mbit/s as at 30 an average takes less than an update, and runs are the same."""
 ROUNDS = (2, 5, 10, 25)
 """Lengths of rounds, in updates."""
+SOURCES_RATES = ("1e-3", "4e-3", "8e-3")
+"""Beside the 2e-3 of the paper's sides."""
 POOLS = {
     "merged_early": (("merge.every_rounds=2",), 0.08),
     "merged_by_a_quarter": (("merge.every_rounds=8",), 0.25),
@@ -162,6 +164,10 @@ def sources(_: Path | None) -> list[Case]:
         for n in ("1.5", "2", "3"):
             chosen = (*scratch, f"batching.eta={eta}", f"batching.switch_n={n}", "batching.capacity=8")
             found += cases("sources", f"eta{eta}_n{n}", 4, chosen, (1_000_000,), (0,), "tokens")
+    for rate in SOURCES_RATES:
+        tuned = [f"inner.lr={rate}" if override.startswith("inner.lr=") else override for override in scratch]
+        for side, overrides in {"paper": (), "one_trainer": controls["one_trainer"]}.items():
+            found += cases("sources", f"{side}_{rate}", 4, (*tuned, *overrides), (1_000_000,), (0,), "tokens")
     for side, overrides in {"paper": scratch, "default": controls["default"]}.items():
         found += cases("sources", side, 4, overrides, (2_000_000, 3_000_000), (0,), "tokens")
     return found
