@@ -1,11 +1,12 @@
 """Compressed averages of every update's gradient, on the simulated clock: python experiments/compressed.py FOLDER SIDE.
 
 FOLDER is runs/experiments/compressed, where figures.py --folder finds it; SIDE names hook, amount, Mbit/s, seconds,
-seed, batch of a host, optimizer, rate and model: sparse,0.0625,10,99,10,8,muon,5e-3,nano. None: those of the page.
+seed, batch of a host, optimizer, rate, model, and the share of an update that hides what the hook sends:
+sparse,0.0625,10,99,10,8,muon,5e-3,nano,0. None: those of the page.
 
 Each side is torch's DistributedDataParallel with a communication hook: PowerSGD as torch has it, or this project's
-formats as a hook (the sparse one with error feedback). Hooks see the whole gradient at once, and yet two thirds of an
-update hide what they send, which no top-k or low-rank hook can do: the clock is kind to them. Optimizer,
+formats as a hook (the sparse one with error feedback). Hooks see the whole gradient at once, and yet, where nothing
+else is said, two thirds of an update hide what they send, which no such hook can do: the clock is kind to them. Optimizer,
 course of the rate, data, evaluation and the average of the weights are those of the default.
 """
 
@@ -44,15 +45,21 @@ HOOKS = {
            ("sparse,0.0625", 16, "1e-2"), ("powersgd,4", 16, "1e-2"), ("int4,0", 16, "1e-2"), ("int8,0", 16, "1e-2")),
     "100": (("sparse,0.0625", 8, "1e-2"), ("powersgd,4", 8, "1e-2"), ("int4,0", 8, "7e-3"), ("int4,0", 8, "1e-2"),
             ("int4,0", 16, "7e-3"), ("int4,0", 16, "1e-2"), ("int4,0", 16, "1.4e-2"), ("int4,0", 16, "2e-2"),
-            ("int8,0", 8, "1e-2"), ("int8,0", 16, "1e-2"), ("int8,0", 16, "1.4e-2")),
+            ("int8,0", 8, "1e-2"), ("int8,0", 16, "1e-2"), ("int8,0", 16, "1.4e-2"), ("int8,0", 16, "2e-2"),
+            ("int8,0", 16, "2.8e-2")),
 }  # fmt: skip
 """By link: hooks, batches of a host, and rates."""
 SECONDS = HALF * LENGTHS[1]
 """As long as the default's runs on two hosts have beside 150 s of one alone."""
-SIDES = tuple(
-    f"{hook},{link},{SECONDS:g},{SEED},{batch},muon,{rate},nano"
-    for link, tried in HOOKS.items()
-    for hook, batch, rate in tried
+WAITING = (("int4,0", 16, "1.4e-2"), ("int8,0", 16, "2e-2"))
+"""The best of 4 and of 8 bits at 100 Mbit/s once more, where nothing hides what they send."""
+SIDES = (
+    *(
+        f"{hook},{link},{SECONDS:g},{SEED},{batch},muon,{rate},nano"
+        for link, tried in HOOKS.items()
+        for hook, batch, rate in tried
+    ),
+    *(f"{hook},100,{SECONDS:g},{SEED},{batch},muon,{rate},nano,0" for hook, batch, rate in WAITING),
 )
 
 
@@ -71,11 +78,14 @@ class Side:
     optimizer: str
     lr: float
     model: str
+    hidden: float = HIDDEN_GRADIENTS
+    """Share of an update that hides what the hook sends."""
 
     @property
     def name(self) -> str:
         side = f"{self.hook}{self.amount or ''}_b{self.local_batch}_{self.optimizer}{self.lr:g}_{self.link}"
-        return f"compressed/{side}_{self.model}/{self.seconds:g}s/seed{self.seed}"
+        waits = "" if self.hidden else "_waits"
+        return f"compressed/{side}_{self.model}{waits}/{self.seconds:g}s/seed{self.seed}"
 
     @property
     def bytes_per_second(self) -> float:
@@ -102,7 +112,7 @@ def train(runtime: Runtime, side: Side) -> tuple[list[tuple[float, float]], int,
         for mean, parameter in zip(average, plain.parameters, strict=True):
             mean.lerp_(parameter.detach(), weight)
         transfer = sent() / side.bytes_per_second + LATENCY_SECONDS
-        seconds += update_seconds + max(0.0, transfer - HIDDEN_GRADIENTS * update_seconds)
+        seconds += update_seconds + max(0.0, transfer - side.hidden * update_seconds)
         if seconds >= looks[0]:
             looks.pop(0)
             curve.append((round(seconds, 3), plain.validation_loss(average) if runtime.rank == 0 else 0.0))
@@ -150,8 +160,11 @@ def main() -> None:
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     for text in sys.argv[2:] or SIDES:
-        hook, amount, link, seconds, seed, batch, optimizer, lr, model = text.split(",")
-        side = Side(hook, float(amount), link, float(seconds), int(seed), int(batch), optimizer, float(lr), model)
+        hook, amount, link, seconds, seed, batch, optimizer, lr, model, *hidden = text.split(",")
+        share = float(*hidden) if hidden else HIDDEN_GRADIENTS
+        side = Side(
+            hook, float(amount), link, float(seconds), int(seed), int(batch), optimizer, float(lr), model, share
+        )
         file = folder / f"{side.name.replace('/', '_')}.json"
         if not file.exists():
             file.write_text(json.dumps(record(side)), encoding="utf-8")

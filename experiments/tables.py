@@ -75,7 +75,7 @@ def compressed(records: Records) -> str:
     for run in sorted(sides, key=lambda run: int(run["side"]["link"])):
         side = run["side"]
         amount = {"sparse": f", {side['amount']:g} of the elements", "powersgd": f", rank {side['amount']:g}"}
-        hook = side["hook"] + amount.get(side["hook"], "")
+        hook = side["hook"] + amount.get(side["hook"], "") + ("" if side.get("hidden", 1) else ", nothing hides it")
         what = f"{side['optimizer']}, {side['lr']:g}, {side['local_batch']} sequences a host"
         ours = records.reached("lengths", f"two_{side['link']}", side["seed"])
         rows.append(row(side["link"], hook, what, f"{run['loss']:.3f}", f"{run['updates']:,}", _time(ours, run)))
