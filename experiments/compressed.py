@@ -6,8 +6,8 @@ sparse,0.0625,10,99,10,8,muon,5e-3,nano,0. None: those of the page.
 
 Each side is torch's DistributedDataParallel with a communication hook: PowerSGD as torch has it, or this project's
 formats as a hook (the sparse one with error feedback). Hooks see the whole gradient at once, and yet, where nothing
-else is said, two thirds of an update hide what they send, which no such hook can do: the clock is kind to them. Optimizer,
-course of the rate, data, evaluation and the average of the weights are those of the default.
+else is said, two thirds of an update hide what they send, which no such hook can do: the clock is kind to them.
+Optimizer, course of the rate, data, evaluation and the average of the weights are those of the default.
 """
 
 import json
