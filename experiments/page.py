@@ -8,7 +8,7 @@ from pathlib import Path
 from kept import Records
 from machines import SEEDS, SIDES, TARGETS
 from ratios import extrapolated, interval, ratios
-from tables import compressed, delays, lengths, outer_steps, published, rounds, shapes, sizes, texts
+from tables import compressed, delays, lengths, merged, outer_steps, published, rounds, shapes, sizes, texts
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = {"evidence.template": DOCS / "evidence.md", "expect.template": DOCS / "guide" / "what-to-expect.md"}
@@ -33,7 +33,7 @@ def page(template: str, records: Records) -> str:
     shown |= {"sides": _sides(records), "tuning": _tuning(records)}
     shown |= {
         table.__name__: table(records)
-        for table in (compressed, delays, lengths, outer_steps, published, rounds, shapes, sizes, texts)
+        for table in (compressed, delays, lengths, merged, outer_steps, published, rounds, shapes, sizes, texts)
     }
     return (Path(__file__).parent / template).read_text(encoding="utf-8").format_map(shown)
 

@@ -12,6 +12,7 @@ SEEDS = (10, 11)
 HOSTS = 4
 MERGED_BY = {"a_tenth": 0.1, "a_quarter": 0.25}
 """Shares of a run by which four trainers have become one, roughly."""
+MERGED_POLICIES = ("worst_with_worst", "worst_loss_with_best")
 ROUNDS_PER_SECOND = 2.2
 """Of trainers of one worker each."""
 MERGED_LENGTHS = {45: (36, 45, 54), 180: (144, 180), 450: (360, 450)}
@@ -25,7 +26,7 @@ def merged(_: Path | None) -> list[Case]:
     for seconds, beside in MERGED_LENGTHS.items():
         seeds = SEEDS if seconds < max(MERGED_LENGTHS) else SEEDS[:1]
         found += cases("merged", "one_trainer", HOSTS, base, beside, seeds)
-        for (name, share), policy in product(MERGED_BY.items(), ("worst_with_worst", "worst_loss_with_best")):
+        for (name, share), policy in product(MERGED_BY.items(), MERGED_POLICIES):
             every = round(share * seconds * ROUNDS_PER_SECOND / (HOSTS - 1))
             pool = (f"pool.trainers={HOSTS}", f"merge={policy}", f"merge.every_rounds={every}")
             found += cases("merged", f"{policy}_by_{name}", HOSTS, (*base, *pool), (seconds,), seeds)

@@ -163,4 +163,7 @@ def _record(case: Case, directory: Path) -> Record | None:
         "bytes_sent": sum(sum(row["bytes_sent"].values()) for row in rows),
         "last_updates_per_round": rounds[-1]["updates"] if len(rounds) < 2 else rounds[-2]["updates"],
         "last_batch": rounds[-1]["total_batch"],
+        "merge_seconds": sum(
+            max(rank.get("merge", 0.0) for rank in row["rank_seconds"].values()) for row in rows if "merge" in row
+        ),
     }

@@ -25,6 +25,7 @@ from further import (
     TOKENS_IN_UPDATE,
 )
 from kept import Points, Records
+from pools import MERGED_BY, MERGED_LENGTHS, MERGED_POLICIES
 from ratios import is_extrapolated, share
 from runs import Record
 from shapes import TRIED
@@ -79,6 +80,25 @@ def compressed(records: Records) -> str:
         what = f"{side['optimizer']}, {side['lr']:g}, {side['local_batch']} sequences a host"
         ours = records.reached("lengths", f"two_{side['link']}", side["seed"])
         rows.append(row(side["link"], hook, what, f"{run['loss']:.3f}", f"{run['updates']:,}", _time(ours, run)))
+    return "\n".join(rows)
+
+
+def merged(records: Records) -> str:
+    """By length and side, what pools that merge come to, and their seconds over those of one trainer to their loss."""
+    rows = []
+    for seconds in MERGED_LENGTHS:
+        if one := _run(records, "merged", "one_trainer", seconds):
+            rows.append(
+                row(seconds, "one trainer", f"{one['loss']:.3f}", f"{one['bytes_sent'] / 1e6:.1f}", "", "1", "")
+            )
+        for name, policy in product(MERGED_BY, MERGED_POLICIES):
+            if run := _run(records, "merged", f"{policy}_by_{name}", seconds):
+                ours = records.reached("merged", "one_trainer", SEED)
+                behind = 1 / share(ours, [(seconds, run["loss"])])
+                side = f"by {name.replace('_', ' ')}, {policy}"
+                least = (1 - run["merge_seconds"] / seconds) * behind
+                cells = (f"{run['loss']:.3f}", f"{run['bytes_sent'] / 1e6:.1f}", f"{run['merge_seconds']:.1f}")
+                rows.append(row(seconds, side, *cells, f"**{behind:.2f}**", f"{least:.2f}"))
     return "\n".join(rows)
 
 
