@@ -49,8 +49,12 @@ BY_LINK = (
 DELAYED = ("wire.fragments=2", "wire.delay_updates=2")
 
 
+EXACT = (*BY_LINK, "wire=fp32")
+"""What does not depend on how many workers' sum a rank encodes."""
+
+
 @pytest.mark.parametrize(
-    ("overrides", "is_streamed"), [((), False), (DELAYED, False), (DELAYED, True), (BY_LINK, False), (BY_LINK, True)]
+    ("overrides", "is_streamed"), [((), False), (DELAYED, False), (DELAYED, True), (EXACT, False), (EXACT, True)]
 )
 def test_placement_changes_nothing(overrides: tuple[str, ...], is_streamed: bool, tmp_path: Path) -> None:
     """Also with streams from three files for four workers, so that several workers read one."""
