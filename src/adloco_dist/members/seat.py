@@ -17,7 +17,7 @@ LOOK_SECONDS = 0.05
 """Between two looks at what others do, by a member that waits for them."""
 LAST_SECONDS = 0.5
 """What a member that has been silent for long has left to answer."""
-MISSES = 3
+MISSES = 2
 """As often it does not answer in that time before it is lost: a single packet may be."""
 MOST_LOST = 64
 """Members that are kept in mind after they were lost."""
