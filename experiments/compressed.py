@@ -161,10 +161,8 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for text in sys.argv[2:] or SIDES:
         hook, amount, link, seconds, seed, batch, optimizer, lr, model, *hidden = text.split(",")
-        share = float(*hidden) if hidden else HIDDEN_GRADIENTS
-        side = Side(
-            hook, float(amount), link, float(seconds), int(seed), int(batch), optimizer, float(lr), model, share
-        )
+        numbers = float(seconds), int(seed), int(batch)
+        side = Side(hook, float(amount), link, *numbers, optimizer, float(lr), model, *map(float, hidden))
         file = folder / f"{side.name.replace('/', '_')}.json"
         if not file.exists():
             file.write_text(json.dumps(record(side)), encoding="utf-8")

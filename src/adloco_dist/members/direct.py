@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store, distributed_c10d  # pyright: ignore[reportPrivateImportUsage]
 
-from adloco_dist.averaging.group import Group, GroupError, PendingCollective, RankSet
+from adloco_dist.averaging.group import Group, GroupError, PendingCollective
 from adloco_dist.members.calls import split
 from adloco_dist.members.roll import Generation
 from adloco_dist.members.seat import LOOK_SECONDS, Seat
@@ -68,13 +68,10 @@ class BreakableGroup(Group):
     """A group whose waits another thread can end."""
 
     def __init__(
-        self,
-        ranks: RankSet,
-        process_group: dist.ProcessGroup,
-        device: torch.device,
-        timeout_seconds: float,
-        connect_seconds: float,
+        self, process_group: dist.ProcessGroup, device: torch.device, timeout_seconds: float, connect_seconds: float
     ) -> None:
+        """Of all ranks of a process group; arguments as of `Group`."""
+        ranks = tuple(range(process_group.size()))
         super().__init__(ranks, process_group, device, timeout_seconds, connect_seconds)
         self._is_broken = False
         self._under_way: list[dist.Work] = []
@@ -210,7 +207,7 @@ def _connected(
         made._register_backend(torch.device(kind), dist.ProcessGroup.BackendType.GLOO, gloo)
     made._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     distributed_c10d._world.pg_group_ranks[made] = {number: number for number in range(size)}
-    group = BreakableGroup(tuple(range(size)), made, device, timeout_seconds, patience.total_seconds())
+    group = BreakableGroup(made, device, timeout_seconds, patience.total_seconds())
     try:
         group.connect()
     except GroupError:

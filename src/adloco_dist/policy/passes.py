@@ -44,10 +44,11 @@ def fit(seen: Sequence[Passes]) -> PassCost | None:
         by_size.setdefault((one.micro_batches, one.sequences), []).append(one.seconds)
     if not by_size:
         return None
-    if not all(median(times) > 0 for times in by_size.values()):  # on a simulated clock on which sequences take no time
+    seconds = {size: median(times) for size, times in by_size.items()}
+    if not all(seconds.values()):  # on a simulated clock on which sequences take no time
         return PassCost(0.0, 0.0)
     # Least squares of 1 = micro_batches / seconds * x + sequences / seconds * y.
-    rows = [(p / median(times), b / median(times)) for (p, b), times in by_size.items()]
+    rows = [(p / taken, b / taken) for (p, b), taken in seconds.items()]
     pp, pb, bb = (sum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
     p, b = (sum(row[i] for row in rows) for i in (0, 1))
     determinant = pp * bb - pb**2

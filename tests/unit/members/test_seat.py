@@ -15,13 +15,18 @@ from adloco_dist.members.seat import Seat
 PATIENCE_SECONDS = 20
 
 
-@pytest.fixture
-def three() -> Iterator[list[Seat]]:
-    """Members of one generation."""
-    seats = [Seat([], "127.0.0.1:0", {}, silence_seconds=5, least=1) for _ in range(3)]
+def three_of_a_generation(least: int) -> tuple[list[Seat], Generation]:
+    seats = [Seat([], "127.0.0.1:0", {}, silence_seconds=5, least=least) for _ in range(3)]
     generation = Generation(1, tuple(seat.address for seat in seats))
     for seat in seats:
         seat.begin(generation)
+    return seats, generation
+
+
+@pytest.fixture
+def three() -> Iterator[list[Seat]]:
+    """Members of one generation."""
+    seats, _ = three_of_a_generation(least=1)
     yield seats
     for seat in seats:
         seat.close()
@@ -75,16 +80,8 @@ def test_those_who_are_left_go_on_without_the_first(three: list[Seat]) -> None:
     assert set(found[0].members) == {seat.address for seat in rest}
 
 
-def three_of_at_least_two() -> tuple[list[Seat], Generation]:
-    seats = [Seat([], "127.0.0.1:0", {}, silence_seconds=5, least=2) for _ in range(3)]
-    before = Generation(1, tuple(seat.address for seat in seats))
-    for seat in seats:
-        seat.begin(before)
-    return seats, before
-
-
 def test_members_that_took_each_other_for_gone_and_are_too_few_come_together() -> None:
-    seats, before = three_of_at_least_two()
+    seats, before = three_of_a_generation(least=2)
     found = found_by(seats, [lambda seat=seat: seat._preside(before) for seat in seats])
     assert found == [found[0]] * 3
     assert set(found[0].members) == set(before.members)
@@ -94,7 +91,7 @@ def test_members_that_took_each_other_for_gone_and_are_too_few_come_together() -
 
 
 def test_a_member_that_was_cut_off_and_is_too_few_joins_those_who_went_on() -> None:
-    (one, other, cut), before = three_of_at_least_two()
+    (one, other, cut), before = three_of_a_generation(least=2)
     following = Generation(2, before.members[:2], "word")
     for seat in (one, other):
         seat.begin(following)
