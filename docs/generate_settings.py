@@ -73,14 +73,14 @@ def _algorithms() -> str:
 def _section(title: str, section: type, defaults: dict[str, Any], intro: str = "") -> str:
     prefix = "" if section is Settings else f"{title}."
     texts, read = dict(_field_texts(section)), marks_of(section, ReadWhen)
-    rows = [
-        f"| `{prefix}{name}` | {_type_text(kind)} | `{_value_text(defaults[name])}` "
-        f"| {_cell(texts.get(name, ''))}{_range_text(section, name)}{_read_text(read.get(name, ()))} |"
-        for name, kind in get_type_hints(section).items()
-        if not is_dataclass(kind)
-    ]
-    lines = [f"## {title}", "", *([intro, ""] if intro else []), "| setting | type | default | meaning |"]
-    return "\n".join([*lines, "|---|---|---|---|", *rows, ""])
+    lines = [f"## {title}", "", *([intro, ""] if intro else [])]
+    for name, kind in get_type_hints(section).items():
+        if is_dataclass(kind):
+            continue
+        meaning = f"{' '.join(texts.get(name, '').split())}{_range_text(section, name)}{_read_text(read.get(name, ()))}"
+        facts = f"{_type_text(kind)}; default `{_value_text(defaults[name])}`"
+        lines += [f"### `{prefix}{name}`", "", f"*{facts}*", "", meaning, ""]
+    return "\n".join(lines)
 
 
 def _range_text(section: type, name: str) -> str:
@@ -120,10 +120,6 @@ def _type_text(kind: Any) -> str:
 def _value_text(value: Any) -> str:
     text = yaml.safe_dump(value, default_flow_style=True, width=1_000_000, sort_keys=False)
     return text.removesuffix("\n").removesuffix("\n...")
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", r"\|")
 
 
 if __name__ == "__main__":

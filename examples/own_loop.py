@@ -27,7 +27,7 @@ with DiLoCo(model, optimizer, updates_per_round=25) as diloco:
         loss.backward()
         optimizer.step()  # every 25th step is followed by an outer step
         optimizer.zero_grad()
-        if diloco.is_round_end and dist.get_rank() == 0:
-            print(f"round {diloco.round}: loss {loss.item():.4f}")
+        if (step := diloco.last_step) and diloco.is_round_end and dist.get_rank() == 0:
+            print(f"round {diloco.round}: averaged {step.num_finite:g} workers, sent {step.bytes_sent / 1e3:.1f} kB")
 
 dist.destroy_process_group()

@@ -40,7 +40,7 @@ SIDES = {
     "two_100": (2, (94,)), "four_100": (4, (56,)), "eight_100": (8, (40,)), "alone_adamw": (1, (SECONDS,)),
     "two_10_adamw": (2, (90,)), "eight_10": (8, (60,)), "sixteen_100": (16, (32,)), "two_10_sparse": (2, (100,)),
     "two_10_25ms": (2, (100,)), "two_10_75ms": (2, (100,)), "two_10_computing": (2, (98,)),
-    "two_10_constant": (2, (88,)), "two_100_constant": (2, (86,)),
+    "two_10_constant": (2, (88,)), "two_100_constant": (2, (86,)), "two_30": (2, (95,)), "two_30_constant": (2, (87,)),
 }  # fmt: skip
 """Ranks and seconds; a side has the Mbit/s of its link in its name, and what differs from the default. As the rate
 decays at the end of a run, one that is to come to another side's loss should have little more than the time that takes:
@@ -48,6 +48,7 @@ so some have several lengths."""
 TARGETS = {
     "second_machine_10mbit": ("two_10", "default_alone"),
     "second_machine_100mbit": ("two_100", "default_alone"),
+    "second_machine_30mbit": ("two_30", "default_alone"),
     "four_machines_100mbit": ("four_100", "default_alone"),
     "eight_hosts_100mbit": ("eight_100", "default_alone"),
     "eight_hosts_10mbit": ("eight_10", "default_alone"),
@@ -62,6 +63,7 @@ TARGETS = {
     "eight_hosts_100mbit_over_constant": ("eight_100", "alone_muon"),
     "over_best_constant_alone": ("default_alone", "alone_muon"),
     "over_best_constant_10mbit": ("two_10", "two_10_constant"),
+    "over_best_constant_30mbit": ("two_30", "two_30_constant"),
     "over_best_constant_100mbit": ("two_100", "two_100_constant"),
     "default_over_adamw_alone": ("default_alone", "alone_adamw"),
     "default_over_adamw_10mbit": ("two_10", "two_10_adamw"),

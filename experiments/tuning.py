@@ -28,6 +28,8 @@ ADAMW_ALONE = (
     "wsd lr=2e-3 wu=0.2 wd=0 beta1=0.8 b=8", "wsd lr=2.8e-3 wu=0.2 wd=0 beta1=0.8 b=8",
     "wsd lr=1.4e-3 wu=0.4 wd=0 beta1=0.8 b=8", "wsd lr=1.4e-3 wu=0.05 wd=0 beta1=0.8 b=8",
     "wsd lr=1.4e-3 wu=0.2 wd=0 beta1=0.8 b=16", "wsd lr=1.4e-3 wu=0.2 wd=0 beta1=0.8 b=8 beta2=0.995",
+    "wsd lr=5e-4 wu=0.2 wd=0 beta1=0.8 b=8", "wsd lr=4e-3 wu=0.2 wd=0 beta1=0.8 b=8",
+    "wsd lr=8e-3 wu=0.2 wd=0 beta1=0.8 b=8", "wsd lr=1.4e-3 wu=0.2 wd=0 beta1=0.8 b=2",
 )  # fmt: skip
 MUON_ALONE = (
     "lr=3e-3 m=0.95 wd=0.1", "lr=3e-3 m=0.9 wd=0", "lr=5e-3 m=0.9 wd=0", "lr=5e-3 m=0.95 wd=0 b=8",
@@ -37,7 +39,8 @@ MUON_ALONE = (
     "lr=8e-3 m=0.8 wd=0 b=32", "wsd lr=5e-3 m=0.8 wd=0 b=16", "wsd lr=8e-3 m=0.8 wd=0 b=16",
     "wsd lr=3.5e-3 m=0.8 wd=0 b=16", "wsd lr=5e-3 m=0.8 wd=0 b=8", "wsd lr=5e-3 m=0.8 wd=0 b=16 wu=0.05",
     "wsd lr=5e-3 m=0.8 wd=0 b=16 wu=0.2", "wsd lr=5e-3 m=0.8 wd=0 b=16 wu=0.4",
-    "wsd lr=5e-3 m=0.8 wd=0 b=16 beta2=0.99", "wsd lr=5e-3 m=0.8 wd=0 b=24",
+    "wsd lr=5e-3 m=0.8 wd=0 b=16 beta2=0.99", "wsd lr=5e-3 m=0.8 wd=0 b=24", "wsd lr=2e-3 m=0.8 wd=0 b=16",
+    "wsd lr=5e-3 m=0.8 wd=0 b=2",
 )  # fmt: skip
 MUON_TWO = (
     "lr=5e-3 m=0.8 wd=0 request=progress", "lr=5e-3 m=0.8 wd=0 b=8", "lr=8e-3 m=0.8 wd=0 b=8",

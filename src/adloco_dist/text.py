@@ -91,6 +91,11 @@ def in_short(count: float) -> str:
     return _scaled(count, COUNT_UNITS)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number of things."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def duration(seconds: float) -> str:
     """Return seconds, minutes or hours, as people say them."""
     if not math.isfinite(seconds):

@@ -18,6 +18,7 @@ from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.policy.plan import INTERRUPTED, NONFINITE, CheckpointId, PlanInputs, RoundPlan
 from adloco_dist.policy.report import MergeReport, RankReport
 from adloco_dist.pool.local_pool import LocalPool
+from adloco_dist.pool.worker import peak_lr
 from adloco_dist.round import steps
 from adloco_dist.round.coordinate import Coordinator, Decision, merged_reports
 from adloco_dist.round.evaluate import finish
@@ -73,10 +74,12 @@ def train(
         plan, first_event = replace(resumed.plan, stop=None), resumed.next_event
         found, seconds = resumed.pool, resumed.seconds
 
+    worker_lr = peak_lr(pool.settings.inner, pool.flat_model.hidden_matrices)
+
     def record(decision: Decision) -> None:
         if decision.reports and decision.found:
             rows = (decision.reported, decision.plan, decision.reports, decision.found.seconds)
-            journal.write(round_rows(pool.settings, *rows))
+            journal.write(round_rows(pool.settings, *rows, worker_lr))
 
     with Coordinator(pool.settings, inputs, runtime, record, plan, found, seconds) as coordinator:
         if plan and resumed:

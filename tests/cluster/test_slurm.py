@@ -90,7 +90,7 @@ def test_a_job_trains_a_script_of_ones_own_over_both_hosts(
     log = (checkout / f"adloco-{job_id}.log").read_text()
     assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), log + running.logs()
     found = facts(checkout / "runs" / f"slurm-{job_id}")
-    assert found["script"] == "my_script.py"
+    assert found["command"].split()[0] == "my_script.py"
     assert found["result"]["stop"] == "budget=4rounds reached"
     assert len(found["merges"]) == 1
     assert [rank["host"] for rank in found["cluster"]["ranks"]] == [host.name for host in nodes]

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from selenium import webdriver
 from selenium.webdriver.common.by import By
@@ -64,6 +65,82 @@ class Browser:
                 (figure) => [figure.id.replace("figure-", ""), of(figure)]));
         """
         return self._driver.execute_script(script)
+
+    def resize(self, width: int) -> None:
+        """Make the page so many pixels wide, as a phone or a screen is."""
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        self._driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+    def prefer(self, scheme: str) -> None:
+        """Have the page shown "light" or "dark"."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self._driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+    def visit(self, address: str) -> None:
+        """Open a page without figures."""
+        self._driver.get(address)
+
+    def scrolls(self, selector: str) -> list[tuple[int, int]]:
+        """Of elements, the width of what is in them, and how much of that is seen."""
+        script = "return [...document.querySelectorAll(arguments[0])].map((one) => [one.scrollWidth, one.clientWidth])"
+        return [(width, seen) for width, seen in self._driver.execute_script(script, selector)]
+
+    def scroll_width(self) -> int:
+        """The width that the page needs, in pixels."""
+        return self._driver.execute_script("return document.documentElement.scrollWidth")
+
+    def widths(self, selector: str) -> list[tuple[float, float]]:
+        """The widths of elements and of what they stand in."""
+        script = """
+            const width = (element) => element.getBoundingClientRect().width;
+            return [...document.querySelectorAll(arguments[0])].map((one) => [width(one), width(one.parentElement)]);
+        """
+        return [(width, room) for width, room in self._driver.execute_script(script, selector)]
+
+    def colourless(self, selector: str) -> int:
+        """How many shapes are neither filled nor drawn with a line that is seen."""
+        script = """
+            const clear = (value) => !value || value === "none" || value === "transparent";
+            return [...document.querySelectorAll(arguments[0])].filter((shape) => {
+                const { fill, stroke, strokeWidth } = getComputedStyle(shape);
+                return clear(fill) && (clear(stroke) || parseFloat(strokeWidth) === 0);
+            }).length;
+        """
+        return self._driver.execute_script(script, selector)
+
+    def contrasts(self, selector: str) -> list[float]:
+        """The contrast of elements' text to what lies behind it (WCAG 2.2, section 1.4.3)."""
+        script = r"""
+            const parse = (color) => color.match(/[\d.]+/g).map(Number);
+            const light = ([r, g, b]) => [r, g, b].map((part) => part / 255)
+                .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4))
+                .reduce((sum, part, place) => sum + part * [0.2126, 0.7152, 0.0722][place], 0);
+            const behind = (element) => {
+                for (let one = element; one; one = one.parentElement) {
+                    const color = parse(getComputedStyle(one).backgroundColor);
+                    if (color.length < 4 || color[3] > 0) return color;
+                }
+                return [255, 255, 255];
+            };
+            return [...document.querySelectorAll(arguments[0])].map((element) => {
+                const both = [light(parse(getComputedStyle(element).color)), light(behind(element))];
+                return (Math.max(...both) + 0.05) / (Math.min(...both) + 0.05);
+            });
+        """
+        return self._driver.execute_script(script, selector)
+
+    def find(self, site: Path, words: str) -> list[str]:
+        """The pages that the search of a built site finds, in its order."""
+        self._driver.get(f"{(site / 'search.html').as_uri()}?q={quote(words)}")
+        wait = WebDriverWait(self._driver, PATIENCE_SECONDS)
+        wait.until(lambda driver: driver.find_elements(By.CSS_SELECTOR, "#search-results li a"))
+        self._wait_until(
+            "/finished|matching|found/i.test(document.querySelector('#search-results p')?.innerText ?? '')"
+        )
+        links = self._driver.find_elements(By.CSS_SELECTOR, "#search-results li > a")
+        return [
+            str(link.get_attribute("href")).partition(f"{site.as_uri()}/")[2].partition(".html")[0] for link in links
+        ]
 
     def text(self) -> str:
         return self._driver.execute_script("return document.body.innerText")

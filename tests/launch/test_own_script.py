@@ -53,7 +53,7 @@ def test_it_learns_merges_and_resumes_as_if_it_had_never_been_killed(
     assert models[0].keys() == models[1].keys()
     assert all(models[0][name].equal(models[1][name]) for name in models[0])
     found = facts(whole / "run")
-    assert found["script"] == "own_script.py"
+    assert found["command"].split()[0] == "own_script.py"
     assert len(found["merges"]) == 2
     validation = [row["validation_loss"] for row in rows[0] if "validation_loss" in row]
     assert validation[-1] < 0.5 * validation[0]

@@ -88,6 +88,27 @@ def test_the_axis_can_be_chosen(finished: tuple[Path, str], shown: Browser) -> N
     assert shown.errors() == []
 
 
+@pytest.mark.parametrize("width", [400, 800, 1280])
+def test_the_page_fits_any_width(width: int, finished: tuple[Path, str], shown: Browser) -> None:
+    directory, _ = finished
+    shown.resize(width)
+    shown.open((directory / "report.html").as_uri())
+    assert shown.scroll_width() <= width
+    filled = [drawn / room for drawn, room in shown.widths(".figure > svg")]
+    assert filled and min(filled) > 0.9, "charts fill their cards"
+    assert shown.errors() == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_is_written_and_drawn_can_be_seen(scheme: str, finished: tuple[Path, str], shown: Browser) -> None:
+    directory, _ = finished
+    shown.prefer(scheme)
+    shown.open((directory / "report.html").as_uri())
+    assert min(shown.contrasts("h1, h2, h3, p, li, td, th, summary, .tile span, .tile b, button")) >= 4.5
+    assert shown.elements(".role-legend-symbol path") > 0
+    assert shown.colourless(".role-legend-symbol path") == 0
+
+
 def test_the_page_says_what_the_records_say(finished: tuple[Path, str], shown: Browser) -> None:
     directory, _ = finished
     shown.open((directory / "report.html").as_uri())

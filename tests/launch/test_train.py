@@ -92,7 +92,7 @@ def test_the_run_directory(finished_run: Path) -> None:
     assert record["settings"]["algorithm"]["averages"] == "pseudo_gradients"
     assert record["settings"]["algorithm"]["round"] == "link"
     assert record["settings"]["wire"]["format"] == "adaptive"
-    assert record["script"] == "__main__.py"
+    assert record["command"].split()[0] == "__main__.py"
     assert record["cluster"]["world_size"] == 2
     assert record["cluster"]["backend"] == "gloo"
     assert record["versions"]["torch"] == torch.__version__

@@ -8,7 +8,7 @@ def launch(
     *,
     model: Callable[[], Any],
     data: Callable[[], Any],
-    loss: Callable[[Any, Any], tuple[Any, int]],
+    loss: Callable[[Any, Any], tuple[Any, int] | tuple[Any, int, int]],
     collate: Callable[[list[Any]], Any] | None = None,
     blocks: Callable[[Any], Sequence[Any]] | None = None,
 ) -> NoReturn:
@@ -22,7 +22,8 @@ def launch(
         model: returns the module, with weights drawn from torch's random numbers, which are seeded before.
         data: returns (train, validation). Each has a length and items by number; training data may instead be a
             function stream(index, count) that returns part `index` of `count` as an iterable with a state.
-        loss: takes the module and a batch; returns the loss summed over the batch's targets, and their number.
+        loss: takes the module and a batch; returns the loss summed over the batch's targets, and their number; as a
+            third value, for an accuracy, how many of them were predicted correctly.
         collate: makes a batch of a list of items; None: torch's default_collate.
         blocks: takes the module; returns its layers, which ranks that hold a worker together (pool.ranks_per_worker)
             gather one by one. None: the members of its lists of layers of one class.

@@ -5,6 +5,9 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from adloco_dist.checkpoint.model import save_model
 from adloco_dist.checkpoint.resume import ResumePoint, fresh_domains, restore_pool, resumed
@@ -14,7 +17,7 @@ from adloco_dist.cluster.runtime import Place, Runtime
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import Settings
 from adloco_dist.launch.launchers import max_restarts
-from adloco_dist.policy.evaluation import in_words
+from adloco_dist.policy.evaluation import in_order, in_words
 from adloco_dist.policy.plan import INTERRUPTED, NONFINITE, PlanInputs
 from adloco_dist.pool.arithmetic import set_up_arithmetic
 from adloco_dist.pool.local_pool import LocalPool
@@ -32,6 +35,8 @@ from adloco_dist.terminal import reported_wait, show
 from adloco_dist.train import Outcome, train
 
 log = logging.getLogger(__name__)
+QUICK_PARAMETERS = 50_000_000
+"""Largest model that writes a sample on a CPU: in a second or two."""
 RECORDS_BYTES = 1 << 20
 """Room that a run directory must have beside the model."""
 
@@ -134,9 +139,21 @@ class Run:
         lines = [f"ended: {outcome.stop}; {in_words(shown)}", where]
         if outcome.weights is not None:
             flat_model, objective = outcome.pool.flat_model, outcome.pool.objective
-            lines.append(f"model: {save_model(self.directory, flat_model, outcome.weights, objective)}")
-        self.journal.close({"stop": outcome.stop, **result})
+            model = save_model(self.directory, flat_model, outcome.weights, objective)
+            lines += [f"model: {model}", *_next_commands(self.directory, model, self.pool.settings)]
+        self.journal.close({"stop": outcome.stop, **result, **self._sample(outcome)})
         return lines
+
+    def _sample(self, outcome: Outcome) -> dict[str, Any]:
+        """What the saved model writes, where it writes quickly: for the result."""
+        flat_model = outcome.pool.flat_model
+        is_quick = flat_model.device.type == "cuda" or flat_model.num_parameters <= QUICK_PARAMETERS
+        if outcome.weights is None or flat_model.shards.ranks or not (is_quick and self.pool.settings.run.report):
+            return {}
+        first = self.pool.splits.validation.batch(np.array(in_order(self.pool.splits.validation.num_sequences)[:1]))
+        with flat_model.borrowed(outcome.weights) as module:
+            written = outcome.pool.objective.sample(module, first.to(flat_model.device))
+        return {"sample": written} if written else {}
 
     def _write_report(self) -> None:
         """On rank 0, write the page of the run that has ended, and say where it is."""
@@ -168,6 +185,15 @@ def _set_up_pool(
     if resume_point:
         restore_pool(pool, resume_point)
     return pool, inputs
+
+
+def _next_commands(directory: Path, model: Path, settings: Settings) -> list[str]:
+    """What to do with a model of transformers that a run has left; own models have tools of their own."""
+    if not (model / "config.json").is_file():
+        return []
+    writes = (model / "tokenizer_config.json").is_file() and not settings.data.is_labelled
+    generate = f', or generate.py {directory} "how a text begins"' if writes else ""
+    return [f"next: python launch/evaluate.py {directory}{generate}"]
 
 
 def report_line(runtime: Runtime) -> Callable[[str], None]:

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,9 @@ from adloco_dist.objective.protocol import Objective, ParameterCount
 from adloco_dist.objective.weights import silence_transformers
 from adloco_dist.policy.evaluation import ACCURACY, PERPLEXITY, Evaluation
 from adloco_dist.text import first_line
+
+PROMPT_TOKENS, SAMPLE_TOKENS, SAMPLE_TEMPERATURE = 48, 160, 0.8
+"""Of a sample: what it begins with, what is written after that, and how likely what is not the likeliest is."""
 
 
 class LanguageObjective(Objective):
@@ -77,6 +81,24 @@ class LanguageObjective(Objective):
             return Evaluation(loss_sum, batch.total_targets, figure=PERPLEXITY)
         num_correct = int((logits.argmax(-1) == batch.labels).sum())
         return Evaluation(loss_sum, batch.total_targets, num_correct, figure=ACCURACY)
+
+    def sample(self, module: nn.Module, batch: TokenBatch) -> tuple[str, str] | None:
+        tokenizer, length = self._vocabulary.tokenizer, self._settings.data.sequence_length
+        causal: Any = module  # transformers' types refuse to bind generate() to a model
+        if tokenizer is None or batch.labels is not None or not causal.can_generate():
+            return None
+        begin = batch.tokens[:1, : min(PROMPT_TOKENS, length // 2, batch.num_targets[0])]
+        torch.manual_seed(self._settings.seed)
+        written = causal.generate(
+            begin,
+            attention_mask=torch.ones_like(begin),
+            max_new_tokens=min(SAMPLE_TOKENS, length - begin.shape[1]),
+            do_sample=True,
+            temperature=SAMPLE_TEMPERATURE,
+            pad_token_id=tokenizer.eos_token_id,
+        )
+        whole = written[0].tolist()
+        return tokenizer.decode(whole[: begin.shape[1]]), tokenizer.decode(whole[begin.shape[1] :])
 
     def save(self, module: nn.Module, directory: Path) -> None:
         """Write what transformers load: weights as safetensors, the config, and the tokenizer where it is known."""

@@ -12,7 +12,7 @@ from torch import nn
 from adloco_dist.config import SettingsError
 from adloco_dist.data.items import ItemBatch
 from adloco_dist.objective.protocol import LossError, Objective
-from adloco_dist.policy.evaluation import Evaluation
+from adloco_dist.policy.evaluation import ACCURACY, Evaluation
 
 WEIGHTS_FILE = "model.safetensors"
 
@@ -23,7 +23,7 @@ class OwnObjective(Objective):
 
     build_module: Callable[[], nn.Module]
     """Returns the module, with random numbers from torch alone, which is seeded before."""
-    sum_losses: Callable[[nn.Module, Any], tuple[torch.Tensor, int]]
+    sum_losses: Callable[[nn.Module, Any], tuple[torch.Tensor, int] | tuple[torch.Tensor, int, int]]
     """Takes the module and what was collated; returns the loss summed over all targets, and their number."""
     first_batch: Callable[[int], ItemBatch]
     """Returns that many of the first training items, on the CPU."""
@@ -64,11 +64,16 @@ class OwnObjective(Objective):
         return list(blocks)
 
     def loss(self, module: nn.Module, batch: ItemBatch) -> tuple[torch.Tensor, int]:
+        loss, count, _ = self._sums(module, batch)
+        return loss, count
+
+    def _sums(self, module: nn.Module, batch: ItemBatch) -> tuple[torch.Tensor, int, int | None]:
+        """The loss, the targets, and how many of them were predicted, where the function says so."""
         result = self.sum_losses(module, batch.collated)
-        if not isinstance(result, tuple) or len(result) != 2:
+        if not isinstance(result, tuple) or len(result) not in (2, 3):
             rule = "it must return (sum, count), the loss summed over the batch's targets and their number"
             raise self._error(f"returned {_shown(result)}; {rule}, for a mean cannot weigh batches of other counts")
-        loss, count = result
+        loss, count, *rest = result
         if not isinstance(loss, torch.Tensor) or loss.ndim:
             raise self._error(f"returned {_shown(loss)} as the sum; it must be a scalar tensor: sum over all targets")
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
@@ -76,14 +81,18 @@ class OwnObjective(Objective):
         if torch.is_grad_enabled() and not loss.requires_grad:
             rule = "compute it from the module's parameters, without detach(), item() or no_grad()"
             raise self._error(f"returned a sum without a gradient; {rule}")
-        return loss, count
+        correct = rest[0] if rest else None
+        if correct is not None and (type(correct) is not int or not 0 <= correct <= count):
+            rule = f"it must be an int from 0 to {count}, the number of targets that were predicted"
+            raise self._error(f"returned {_shown(correct)} as the third; {rule}")
+        return loss, count, correct
 
     def trial_batch(self, num_sequences: int, device: torch.device) -> ItemBatch:
         return self.first_batch(num_sequences).to(device)
 
     def evaluate(self, module: nn.Module, batch: ItemBatch) -> Evaluation:
-        loss, count = self.loss(module, batch)
-        return Evaluation(float(loss), count)
+        loss, count, correct = self._sums(module, batch)
+        return Evaluation(float(loss), count) if correct is None else Evaluation(float(loss), count, correct, ACCURACY)
 
     def save(self, module: nn.Module, directory: Path) -> None:
         """Write the state dict as safetensors: `build().load_state_dict(load_file(...))` restores the model."""

@@ -85,6 +85,11 @@ class Objective(Protocol):
         """Return the sums over a batch of what is reported of validation data; called without gradients."""
         ...
 
+    def sample(self, module: nn.Module, batch: Any) -> tuple[str, str] | None:
+        """How the first sequence of a batch begins, and what the module writes after that; called without gradients.
+        None: it writes no text."""
+        return None
+
     def save(self, module: nn.Module, directory: Path) -> None:
         """Write the module, whose parameters may be views into one vector, and what belongs to it."""
         ...

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from adloco_dist.config import InnerSettings, RateScaling, Schedule
+from adloco_dist.config import InnerSettings, RateScaling, Schedule, Settings
 from adloco_dist.policy.link import Rhythm
 
 UPDATES_ON_ITS_OWN = 40.0
@@ -48,6 +48,14 @@ def rate_share(inner: InnerSettings, progress: Progress, update: int) -> float:
         case Schedule.cosine:
             height = 0.5 * (1 - math.cos(math.pi * left))
     return warmup * (inner.final_lr_fraction + (1 - inner.final_lr_fraction) * height)
+
+
+def rate_of_update(settings: Settings, num_workers: int, rhythm: Rhythm, progress: Progress, update: int) -> float:
+    """The rate of update `update` (0-based) of a round, over the peak of one worker alone; of a trainer with so many
+    workers."""
+    averages = EVERY_UPDATE if settings.algorithm.is_data_parallel else rhythm
+    scale = rate_scale(settings.inner.lr_scaling, workers_in_update(num_workers, averages))
+    return rate_share(settings.inner, progress, update) * scale
 
 
 def workers_in_update(num_workers: int, averages: Rhythm) -> float:

@@ -2,12 +2,27 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 import altair as alt
 import numpy as np
 
-from adloco_dist.report.figures import Chart, Curve, Figure, Point, color, curve_figure, kept, new_chart, over_rounds
+from adloco_dist.messages import Json
+from adloco_dist.report.figures import (
+    POINTER,
+    Chart,
+    Curve,
+    Figure,
+    Point,
+    color,
+    curve_figure,
+    kept,
+    new_chart,
+    over_rounds,
+    rounded,
+)
 from adloco_dist.report.history import History, Numbers, Values
+from adloco_dist.run.rows import is_known
 
 PHASES = {
     "inner": ("updates", "#4c78a8"),
@@ -21,6 +36,7 @@ PHASES = {
     "transfer": ("hidden averages", "#bab0ac"),
 }
 """Steps of a rank's round, with what they are called and their colours; the last went on beside the others."""
+THROUGHPUT = Chart("throughput", "Tokens per second", "Of all trainers, by the clock of each round.", "tokens / s")
 UTILISATION = Chart(
     "utilisation", "Share of the time in updates", "The rest of a rank's round: averages, waiting, evaluation.", "share"
 )
@@ -51,17 +67,36 @@ MAX_RANKS = 48
 """Bars of ranks; of more, those that computed least are shown."""
 
 
-def learning(history: History) -> Iterator[Figure | None]:
-    """Losses, and what people compare beside them."""
+def learning(history: History, saved: Json | None = None) -> Iterator[Figure | None]:
+    """Losses, and what people compare beside them.
+
+    Args:
+        saved: what the run has saved, with its validation loss; None: nothing yet.
+    """
     caption = "Faint: training, a mean over the round. Strong: validation, of the anchors."
     columns = {"training": "train_loss", "validation": "validation_loss"}
-    yield _of_trainers(history, Chart("loss", "Loss", caption, "loss", columns, faint="training"))
-    for name in ("perplexity", "accuracy"):
-        column, is_log = {"": f"validation_{name}"}, name == "perplexity"
-        chart = Chart(name, f"Validation {name}", "Of every trainer's anchor.", name, column, is_log=is_log)
-        yield _of_trainers(history, chart)
+    loss = _of_trainers(history, Chart("loss", "Loss", caption, "loss", columns, faint="training"))
+    yield loss and _with_saved(loss, history, saved)
+    chart = Chart("accuracy", "Validation accuracy", "Of every trainer's anchor.", "accuracy")
+    yield _of_trainers(history, replace(chart, columns={"": "validation_accuracy"}))
+    caption = "Of a worker's last update in the round; with Muon, of the matrices."
+    yield _of_trainers(history, Chart("learning_rate", "Learning rate", caption, "rate", is_stepped=True))
     chart = Chart("update_losses", "Loss of every update", "A mean over the trainer's workers.", "loss")
     yield curve_figure(chart, list(_update_losses(history)))
+
+
+def _with_saved(loss: Figure, history: History, saved: Json | None) -> Figure:
+    """The chart of losses with a diamond where the run has come to."""
+    if not saved or not is_known(saved["validation_loss"]):
+        return loss
+    end = {axis: rounded(ends[-1:])[0] for axis, ends in history.axes.items()}
+    point: Point = {"saved": saved["name"], **end, "loss": saved["validation_loss"]}
+    mark = new_chart().transform_filter("isValid(datum.saved)")
+    mark = mark.mark_point(shape="diamond", size=POINTER, filled=True, color="#e45756", clip=False)
+    mark = mark.encode(x=over_rounds(), y="loss:Q", tooltip=["saved:N", "round:Q", "loss:Q"])
+    curves = loss.layers.transform_filter("!isValid(datum.saved)")
+    caption = f"{loss.caption} Diamond: what was saved, on the sequences of the result."
+    return replace(loss, caption=caption, layers=alt.layer(curves, mark), points=[*loss.points, point])
 
 
 def batches(history: History) -> Iterator[Figure | None]:
@@ -73,7 +108,8 @@ def batches(history: History) -> Iterator[Figure | None]:
     yield _of_trainers(history, chart)
     yield _bounds(history)
     title, caption = "Micro-batches of an update", "Above 1, gradients are accumulated: the batch outgrew the device."
-    yield _of_trainers(history, Chart("passes", title, caption, "micro-batches", is_stepped=True))
+    if np.nanmax(history.values("passes"), initial=1) > 1:
+        yield _of_trainers(history, Chart("passes", title, caption, "micro-batches", is_stepped=True))
     yield _round_length(history)
     caption = "Batches far below it average too little noise away, far above it waste sequences."
     yield _of_trainers(history, Chart("noise_scale", "Gradient noise scale", caption, "sequences", is_log=True))
@@ -122,10 +158,10 @@ def _bounds(history: History) -> Figure | None:
         x=over_rounds(),
         x2="round_end",
         y=alt.Y("trainer:N", title=None, sort=None),
-        color=color(names, "bound").legend(alt.Legend(orient="bottom", columns=3)),
+        color=color(names, "bound", is_filled=True),
         tooltip=["trainer:N", "series:N", "round:Q", "round_end:Q"],
     )
-    caption = "The setting that bounded the batch, `shard` or `measurable`, or the request, which no bound changed."
+    caption = "The setting that bounded the batch, an epoch of its shard, what can be measured, or the request itself."
     return Figure("bounds", "What bounded the batch", caption, strip, drawn)
 
 
@@ -164,10 +200,17 @@ def bytes_sent(history: History) -> Figure | None:
     area = area.encode(
         x=over_rounds(),
         y=alt.Y("sent:Q", title="bytes sent", stack=True, axis=alt.Axis(format="~s")),
-        color=color(list(history.bytes_sent), "kind"),
+        color=color(list(history.bytes_sent), "kind", is_filled=True),
         tooltip=["series:N", "round:Q", alt.Tooltip("sent:Q", format=".3s")],
     )
     return Figure("bytes", "Bytes sent by all ranks", "By kind of collective, added up.", area, drawn)
+
+
+def throughput(history: History) -> Figure | None:
+    """Tokens that the pool trains on per second."""
+    tokens, seconds = (np.diff(history.axes[axis], prepend=0.0) for axis in ("tokens", "seconds"))
+    rates = np.divide(tokens, seconds, out=np.full(len(tokens), np.nan), where=seconds > 0)
+    return curve_figure(THROUGHPUT, [Curve("all trainers", history.axes, rates)])
 
 
 def utilisation(history: History) -> Figure | None:

@@ -16,13 +16,18 @@ from adloco_dist.report.history import AXES, Numbers, Values
 ROWS = "rows"
 """The name of the points in a specification."""
 WIDTH, HEIGHT = 460, 220
+"""Pixels of a picture; on a page, a figure is as wide as what it stands in."""
 PNG_SCALE = 1.5
 LETTER = 7
 """Pixels of a letter in a legend."""
 LOG_PADDING = 8
 """Pixels between a curve and the edge, where no round number is the edge."""
-FAINT = 0.35
-"""Opacity of curves that stand back."""
+FAINT, HIDDEN = 0.35, 0.05
+"""Opacity of curves that stand back, and of those that the legend has others chosen over."""
+POINTER = 200
+"""Square pixels around a value in which the pointer finds it."""
+CONFIG = {"view": {"strokeWidth": 0}, "axis": {"gridColor": "#e6e6e6", "domainColor": "#999"}}
+"""Colours of a picture; a page has its own."""
 STRETCHES = 150
 """Parts of a curve, each of which is drawn with its first and last, lowest and highest value."""
 DIGITS = 6
@@ -40,20 +45,22 @@ class Figure:
     """Name of its file."""
     title: str
     caption: str
-    layers: alt.Chart | alt.LayerChart | alt.FacetChart
+    layers: alt.Chart | alt.LayerChart
     points: Sequence[Point]
-    is_wide: bool = False
-    """Whether it takes the whole width of a page."""
+    picture_width: int | None = None
+    """Pixels of its picture where that is wider than others, and the whole width of a page; None: it is not."""
+    smoothed: str | None = None
+    """The values that a page may smooth, by their name in the points; None: none."""
 
     def specification(self) -> dict[str, Any]:
-        """The figure in Vega-Lite, without its points."""
-        layers = self.layers.configure_view(strokeWidth=0).configure_axis(gridColor="#e6e6e6", domainColor="#999")
-        return layers.to_dict(validate=False)
+        """The figure in Vega-Lite, without its points; as wide as what it stands in."""
+        return {**self.layers.to_dict(validate=False), "width": "container"}
 
     def png(self) -> bytes:
         """The figure as a picture."""
-        specification = {**self.specification(), "datasets": {ROWS: self.points}, "title": self.title}
-        return vl_convert.vegalite_to_png(specification, scale=PNG_SCALE)
+        of_picture = {"width": self.picture_width or WIDTH, "datasets": {ROWS: self.points}, "title": self.title}
+        drawn = {**self.specification(), **of_picture}
+        return vl_convert.vegalite_to_png({**drawn, "config": {**drawn["config"], **CONFIG}}, scale=PNG_SCALE)
 
 
 @dataclass(frozen=True)
@@ -118,9 +125,9 @@ def rounded(values: Values) -> list[float | int]:
     return [int(value) if value.is_integer() else float(f"{value:.{DIGITS}g}") for value in values.tolist()]
 
 
-def new_chart(height: int = HEIGHT, width: int = WIDTH) -> alt.Chart:
-    """A chart of a figure's points, which are added later; its size is in pixels."""
-    return alt.Chart(alt.NamedData(ROWS), width=width, height=height)
+def new_chart(height: int = HEIGHT) -> alt.Chart:
+    """A chart of a figure's points, which are added later, so many pixels high."""
+    return alt.Chart(alt.NamedData(ROWS), height=height)
 
 
 def curve_figure(chart: Chart, curves: Sequence[Curve], series: str = "trainer") -> Figure | None:
@@ -146,12 +153,22 @@ def curve_figure(chart: Chart, curves: Sequence[Curve], series: str = "trainer")
     )
     interpolate = "step-after" if chart.is_stepped else "linear"
     line = base.mark_line(strokeWidth=1.5, strokeCap="round", interpolate=interpolate)  # a lone value is a dot
+    opacity = alt.value(1)
     if kinds:
         opacities = alt.Scale(domain=kinds, range=[FAINT if kind == chart.faint else 1.0 for kind in kinds])
         legend = alt.Legend(orient="bottom", symbolType="stroke", symbolStrokeWidth=3)
-        line = line.encode(opacity=alt.Opacity("kind:O", title=None, scale=opacities, legend=legend))
-    under_pointer = base.mark_point(opacity=0, size=50)
-    return Figure(chart.name, chart.title, chart.caption, alt.layer(line, under_pointer), drawn)
+        opacity = alt.Opacity("kind:O", title=None, scale=opacities, legend=legend)
+    # With the wheel alone one scrolls over the figures of a page.
+    zoom = alt.selection_interval(name="zoom", bind="scales", zoom="wheel![event.ctrlKey || event.metaKey]")
+    if len(names) > 1:
+        chosen = alt.selection_point(name="chosen", fields=["series"], bind="legend")
+        line = line.encode(opacity=alt.condition(chosen, opacity, alt.value(HIDDEN))).add_params(chosen)
+    else:
+        line = line.encode(opacity=opacity)
+    under_pointer = base.mark_point(opacity=0, size=POINTER)
+    layers = alt.layer(line.add_params(zoom), under_pointer)
+    smoothed = None if chart.is_stepped else chart.y
+    return Figure(chart.name, chart.title, chart.caption, layers, drawn, smoothed=smoothed)
 
 
 def over_rounds() -> alt.X:
@@ -160,8 +177,8 @@ def over_rounds() -> alt.X:
     return alt.X("round", type="quantitative", title=AXES["round"], axis=axis, scale=alt.Scale(nice=False))
 
 
-def color(names: Sequence[str], title: str) -> alt.Color:
-    """Colours of series, the same in all figures that have the same series."""
+def color(names: Sequence[str], title: str, is_filled: bool = False) -> alt.Color:
+    """Colours of series, the same in all figures that have the same series; of areas and bars, or of lines."""
     scheme = "tableau10" if len(names) <= 10 else "tableau20"
     columns = max(1, min(4, WIDTH // (LETTER * max(map(len, names)) + 50)))
     legend = alt.Legend(
@@ -169,8 +186,8 @@ def color(names: Sequence[str], title: str) -> alt.Color:
         columns=columns,
         symbolLimit=40,
         labelLimit=WIDTH // columns - 30,
-        symbolType="stroke",
-        symbolStrokeWidth=3,
+        symbolType="square" if is_filled else "stroke",
+        symbolStrokeWidth=0 if is_filled else 3,
     )
     legend = legend if len(names) > 1 else None
     return alt.Color("series:N", title=title, scale=alt.Scale(domain=list(names), scheme=scheme), legend=legend)

@@ -10,9 +10,12 @@ from adloco_dist.report.page import Page, Section, Table
 from adloco_dist.report.pool import loss_in_words, merge_tree, place_in_words
 from adloco_dist.report.source import Source
 from adloco_dist.report.words import sentences, tiles
+from adloco_dist.run.reading import saved_candidate
 from adloco_dist.run.rows import METRICS_FILE
-from adloco_dist.text import in_bytes, one_line, set_of_ranks
+from adloco_dist.text import in_bytes, one_line, printable, set_of_ranks
 
+LONGEST_SAMPLE = 600
+"""Characters."""
 MAX_NOTES = 200
 """Rows of notes; a run may have thousands."""
 
@@ -23,10 +26,10 @@ def page_of(source: Source) -> Page:
     link = [charts.bytes_sent(history), charts.transfer(history), charts.resource(history, charts.RESENT)]
     resources = [charts.resource(history, chart) for chart in charts.RESOURCES]
     sections = [
-        Section.of("Learning", charts.learning(history)),
+        Section.of("Learning", charts.learning(history, saved_candidate(source.result)), [_sample(source)]),
         Section.of("Trainers", [merge_tree(history, source.cluster["nodes"])], [_merges(source)]),
         Section.of("Batches and rounds", charts.batches(history)),
-        Section.of("Time", [charts.phases(history), charts.utilisation(history)]),
+        Section.of("Time", [charts.phases(history), charts.throughput(history), charts.utilisation(history)]),
         Section.of("Link", link, [_bytes(source), _links(source)]),
         Section.of("Processes and devices", resources, [_ranks(source)]),
         Section.of("Warnings and restarts", (), [_restarts(source), _notes(source)]),
@@ -52,6 +55,13 @@ def _subtitle(source: Source) -> Iterator[str]:
         yield f"last record {written.isoformat(timespec='seconds')}"
     if corpus := facts.get("corpus", {}).get("source"):
         yield f"on {one_line(corpus)}"
+
+
+def _sample(source: Source) -> Table:
+    """What the saved model writes."""
+    sample = (source.result or {}).get("sample") or []
+    head = ("how validation text begins", "what the saved model writes after that")
+    return Table("A sample", head, [[printable(part)[:LONGEST_SAMPLE] for part in sample]] if len(sample) == 2 else [])
 
 
 def _merges(source: Source) -> Table:
@@ -142,6 +152,7 @@ def _configuration(source: Source) -> Iterator[Table]:
     yield Table("Settings that differ from the default", (), changed)
     settings = [(name, as_typed(value)) for name, value in source.settings.items()]
     yield Table("All settings", (), settings, is_folded=True)
-    facts = {name: source.facts.get(name) for name in ("arithmetic", "worker_lr", "script")}
-    versions = source.facts.get("versions", {}) | {name: value for name, value in facts.items() if value}
-    yield Table("Versions", (), [(name, str(value)) for name, value in versions.items()], is_folded=True)
+    facts = {name: source.facts.get(name) for name in ("command", "arithmetic", "worker_lr", "parameters")}
+    known = [(name.replace("_", " "), str(value)) for name, value in facts.items() if value]
+    versions = [(name, str(value)) for name, value in source.facts.get("versions", {}).items()]
+    yield Table("Command and versions", (), [*known, *versions])

@@ -2,7 +2,9 @@
 "use strict";
 const LIVE_SECONDS = 5;
 let { figures, axes } = JSON.parse(document.getElementById("data").textContent);
+const dark = matchMedia("(prefers-color-scheme: dark)");
 let axis = "round";
+let smoothing = 0;
 let turn = Promise.resolve();
 
 /** The specification with "round" on its x axis replaced by the chosen one. */
@@ -18,15 +20,41 @@ function against(name, node) {
   return changed;
 }
 
+/** The points with the values of every curve replaced by their exponential moving average, without its bias. */
+function smooth(points, name) {
+  if (!name || !smoothing) return points;
+  const sums = {};
+  return points.map((point) => {
+    const sum = (sums[[point.series, point.kind]] ??= { value: 0, weight: 0 });
+    if (typeof point[name] !== "number" || point.saved) return point;
+    sum.value = smoothing * sum.value + (1 - smoothing) * point[name];
+    sum.weight = smoothing * sum.weight + (1 - smoothing);
+    return { ...point, [name]: sum.value / sum.weight };
+  });
+}
+
+/** What figures look like on this page, light or dark. */
+function style() {
+  const styles = getComputedStyle(document.documentElement);
+  const [ink, quiet, line] = ["--ink", "--quiet", "--line"].map((name) => styles.getPropertyValue(name).trim());
+  return {
+    background: "transparent",
+    view: { strokeWidth: 0 },
+    axis: { gridColor: line, domainColor: quiet, tickColor: quiet, labelColor: ink, titleColor: ink },
+    legend: { labelColor: ink, titleColor: ink },
+    text: { color: ink },
+  };
+}
+
 async function draw() {
   delete document.body.dataset.drawn;
   for (const button of document.querySelectorAll("[data-axis]")) {
     button.setAttribute("aria-pressed", String(button.dataset.axis === axis));
   }
-  for (const { name, specification, points } of figures) {
-    const drawn = { ...against(axis, specification), datasets: { rows: points } };
+  for (const { name, specification, points, smoothed } of figures) {
+    const drawn = { ...against(axis, specification), datasets: { rows: smooth(points, smoothed) } };
     const actions = { export: true, source: false, compiled: false, editor: false };
-    await vegaEmbed(`#figure-${name}`, drawn, { actions, downloadFileName: name });
+    await vegaEmbed(`#figure-${name}`, drawn, { actions, downloadFileName: name, config: style() });
   }
   document.body.dataset.drawn = axis;
 }
@@ -45,6 +73,7 @@ async function renew() {
     if (state.version === document.body.dataset.version) return;
     figures = state.figures;
     document.getElementById("content").innerHTML = state.content;
+    document.getElementById("smoothing").value = smoothing;
     document.body.dataset.version = state.version;
     await drawNext();
   } catch {
@@ -61,5 +90,11 @@ document.addEventListener("click", (event) => {
     drawNext();
   }
 });
+document.addEventListener("change", (event) => {
+  if (event.target.id !== "smoothing") return;
+  smoothing = Number(event.target.value);
+  drawNext();
+});
+dark.addEventListener("change", drawNext);
 drawNext();
 if (document.body.dataset.live) setTimeout(renew, LIVE_SECONDS * 1000);

@@ -78,7 +78,12 @@ class Page:
     def data(self) -> dict[str, Any]:
         """What the page's script draws."""
         figures = [
-            {"name": figure.name, "specification": figure.specification(), "points": figure.points}
+            {
+                "name": figure.name,
+                "specification": figure.specification(),
+                "points": figure.points,
+                "smoothed": figure.smoothed,
+            }
             for figure in self.figures
         ]
         return {"axes": AXES, "figures": figures}

@@ -11,8 +11,8 @@ from adloco_dist.report.history import History
 from adloco_dist.run.rows import is_known
 from adloco_dist.text import ranks_in_words
 
-LANE, STEP = 62, 260
-"""Pixels of a trainer, and between two merges."""
+LANE, STEP, LEAST_STEP = 62, 260, 200
+"""Pixels of a trainer, between two merges in a picture, and of such a step on a page that has room for words in it."""
 MAX_LABELLED = 16
 """Merges up to which the picture says in words what the table below it says, too."""
 UNKNOWN = "unknown"
@@ -20,7 +20,7 @@ THICKNESS = alt.Scale(domain=[1, 8], range=[3, 14], clamp=True)
 """Pixels of a lane, by the trainer's workers."""
 CAPTION = (
     "A lane is a trainer; it gets thicker with its workers. Left of a merge: the weight of each member in the average, "
-    "and its validation loss. Right of it, in bold: the loss of the average."
+    "and its validation loss. Right of it, in bold: the loss of the average. Merges are evenly spaced."
 )
 
 
@@ -51,7 +51,8 @@ def merge_tree(history: History, nodes: Sequence[int]) -> Figure | None:
     lanes = history.trainers
     is_labelled = len(when) - 2 <= MAX_LABELLED
     width = max(WIDTH, STEP * (len(when) - 1)) if is_labelled else WIDTH
-    base = new_chart(max(90, LANE * len(lanes)), width)
+    base = new_chart(max(90, LANE * len(lanes)))
+    labels = alt.expr(f"width < {LEAST_STEP * (len(when) - 1)} ? 0 : 1")
     axis = alt.Axis(
         values=list(range(len(when))), labelExpr=f"{when}[datum.value]", grid=False, ticks=False, domain=False
     )
@@ -76,15 +77,17 @@ def merge_tree(history: History, nodes: Sequence[int]) -> Figure | None:
         layers.append(joints.mark_rule(strokeWidth=2).encode(x=x, y=y, y2="survivor", color=colors, tooltip=tooltip))
     if is_labelled:
         layers += [
-            lives.mark_text(dx=4, dy=16, align="left", color="#5d6778").encode(x=x, y=y, text="place:N"),
-            lives.mark_text(dx=4, dy=-12, align="left", fontWeight="bold").encode(x=x, y=y, text="after:N"),
-            joints.mark_text(dx=-6, dy=-12, align="right").encode(x=x, y=y, text="before:N"),
+            lives.mark_text(dx=4, dy=16, align="left", opacity=labels).encode(x=x, y=y, text="place:N"),
+            lives.mark_text(dx=4, dy=-12, align="left", fontWeight="bold", opacity=labels).encode(
+                x=x, y=y, text="after:N"
+            ),
+            joints.mark_text(dx=-6, dy=-12, align="right", opacity=labels).encode(x=x, y=y, text="before:N"),
         ]
     drawn = [
         *(life for trainer in lanes for life in _lives(history, trainer, steps, nodes)),
         *_joints(history, steps, nodes),
     ]
-    return Figure("merges", "Trainers and merges", CAPTION, alt.layer(*layers), drawn, is_wide=True)
+    return Figure("merges", "Trainers and merges", CAPTION, alt.layer(*layers), drawn, picture_width=width)
 
 
 def _when(history: History, round_: int, is_end: bool) -> list[str]:

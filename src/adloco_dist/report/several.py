@@ -47,7 +47,39 @@ def page_of_several(sources: Sequence[Source], wanted_loss: float | None = None)
     heat_map = _heat_map(runs, [name for name in differing if name != SEED])
     sections = [Section.of("Curves", _curves(runs)), Section.of("Results", [heat_map], tables)]
     problems = [f"{name}: {problem}" for name, source in runs.items() for problem in source.problems]
-    return Page(f"{len(runs)} runs", ", ".join(runs), sections, problems)
+    told = [*_summary(runs, wanted_loss), *_identical(runs)]
+    return Page(f"{len(runs)} runs", ", ".join(runs), sections, problems, sentences=told)
+
+
+def _summary(runs: Runs, wanted_loss: float | None) -> Iterator[str]:
+    """Which run came to the lowest loss, and how long the others took to that of the worst, or to the one asked for."""
+    finals = {name: final for name, source in runs.items() if is_known(final := _final(source))}
+    if len(finals) < 2:
+        return
+    best, worst = min(finals, key=finals.__getitem__), max(finals, key=finals.__getitem__)
+    yield (
+        f"{best} came to the lowest validation loss, {finals[best]:.4f}; {worst} to the highest, {finals[worst]:.4f}."
+    )
+    lowest = [losses.min() for source in runs.values() if len(losses := source.history.best_validation[1])]
+    loss = float(max(lowest)) if wanted_loss is None and len(lowest) == len(runs) else wanted_loss
+    if loss is None:
+        return
+    found = {name: cost["seconds"] for name, source in runs.items() if (cost := reached(source, loss))}
+    times = [f"{name} {duration(found[name])}" for name in sorted(found, key=found.__getitem__)]
+    if times:
+        yield f"To a loss of {loss:.4f} they took: {', '.join(times)}."
+
+
+def _identical(runs: Runs) -> Iterator[str]:
+    """Which runs have the same losses throughout, so that what differs in their settings did nothing."""
+    alike: dict[tuple[float, ...], list[str]] = defaultdict(list)
+    for name, source in runs.items():
+        losses = [*source.history.values("train_loss"), *source.history.values("validation_loss")]
+        if known := tuple(loss for loss in losses if np.isfinite(loss)):
+            alike[known].append(name)
+    for names in alike.values():
+        if len(names) > 1:
+            yield f"{', '.join(names)} are identical in every loss: the settings in which they differ did nothing."
 
 
 def _names(sources: Sequence[Source]) -> list[str]:
@@ -142,20 +174,25 @@ def _heat_map(runs: Runs, keys: Sequence[str]) -> Figure | None:
         final = _final(source)
         if is_known(final):
             cells[as_typed(source.settings.get(keys[0])), as_typed(source.settings.get(keys[1]))].append(final)
-    if not cells:
+    firsts, seconds = (
+        (sorted(set(values), key=_ascending) for values in zip(*cells, strict=True)) if cells else ([], [])
+    )
+    if len(cells) < max(1, len(firsts) * len(seconds) / 2):  # the two were changed together, not one by the other
         return None
     drawn: list[Point] = [
         {"first": first, "second": second, "loss": float(f"{np.mean(losses):.5g}"), "runs": len(losses)}
         for (first, second), losses in cells.items()
     ]
-    firsts, seconds = (sorted(set(values), key=_ascending) for values in zip(*cells, strict=True))
     base = new_chart(max(90, CELL * len(seconds))).encode(
         x=alt.X("first:N", title=keys[0], axis=alt.Axis(labelAngle=0), sort=firsts),
         y=alt.Y("second:N", title=keys[1], sort=seconds),
         tooltip=["first:N", "second:N", "loss:Q", "runs:Q"],
     )
     map_ = base.mark_rect().encode(color=alt.Color("loss:Q", title="loss", scale=alt.Scale(scheme="viridis")))
-    text = base.mark_text(color="white", fontWeight="bold").encode(text=alt.Text("loss:Q", format=".3f"))
+    losses = [float(np.mean(losses)) for losses in cells.values()]
+    is_dark = f"datum.loss < {(min(losses) + max(losses)) / 2:.6g}"  # viridis goes from violet to yellow
+    shade = alt.condition(is_dark, alt.value("white"), alt.value("black"))
+    text = base.mark_text(fontWeight="bold").encode(text=alt.Text("loss:Q", format=".3f"), color=shade)
     caption = "Final validation loss; where runs differ in seeds, too, a mean over them."
     return Figure("heat_map", f"{keys[0]} and {keys[1]}", caption, alt.layer(map_, text), drawn)
 

@@ -120,6 +120,11 @@ class Handler(BaseHTTPRequestHandler):
         self._watched, self._token = watched, token
         super().__init__(*rest)  # type: ignore[arg-type]
 
+    def handle(self) -> None:
+        """Answer requests until the browser has no more: a tab that is closed while it loads ends them, too."""
+        with suppress(ConnectionError):
+            super().handle()
+
     def do_GET(self) -> None:
         """Answer a request."""
         token, slash, name = self.path.removeprefix("/").partition("/")

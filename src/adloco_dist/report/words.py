@@ -5,12 +5,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from adloco_dist.messages import Json
 from adloco_dist.policy.evaluation import in_words
 from adloco_dist.report.history import REQUEST, History, Numbers, Values
 from adloco_dist.report.pool import loss_in_words, place_in_words
 from adloco_dist.report.source import Source
 from adloco_dist.run.reading import saved_candidate
-from adloco_dist.text import duration, in_bytes
+from adloco_dist.text import counted, duration, in_bytes
 
 BOUNDS = {
     "min_batch": "the minimum (batching.min_batch)",
@@ -39,7 +40,8 @@ def _learned(source: Source) -> Iterator[str]:
     history = source.history
     seconds, tokens = history.axes["seconds"][-1], history.axes["tokens"][-1]
     workers = np.nan_to_num(history.values("workers"))[history.row_rounds == history.num_rounds]
-    pool = f"{counted(len(workers), 'trainer')} with {counted(int(workers.sum()), 'worker')} at the end"
+    when = "at the end" if source.result else "now"
+    pool = f"{counted(len(workers), 'trainer')} with {counted(int(workers.sum()), 'worker')} {when}"
     yield (
         f"{counted(history.num_rounds, 'round')} in {duration(seconds)}: {tokens:,.0f} tokens, "
         f"{history.axes['updates'][-1]:,.0f} updates of each worker; {pool}."
@@ -48,10 +50,20 @@ def _learned(source: Source) -> Iterator[str]:
     if len(losses):
         first, last, best = losses[0], losses[-1], losses.min()
         later = "" if best == last else f", at its lowest {best:.4f}"
-        yield f"The validation loss of the best trainer went from {first:.4f} to {last:.4f} while training{later}."
+        sequences = source.settings.get("evaluation.sequences")
+        where = f", on up to {sequences:,} validation sequences" if isinstance(sequences, int) else ""
+        line = f"The validation loss of the best trainer went from {first:.4f} to {last:.4f} while training{later}"
+        yield f"{line}{where}."
     if source.result and (saved := saved_candidate(source.result)):
         targets = source.result.get("validation_targets")
-        yield f"Saved: {saved['name']}, {in_words(saved)}{f' on {targets:,} targets' if targets else ''}."
+        where = f", on {targets:,} targets of the validation split" if targets else ""
+        yield f"Saved: {saved['name']}; {' and '.join(_figures(saved))}{where}."
+
+
+def _figures(saved: Json) -> list[str]:
+    """The validation loss of a candidate, and what people compare beside it."""
+    loss = f"validation loss {loss_in_words(saved['validation_loss'])}"
+    return list(dict.fromkeys([loss, in_words(saved)]))
 
 
 def _merged(source: Source) -> Iterator[str]:
@@ -124,9 +136,11 @@ def _link(source: Source) -> Iterator[str]:
     known = _known(history.values("worth")[history.row_rounds > (1 - RECENT) * history.num_rounds])
     if len(known):
         middle = float(np.median(known))
+        workers = counted(int(np.nanmax(history.values("workers"))), "worker")
+        said = "Estimate" if middle > 1 else "It did not pay"
         yield (
-            f"{'It paid' if middle > 1 else 'It did not pay'}: in the last quarter of the rounds, averaging made at "
-            f"most {middle:.2f} times the progress per second of one worker alone."
+            f"{said}: {workers} of a trainer made at most {middle:.2f} times the progress per second of one "
+            "alone (an upper bound: its median over the last quarter of the rounds)."
         )
 
 
@@ -156,17 +170,17 @@ def tiles(source: Source) -> list[tuple[str, str]]:
         return shown
     _, losses = history.best_validation
     if saved := saved_candidate(source.result):
-        shown.append(("validation", in_words(saved).removeprefix("validation ")))
+        shown += [(figure.rpartition(" ")[0], figure.rpartition(" ")[2]) for figure in _figures(saved)]
     elif len(losses):
         shown.append(("best validation loss", f"{losses.min():.4f}"))
     shown += [("rounds", f"{history.num_rounds:,}"), ("tokens", f"{history.axes['tokens'][-1]:,.0f}")]
-    shown += [("time", duration(history.axes["seconds"][-1])), ("sent", in_bytes(history.axes["bytes"][-1]))]
+    seconds = float(history.axes["seconds"][-1])
+    shown += [("time", duration(seconds)), ("sent", in_bytes(history.axes["bytes"][-1]))]
+    if seconds:
+        shown.append(("tokens per second", f"{history.axes['tokens'][-1] / seconds:,.0f}"))
+    if count := source.facts.get("parameters"):
+        shown.append(("parameters", f"{count:,}"))
     if total := _communication(history)[2]:
         inner = sum(steps.get("inner", 0.0) for steps in history.rank_seconds.values())
         shown.append(("time in updates", f"{inner / total:.1%}"))
-    return [*shown, ("merges", str(len(history.merges)))]
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number of things."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    return [*shown, *([("merges", str(len(history.merges)))] if history.merges else [])]

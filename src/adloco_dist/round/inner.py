@@ -21,7 +21,7 @@ from adloco_dist.data.protocols import Batch
 from adloco_dist.policy.passes import Passes
 from adloco_dist.policy.plan import RoundPlan
 from adloco_dist.policy.report import InnerReport, sums_by_update
-from adloco_dist.policy.schedule import EVERY_UPDATE, rate_scale, rate_share, workers_in_update
+from adloco_dist.policy.schedule import rate_of_update
 from adloco_dist.pool.capacity import free_device_memory, is_out_of_memory
 from adloco_dist.pool.estimator import GradientEstimator
 from adloco_dist.pool.gradient import AccumulatedLoss, accumulate_gradient, micro_batch_size, scale_and_clip
@@ -145,9 +145,7 @@ class InnerPhase:
         """Take the updates of one worker; after each, yields how many it has taken in the round."""
         settings, plan, trainer, worker, result = self.settings, self.plan, task.trainer, task.worker, task.result
         clip_norm, gradient = settings.inner.clip_norm, slot.flat_model.gradient
-        averages = EVERY_UPDATE if settings.algorithm.is_data_parallel else plan.rhythm
-        workers = workers_in_update(plan.layout.num_workers(trainer.id), averages)
-        scale = rate_scale(settings.inner.lr_scaling, workers)
+        num_workers = plan.layout.num_workers(trainer.id)
         num_updates = plan.updates_of(trainer.id, worker.id)
         with about(f"trainer {trainer.id}, worker {worker.id}"):
             worker.attach(slot.flat_model)
@@ -168,7 +166,7 @@ class InnerPhase:
                     result.passes.append(Passes(done.micro_batches, len(sequences), timing.seconds))
                 scale_and_clip(slot.flat_model, done.scale, clip_norm)
                 place = update * plan.updates // num_updates  # the last update of slower workers has the same rate
-                worker.set_learning_rate(rate_share(settings.inner, plan.progress, place) * scale)
+                worker.set_learning_rate(rate_of_update(settings, num_workers, plan.rhythm, plan.progress, place))
                 worker.step()
                 slot.flat_model.store_buffers()
                 worker.updates_done = update + 1

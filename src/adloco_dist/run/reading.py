@@ -33,6 +33,8 @@ class Result(TypedDict):
     """The candidate whose weights are the model; null: stopped early."""
     candidates: list[Candidate]
     validation_targets: NotRequired[int]
+    sample: NotRequired[list[str]]
+    """How a validation sequence begins, and what the saved model writes after that."""
     rounds: NotRequired[int]
     tokens: NotRequired[int]
     bytes_sent: NotRequired[int]
@@ -50,6 +52,7 @@ class RunFacts(TypedDict):
     """run.json, as far as anybody reads it."""
 
     settings: dict[str, Any]
+    cluster: NotRequired[dict[str, Any]]
     corpus: CorpusFacts
     result: Result | None
     """null: it has not ended."""

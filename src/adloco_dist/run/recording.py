@@ -11,6 +11,7 @@ from adloco_dist.policy.evaluation import Evaluation, total
 from adloco_dist.policy.layout import ranks_of_seat
 from adloco_dist.policy.plan import RoundPlan
 from adloco_dist.policy.report import RankReport, TrainerReport, smallest_capacity
+from adloco_dist.policy.schedule import rate_of_update
 from adloco_dist.policy.summary import Shares, measured, shares_by_trainer, step_losses, train_loss
 from adloco_dist.run.rows import TrainerRow
 
@@ -21,6 +22,7 @@ def round_rows(
     next_plan: RoundPlan,
     reports: Sequence[RankReport],
     elapsed_seconds: float,
+    worker_lr: float,
 ) -> list[TrainerRow]:
     """One row for each trainer.
 
@@ -29,11 +31,15 @@ def round_rows(
         next_plan: what was decided from the reports: it holds the statistics smoothed over this round.
         reports: those of all seats; figures of a seat of several ranks are under its lowest rank.
         elapsed_seconds: rank 0's clock at the end of the round.
+        worker_lr: the peak rate of one worker alone.
     """
     by_trainer, size = shares_by_trainer(reports), settings.pool.ranks_per_worker
     rows = [_row(settings, plan, trainer, by_trainer[trainer]) for trainer in sorted(by_trainer)]
     for row in rows:
         row.elapsed_seconds = round(elapsed_seconds, 6)
+        if plan:
+            rate = rate_of_update(settings, row.workers or 1, plan.rhythm, plan.progress, plan.updates - 1)
+            row.learning_rate = float(f"{rate * worker_lr:.6g}")
         if plan and plan.merge and row.trainer == plan.merge.survivor:
             cost = reduce(add, (report.merge for report in reports))
             losses = {member: _loss(cost.members.get(member)) for member in plan.merge.shares}

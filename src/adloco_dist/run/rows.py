@@ -40,6 +40,8 @@ class TrainerRow(Struct, omit_defaults=True, gc=False):
     delay_updates: Count | None = None
     in_four_bits: bool = False
     """Whether 4 bits of each element travelled, with wire.format=adaptive, and not its sign alone."""
+    learning_rate: Number = None
+    """Of the last update that its workers take in the round; with Muon, of the matrices."""
     worker_updates: list[Count] = []
     sequences: Count | None = None
     tokens: Count | None = None

@@ -44,11 +44,17 @@ def forecast(settings: Settings, workers: int, averages: float, update_seconds: 
     return RoundForecast(rhythm.updates * workers, rhythm.delay_updates * workers, averages, wire.fragments)
 
 
+def progress(expected: RoundForecast, workers: int, num_workers: int, update_seconds: float) -> float:
+    """What a trainer's workers reach in a second over what one does, at most, less what they lose as they drift apart
+    in a round; of a rank with so many workers."""
+    rhythm = Rhythm(expected.updates // workers, expected.delay_updates // workers)
+    return expected.utilisation(update_seconds) * num_workers / drift_factor(rhythm)
+
+
 def in_words(settings: Settings, workers: int, num_workers: int, averages: float, update_seconds: float) -> str:
     """A rank's share of the time in updates, H where it follows, and the progress of a trainer's workers over that of
-    one at most, less what they lose as they drift apart in a round."""
+    one at most."""
     expected = forecast(settings, workers, averages, update_seconds)
-    share = expected.utilisation(update_seconds)
-    rhythm = Rhythm(expected.updates // workers, expected.delay_updates // workers)
-    length = f", H {rhythm.updates}" if settings.algorithm.round is RoundLength.link else ""
-    return f"{share:.0%}{length}, {share * num_workers / drift_factor(rhythm):.2g}x"
+    length = f", H {expected.updates // workers}" if settings.algorithm.round is RoundLength.link else ""
+    times = progress(expected, workers, num_workers, update_seconds)
+    return f"{expected.utilisation(update_seconds):.0%}{length}, {times:.2g}x"

@@ -3,6 +3,7 @@
 import logging
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -33,6 +34,7 @@ from adloco_dist.run.manifest import DamagedError
 from adloco_dist.run.rows import METRICS_FILE
 from adloco_dist.run.tracking import start_trackers
 from adloco_dist.terminal import new_console, report_line
+from adloco_dist.text import counted, in_short
 
 log = logging.getLogger(__name__)
 MIN_WIDTH = 80
@@ -70,6 +72,7 @@ def open_journal(
     run_file = RunFile(taken.path, facts, earlier or None)
     metrics_file = MetricsFile(taken.path, earlier.get("metrics_bytes", 0))
     crowding = pool.groups.crowding(inputs.layout.rank_sets)
+    report_line(_summary(pool, inputs))
     notes = [f"computes in {facts['arithmetic']}", *_of_matrices(pool), *remarks(environments)]
     notes += _of_rounds(settings.algorithm)
     for line in [*notes, *pool.splits.notes, *([crowding] if crowding else [])]:
@@ -86,6 +89,16 @@ def open_journal(
     )
     # Sinks are closed from the last to the first: trackers read the result that the run file takes.
     return Journal([taken, *trackers, run_file, metrics_file, display], display.report_line)
+
+
+def _summary(pool: LocalPool, inputs: PlanInputs) -> str:
+    """What is trained, by whom, on what and for how long, in a line."""
+    layout, count = inputs.layout, sum(shape.numel() for shape in pool.flat_model.whole_layout.shapes)
+    workers = sum(map(layout.num_workers, layout.trainers))
+    trainers = f"{counted(len(layout.trainers), 'trainer')} of {counted(workers, 'worker')}"
+    ranks = counted(pool.runtime.world_size, "rank")
+    what = f"{type(pool.flat_model.module).__name__} of {in_short(count)} parameters"
+    return f"{what}: {trainers} on {ranks}; {pool.splits.source}; until {pool.settings.budget}"
 
 
 def _of_matrices(pool: LocalPool) -> list[str]:
@@ -149,11 +162,14 @@ def _facts(
             "transformers": version("transformers"),
             "hydra": hydra.__version__,
         },
-        "script": Path(sys.argv[0]).name,  # a user's own, perhaps
+        "command": shlex.join(
+            [Path(sys.argv[0]).name, *sys.argv[1:]]
+        ),  # of a rank; the script is a user's own, perhaps
         "settings": to_plain(settings),
         "layout": encode(inputs.layout.in_ranks(settings.pool.ranks_per_worker)),
         "batch_limits": inputs.batch_limits,
         "arithmetic": in_words(settings, pool.slots[0]),
+        "parameters": sum(shape.numel() for shape in pool.flat_model.whole_layout.shapes),
         "worker_lr": peak_lr(settings.inner, pool.flat_model.hidden_matrices),
         "instances": {"is_concurrent": inputs.is_concurrent, "resident": pool.offload.resident},
         "cluster": {

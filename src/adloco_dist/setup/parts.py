@@ -70,7 +70,7 @@ class OwnParts:
 
     model: Callable[[], Any]
     data: Callable[[], Any]
-    loss: Callable[[Any, Any], tuple[Any, int]]
+    loss: Callable[[Any, Any], tuple[Any, int] | tuple[Any, int, int]]
     collate: Callable[[list[Any]], Any] | None = None
     blocks: Callable[[Any], Sequence[Any]] | None = None
     script: Path = field(default_factory=lambda: Path(sys.argv[0]).resolve())

@@ -83,15 +83,20 @@ def _tokens_of_rank(settings: Settings) -> int:
     return -(-settings.batching.local_batch // settings.pool.ranks_per_worker) * settings.data.sequence_length
 
 
-def _update_seconds(settings: Settings, parameters: ParameterCount) -> float:
+def update_seconds(settings: Settings, parameters: ParameterCount) -> float:
     """Time of a worker's update with that batch."""
     return computing_seconds(parameters.total, _tokens_of_rank(settings), FLOPS_PER_SECOND)
 
 
-def predictions(settings: Settings, parameters: ParameterCount, ranks_per_node: int) -> list[Prediction]:
+def predictions(
+    settings: Settings,
+    parameters: ParameterCount,
+    ranks_per_node: int,
+    numbers_of_nodes: Sequence[int] = NUMBERS_OF_NODES,
+) -> list[Prediction]:
     """Rounds on every number of nodes whose ranks and workers fit together."""
     predicted, wire = [], settings.wire
-    for num_nodes in NUMBERS_OF_NODES:
+    for num_nodes in numbers_of_nodes:
         nodes = [node for node in range(num_nodes) for _ in range(ranks_per_node)]
         try:
             layout = experiment_layout(settings, nodes)
@@ -101,7 +106,7 @@ def predictions(settings: Settings, parameters: ParameterCount, ranks_per_node: 
         on_rank = len(workers) // len({seat for worker in workers for seat in worker})
         traffic = [Traffic(settings, parameters.trained, nodes, in_four_bits) for in_four_bits in (False, True)]
         sent = min(format.over_fullest_link(layout) for format in traffic)  # wire.format=adaptive has two
-        busy = on_rank * _update_seconds(settings, parameters)
+        busy = on_rank * update_seconds(settings, parameters)
         seconds = {link: sent / rate for link, rate in LINKS.items()}
         rounds = {
             link: (transfer, shortest_round(GOOD_UTILISATION, busy, transfer, wire.fragments, wire.delay_updates))
@@ -135,7 +140,7 @@ def _assumptions(settings: Settings, parameters: ParameterCount) -> str:
     if settings.algorithm.round is RoundLength.link:
         bound = f"; the link will choose H, up to {settings.algorithm.updates_range[1]} (algorithm.updates_range)"
     return (
-        f"assumed: an update takes {_update_seconds(settings, parameters):.3g} s, which is {FLOPS_PER_PARAMETER} x "
+        f"assumed: an update takes {update_seconds(settings, parameters):.3g} s, which is {FLOPS_PER_PARAMETER} x "
         f"{parameters.total:,} parameters x {_tokens_of_rank(settings):,} tokens of a rank / {rate} (an H100 in "
         f"docs/gpus.md); latencies, and traffic inside of nodes, are not counted{bound}"
     )

@@ -31,7 +31,9 @@ def sum_and_count(module: nn.Module, batch: TokenBatch) -> tuple[torch.Tensor, i
     ("change", "detail"),
     [
         (lambda loss, count: loss / count, r"returned a tensor of shape \[\]; it must return \(sum, count\)"),
-        (lambda loss, count: (loss, count, 1), "returned a tuple of 3; it must return"),
+        (lambda loss, count: (loss, count, 1, 1), "returned a tuple of 4; it must return"),
+        (lambda loss, count: (loss, count, count + 1), "returned 25 as the third; it must be an int from 0 to 24"),
+        (lambda loss, count: (loss, count, 0.5), r"returned 0\.5 as the third"),
         (lambda loss, count: (loss.expand(3), count), r"returned a tensor of shape \[3\] as the sum"),
         (lambda loss, count: (loss.item(), count), "as the sum; it must be a scalar tensor"),
         (lambda loss, count: (loss.detach(), count), "returned a sum without a gradient"),
@@ -83,6 +85,18 @@ def test_a_saved_model_is_its_state_dict(tmp_path: Path) -> None:
     other.load_state_dict(load_file(tmp_path / "model.safetensors"))
     for name, value in module.state_dict().items():
         assert torch.equal(other.state_dict()[name], value)
+
+
+def test_an_accuracy_is_reported_where_the_loss_counts_what_was_right() -> None:
+    def with_count(module: nn.Module, batch: TokenBatch) -> tuple[torch.Tensor, int, int]:
+        return *sum_and_count(module, batch), 3 * len(batch)
+
+    objective = OwnObjective(build, with_count, own_first_batch, seed=0)
+    module, batch = objective.build(CPU, in_bf16=False), objective.trial_batch(4, CPU)
+    assert len(objective.loss(module, batch)) == 2
+    with torch.no_grad():
+        figures = objective.evaluate(module, batch).figures()
+    assert figures["validation_accuracy"] == pytest.approx(3 / 12)
 
 
 def test_only_the_loss_is_reported_of_a_loss_of_unknown_meaning() -> None:

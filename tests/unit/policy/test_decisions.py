@@ -146,7 +146,7 @@ def test_shares_of_several_ranks_add_up_to_one_record_per_trainer() -> None:
         RankReport(0, control_seconds=0.25, control_bytes_sent=10, trainers={0: first}),
         RankReport(1, control_seconds=0.75, control_bytes_sent=11, trainers={0: second, 1: alone}),
     ]
-    rows = round_rows(settings("budget=2rounds"), plan, next_plan, reports, 12.5)
+    rows = round_rows(settings("budget=2rounds"), plan, next_plan, reports, 12.5, 1e-3)
     trainer0, trainer1 = (encode(row) for row in rows)
     assert (trainer0["round"], trainer0["trainer"], trainer0["ranks"], trainer0["workers"]) == (1, 0, [0, 1], 2)
     assert (trainer0["updates"], trainer0["total_batch"], trainer0["sequences"], trainer0["tokens"]) == (5, 4, 20, 200)

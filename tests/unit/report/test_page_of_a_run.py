@@ -38,14 +38,17 @@ def test_one_trainer_that_ended(tmp_path: Path) -> None:
     assert shown.subtitle.startswith("ended: budget=3rounds reached")
     assert "There was one trainer, so nothing to merge." in shown.sentences
     assert shown.sentences[0].startswith("3 rounds in 30 s: 3,000 tokens, 12 updates of each worker; 1 trainer with 1 ")
-    assert "The validation loss of the best trainer went from 5.0000 to 3.6000 while training." in shown.sentences
+    (went,) = [one for one in shown.sentences if one.startswith("The validation loss of the best trainer")]
+    assert went.startswith(
+        "The validation loss of the best trainer went from 5.0000 to 3.6000 while training, on up to "
+    )
     (batches,) = [one for one in shown.sentences if one.startswith("Batches")]
     assert batches.startswith("Batches stayed at 8: ")
     assert batches.endswith(
         "asked for 6 at first and 6 at last, and the minimum (batching.min_batch) decided in 3 of 3 rounds."
     )
-    (paid,) = [one for one in shown.sentences if "paid" in one or "pay" in one]
-    assert paid.startswith("It paid: in the last quarter of the rounds, averaging made at most 1.50 times")
+    (estimate,) = [one for one in shown.sentences if "progress per second" in one]
+    assert estimate.startswith("Estimate: 1 worker of a trainer made at most 1.50 times the progress per second of one")
     expected = {"loss", "batch", "bounds", "merges", "phases", "utilisation", "bytes", "transfer", "resent_packets"}
     assert expected <= set(figures(shown))
     phases = next(figure for figure in shown.figures if figure.name == "phases")
@@ -57,6 +60,36 @@ def test_one_trainer_that_ended(tmp_path: Path) -> None:
         "waiting for ranks": 1.5,
         "hidden averages": 9,
     }
+
+
+def test_what_was_saved_stands_beside_the_losses_while_training(tmp_path: Path) -> None:
+    rows = [*before_training(0), *(row(number, learning_rate=1e-3 * number) for number in (1, 2))]
+    facts = {"parameters": 1234, "command": "train.py seed=1"}
+    ends = result(3.5) | {"validation_targets": 512, "sample": ["def main(", "):\n    pass"]}
+    shown = page(tmp_path, rows, ends=ends, facts=facts)
+    drawn = {figure.name: figure for figure in shown.figures}
+    assert [point for point in drawn["loss"].points if "saved" in point] == [
+        {"saved": "trainer 0", "round": 2, "updates": 8, "tokens": 2000, "bytes": 4_001_000, "seconds": 20, "loss": 3.5}
+    ]
+    assert "Saved: trainer 0; validation loss 3.5000, on 512 targets of the validation split." in shown.sentences
+    assert [point["rate"] for point in drawn["learning_rate"].points] == [1e-3, 2e-3]
+    assert [point["tokens / s"] for point in drawn["throughput"].points] == [100, 100]
+    tiles = dict(shown.tiles)
+    assert (
+        tiles["validation loss"] == "3.5000" and tiles["parameters"] == "1,234" and tiles["tokens per second"] == "100"
+    )
+    tables = {table.title: table.rows for section in shown.sections for table in section.tables}
+    assert tables["A sample"] == [["def main(", "):\n    pass"]]
+    assert ("command", "train.py seed=1") in tables["Command and versions"]
+
+
+def test_a_run_that_goes_on_is_told_in_the_present(tmp_path: Path) -> None:
+    assert page(tmp_path, [row(1), row(2)]).sentences[0].endswith("1 trainer with 1 worker now.")
+
+
+def test_a_constant_one_is_no_figure(tmp_path: Path) -> None:
+    assert "passes" not in figures(page(tmp_path / "whole", [row(1), row(2)]))
+    assert "passes" in figures(page(tmp_path / "cut", [row(1), row(2, passes=3)]))
 
 
 def test_the_link_of_a_run(tmp_path: Path) -> None:
@@ -130,7 +163,7 @@ def test_losses_of_updates_are_spread_over_their_rounds_and_unknown_ones_are_lef
 
 def test_whatever_comes_from_outside_is_shown_as_text(tmp_path: Path) -> None:
     rows = [row(1, notes=[MARKUP], bound=MARKUP, ranks=[0], bytes_sent={MARKUP: 5})]
-    facts = {"corpus": {"source": MARKUP, "digest": "0"}, "versions": {MARKUP: MARKUP}, "script": MARKUP}
+    facts = {"corpus": {"source": MARKUP, "digest": "0"}, "versions": {MARKUP: MARKUP}, "command": MARKUP}
     directory = tmp_path / "<img src=x onerror=alert(3)>"
     overrides = [f'run.directory="{MARKUP}"']
     shown = page_of(read_source(run_directory(directory, rows, overrides, result() | {"stop": MARKUP}, facts)))

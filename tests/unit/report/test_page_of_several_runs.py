@@ -39,6 +39,32 @@ def test_costs_to_a_loss_and_differences_to_the_first(tmp_path: Path) -> None:
     assert tables["Settings that differ"].rows == [("inner.lr", "0.001", "0.002")]
 
 
+def test_what_runs_came_to_is_said_first(tmp_path: Path) -> None:
+    first = run(tmp_path / "a", [4.0, 3.5, 3.0], "inner.lr=1e-3", final=2.9)
+    second = run(tmp_path / "b", [3.4, 3.2], "inner.lr=2e-3", final=3.1, seconds=5)
+    assert page_of_several([first, second]).sentences == [
+        "a came to the lowest validation loss, 2.9000; b to the highest, 3.1000.",
+        "To a loss of 3.2000 they took: b 10 s, a 30 s.",
+    ]
+
+
+def test_runs_that_are_identical_are_named(tmp_path: Path) -> None:
+    alike = [run(tmp_path / name, [4.0, 3.0], f"batching.eta={eta}") for name, eta in (("a", 0.5), ("b", 0.9))]
+    other = run(tmp_path / "c", [4.0, 3.1])
+    told = page_of_several([*alike, other]).sentences
+    assert [line for line in told if "identical" in line] == [
+        "a, b are identical in every loss: the settings in which they differ did nothing."
+    ]
+
+
+def test_two_settings_that_changed_together_are_no_heat_map(tmp_path: Path) -> None:
+    sources = [
+        run(tmp_path / str(number), [4.0], f"inner.lr={rate}", f"batching.local_batch={number}", final=3.0)
+        for number, rate in enumerate((1e-3, 2e-3, 3e-3, 4e-3, 5e-3), start=1)
+    ]
+    assert "heat_map" not in {figure.name for figure in page_of_several(sources).figures}
+
+
 def test_two_swept_keys_are_a_heat_map_with_means_over_seeds(tmp_path: Path) -> None:
     losses = {("0.5", "1"): (3.0, 3.2), ("0.5", "2"): (2.8, 2.8), ("0.9", "1"): (2.6, 2.8), ("0.9", "2"): (2.0, 2.5)}
     sources = [

@@ -91,9 +91,9 @@ def test_trainers_share_the_link_of_a_node() -> None:
 def test_tables_of_whole_models(capsys: pytest.CaptureFixture[str]) -> None:
     shown = planned(capsys, [0, 0, 1])
     (trainer,) = rows(shown, "trainers")
-    assert trainer[:5] == ["0", "0 1 2", "2", "{0,1,2}", "6"]
-    memory = rows(shown, "memory per rank in MB")
-    assert [row[:3] for row in memory] == [["0", "0", "1"], ["1", "0", "1"], ["2", "1", "1"]]
+    assert trainer[:5] == ["0", "0 1 2", "2", "{0-2}", "6"]
+    memory = rows(shown, "memory of each rank in MB")
+    assert [row[:3] for row in memory] == [["0-2", "0,1", "1"]], "ranks that hold as much are in one row"
     assert "predicted: " not in shown, "a model that is too small for it"
 
 
@@ -112,12 +112,12 @@ def test_tables_of_models_that_ranks_hold_together(capsys: pytest.CaptureFixture
     (trainer,), (alone,) = rows(together, "trainers"), rows(whole, "trainers")
     assert trainer[:5] == ["0", "0-7 8-15", "2", "{0,8} to {7,15}", "4"]
     assert float(trainer[5]) == pytest.approx(float(alone[5]) / 8, abs=0.01)
-    memory, of_whole = rows(together, "memory per rank"), rows(whole, "memory per rank")
-    assert [row[:3] for row in memory] == [["0-7", "0", "1"], ["8-15", "1", "1"]]
+    memory, of_whole = rows(together, "memory of each rank"), rows(whole, "memory of each rank")
+    assert [row[:3] for row in memory] == [["0-15", "0,1", "1"]]
     for row, others in zip(memory, of_whole, strict=True):
         assert [float(cell) for cell in row[3:]] == pytest.approx([float(cell) / 8 for cell in others[3:]], abs=0.1)
     links, of_link = (rows(shown, "share of a round") for shown in (together, whole))
-    assert [row[0] for row in links] == ["0-7", "8-15"]
+    assert [row[0] for row in links] == ["0-15"]
     assert [row[1:] for row in links] == [row[1:] for row in of_link], "a node sends a whole model either way"
 
 

@@ -1,0 +1,147 @@
+"""What a dry run answers before its tables: whether the run fits, whether the link is enough, and what is gained."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import psutil
+import torch
+
+from adloco_dist.cluster.environment import Link
+from adloco_dist.config import OuterState, RoundLength, Settings, SettingsError
+from adloco_dist.objective.protocol import ParameterCount
+from adloco_dist.policy.layout import Layout, experiment_layout
+from adloco_dist.pool.capacity import state_vectors
+from adloco_dist.pool.flat_model import vector_dtype
+from adloco_dist.setup.forecast import UPDATE_SECONDS, forecast, progress, seconds_on_links
+from adloco_dist.setup.scale import GOOD_UTILISATION, LARGE, LINKS, Traffic, predictions, update_seconds
+from adloco_dist.text import in_bytes
+
+H100_BYTES = 80e9
+STATE_SHARE = 0.8
+"""Of a device's memory that a run's state may take: more leaves little room for activations."""
+COPY = "checkpoint"
+"""The one kind of vectors that is on the CPU wherever the others are."""
+
+
+def answers(
+    settings: Settings, nodes: Sequence[int], layout: Layout, parameters: ParameterCount, links: Sequence[Link]
+) -> list[str]:
+    """One line for each question; without several nodes there is no link to ask about.
+
+    Args:
+        nodes: the node of every rank.
+        links: those that were measured.
+    """
+    traffic = Traffic(settings, parameters.trained, nodes)
+    lines = [_memory(settings, nodes, layout, parameters)]
+    if (sent := traffic.over_fullest_link(layout)) and not settings.algorithm.is_data_parallel:
+        lines += [_link(settings, nodes, parameters, sent), _gain(settings, nodes, layout, parameters, links)]
+    return [line for line in lines if line]
+
+
+def vectors_of(settings: Settings, layout: Layout, seat: int, matrix_share: float) -> Mapping[str, float]:
+    """Number of flat vectors that a rank, or each of a seat, holds, by kind."""
+    placed = layout.placed_on(seat).values()
+    return state_vectors(settings, len(placed), sum(map(len, placed)), matrix_share)
+
+
+def on_device(settings: Settings, vectors: Mapping[str, float]) -> float:
+    """How many of these vectors are where the rank computes; the others are on the CPU."""
+    elsewhere = {COPY, *(["outer state"] if settings.pool.outer_state is OuterState.cpu else [])}
+    return sum(count for kind, count in vectors.items() if kind not in elsewhere)
+
+
+def _held(settings: Settings, layout: Layout, parameters: ParameterCount) -> tuple[float, float]:
+    """Bytes that the rank with the most holds where it computes, and beside that on the CPU."""
+    size = settings.pool.ranks_per_worker
+    unit = vector_dtype(settings.precision).itemsize / size
+    held = []
+    for seat in {seat for trainer in layout.trainers for seat in layout.ranks(trainer)}:
+        vectors = vectors_of(settings, layout, seat, parameters.matrix_share)
+        device = on_device(settings, vectors)
+        copies = 0.0 if settings.checkpoint.every is None else vectors[COPY]
+        others = sum(vectors.values()) - device - vectors[COPY] + copies
+        held.append((unit * (device * parameters.trained + parameters.frozen), unit * others * parameters.trained))
+    return max(held)
+
+
+def _memory(settings: Settings, nodes: Sequence[int], layout: Layout, parameters: ParameterCount) -> str:
+    """Whether every rank's state fits on its device."""
+    ranks_on_node = max(Counter(nodes).values())
+    device, host = _held(settings, layout, parameters)
+    is_on_gpu = torch.cuda.is_available() or parameters.total >= LARGE
+    if torch.cuda.is_available():
+        sharers = -(-ranks_on_node // torch.cuda.device_count())
+        limit, name = torch.cuda.get_device_properties(0).total_memory / sharers, "its part of this machine's GPUs is"
+    elif is_on_gpu:
+        limit, name = H100_BYTES, "no GPU is here to ask, an H100 has"
+    else:
+        device, host = device + host, 0.0
+        limit, name = psutil.virtual_memory().total / ranks_on_node, "its part of this machine is"
+    holds = f"each rank holds {in_bytes(device)}, activations not counted ({name} {in_bytes(limit)})"
+    copies = f"; on the CPU, a node holds {in_bytes(host * ranks_on_node)} more" if host else ""
+    if device <= STATE_SHARE * limit:
+        return f"memory: it fits: {holds}{copies}"
+    verdict = "it is tight" if device <= limit else "it does not fit"
+    remedy = _enough_ranks(settings, nodes, parameters, limit)
+    return f"memory: {verdict}: {holds}{copies}; {remedy}"
+
+
+def _enough_ranks(settings: Settings, nodes: Sequence[int], parameters: ParameterCount, limit: float) -> str:
+    """How many of a node's ranks must hold a worker together."""
+    ranks_on_node = max(Counter(nodes).values())
+    for size in range(settings.pool.ranks_per_worker + 1, ranks_on_node + 1):
+        chosen = replace(settings, pool=replace(settings.pool, ranks_per_worker=size))
+        try:
+            held, _ = _held(chosen, experiment_layout(chosen, nodes), parameters)
+        except SettingsError:  # ranks are no multiple of it
+            continue
+        if held <= STATE_SHARE * limit:
+            return f"set pool.ranks_per_worker={size}, with which it is {in_bytes(held)}"
+    return "it needs nodes with more or larger devices, or a smaller model"
+
+
+def _link(settings: Settings, nodes: Sequence[int], parameters: ParameterCount, sent: int) -> str:
+    """Which links are enough for the model on these nodes; of a small one, what it sends."""
+    line = f"link: each node sends {in_bytes(sent)} to the others in a round"
+    (of_nodes,) = predictions(settings, parameters, list(nodes).count(nodes[0]), [len(set(nodes))]) or (None,)
+    if parameters.total < LARGE or of_nodes is None:
+        return line
+    algorithm = settings.algorithm
+    longest = algorithm.updates_range[1] if algorithm.round is RoundLength.link else algorithm.updates_per_round
+    needed = {name: length for name, (_, length) in of_nodes.rounds.items()}
+    enough = [f"{name} (from H = {length:,} on)" for name, length in needed.items() if length <= longest]
+    slow = [f"{name} ({length:,})" for name, length in needed.items() if length > longest]
+    verdict = f"enough for {GOOD_UTILISATION:.0%} of the time in updates: {', '.join(enough) or 'none'}"
+    return f"{line}; {verdict}" + (f"; too slow with H up to {longest:,}: {', '.join(slow)}" if slow else "")
+
+
+def _gain(
+    settings: Settings, nodes: Sequence[int], layout: Layout, parameters: ParameterCount, links: Sequence[Link]
+) -> str:
+    """What a trainer's workers reach together, over one of them."""
+    size = settings.pool.ranks_per_worker
+    seats, traffic = list(nodes)[::size], Traffic(settings, parameters.trained, nodes)
+    trainer = max(layout.trainers, key=layout.num_workers)
+    ranks, num_workers = layout.ranks(trainer), layout.num_workers(trainer)
+    on_seat = max(len(layout.workers_on(seat, trainer)) for seat in ranks)
+    if num_workers == 1:
+        return ""
+    cases: dict[str, tuple[Sequence[Link], float]] = {}
+    if parameters.total >= LARGE:
+        update, between = update_seconds(settings, parameters), tuple(sorted({seats[seat] for seat in ranks}))
+        assumed = {f"at {name}": [Link(between, 0.0, rate)] for name, rate in LINKS.items()}
+        by_link = {"by the measured links": list(links)} if links else assumed
+        cases = {where: (known, update) for where, known in by_link.items()}
+    elif links:
+        cases = {f"with updates of {update:g} s": (links, update) for update in UPDATE_SECONDS}
+    found = []
+    for case, (known, update) in cases.items():
+        seconds = seconds_on_links(settings, traffic, ranks, seats, known)
+        expected = forecast(settings, on_seat, seconds, update)
+        found.append(f"{progress(expected, on_seat, num_workers, update):.2g} {case}")
+    if not found:
+        return ""
+    rule = "so much where the noise of gradients dominates; below 1, one alone is faster"
+    return f"gain: the progress of {num_workers} workers over that of one is at most {', '.join(found)} ({rule})"

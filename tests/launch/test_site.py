@@ -1,0 +1,66 @@
+"""The site as it is built: what its search finds, and how it stands on a phone."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from helpers.browser import Browser, browser
+from helpers.commands import ROOT
+
+pytestmark = pytest.mark.needs("browser")
+
+
+@pytest.fixture(scope="module")
+def shown() -> Iterator[Browser]:
+    with browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    subprocess.run([sys.executable, "-m", "sphinx", "-q", "-c", "docs", ".", str(folder)], cwd=ROOT, check=True)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ("slow link", "docs/guide/link"),
+        ("bandwidth", "docs/guide/link"),
+        ("compression", "docs/guide/link"),
+        ("multi-node", "docs/guide/nodes"),
+        ("multiple nodes", "docs/guide/nodes"),
+        ("FSDP", "docs/guide/large-models"),
+        ("throughput", "docs/guide/report"),
+        ("own loop", "docs/guide/own-loop"),
+        ("updates_per_round", "docs/settings"),
+        ("loss spikes", "docs/guide/troubleshooting"),
+    ],
+)
+def test_what_people_search_for_is_among_the_first_three(words: str, page: str, site: Path, shown: Browser) -> None:
+    found = shown.find(site, words)
+    assert page in list(dict.fromkeys(found))[:3], found[:6]
+
+
+def test_the_site_opens_on_the_readme(site: Path) -> None:
+    assert "url=README.html" in (site / "index.html").read_text(encoding="utf-8")
+    assert "<h1>adloco_dist: " in (site / "README.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("width", [400, 800, 1280])
+@pytest.mark.parametrize("page", ["README", "docs/settings", "docs/guide/start", "docs/guide/link"])
+def test_nothing_is_cut_off_at_any_width(page: str, width: int, site: Path, shown: Browser) -> None:
+    shown.resize(width)
+    shown.visit((site / f"{page}.html").as_uri())
+    assert shown.scroll_width() <= width
+    assert [sizes for sizes in shown.scrolls(".highlight pre") if sizes[0] > sizes[1]] == []
+
+
+def test_every_setting_has_an_anchor(site: Path) -> None:
+    page = (site / "docs" / "settings.html").read_text(encoding="utf-8")
+    for setting in ("pool.trainers", "inner.lr", "wire.format"):
+        assert f'<section id="{setting.replace(".", "-")}">' in page or f'id="{setting.replace(".", "")}"' in page

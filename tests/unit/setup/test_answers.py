@@ -1,0 +1,79 @@
+"""What a dry run answers, by hand."""
+
+import psutil
+import pytest
+import torch
+
+from adloco_dist.cluster.environment import Link
+from adloco_dist.config.compose import compose
+from adloco_dist.objective.protocol import ParameterCount
+from adloco_dist.policy.layout import experiment_layout
+from adloco_dist.setup import answers
+from adloco_dist.setup.answers import H100_BYTES
+from adloco_dist.text import in_bytes
+
+SEVEN_BILLION, SMALL = ParameterCount(7 * 10**9, 0), ParameterCount(10**6, 0)
+DILOCO = ("algorithm=diloco", "outer=average", "checkpoint.every=null")
+"""Weights, two moments, an anchor and the gradient: five vectors in fp32."""
+
+
+@pytest.fixture(autouse=True)
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def told(parameters: ParameterCount, nodes: list[int], *overrides: str, links: tuple[Link, ...] = ()) -> dict[str, str]:
+    settings = compose([*DILOCO, *overrides])
+    lines = answers.answers(settings, nodes, experiment_layout(settings, nodes), parameters, links)
+    return {line.partition(": ")[0]: line.partition(": ")[2] for line in lines}
+
+
+def test_a_model_that_no_gpu_takes_names_how_many_must_share_it() -> None:
+    memory = told(SEVEN_BILLION, [0] * 8 + [1] * 8)["memory"]
+    assert memory.startswith(f"it does not fit: each rank holds {in_bytes(5 * 4 * 7e9)}, activations not counted (")
+    assert f"an H100 has {in_bytes(H100_BYTES)})" in memory
+    assert memory.endswith(f"set pool.ranks_per_worker=4, with which it is {in_bytes(5 * 7e9)}"), "of 1, 2, 4 and 8"
+
+
+def test_a_model_that_as_many_ranks_share_fits() -> None:
+    memory = told(SEVEN_BILLION, [0] * 8 + [1] * 8, "pool.ranks_per_worker=4")["memory"]
+    assert memory.startswith(f"it fits: each rank holds {in_bytes(5 * 7e9)}, ")
+    more = told(ParameterCount(10**12, 0), [0] * 8)["memory"]
+    assert more.endswith("it needs nodes with more or larger devices, or a smaller model")
+
+
+def test_copies_for_checkpoints_are_counted_on_the_cpu() -> None:
+    settings = ("pool.ranks_per_worker=4", "checkpoint.every=10rounds")
+    memory = told(SEVEN_BILLION, [0] * 8 + [1] * 8, *settings)["memory"]
+    assert memory.endswith(f"on the CPU, a node holds {in_bytes(8 * 4 * 7e9)} more"), "four vectors of two workers"
+
+
+def test_a_small_model_shares_this_machine() -> None:
+    memory = told(SMALL, [0, 0])["memory"]
+    share = in_bytes(psutil.virtual_memory().total / 2)
+    held = f"it fits: each rank holds {in_bytes(5 * 4e6)}, activations not counted"
+    assert memory == f"{held} (its part of this machine is {share})"
+
+
+def test_on_one_node_there_is_no_link_to_ask_about() -> None:
+    assert told(SMALL, [0, 0]).keys() == {"memory"}
+
+
+def test_links_that_are_enough_and_that_are_too_slow() -> None:
+    fixed = told(SEVEN_BILLION, [0, 1], "algorithm.updates_per_round=1000", "wire=fp32")["link"]
+    assert fixed.startswith(f"each node sends {in_bytes(4 * 7e9)} to the others in a round; enough for 95% ")
+    enough, slow = fixed.split("; too slow with H up to 1,000: ")
+    assert "100 Gbit/s" in enough and "100 Mbit/s (" in slow
+    assert told(SMALL, [0, 1])["link"].startswith("each node sends "), "of a small model nothing is foretold"
+    assert "enough" not in told(SMALL, [0, 1])["link"]
+
+
+def test_what_is_gained_by_links_that_were_measured_or_assumed() -> None:
+    assumed = told(SEVEN_BILLION, [0, 1], "algorithm.updates_per_round=200")["gain"]
+    start = "the progress of 2 workers over that of one is at most "
+    assert assumed.startswith(start)
+    gains = [float(part.split()[0]) for part in assumed.removeprefix(start).partition(" (")[0].split(", ")]
+    assert gains == sorted(gains), "more on faster links"
+    assert "gain" not in told(SMALL, [0, 1])
+    measured = told(SMALL, [0, 1], links=(Link((0, 1), 0.001, 1e6),))["gain"]
+    assert "with updates of 0.01 s" in measured and "with updates of 10 s" in measured
