@@ -33,7 +33,7 @@ html_title = f"adloco_dist {__version__}"
 html_extra_path = ["index.html"]
 html_static_path = ["static"]
 html_css_files = ["site.css"]
-html_search_scorer = "scorer.js"
+html_search_scorer = str(Path(__file__).with_name("scorer.js"))
 html_copy_source = False
 
 
@@ -46,7 +46,7 @@ def add_navigation(app: Sphinx, page: str, source: list[str]) -> None:
     for title, section in zip(sections[::2], sections[1::2], strict=True):
         links = re.findall(r"^\| \[(.+?)\]\((.+)\.md\)", section, flags=re.MULTILINE)
         targets = [(text, normpath(f"docs/{target}")) for text, target in links]
-        pages = [f"{text} </{target}>" for text, target in targets if target != root_doc]
+        pages = [f"{text} </{target}>" if target != root_doc else f"All pages </{INDEX}>" for text, target in targets]
         source[0] += "\n".join(["", "```{toctree}", ":hidden:", f":caption: {title}", "", *pages, "```", ""])
 
 

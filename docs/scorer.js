@@ -4,7 +4,8 @@ const PAST = ["CHANGELOG", "docs/lab-notes", "docs/benchmarks", "docs/evidence",
 var Scorer = {
   score: ([docname, , , , score]) => {
     if (PAST.includes(docname)) return score - 30;
-    return docname.startsWith("docs/guide/") || docname === "README" ? score + 10 : score;
+    const comesFirst = docname.startsWith("docs/guide/") || ["README", "docs/settings"].includes(docname);
+    return comesFirst ? score + 10 : score;
   },
   objNameMatch: 11,
   objPartialMatch: 6,

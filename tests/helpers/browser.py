@@ -89,13 +89,13 @@ class Browser:
         """The width that the page needs, in pixels."""
         return self._driver.execute_script("return document.documentElement.scrollWidth")
 
-    def widths(self, selector: str) -> list[tuple[float, float]]:
-        """The widths of elements and of what they stand in."""
+    def widths(self, selector: str, room: str) -> list[tuple[float, float]]:
+        """The widths of elements and of the `room` that each stands in."""
         script = """
             const width = (element) => element.getBoundingClientRect().width;
-            return [...document.querySelectorAll(arguments[0])].map((one) => [width(one), width(one.parentElement)]);
+            return [...document.querySelectorAll(arguments[0])].map((one) => [width(one), width(one.closest(arguments[1]))]);
         """
-        return [(width, room) for width, room in self._driver.execute_script(script, selector)]
+        return [(width, around) for width, around in self._driver.execute_script(script, selector, room)]
 
     def colourless(self, selector: str) -> int:
         """How many shapes are neither filled nor drawn with a line that is seen."""

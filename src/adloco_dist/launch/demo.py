@@ -91,7 +91,7 @@ def comparison(sources: Mapping[str, Source]) -> list[str]:
     lines = [f"validation loss after {ends[TOGETHER][1]:.1f} s of that clock: {losses}"]
     for name in (ALONE, DDP):
         loss, seconds = ends[name]
-        if cost := reached(sources[TOGETHER], loss):
+        if seconds and (cost := reached(sources[TOGETHER], loss)):
             taken = f"{cost['seconds']:.1f} s, {cost['seconds'] / seconds:.2f} of its {seconds:.1f} s"
             lines.append(f"to the loss of {words[name]} the two machines took {taken}")
     return lines

@@ -39,12 +39,12 @@ def loss_in_words(loss: float | None) -> str:
 
 
 def merge_tree(history: History, nodes: Sequence[int]) -> Figure | None:
-    """Every trainer as a lane that ends where it merges into another; None: no round was trained.
+    """Every trainer as a lane that ends where it merges into another; None: no round was trained, or there was one.
 
     Merges are evenly spaced, for many happen in the first rounds of a long run; the axis says when each was. `nodes`
     has the node of every rank.
     """
-    if not history.num_rounds:
+    if not history.num_rounds or len(history.trainers) == 1:
         return None
     steps = [0, *sorted({row.round for row, _ in history.merges}), history.num_rounds + 1]
     when = [_when(history, round_, is_end=round_ == steps[-1]) for round_ in steps]

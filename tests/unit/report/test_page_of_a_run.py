@@ -49,7 +49,7 @@ def test_one_trainer_that_ended(tmp_path: Path) -> None:
     )
     (estimate,) = [one for one in shown.sentences if "progress per second" in one]
     assert estimate.startswith("Estimate: 1 worker of a trainer made at most 1.50 times the progress per second of one")
-    expected = {"loss", "batch", "bounds", "merges", "phases", "utilisation", "bytes", "transfer", "resent_packets"}
+    expected = {"loss", "batch", "bounds", "phases", "utilisation", "bytes", "transfer", "resent_packets"}
     assert expected <= set(figures(shown))
     phases = next(figure for figure in shown.figures if figure.name == "phases")
     seconds = {point["series"]: point["seconds"] for point in phases.points}
