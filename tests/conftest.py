@@ -8,7 +8,7 @@ import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -39,8 +39,10 @@ OBSTACLES: dict[str, Callable[[], str | None]] = {
     "slurm": slurm.why_unavailable,
     "browser": browser.why_unavailable,
     "image": images.why_unavailable,
-    "accelerate": lambda: None if find_spec("accelerate") else "accelerate is not installed",
-    "peft": lambda: None if find_spec("peft") else "peft is not installed",
+    **{
+        name: partial(lambda name: None if find_spec(name) else f"{name} is not installed", name)
+        for name in ("accelerate", "lightning", "peft", "trl")
+    },
 }
 """By what `pytest.mark.needs` names: why this machine has not got it; None if it has."""
 

@@ -93,7 +93,8 @@ class Browser:
         """The widths of elements and of the `room` that each stands in."""
         script = """
             const width = (element) => element.getBoundingClientRect().width;
-            return [...document.querySelectorAll(arguments[0])].map((one) => [width(one), width(one.closest(arguments[1]))]);
+            const around = (element) => width(element.closest(arguments[1]));
+            return [...document.querySelectorAll(arguments[0])].map((one) => [width(one), around(one)]);
         """
         return [(width, around) for width, around in self._driver.execute_script(script, selector, room)]
 

@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from helpers.commands import ROOT, run
 
@@ -25,6 +27,24 @@ def rounds_of(section: str, num_ranks: int, folder: Path) -> list[str]:
     done = run([sys.executable, *torchrun, str(path)], folder)
     assert done.code == 0, done.output
     return [line for line in done.output.splitlines() if line.startswith("round ")]
+
+
+@pytest.mark.needs("lightning")
+def test_the_loop_of_lightning_averages(tmp_path: Path) -> None:
+    assert sorted(rounds_of("In Lightning", 2, tmp_path)) == [f"round 4: rank {rank} of 2" for rank in (0, 1)]
+
+
+@pytest.mark.needs("trl")
+def test_a_trainer_of_trl_averages(tmp_path: Path) -> None:
+    words = {word: number for number, word in enumerate(["<pad>", "<eos>", *"abcdefghij"])}
+    model = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    model.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=model, pad_token="<pad>", eos_token="<eos>")
+    tokenizer.save_pretrained(tmp_path / "base")
+    config = LlamaConfig(vocab_size=len(words), hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+                         num_attention_heads=2, num_key_value_heads=2)  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "base")
+    assert sorted(rounds_of("In TRL's trainers", 2, tmp_path)) == [f"round 4: rank {rank} of 2" for rank in (0, 1)]
 
 
 @pytest.mark.needs("accelerate")
