@@ -3,8 +3,10 @@
 import re
 import signal
 import socket
+import struct
 import subprocess
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,6 +64,25 @@ def watched(tmp_path: Path) -> Iterator[str]:
     finally:
         process.terminate()
         process.communicate()
+
+
+def test_a_tab_that_is_closed_while_it_loads_is_no_error(tmp_path: Path) -> None:
+    directory = run_directory(tmp_path / "run", [*before_training(0), row(1)])
+    with subprocess.Popen(
+        tool("watch.py", str(directory)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        found = ADDRESS.search(process.stdout.readline())
+        assert found
+        address = urllib.parse.urlsplit(found[0])
+        for _ in range(5):  # megabytes are on their way when the connection is reset
+            with socket.create_connection((address.hostname, address.port)) as tab:
+                tab.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                tab.sendall(f"GET {address.path}vega.js HTTP/1.1\r\nHost: here\r\n\r\n".encode())
+                tab.recv(100)
+        assert status(found[0]) == 200
+        process.terminate()
+        assert process.stderr.read() == ""
 
 
 @pytest.mark.needs("browser")
