@@ -162,7 +162,7 @@ def main() -> None:
     assert decode_reports() == reports
     sides: dict[str, Callable[[], object]] = {
         "decode all reports": decode_reports,
-        "records for the journal": partial(round_rows, all_settings[PLAIN], last, plans[PLAIN], reports, 0.0),
+        "records for the journal": partial(round_rows, all_settings[PLAIN], last, plans[PLAIN], reports, 0.0, 1e-3),
     }
     for name, settings in all_settings.items():
         sides[f"{name}: decide"] = partial(decide, settings)

@@ -98,7 +98,7 @@ class LanguageObjective(Objective):
             pad_token_id=tokenizer.eos_token_id,
         )
         whole = written[0].tolist()
-        return tokenizer.decode(whole[: begin.shape[1]]), tokenizer.decode(whole[begin.shape[1] :])
+        return str(tokenizer.decode(whole[: begin.shape[1]])), str(tokenizer.decode(whole[begin.shape[1] :]))
 
     def save(self, module: nn.Module, directory: Path) -> None:
         """Write what transformers load: weights as safetensors, the config, and the tokenizer where it is known."""

@@ -7,7 +7,6 @@ from dataclasses import replace
 import altair as alt
 import numpy as np
 
-from adloco_dist.messages import Json
 from adloco_dist.report.figures import (
     POINTER,
     Chart,
@@ -22,6 +21,7 @@ from adloco_dist.report.figures import (
     rounded,
 )
 from adloco_dist.report.history import History, Numbers, Values
+from adloco_dist.run.reading import Candidate
 from adloco_dist.run.rows import is_known
 
 PHASES = {
@@ -67,7 +67,7 @@ MAX_RANKS = 48
 """Bars of ranks; of more, those that computed least are shown."""
 
 
-def learning(history: History, saved: Json | None = None) -> Iterator[Figure | None]:
+def learning(history: History, saved: Candidate | None = None) -> Iterator[Figure | None]:
     """Losses, and what people compare beside them.
 
     Args:
@@ -85,7 +85,7 @@ def learning(history: History, saved: Json | None = None) -> Iterator[Figure | N
     yield curve_figure(chart, list(_update_losses(history)))
 
 
-def _with_saved(loss: Figure, history: History, saved: Json | None) -> Figure:
+def _with_saved(loss: Figure, history: History, saved: Candidate | None) -> Figure:
     """The chart of losses with a diamond where the run has come to."""
     if not saved or not is_known(saved["validation_loss"]):
         return loss

@@ -45,7 +45,7 @@ class Figure:
     """Name of its file."""
     title: str
     caption: str
-    layers: alt.Chart | alt.LayerChart
+    layers: alt.Chart | alt.LayerChart | alt.FacetChart
     points: Sequence[Point]
     picture_width: int | None = None
     """Pixels of its picture where that is wider than others, and the whole width of a page; None: it is not."""

@@ -5,12 +5,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from adloco_dist.messages import Json
 from adloco_dist.policy.evaluation import in_words
 from adloco_dist.report.history import REQUEST, History, Numbers, Values
 from adloco_dist.report.pool import loss_in_words, place_in_words
 from adloco_dist.report.source import Source
-from adloco_dist.run.reading import saved_candidate
+from adloco_dist.run.reading import Candidate, saved_candidate
 from adloco_dist.text import counted, duration, in_bytes
 
 BOUNDS = {
@@ -60,7 +59,7 @@ def _learned(source: Source) -> Iterator[str]:
         yield f"Saved: {saved['name']}; {' and '.join(_figures(saved))}{where}."
 
 
-def _figures(saved: Json) -> list[str]:
+def _figures(saved: Candidate) -> list[str]:
     """The validation loss of a candidate, and what people compare beside it."""
     loss = f"validation loss {loss_in_words(saved['validation_loss'])}"
     return list(dict.fromkeys([loss, in_words(saved)]))

@@ -126,12 +126,13 @@ def _gain(
     trainer = max(layout.trainers, key=layout.num_workers)
     ranks, num_workers = layout.ranks(trainer), layout.num_workers(trainer)
     on_seat = max(len(layout.workers_on(seat, trainer)) for seat in ranks)
-    if num_workers == 1:
+    between = sorted({seats[seat] for seat in ranks})
+    if len(between) == 1:
         return ""
     cases: dict[str, tuple[Sequence[Link], float]] = {}
     if parameters.total >= LARGE:
-        update, between = update_seconds(settings, parameters), tuple(sorted({seats[seat] for seat in ranks}))
-        assumed = {f"at {name}": [Link(between, 0.0, rate)] for name, rate in LINKS.items()}
+        update, ends = update_seconds(settings, parameters), (between[0], between[-1])
+        assumed = {f"at {name}": [Link(ends, 0.0, rate)] for name, rate in LINKS.items()}
         by_link = {"by the measured links": list(links)} if links else assumed
         cases = {where: (known, update) for where, known in by_link.items()}
     elif links:
