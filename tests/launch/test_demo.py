@@ -25,9 +25,3 @@ def test_the_demonstration_compares_three_runs_and_says_what_comes_next(tmp_path
     assert f"page: runs/{folder.name}/report.html" in done.output
     assert (folder / "report.html").is_file()
     assert "next: python launch/generate.py runs/" in done.output
-
-
-def test_a_mistake_is_one_line(tmp_path: Path) -> None:
-    done = run([sys.executable, str(ROOT / "launch" / "demo.py"), "inner.lrr=1"], tmp_path)
-    assert done.code == 2
-    assert "inner.lrr=1: no such setting" in done.output

@@ -67,7 +67,8 @@ def test_dry_run_of_a_model_that_does_not_fit_here(tmp_path: Path) -> None:
     assert "model: 68,976,648,192 parameters; one flat vector is 34.5 GB on each of 8 ranks" in output
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines()]
     assert [row[0] for row in cells if row and row[0] == "0-15"] == ["0-15"]
-    assert [row[0] for row in cells if len(row) == 7] == ["2", "4", "8", "16", "32", "64"]
+    predicted = [row[0] for row in cells if len(row) == 7 and row[1].isdecimal()]
+    assert predicted == ["2", "4", "8", "16", "32", "64"]
     assert list(tmp_path.iterdir()) == []
 
 

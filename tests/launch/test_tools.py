@@ -7,6 +7,7 @@ import pytest
 from helpers.commands import ROOT, errors, run, tool
 
 MISTAKES = {
+    "demo.py": ["inner.lrr=1"],
     "evaluate.py": ["nowhere"],
     "generate.py": ["nowhere", "text"],
     "report.py": ["nowhere"],

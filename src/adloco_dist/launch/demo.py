@@ -15,6 +15,7 @@ from pathlib import Path
 
 from adloco_dist.command import as_tool
 from adloco_dist.config import RunSettings, SettingsError
+from adloco_dist.config.compose import compose
 from adloco_dist.report.several import page_of_several, reached
 from adloco_dist.report.source import Source, read_source
 from adloco_dist.report.write import write_page
@@ -56,6 +57,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     folder = Path(RunSettings().root) / f"{datetime.now():%Y-%m-%d_%H-%M-%S}-demo"
     with as_tool():
+        compose([*SHARED, *options.overrides])  # a mistake is told before anything else
         show(
             "Two machines, 10 Mbit/s and 10 ms apart, on a simulated clock: a rank is a machine, bytes take their time."
         )
