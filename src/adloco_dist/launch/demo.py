@@ -87,7 +87,7 @@ def train(folder: Path, name: str, overrides: Sequence[str], is_shown: bool = Fa
 
 def comparison(sources: Mapping[str, Source]) -> list[str]:
     """What the runs came to in the same time, and when the two machines had come to it."""
-    words = {TOGETHER: "two machines", ALONE: "one alone", DDP: "DistributedDataParallel on the two"}
+    words = {TOGETHER: "two machines", ALONE: "one alone", DDP: "DistributedDataParallel"}
     ends = {name: _end(source) for name, source in sources.items()}
     losses = ", ".join(f"{words[name]} {loss:.4f}" for name, (loss, _) in ends.items())
     lines = [f"validation loss after {ends[TOGETHER][1]:.1f} s of that clock: {losses}"]
@@ -95,7 +95,7 @@ def comparison(sources: Mapping[str, Source]) -> list[str]:
         loss, seconds = ends[name]
         if seconds and (cost := reached(sources[TOGETHER], loss)):
             taken = f"{cost['seconds']:.1f} s, {cost['seconds'] / seconds:.2f} of its {seconds:.1f} s"
-            lines.append(f"to the loss of {words[name]} the two machines took {taken}")
+            lines.append(f"to the loss of {words[name]} the two took {taken}")
     return lines
 
 
