@@ -31,6 +31,11 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def why_missing(package: str) -> str | None:
+    """Why a package cannot be used; None: it is installed."""
+    return None if find_spec(package) else f"{package} is not installed"
+
+
 OBSTACLES: dict[str, Callable[[], str | None]] = {
     "root": lambda: None if os.geteuid() == 0 else "mounting a file system needs root",
     "user": lambda: "root may read every file" if os.geteuid() == 0 else None,
@@ -39,10 +44,7 @@ OBSTACLES: dict[str, Callable[[], str | None]] = {
     "slurm": slurm.why_unavailable,
     "browser": browser.why_unavailable,
     "image": images.why_unavailable,
-    **{
-        name: partial(lambda name: None if find_spec(name) else f"{name} is not installed", name)
-        for name in ("accelerate", "lightning", "peft", "trl")
-    },
+    **{name: partial(why_missing, name) for name in ("accelerate", "lightning", "peft", "trl")},
 }
 """By what `pytest.mark.needs` names: why this machine has not got it; None if it has."""
 

@@ -3,7 +3,6 @@
 import json
 import math
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from PIL import Image
 from adloco_dist.messages import Json
 from adloco_dist.report.source import read_source
 from adloco_dist.report.write import page, write_page
-from helpers.browser import Browser, browser
+from helpers.browser import Browser
 from helpers.commands import (
     FOUR_TRAINERS,
     ONE_RANK,
@@ -36,12 +35,6 @@ POOL = (
 )  # fmt: skip
 
 pytestmark = pytest.mark.needs("browser")
-
-
-@pytest.fixture(scope="module")
-def shown() -> Iterator[Browser]:
-    with browser() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -2,21 +2,14 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from helpers.browser import Browser, browser
+from helpers.browser import Browser
 from helpers.commands import ROOT
 
 pytestmark = pytest.mark.needs("browser")
-
-
-@pytest.fixture(scope="module")
-def shown() -> Iterator[Browser]:
-    with browser() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -77,8 +77,8 @@ def learning(history: History, saved: Candidate | None = None) -> Iterator[Figur
     columns = {"training": "train_loss", "validation": "validation_loss"}
     loss = _of_trainers(history, Chart("loss", "Loss", caption, "loss", columns, faint="training"))
     yield loss and _with_saved(loss, history, saved)
-    chart = Chart("accuracy", "Validation accuracy", "Of every trainer's anchor.", "accuracy")
-    yield _of_trainers(history, replace(chart, columns={"": "validation_accuracy"}))
+    caption, columns = "Of every trainer's anchor.", {"": "validation_accuracy"}
+    yield _of_trainers(history, Chart("accuracy", "Validation accuracy", caption, "accuracy", columns))
     caption = "Of a worker's last update in the round; with Muon, of the matrices."
     yield _of_trainers(history, Chart("learning_rate", "Learning rate", caption, "rate", is_stepped=True))
     chart = Chart("update_losses", "Loss of every update", "A mean over the trainer's workers.", "loss")

@@ -40,8 +40,10 @@ def page_of_several(sources: Sequence[Source], wanted_loss: float | None = None)
     ]
     tables = [_results(runs, differing[:MAX_SETTINGS])]
     lowest = [losses.min() for source in sources if len(losses := source.history.best_validation[1])]
-    if wanted_loss is not None or len(lowest) == len(sources):
-        tables.append(_costs(runs, float(max(lowest)) if wanted_loss is None else wanted_loss))
+    if wanted_loss is None and len(lowest) == len(sources):
+        wanted_loss = float(max(lowest))
+    if wanted_loss is not None:
+        tables.append(_costs(runs, wanted_loss))
     rows = [(name, *(as_typed(source.settings.get(name)) for source in sources)) for name in differing]
     tables.append(Table("Settings that differ", ("setting", *runs), rows))
     heat_map = _heat_map(runs, [name for name in differing if name != SEED])
@@ -52,7 +54,7 @@ def page_of_several(sources: Sequence[Source], wanted_loss: float | None = None)
 
 
 def _summary(runs: Runs, wanted_loss: float | None) -> Iterator[str]:
-    """Which run came to the lowest loss, and how long the others took to that of the worst, or to the one asked for."""
+    """Which run came to the lowest loss, and how long all took to the wanted loss; None: there is none."""
     finals = {name: final for name, source in runs.items() if is_known(final := _final(source))}
     if len(finals) < 2:
         return
@@ -60,14 +62,12 @@ def _summary(runs: Runs, wanted_loss: float | None) -> Iterator[str]:
     yield (
         f"{best} came to the lowest validation loss, {finals[best]:.4f}; {worst} to the highest, {finals[worst]:.4f}."
     )
-    lowest = [losses.min() for source in runs.values() if len(losses := source.history.best_validation[1])]
-    loss = float(max(lowest)) if wanted_loss is None and len(lowest) == len(runs) else wanted_loss
-    if loss is None:
+    if wanted_loss is None:
         return
-    found = {name: cost["seconds"] for name, source in runs.items() if (cost := reached(source, loss))}
+    found = {name: cost["seconds"] for name, source in runs.items() if (cost := reached(source, wanted_loss))}
     times = [f"{name} {duration(found[name])}" for name in sorted(found, key=found.__getitem__)]
     if times:
-        yield f"To a loss of {loss:.4f} they took: {', '.join(times)}."
+        yield f"To a loss of {wanted_loss:.4f} they took: {', '.join(times)}."
 
 
 def _identical(runs: Runs) -> Iterator[str]:
@@ -174,14 +174,15 @@ def _heat_map(runs: Runs, keys: Sequence[str]) -> Figure | None:
         final = _final(source)
         if is_known(final):
             cells[as_typed(source.settings.get(keys[0])), as_typed(source.settings.get(keys[1]))].append(final)
-    firsts, seconds = (
-        (sorted(set(values), key=_ascending) for values in zip(*cells, strict=True)) if cells else ([], [])
-    )
-    if len(cells) < max(1, len(firsts) * len(seconds) / 2):  # the two were changed together, not one by the other
+    if not cells:
         return None
+    firsts, seconds = (sorted(set(values), key=_ascending) for values in zip(*cells, strict=True))
+    if len(cells) < len(firsts) * len(seconds) / 2:  # the two were changed together, not one by the other
+        return None
+    means = [float(f"{np.mean(losses):.5g}") for losses in cells.values()]
     drawn: list[Point] = [
-        {"first": first, "second": second, "loss": float(f"{np.mean(losses):.5g}"), "runs": len(losses)}
-        for (first, second), losses in cells.items()
+        {"first": first, "second": second, "loss": mean, "runs": len(losses)}
+        for ((first, second), losses), mean in zip(cells.items(), means, strict=True)
     ]
     base = new_chart(max(90, CELL * len(seconds))).encode(
         x=alt.X("first:N", title=keys[0], axis=alt.Axis(labelAngle=0), sort=firsts),
@@ -189,8 +190,7 @@ def _heat_map(runs: Runs, keys: Sequence[str]) -> Figure | None:
         tooltip=["first:N", "second:N", "loss:Q", "runs:Q"],
     )
     map_ = base.mark_rect().encode(color=alt.Color("loss:Q", title="loss", scale=alt.Scale(scheme="viridis")))
-    losses = [float(np.mean(losses)) for losses in cells.values()]
-    is_dark = f"datum.loss < {(min(losses) + max(losses)) / 2:.6g}"  # viridis goes from violet to yellow
+    is_dark = f"datum.loss < {(min(means) + max(means)) / 2:.6g}"  # viridis goes from violet to yellow
     shade = alt.condition(is_dark, alt.value("white"), alt.value("black"))
     text = base.mark_text(fontWeight="bold").encode(text=alt.Text("loss:Q", format=".3f"), color=shade)
     caption = "Final validation loss; where runs differ in seeds, too, a mean over them."

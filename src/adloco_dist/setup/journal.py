@@ -72,7 +72,7 @@ def open_journal(
     run_file = RunFile(taken.path, facts, earlier or None)
     metrics_file = MetricsFile(taken.path, earlier.get("metrics_bytes", 0))
     crowding = pool.groups.crowding(inputs.layout.rank_sets)
-    report_line(_summary(pool, inputs))
+    report_line(_summary(pool, inputs, facts["parameters"]))
     notes = [f"computes in {facts['arithmetic']}", *_of_matrices(pool), *remarks(environments)]
     notes += _of_rounds(settings.algorithm)
     for line in [*notes, *pool.splits.notes, *([crowding] if crowding else [])]:
@@ -91,13 +91,13 @@ def open_journal(
     return Journal([taken, *trackers, run_file, metrics_file, display], display.report_line)
 
 
-def _summary(pool: LocalPool, inputs: PlanInputs) -> str:
+def _summary(pool: LocalPool, inputs: PlanInputs, num_parameters: int) -> str:
     """What is trained, by whom, on what and for how long, in a line."""
-    layout, count = inputs.layout, sum(shape.numel() for shape in pool.flat_model.whole_layout.shapes)
+    layout = inputs.layout
     workers = sum(map(layout.num_workers, layout.trainers))
     trainers = f"{counted(len(layout.trainers), 'trainer')} of {counted(workers, 'worker')}"
     ranks = counted(pool.runtime.world_size, "rank")
-    what = f"{type(pool.flat_model.module).__name__} of {in_short(count)} parameters"
+    what = f"{type(pool.flat_model.module).__name__} of {in_short(num_parameters)} parameters"
     return f"{what}: {trainers} on {ranks}; {pool.splits.source}; until {pool.settings.budget}"
 
 
