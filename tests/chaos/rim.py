@@ -12,7 +12,6 @@ import select
 import shlex
 import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import threading
@@ -29,6 +28,7 @@ from chaos.rim_files import file_cases
 from chaos.rim_mistakes import mistake_cases
 from chaos.rim_runs import run_cases
 from helpers.commands import environment, processes_with
+from helpers.ports import free_port
 
 MARK = "CHAOS_RIM"
 """In the environment of a case's processes: its folder."""
@@ -134,7 +134,7 @@ def try_case(case: Case, template: Path, folder: Path) -> tuple[list[str], list[
     variables = {**environment(), **NO_HUB, "HF_HOME": str(template / "hub"), **mark, **case.environment}
     problems = []
     with ExitStack() as stack:
-        port = _free_port()
+        port = free_port()
         if case.beside:
             stack.enter_context(case.beside(port))
         commands = [(case.words, folder)]
@@ -234,9 +234,3 @@ def in_words(problems: list[str], running: list[Running]) -> str:
         lines.append(f"  ended with {command.process.returncode} after {seconds:.1f} s; the end of its output:")
         lines += [f"    {line}" for line in command.output[-END_CHARACTERS:].splitlines()]
     return "\n".join(lines)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]

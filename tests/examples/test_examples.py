@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from helpers.commands import ROOT, Finished, run
+from helpers.ports import two_places
 
 EXAMPLES = ROOT / "examples"
 FEW = {
@@ -55,10 +55,7 @@ def test_the_own_loop(tmp_path: Path) -> None:
 
 
 def test_members_that_are_started_each_by_itself(tmp_path: Path) -> None:
-    with socket.socket() as first, socket.socket() as second:
-        for one in (first, second):
-            one.bind(("127.0.0.1", 0))
-        meet = ",".join(f"127.0.0.1:{one.getsockname()[1]}" for one in (first, second))
+    meet = two_places()
     folders = [tmp_path / "one", tmp_path / "other"]
     for folder in folders:
         folder.mkdir()

@@ -10,6 +10,7 @@ from test_mistakes import assert_refused
 
 from adloco_dist.launch.rendezvous import Rendezvous
 from helpers.commands import SMALL, environment, foreign_program, run, running, train_command, wait_until
+from helpers.ports import free_port
 
 
 def node(port: int, *arguments: str) -> list[str]:
@@ -20,9 +21,7 @@ def node(port: int, *arguments: str) -> list[str]:
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]
+    return free_port()
 
 
 @pytest.mark.parametrize("endpoint", ["localhost", "127.0.0.1:7", "[::1]:29500"])

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from adloco_dist import DiLoCo, Members, OuterSGD, Wire
 from adloco_dist.averaging.codecs import Signs, WholeNumbers
 from adloco_dist.averaging.quantized import Quantized
 from helpers.plain import PLAIN, Tied, adamw, batch, update, values
+from helpers.ports import two_places
 from helpers.processes import forked
 
 UPDATES = 4
@@ -154,11 +154,7 @@ class Started:
 
 @contextmanager
 def started(wire: str = "fp32") -> Iterator[Started]:
-    with socket.socket() as first, socket.socket() as second:
-        for one in (first, second):
-            one.bind(("127.0.0.1", 0))
-        meet = ",".join(f"127.0.0.1:{one.getsockname()[1]}" for one in (first, second))
-    members = Started(meet, wire)
+    members = Started(two_places(), wire)
     try:
         yield members
     finally:

@@ -1,5 +1,6 @@
 """A process as the others reach it: it answers them, and finds the generation that it is in next."""
 
+import errno
 import logging
 import secrets
 import threading
@@ -54,6 +55,8 @@ class Seat:
         self._word = secrets.token_hex(4)
         """Of this process."""
         self.roll, self.lock = Roll(facts, time.monotonic), threading.Condition()
+        self._taken = ""
+        """What a line about a wait says of the addresses that other processes of this machine have."""
         self._server = self._serve(
             [listen] if listen else [*meet, f"{address_towards(split(meet[0])[0]) or LOOPBACK}:0"]
         )
@@ -130,7 +133,7 @@ class Seat:
                 return self._preside(alone)
             if time.monotonic() > said_at:
                 said_at = float("inf")
-                log.warning("members: %s waits for others at %s", self.address, ", ".join(self._meet))
+                log.warning("members: %s waits for others at %s%s", self.address, ", ".join(self._meet), self._taken)
             time.sleep(LOOK_SECONDS)
 
     @property
@@ -262,6 +265,8 @@ class Seat:
                 return Server(*split(address), self._answer)
             except OSError as error:  # in use, or an address of another machine
                 reasons.append(f"{address} ({error.strerror or error})")
+                if error.errno == errno.EADDRINUSE:
+                    self._taken += f"; another process has {address} here"
         raise ValueError(f"listen: this process cannot listen at {', '.join(reasons)}")
 
     def _answer(self, message: Message) -> Message:

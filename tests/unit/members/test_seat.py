@@ -8,9 +8,12 @@ from datetime import timedelta
 import pytest
 from torch.distributed import DistStoreError  # pyright: ignore[reportPrivateImportUsage]
 
+from adloco_dist.members import seat as room
 from adloco_dist.members.direct import GenerationStore
 from adloco_dist.members.roll import Generation
 from adloco_dist.members.seat import Seat
+from helpers.commands import foreign_program, wait_until
+from helpers.ports import free_port
 
 PATIENCE_SECONDS = 20
 
@@ -147,3 +150,25 @@ def test_nobody_waits_for_what_a_generation_that_is_over_would_have_told(three: 
             one.begin(Generation(2, (one.address,)))
         with pytest.raises(DistStoreError, match=f"{one.address} does not go on"):
             wait.result()
+
+
+def test_who_waits_says_which_of_its_places_another_program_has(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No member can begin at the first one then, and others look for it there in vain."""
+    monkeypatch.setattr(room, "SAY_SECONDS", 0.0)
+    with foreign_program(0, b"") as port:
+        taken, free = f"127.0.0.1:{port}", f"127.0.0.1:{free_port()}"
+        waiting = Seat([taken, free], None, {}, silence_seconds=5, least=1)
+        threads = ThreadPoolExecutor(1)
+        looks = threads.submit(waiting.find_place)
+        wait_until(lambda: bool(caplog.messages), lambda: "it does not say that it waits")
+    assert caplog.messages == [f"members: {free} waits for others at {taken}, {free}; another process has {taken} here"]
+    first = Seat([taken], None, {}, silence_seconds=5, least=1)  # the other program is gone
+    first.begin(first.find_place())
+    wait_until(lambda: bool(first.roll.asking), lambda: "nobody came")
+    following, newcomers = found_by([first, waiting], [first.next, lambda: looks.result(PATIENCE_SECONDS)])
+    assert following == newcomers
+    threads.shutdown()
+    for one in (first, waiting):
+        one.close()
