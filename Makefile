@@ -16,16 +16,21 @@ PYTEST := $(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder --
 
 setup: .venv/ready
 
-.venv/ready: pyproject.toml $(CONSTRAINTS)
+# What trains; what checks it, and what it is compared with, comes in a second step.
+.venv/trains: pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: PYTHON=$(PYTHON) is older than 3.11: make setup PYTHON=/path/to/python3.11" >&2; exit 2; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e .
+	@touch $@
+
+.venv/ready: .venv/trains
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev,bench]'
 	@touch $@
 
 # What pays: two machines on a slow link beside one alone and beside DistributedDataParallel.
-train: setup
+train: .venv/trains
 	$(BIN)/python launch/demo.py $(ARGS)
 
 test: setup

@@ -1,7 +1,6 @@
 """The figures of one run: what it learned, its batches and rounds, and what it cost in time, bytes and memory."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 import altair as alt
@@ -20,7 +19,7 @@ from adloco_dist.report.figures import (
     over_rounds,
     rounded,
 )
-from adloco_dist.report.history import History, Numbers, Values
+from adloco_dist.report.history import History, Numbers, OfRanks
 from adloco_dist.run.reading import Candidate
 from adloco_dist.run.rows import is_known
 
@@ -94,9 +93,11 @@ def _with_saved(loss: Figure, history: History, saved: Candidate | None) -> Figu
     mark = new_chart().transform_filter("isValid(datum.saved)")
     mark = mark.mark_point(shape="diamond", size=POINTER, filled=True, color="#e45756", clip=False)
     mark = mark.encode(x=over_rounds(), y="loss:Q", tooltip=["saved:N", "round:Q", "loss:Q"])
-    curves = loss.layers.transform_filter("!isValid(datum.saved)")
+    assert loss.pointer
+    curves, pointer = (part.transform_filter("!isValid(datum.saved)") for part in (loss.layers, loss.pointer))
     caption = f"{loss.caption} Diamond: what was saved, on the sequences of the result."
-    return replace(loss, caption=caption, layers=alt.layer(curves, mark), points=[*loss.points, point])
+    layers, points = alt.layer(curves, mark), [*loss.points, point]
+    return replace(loss, caption=caption, layers=layers, points=points, pointer=pointer)
 
 
 def batches(history: History) -> Iterator[Figure | None]:
@@ -179,14 +180,12 @@ def stretches(values: list[str | None], places: Numbers) -> list[tuple[int, int,
 def _update_losses(history: History) -> Iterator[Curve]:
     """The losses of single updates, where they were recorded."""
     for trainer in history.trainers:
-        losses: list[float | None] = []
-        places: list[float] = []
-        for row in history.rows_of(trainer).tolist():
-            of_round = history.rows[row].step_losses
-            losses += of_round
-            places += (history.places[row] + np.arange(1 - len(of_round), 1) / max(1, len(of_round))).tolist()
-        values = np.array(losses, np.float64)  # NaN for None
-        yield Curve(f"trainer {trainer}", history.axes, values, np.array(places))
+        recorded = [row for row in history.rows_of(trainer).tolist() if history.rows[row].step_losses]
+        losses = [history.rows[row].step_losses for row in recorded]
+        values = np.array([loss for of_round in losses for loss in of_round], np.float64)  # NaN for None
+        ends = [np.arange(1 - len(of_round), 1) / len(of_round) for of_round in losses]
+        places = [history.places[row] + before for row, before in zip(recorded, ends, strict=True)]
+        yield Curve(f"trainer {trainer}", history.axes, values, np.concatenate(places) if places else None)
 
 
 def bytes_sent(history: History) -> Figure | None:
@@ -215,35 +214,21 @@ def throughput(history: History) -> Figure | None:
 
 def utilisation(history: History) -> Figure | None:
     """The share of every rank's time that is spent in updates."""
-    return _of_ranks(history, UTILISATION, [row.utilisation for row in history.rows])
+    return _of_ranks(history, UTILISATION, history.utilisation)
 
 
 def transfer(history: History) -> Figure | None:
     """How long the averages of every rank travel while it computes."""
-    places, travelled = history.places.tolist(), defaultdict[int, dict[int, float]](lambda: defaultdict(float))
-    for place, row in zip(places, history.rows, strict=True):  # the averages of all its trainers
-        for rank, seconds in _named(TRANSFER, row.rank_seconds).items():
-            travelled[place][rank] += seconds
-    return _of_ranks(history, TRANSFER, [travelled[place] for place in places])
+    return _of_ranks(history, TRANSFER, history.transfer_seconds)
 
 
 def resource(history: History, chart: Chart) -> Figure | None:
     """RESENT, or one of RESOURCES."""
-    return _of_ranks(history, chart, [_named(chart, row.resources) for row in history.rows])
+    return _of_ranks(history, chart, history.resources.get(chart.name, {}))
 
 
-def _named(chart: Chart, of_ranks: Mapping[int, Mapping[str, float | None]]) -> dict[int, float]:
-    """What is of the chart's name, by rank."""
-    named = {rank: figures.get(chart.name) for rank, figures in of_ranks.items()}
-    return {rank: number for rank, number in named.items() if number is not None}
-
-
-def _of_ranks(history: History, chart: Chart, by_row: Iterable[Mapping[int, float]]) -> Figure | None:
-    """A number of every rank, as the rows have it; of many ranks the highest, the median and the lowest."""
-    by_rank: dict[int, Values] = {}
-    for place, numbers in zip(history.places.tolist(), by_row, strict=True):
-        for rank, number in numbers.items():
-            by_rank.setdefault(rank, np.full(len(history.rounds), np.nan))[place] = number
+def _of_ranks(history: History, chart: Chart, by_rank: OfRanks) -> Figure | None:
+    """A number of every rank; of many ranks the highest, the median and the lowest."""
     columns = {f"rank {rank}": by_rank[rank] for rank in sorted(by_rank)}
     if len(columns) > MAX_LINES:
         of_ranks = np.ma.masked_invalid(np.vstack([*columns.values()]))

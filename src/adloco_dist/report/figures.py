@@ -51,15 +51,18 @@ class Figure:
     """Pixels of its picture where that is wider than others, and the whole width of a page; None: it is not."""
     smoothed: str | None = None
     """The values that a page may smooth, by their name in the points; None: none."""
+    pointer: alt.Chart | None = None
+    """What a page's pointer finds of curves. It is not seen, and would take half of a picture's time."""
 
     def specification(self) -> dict[str, Any]:
         """The figure in Vega-Lite, without its points; as wide as what it stands in."""
-        return {**self.layers.to_dict(validate=False), "width": "container"}
+        layers = alt.layer(self.layers, self.pointer) if self.pointer else self.layers
+        return {**layers.to_dict(validate=False), "width": "container"}
 
     def png(self) -> bytes:
         """The figure as a picture."""
         of_picture = {"width": self.picture_width or WIDTH, "datasets": {ROWS: self.points}, "title": self.title}
-        drawn = {**self.specification(), **of_picture}
+        drawn = {**self.layers.to_dict(validate=False), **of_picture}
         return vl_convert.vegalite_to_png({**drawn, "config": {**drawn["config"], **CONFIG}}, scale=PNG_SCALE)
 
 
@@ -165,10 +168,10 @@ def curve_figure(chart: Chart, curves: Sequence[Curve], series: str = "trainer")
         line = line.encode(opacity=alt.condition(chosen, opacity, alt.value(HIDDEN))).add_params(chosen)
     else:
         line = line.encode(opacity=opacity)
-    under_pointer = base.mark_point(opacity=0, size=POINTER)
-    layers = alt.layer(line.add_params(zoom), under_pointer)
+    pointer = base.mark_point(opacity=0, size=POINTER)
     smoothed = None if chart.is_stepped else chart.y
-    return Figure(chart.name, chart.title, chart.caption, layers, drawn, smoothed=smoothed)
+    layers = line.add_params(zoom)
+    return Figure(chart.name, chart.title, chart.caption, layers, drawn, smoothed=smoothed, pointer=pointer)
 
 
 def over_rounds() -> alt.X:

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
+from math import isfinite
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,8 @@ from adloco_dist.run.rows import TrainerRow, parse_rows
 
 Values = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.int64]
+OfRanks = Mapping[int, Values]
+"""A number of each rank for every round; NaN where it is not known."""
 AXES = {
     "round": "round",
     "updates": "updates of a worker",
@@ -73,8 +77,13 @@ class History:
 
     def values(self, name: str) -> Values:
         """The number that every row has in a field; NaN where there is none."""
-        values = (getattr(row, name) for row in self.rows)
-        return np.array([np.nan if value is None else value for value in values], np.float64)
+        if name not in self._columns:
+            self._columns[name] = np.array([*map(attrgetter(name), self.rows)], np.float64)  # which makes None NaN
+        return self._columns[name]
+
+    @cached_property
+    def _columns(self) -> dict[str, Values]:
+        return {}
 
     @cached_property
     def bounds(self) -> list[str | None]:
@@ -104,6 +113,41 @@ class History:
             for kind, num_bytes in row.bytes_sent.items():
                 sent[kind][place] += num_bytes
         return dict(sent)
+
+    @cached_property
+    def resources(self) -> Mapping[str, OfRanks]:
+        """What each rank used in every round, by name."""
+        used = defaultdict[str, defaultdict[int, Values]](self._of_ranks)
+        for place, row in zip(self.places.tolist(), self.rows, strict=True):
+            for rank, figures in row.resources.items():
+                for name, number in figures.items():
+                    if number is not None:
+                        used[name][rank][place] = number
+        return used
+
+    @property
+    def utilisation(self) -> OfRanks:
+        """The share of each rank's round in which updates were computed."""
+        shares = self._of_ranks()
+        for place, row in zip(self.places.tolist(), self.rows, strict=True):
+            for rank, share in row.utilisation.items():
+                shares[rank][place] = share
+        return shares
+
+    @property
+    def transfer_seconds(self) -> OfRanks:
+        """How long the averages of all trainers on a rank travelled beside its updates, in every round."""
+        travelled = self._of_ranks()
+        for place, row in zip(self.places.tolist(), self.rows, strict=True):
+            for rank, steps in row.rank_seconds.items():
+                if "transfer" in steps:
+                    of_rank = travelled[rank]
+                    of_rank[place] = steps["transfer"] + (of_rank[place] if isfinite(of_rank[place]) else 0.0)
+        return travelled
+
+    def _of_ranks(self) -> defaultdict[int, Values]:
+        """A number of any rank in every round, not known so far."""
+        return defaultdict(lambda: np.full(len(self.rounds), np.nan))
 
     @cached_property
     def rank_seconds(self) -> Mapping[int, Mapping[str, float]]:

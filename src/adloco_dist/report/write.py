@@ -1,6 +1,7 @@
 """Pages of runs as files: `launch/report.py RUN...`, and what a run writes of itself when it ends."""
 
 import argparse
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,6 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--loss", type=float, help="of several: count tokens, bytes and time to this validation loss")
     options = parser.parse_args(arguments)
+    gc.disable()  # millions of values are read, none of them in a cycle, and each collection would look at all
     with as_tool():
         folders = [folder for run in options.runs for folder in run_folders(Path(run))]
         sources = [read_source(folder) for folder in folders]
