@@ -28,6 +28,7 @@ with DiLoCo(model, optimizer, updates_per_round=25) as diloco:
         optimizer.step()  # every 25th step is followed by an outer step
         optimizer.zero_grad()
         if (step := diloco.last_step) and diloco.is_round_end and dist.get_rank() == 0:
-            print(f"round {diloco.round}: averaged {step.num_finite:g} workers, sent {step.bytes_sent / 1e3:.1f} kB")
+            sent = f"sent {step.bytes_sent / 1e3:.1f} kB in {step.seconds:.3f} s"
+            print(f"round {diloco.round}: averaged {step.num_finite:g} workers, {sent}")
 
 dist.destroy_process_group()

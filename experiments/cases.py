@@ -28,7 +28,7 @@ UPDATE_SECONDS = {"adamw": 0.008, "muon": 0.0207}
 """A simulated clock: an update of `tiny` as it was measured on one core, by sequences of 128 tokens; with Muon it takes
 longer by 1.4 sequences, measured beside the other on one core.
 
-A message has the default latency of 0.5 ms in every experiment.
+A message has the default latency of 0.5 ms, where an experiment names no other.
 """
 
 

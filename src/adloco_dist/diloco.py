@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from adloco_dist.averaging.report import OuterStepReport
 from adloco_dist.averaging.schedule import Action, Event, round_events
 from adloco_dist.averaging.steps import StepCounter
 from adloco_dist.members.members import Members
-from adloco_dist.members.rounds import Rounds
+from adloco_dist.members.rounds import Rounds, timed
 from adloco_dist.vectors import is_sharded
 
 log = logging.getLogger(__name__)
@@ -200,7 +201,8 @@ class DiLoCo(Rounds):
             self._complete()
             self._outer.mix(event.fragment)
         elif self._wire.delay_updates:
-            self._started = self._outer.start(event.fragment, self._connection.group, is_delayed=True)
+            start = partial(self._outer.start, event.fragment, self._connection.group, is_delayed=True)
+            self._started = timed(start)
             self._outer.begin()
         else:
             self.last_step = self._step([event.fragment])

@@ -14,10 +14,15 @@ from helpers.hosts import Wan, linked, run_on, why_unavailable
 pytestmark = pytest.mark.skipif(bool(why_unavailable()), reason=str(why_unavailable()))
 
 
-def test_the_clock_counts_what_rounds_of_two_hosts_take() -> None:
-    """With an update a round, where nine tenths of the time are bytes on the link, whatever else this machine does."""
+FAR = pytest.mark.needs("far")
+
+
+@pytest.mark.parametrize("delay_ms", [0, pytest.param(25, marks=FAR), pytest.param(75, marks=FAR)])
+def test_the_clock_counts_what_rounds_of_two_hosts_take(delay_ms: int) -> None:
+    """With an update a round, where nine tenths of the time are the link's, whatever else this machine does."""
+    far = ["--delay-ms", str(delay_ms)] if delay_ms else []
     command = [sys.executable, str(ROOT / "experiments" / "clock.py"), "--only", "fp32", "--model", "nano",
-               "--rate", "10mbit", "--rounds", "40"]  # fmt: skip
+               "--rate", "10mbit", "--rounds", "40", *far]  # fmt: skip
     ended = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     found = re.search(r"clock_over_real = ([\d.]+)", ended.stdout)

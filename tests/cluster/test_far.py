@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from adloco_dist.config import EXIT_STOPPED
 from adloco_dist.report.source import read_source
 from adloco_dist.report.write import page
+from adloco_dist.run.directory import STOP_FILE
 from helpers.clocks import without_clocks
 from helpers.commands import ROOT, wait_until
 from helpers.hosts import Host, Wan, far_hosts, linked, run_on
@@ -69,17 +71,22 @@ def train(made: list[Host], folder: Path, *overrides: str, clock: Path | None = 
     Args:
         clock: a folder with the module of another clock, for all hosts but the first.
     """
+    done = run_on(commands_of(made, *overrides, "run.directory=run", clock=clock), folder)
+    assert [code for code, _ in done] == [0] * len(made), "\n".join(output for _, output in done)
+    (metrics,) = folder.glob("*/run/metrics.jsonl")
+    return [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+
+
+def commands_of(made: list[Host], *words: str, clock: Path | None = None) -> list[tuple[Host, list[str]]]:
+    """One rank on each host; arguments as of `train`."""
     commands = []
     for host in made:
         place = ("--nnodes", str(len(made)), "--nproc-per-node", "1", "--local-addr", host.address, "--rdzv-endpoint",
                  f"{made[0].address}:29531")  # fmt: skip
         script = str(ROOT / "launch" / "train.py")
         python = ["env", f"PYTHONPATH={clock}", sys.executable] if clock and host is not made[0] else [sys.executable]
-        commands.append((host, [*python, script, *place, *QUICK, *overrides, "run.directory=run"]))
-    done = run_on(commands, folder)
-    assert [code for code, _ in done] == [0] * len(made), "\n".join(output for _, output in done)
-    (metrics,) = folder.glob("*/run/metrics.jsonl")
-    return [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+        commands.append((host, [*python, script, *place, *QUICK, *words]))
+    return commands
 
 
 def round_trip_seconds(made: list[Host]) -> float:
@@ -111,6 +118,41 @@ def test_a_run_is_the_same_at_any_distance(near: list[dict[str, Any]], tmp_path:
     """Reports and plans travel meanwhile: what is decided does not follow when they arrive."""
     with linked(2, Wan(delay_ms=50, rate_mbit=100)) as made:
         assert without_clocks(train(made, tmp_path, *FIXED)) == near
+
+
+def test_a_stop_over_a_distance_is_resumed_as_if_it_had_not_been(near: list[dict[str, Any]], tmp_path: Path) -> None:
+    with linked(2, Wan(delay_ms=50, rate_mbit=100)) as made, ThreadPoolExecutor(1) as threads:
+        training = threads.submit(run_on, commands_of(made, *FIXED, "run.directory=run"), tmp_path)
+
+        def is_on_its_way() -> bool:
+            return any(_num_rows(path) > 2 for path in tmp_path.glob("*/run/metrics.jsonl"))
+
+        wait_until(is_on_its_way, lambda: "the run did not come to its second round")
+        (metrics,) = tmp_path.glob("*/run/metrics.jsonl")
+        (metrics.parent / STOP_FILE).touch()
+        assert [code for code, _ in training.result()] == [EXIT_STOPPED] * 2
+        assert _num_rows(metrics) < len(near)
+        assert without_clocks(train(made, tmp_path, *FIXED, "run.unfinished=resume")) == near
+
+
+def test_a_dry_run_counts_the_round_trips_of_an_average(tmp_path: Path) -> None:
+    seconds = []
+    for delay_ms in (0, 50):
+        with linked(2, Wan(delay_ms=delay_ms, rate_mbit=10)) as made:
+            folder = tmp_path / str(delay_ms)
+            folder.mkdir()
+            torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1",
+                        "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{made[0].address}:29531"]  # fmt: skip
+            planned = [str(ROOT / "launch" / "train.py"), "--dry-run", *QUICK]
+            done = run_on([(host, [*torchrun, "--local-addr", host.address, *planned]) for host in made], folder)
+        assert [code for code, _ in done] == [0, 0], "\n".join(output for _, output in done)
+        shown = "".join(output for _, output in done)
+        rows = [line.split("│") for line in shown[shown.index("by the measured links") :].splitlines()]
+        (both,) = [row[2:] for row in rows if row[1:2] and row[1].strip() == "0,1"]
+        seconds.append(float(both[0]))
+        assert "gain: the progress of 2 workers over that of one is at most " in shown
+        assert all(" H " in cell or cell.strip().endswith("x") for cell in both[1:5]), both
+    assert 0.1 <= seconds[1] - seconds[0] < 0.2, "one round trip, or two"
 
 
 def test_a_link_that_stands_still_for_a_while_costs_that_while(near: list[dict[str, Any]], tmp_path: Path) -> None:

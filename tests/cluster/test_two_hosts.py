@@ -34,24 +34,30 @@ def torchrun_on(nodes: list[Host]) -> list[str]:
         "torchrun": [sys.executable, "-m", "torch.distributed.run"],
         "launch/train.py": [str(ROOT / "launch" / "train.py")],
         "node1:29500": [f"{nodes[0].name}:29511"],
+        "2": [str(len(nodes))],
         "4": ["1"],
     }
     return [word for theirs in documented("docs/guide/nodes.md", "torchrun") for word in ours.get(theirs, [theirs])]
 
 
 def train_on_two_hosts(tmp_path: Path, *settings: str) -> tuple[list[Host], list[str], list[int]]:
-    """Under plain torchrun, to the end.
+    """Under plain torchrun, to the end; returns as `train_on`."""
+    return train_on(2, tmp_path, *settings)
+
+
+def train_on(count: int, tmp_path: Path, *settings: str) -> tuple[list[Host], list[str], list[int]]:
+    """One rank on each of so many hosts.
 
     Returns:
         The hosts, what they printed, and the bytes that left each of them.
     """
-    with hosts(2, rate="200mbit") as nodes:
+    with hosts(count, rate="200mbit") as nodes:
         commands = []
         for host in nodes:
             commands.append((host, [*torchrun_on(nodes), *SETTINGS, *settings, "run.directory=run"]))
         done = run_on(commands, tmp_path)
         outputs = [output for _, output in done]
-        assert [code for code, _ in done] == [0, 0], "\n".join(outputs)
+        assert [code for code, _ in done] == [0] * count, "\n".join(outputs)
         return nodes, outputs, [host.bytes_sent() for host in nodes]
 
 
@@ -121,3 +127,19 @@ def test_averages_in_four_bits_are_counted_as_the_link_counts_them(tmp_path: Pat
     assert counted < sum(on_the_wire) < 1.25 * counted + last_exchanges
     assert all(0 < share <= 1 for row in rows if row["round"] for share in row["utilisation"].values())
     assert all(spent["transfer"] > 0 for row in rows if row["round"] > 1 for spent in row["rank_seconds"].values())
+
+
+@pytest.mark.parametrize(("wire", "share"), [("signs", 0.0352), ("sparse", 0.0071)])
+def test_what_owners_of_slices_send_is_counted_as_the_link_counts_it(wire: str, share: float, tmp_path: Path) -> None:
+    """Each of three hosts sends two thirds of an average to their owners, and its third of the sum to both others."""
+    overrides = ("pool.trainers=1", "pool.workers_per_trainer=3", "outer=average", "budget=60rounds", f"wire={wire}",
+                 "evaluation.every=null", "cluster.check_links=false", "checkpoint.every=null")  # fmt: skip
+    _, _, on_the_wire = train_on(3, tmp_path, *overrides)
+    (directory,) = (path.parent for path in tmp_path.glob("*/run/run.json"))
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    sent = [row["bytes_sent"]["outer"] for row in rows if row["round"]]
+    in_full = 3 * 4 * 117_120
+    assert all(count == pytest.approx(4 / 3 * share * in_full, rel=0.1) for count in sent), sent[0] / in_full
+    counted = sum(sum(row["bytes_sent"].values()) for row in rows)
+    last_exchanges = 3 * 4 * 120_000 * 3 * 2
+    assert counted < sum(on_the_wire) < 1.25 * counted + last_exchanges

@@ -161,12 +161,14 @@ def test_a_rank_that_stands_still_for_many_rounds_changes_nothing(still_rank: in
 
 @pytest.mark.parametrize("looks", [5, 14, 23])
 def test_stopped_where_a_plan_was_sent_and_not_received_it_is_the_same_run(tmp_path: Path, looks: int) -> None:
-    whole = held_anchors(run_ranks(stop_before_a_plan_is_received, [0, 0], str(tmp_path / "whole"), None))
+    whole = run_ranks(stop_before_a_plan_is_received, [0, 0], str(tmp_path / "whole"), None)
     stopped = run_ranks(stop_before_a_plan_is_received, [0, 0], str(tmp_path / "stopped"), looks)
     assert stopped[0]["stop"] == INTERRUPTED
     resumed = run_ranks(stop_before_a_plan_is_received, [0, 0], str(tmp_path / "stopped"), None)
     for trainer, anchor in held_anchors(resumed).items():
-        np.testing.assert_array_equal(anchor, whole[trainer])
+        np.testing.assert_array_equal(anchor, held_anchors(whole)[trainer])
+    records = [*stopped[0]["records"], *resumed[0]["records"]]
+    assert without_clocks(records) == without_clocks(whole[0]["records"]), "no round twice, none left out"
 
 
 def test_messages_come_whole_in_their_order_and_leave_nothing_behind() -> None:

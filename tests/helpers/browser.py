@@ -1,13 +1,14 @@
 """A real browser without a window, and what its console says."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from selenium import webdriver
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
@@ -45,6 +46,44 @@ class Browser:
         """Press the button of an axis, and wait until all is drawn against it."""
         self._driver.find_element(By.CSS_SELECTOR, f"[data-axis={axis}]").click()
         self.wait_until_drawn(axis)
+
+    def smooth(self, share: float) -> None:
+        """Move the slider, and wait until all is drawn."""
+        script = """
+            const slider = document.getElementById("smoothing");
+            slider.value = arguments[0];
+            slider.dispatchEvent(new Event("change", { bubbles: true }));
+        """
+        self._driver.execute_script(script, share)
+        self._wait_until("!!document.body.dataset.drawn")
+
+    def click(self, selector: str) -> None:
+        """Click on the first such element, also within a picture."""
+        element = self._driver.find_element(By.CSS_SELECTOR, selector)
+        self._driver.execute_script("arguments[0].scrollIntoView({ block: 'center' })", element)
+        ActionChains(self._driver).move_to_element(element).click().perform()
+
+    def zoom(self, selector: str) -> None:
+        """Turn the wheel over an element while Ctrl is held."""
+        script = """
+            const element = document.querySelector(arguments[0]);
+            const { x, y, width, height } = element.getBoundingClientRect();
+            const middle = { clientX: x + width / 2, clientY: y + height / 2 };
+            const held = { ctrlKey: true, bubbles: true, cancelable: true };
+            element.dispatchEvent(new WheelEvent("wheel", { deltaY: -240, ...held, ...middle }));
+        """
+        self._driver.execute_script(script, selector)
+
+    def curves(self, figure: str) -> list[tuple[str, float]]:
+        """The way of every curve of a figure, and its opacity."""
+        script = """
+            return [...document.querySelectorAll(`#figure-${arguments[0]} .mark-line path`)].map(
+                (path) => [path.getAttribute("d"), Number(path.getAttribute("opacity") ?? 1)]);
+        """
+        return [(way, opacity) for way, opacity in self._driver.execute_script(script, figure)]
+
+    def wait_until_curves(self, figure: str, hold: Callable[[list[tuple[str, float]]], bool]) -> None:
+        WebDriverWait(self._driver, PATIENCE_SECONDS).until(lambda _: hold(self.curves(figure)))
 
     def marks(self) -> dict[str, int]:
         """How many curves, bars, areas and rules with an extent every figure has; 0: nothing is drawn."""
@@ -99,12 +138,12 @@ class Browser:
         return [(width, around) for width, around in self._driver.execute_script(script, selector, room)]
 
     def colourless(self, selector: str) -> int:
-        """How many shapes are neither filled nor drawn with a line that is seen."""
+        """How many shapes are neither filled nor drawn with a line that is seen, or nearly clear."""
         script = """
             const clear = (value) => !value || value === "none" || value === "transparent";
             return [...document.querySelectorAll(arguments[0])].filter((shape) => {
-                const { fill, stroke, strokeWidth } = getComputedStyle(shape);
-                return clear(fill) && (clear(stroke) || parseFloat(strokeWidth) === 0);
+                const { fill, stroke, strokeWidth, opacity } = getComputedStyle(shape);
+                return opacity < 0.3 || clear(fill) && (clear(stroke) || parseFloat(strokeWidth) === 0);
             }).length;
         """
         return self._driver.execute_script(script, selector)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -18,10 +19,16 @@ def test_the_demonstration_compares_three_runs_and_says_what_comes_next(tmp_path
     assert names == {TOGETHER, ALONE, DDP, "figures"}
     for name in (TOGETHER, ALONE, DDP):
         assert json.loads((folder / name / "run.json").read_text())["result"]["saved"] == "trainer 0"
-    losses = re.search(
-        r"^validation loss after [\d.]+ s of that clock: two machines ([\d.]+), one alone ", done.output, re.M
-    )
-    assert losses and float(losses[1]) < 6
+    figures = r"two machines ([\d.]+), one alone ([\d.]+), DistributedDataParallel ([\d.]+)$"
+    losses = re.search(rf"^validation loss after [\d.]+ s of that clock: {figures}", done.output, re.M)
+    assert losses and max(map(float, losses.groups())) < 6
+    for other in ("one alone", "DistributedDataParallel"):
+        assert re.search(rf"^to the loss of {other} the two (took|did not come in) [\d.]+ s", done.output, re.M)
     assert f"page: runs/{folder.name}/report.html" in done.output
     assert (folder / "report.html").is_file()
-    assert "next: python launch/generate.py runs/" in done.output
+    *_, command = re.findall(r"^next: (.*)$", done.output, re.M)
+    python, script, *words = shlex.split(command)
+    assert python == sys.executable
+    again = run([python, str(ROOT / script), *words, "--tokens", "5"], tmp_path)
+    assert again.code == 0, again.output
+    assert again.output.startswith("def main(")

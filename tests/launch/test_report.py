@@ -102,6 +102,24 @@ def test_what_is_written_and_drawn_can_be_seen(scheme: str, finished: tuple[Path
     assert shown.colourless(".role-legend-symbol path") == 0
 
 
+def test_curves_can_be_chosen_smoothed_and_zoomed(finished: tuple[Path, str], shown: Browser) -> None:
+    directory, _ = finished
+    shown.open((directory / "report.html").as_uri())
+    at_first = shown.curves("outer_norm")
+    assert [opacity for _, opacity in at_first] == [1, 1], "of two trainers"
+    shown.click("#figure-outer_norm .role-legend-symbol path")
+    shown.wait_until_curves("outer_norm", lambda curves: sorted(opacity for _, opacity in curves) == [0.05, 1])
+    shown.choose("updates")
+    assert sorted(opacity for _, opacity in shown.curves("outer_norm")) == [0.05, 1], "it stays chosen"
+    shown.choose("round")
+    shown.smooth(0.9)
+    smoothed = shown.curves("outer_norm")
+    assert [way for way, _ in smoothed] != [way for way, _ in at_first]
+    shown.zoom("#figure-outer_norm .mark-line path")
+    shown.wait_until_curves("outer_norm", lambda curves: curves != smoothed)
+    assert shown.errors() == []
+
+
 def test_the_page_says_what_the_records_say(finished: tuple[Path, str], shown: Browser) -> None:
     directory, _ = finished
     shown.open((directory / "report.html").as_uri())

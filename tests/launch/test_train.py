@@ -187,7 +187,7 @@ def test_transformers_loads_the_model(finished_run: Path) -> None:
 
 def test_evaluate_agrees_with_the_run_and_generate_continues_a_text(finished_run: Path) -> None:
     cwd = finished_run.parent
-    evaluated = use("evaluate.py", "first", "--sequences", "8", cwd=cwd)
+    evaluated = use("evaluate.py", "first", cwd=cwd)  # on as many sequences as the run's own result
     result = facts(finished_run)["result"]
     saved = next(candidate for candidate in result["candidates"] if candidate["name"] == result["saved"])
     assert f"validation loss {saved['validation_loss']:.4f}" in evaluated.output

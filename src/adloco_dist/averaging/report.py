@@ -19,7 +19,7 @@ class OuterStepReport:
     gradient_bytes_sent: int = 0
     """Bytes that this rank sent before it, where every update averages gradients."""
     seconds: float = 0.0
-    """In the launcher, time in which no updates were computed for it, `wait_seconds` included."""
+    """Time in which no updates were computed for it, `wait_seconds` included."""
     transfer_seconds: float = 0.0
     """How long the average took, where updates were taken meanwhile; else 0."""
     wait_seconds: float = 0.0

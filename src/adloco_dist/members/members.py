@@ -217,15 +217,17 @@ class Members:
                 looked_at = now
             if generation is None or roll.has_left:
                 continue
-            look = self._is_split if seat.keeps_roll else self._is_late
-            if roll.is_over or look(seat, generation, rounds):
+            is_over = roll.is_over or (
+                self._is_split(seat, generation) if seat.keeps_roll else self._is_late(seat, generation, rounds)
+            )
+            if is_over:
                 self._give_up(seat, generation)  # again and again: the other thread may just have begun to wait
 
     def _is_awaited(self, seat: Seat) -> bool:
         """Whether the round that has ended waits for what the roll says."""
         return not (seat.keeps_roll or seat.roll.is_over) and self._seen < self._rounds - 1
 
-    def _is_split(self, seat: Seat, generation: Generation, _: int) -> bool:
+    def _is_split(self, seat: Seat, generation: Generation) -> bool:
         """Whether a member is silent, or there is a larger generation, for which one other process is asked in turn;
         for who keeps the roll."""
         with seat.lock:

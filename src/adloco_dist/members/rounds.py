@@ -1,9 +1,11 @@
 """Outer steps with whichever ranks there are: what of `DiLoCo` concerns the others."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import reduce
+from dataclasses import replace
+from functools import partial, reduce
 from operator import add
 
 import torch.distributed as dist
@@ -98,7 +100,9 @@ class Rounds:
         self.updates, self.holds_anchor = 0, True
 
     def _step(self, fragments: Iterable[int]) -> OuterStepReport:
-        return reduce(add, [self._outer.step(fragment, self._connection.group) for fragment in fragments])
+        return reduce(
+            add, [timed(partial(self._outer.step, fragment, self._connection.group)) for fragment in fragments]
+        )
 
     def _settle(self) -> None:
         if self._outer.under_way:
@@ -107,7 +111,7 @@ class Rounds:
 
     def _complete(self) -> None:
         if self._outer.under_way:
-            self.last_step = self._started + self._outer.complete()
+            self.last_step = self._started + timed(self._outer.complete)
 
     @contextmanager
     def _attempt(self) -> Iterator[None]:
@@ -132,3 +136,10 @@ class Rounds:
                 raise
             log.warning("members: %s", error)
             self._go_on(self._connection)
+
+
+def timed(part: Callable[[], OuterStepReport]) -> OuterStepReport:
+    """Take a part of an outer step; its report with the time that this took."""
+    begin = time.perf_counter()
+    report = part()
+    return replace(report, seconds=time.perf_counter() - begin)

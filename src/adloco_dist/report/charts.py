@@ -80,6 +80,9 @@ def learning(history: History, saved: Candidate | None = None) -> Iterator[Figur
     yield _of_trainers(history, Chart("accuracy", "Validation accuracy", caption, "accuracy", columns))
     caption = "Of a worker's last update in the round; with Muon, of the matrices."
     yield _of_trainers(history, Chart("learning_rate", "Learning rate", caption, "rate", is_stepped=True))
+    caption = "Of the average difference to the anchor, before the outer step."
+    columns = {"": "pseudo_gradient_norm"}
+    yield _of_trainers(history, Chart("outer_norm", "Norm of the pseudo-gradient", caption, "norm", columns))
     chart = Chart("update_losses", "Loss of every update", "A mean over the trainer's workers.", "loss")
     yield curve_figure(chart, list(_update_losses(history)))
 
@@ -208,7 +211,8 @@ def bytes_sent(history: History) -> Figure | None:
 def throughput(history: History) -> Figure | None:
     """Tokens that the pool trains on per second."""
     tokens, seconds = (np.diff(history.axes[axis], prepend=0.0) for axis in ("tokens", "seconds"))
-    rates = np.divide(tokens, seconds, out=np.full(len(tokens), np.nan), where=seconds > 0)
+    was_trained = (seconds > 0) & (history.rounds > 0)
+    rates = np.divide(tokens, seconds, out=np.full(len(tokens), np.nan), where=was_trained)
     return curve_figure(THROUGHPUT, [Curve("all trainers", history.axes, rates)])
 
 

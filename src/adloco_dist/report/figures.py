@@ -191,6 +191,7 @@ def color(names: Sequence[str], title: str, is_filled: bool = False) -> alt.Colo
         labelLimit=WIDTH // columns - 30,
         symbolType="square" if is_filled else "stroke",
         symbolStrokeWidth=0 if is_filled else 3,
+        symbolOpacity=1,  # not that of curves which stand back
     )
     legend = legend if len(names) > 1 else None
     return alt.Color("series:N", title=title, scale=alt.Scale(domain=list(names), scheme=scheme), legend=legend)

@@ -155,4 +155,6 @@ def _configuration(source: Source) -> Iterator[Table]:
     facts = {name: source.facts.get(name) for name in ("command", "arithmetic", "worker_lr", "parameters")}
     known = [(name.replace("_", " "), str(value)) for name, value in facts.items() if value]
     versions = [(name, str(value)) for name, value in source.facts.get("versions", {}).items()]
+    code = {rank.get("code") for rank in source.cluster["ranks"]} - {None}
+    versions += [("code of adloco_dist", ", ".join(sorted(map(str, code))))] if code else []
     yield Table("Command and versions", (), [*known, *versions])

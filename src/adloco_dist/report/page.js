@@ -6,6 +6,7 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 let axis = "round";
 let smoothing = 0;
 let turn = Promise.resolve();
+const views = {};
 
 /** The specification with "round" on its x axis replaced by the chosen one. */
 function against(name, node) {
@@ -46,6 +47,11 @@ function style() {
   };
 }
 
+/** The curves that a click in the legend has chosen: they stay chosen when the figure is drawn again. */
+function chosenIn(view) {
+  return view && "chosen_store" in view.getState().data ? view.data("chosen_store") : [];
+}
+
 async function draw() {
   delete document.body.dataset.drawn;
   for (const button of document.querySelectorAll("[data-axis]")) {
@@ -54,7 +60,10 @@ async function draw() {
   for (const { name, specification, points, smoothed } of figures) {
     const drawn = { ...against(axis, specification), datasets: { rows: smooth(points, smoothed) } };
     const actions = { export: true, source: false, compiled: false, editor: false };
-    await vegaEmbed(`#figure-${name}`, drawn, { actions, downloadFileName: name, config: style() });
+    const chosen = chosenIn(views[name]);
+    const { view } = await vegaEmbed(`#figure-${name}`, drawn, { actions, downloadFileName: name, config: style() });
+    views[name] = view;
+    if (chosen.length) await view.data("chosen_store", chosen).runAsync();
   }
   document.body.dataset.drawn = axis;
 }

@@ -20,7 +20,8 @@ THICKNESS = alt.Scale(domain=[1, 8], range=[3, 14], clamp=True)
 """Pixels of a lane, by the trainer's workers."""
 CAPTION = (
     "A lane is a trainer; it gets thicker with its workers. Left of a merge: the weight of each member in the average, "
-    "and its validation loss. Right of it, in bold: the loss of the average. Merges are evenly spaced."
+    "and its validation loss. Right of it, in bold: the loss of the average. (Where there is no room for these, the "
+    "table has them.) Merges are evenly spaced."
 )
 
 

@@ -49,7 +49,7 @@ def page_of_several(sources: Sequence[Source], wanted_loss: float | None = None)
     heat_map = _heat_map(runs, [name for name in differing if name != SEED])
     sections = [Section.of("Curves", _curves(runs)), Section.of("Results", [heat_map], tables)]
     problems = [f"{name}: {problem}" for name, source in runs.items() for problem in source.problems]
-    told = [*_summary(runs, wanted_loss), *_identical(runs)]
+    told = [*_summary(runs, wanted_loss), *_identical(runs), *_simulated(runs)]
     return Page(f"{len(runs)} runs", ", ".join(runs), sections, problems, sentences=told)
 
 
@@ -80,6 +80,14 @@ def _identical(runs: Runs) -> Iterator[str]:
     for names in alike.values():
         if len(names) > 1:
             yield f"{', '.join(names)} are identical in every loss: the settings in which they differ did nothing."
+
+
+def _simulated(runs: Runs) -> Iterator[str]:
+    """Whose seconds no clock on a wall has counted."""
+    of_clock = [name for name, source in runs.items() if source.is_simulated]
+    if of_clock:
+        named = "all of them" if len(of_clock) == len(runs) else ", ".join(of_clock)
+        yield f"Seconds are those of a simulated clock (simulation.*) in {named}."
 
 
 def _names(sources: Sequence[Source]) -> list[str]:

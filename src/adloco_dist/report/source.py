@@ -52,6 +52,11 @@ class Source:
         """Its nodes, ranks and links, as far as they are known."""
         return {"nodes": [], "ranks": [], "links": [], **self.facts.get("cluster", {})}
 
+    @property
+    def is_simulated(self) -> bool:
+        """Whether its seconds were counted instead of measured."""
+        return self.settings.get("simulation.update_seconds") is not None
+
     @cached_property
     def settings(self) -> dict[str, Any]:
         return flatten(self.facts.get("settings", {}))

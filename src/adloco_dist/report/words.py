@@ -39,10 +39,11 @@ def _learned(source: Source) -> Iterator[str]:
     history = source.history
     seconds, tokens = history.axes["seconds"][-1], history.axes["tokens"][-1]
     workers = np.nan_to_num(history.values("workers"))[history.row_rounds == history.num_rounds]
-    when = "at the end" if source.result else "now"
+    when = _tense(source, "at the end", "now")
     pool = f"{counted(len(workers), 'trainer')} with {counted(int(workers.sum()), 'worker')} {when}"
+    clock = " of a simulated clock" if source.is_simulated else ""
     yield (
-        f"{counted(history.num_rounds, 'round')} in {duration(seconds)}: {tokens:,.0f} tokens, "
+        f"{counted(history.num_rounds, 'round')} in {duration(seconds)}{clock}: {tokens:,.0f} tokens, "
         f"{history.axes['updates'][-1]:,.0f} updates of each worker; {pool}."
     )
     _, losses = history.best_validation
@@ -51,7 +52,8 @@ def _learned(source: Source) -> Iterator[str]:
         later = "" if best == last else f", at its lowest {best:.4f}"
         sequences = source.settings.get("evaluation.sequences")
         where = f", on up to {sequences:,} validation sequences" if isinstance(sequences, int) else ""
-        line = f"The validation loss of the best trainer went from {first:.4f} to {last:.4f} while training{later}"
+        went = _tense(source, "went", "has gone")
+        line = f"The validation loss of the best trainer {went} from {first:.4f} to {last:.4f} while training{later}"
         yield f"{line}{where}."
     if source.result and (saved := saved_candidate(source.result)):
         targets = source.result.get("validation_targets")
@@ -68,8 +70,10 @@ def _figures(saved: Candidate) -> list[str]:
 def _merged(source: Source) -> Iterator[str]:
     history = source.history
     if not history.merges:
-        is_alone = len(history.trainers) == 1
-        yield "There was one trainer, so nothing to merge." if is_alone else "No trainers merged."
+        if len(history.trainers) == 1:
+            yield f"There {_tense(source, 'was', 'is')} one trainer, so nothing to merge."
+        else:
+            yield f"No trainers {_tense(source, 'merged', 'have merged so far')}."
     for row, merge in history.merges:
         shares = ", ".join(f"{member} ({share:.2f})" for member, share in merge.shares.items())
         line = f"Before round {row.round:,} trainers {shares} became trainer {merge.survivor}"
@@ -90,7 +94,8 @@ def _batches(source: Source) -> Iterator[str]:
         name = "Batches" if len(history.trainers) == 1 else f"Batches of trainer {trainer}"
         first, last, largest = known[0], known[-1], known.max()
         is_constant = known.min() == largest
-        change = f"stayed at {first:,.0f}" if is_constant else f"went from {first:,.0f} to {last:,.0f} sequences"
+        stayed, went = _tense(source, "stayed", "have stayed"), _tense(source, "went", "have gone")
+        change = f"{stayed} at {first:,.0f}" if is_constant else f"{went} from {first:,.0f} to {last:,.0f} sequences"
         if largest > max(first, last):
             change += f", {largest:,.0f} at most"
         if len(workers) and workers[0] != workers[-1]:
@@ -107,13 +112,19 @@ def _why(source: Source, rows: Numbers) -> str:
         return "; nothing asked for others (batching.request=none)"
     if not len(asked) or not counts:
         return ""
-    measured = f"the gradient noise scale went from {noise[0]:,.3g} to {noise[-1]:,.3g}, " if len(noise) else ""
+    went = _tense(source, "went", "has gone")
+    measured = f"the gradient noise scale {went} from {noise[0]:,.3g} to {noise[-1]:,.3g}, " if len(noise) else ""
     wish = f"{measured}{rule or 'the request'} asked for {asked[0]:,.3g} at first and {asked[-1]:,.3g} at last"
     most = passes.max(initial=1)
     split = f", computed in up to {most:,.0f} micro-batches" if most > 1 else ""
     ((bound, count),) = counts.most_common(1)
     decided = "which was taken" if bound == REQUEST else f"and {BOUNDS.get(bound, bound)} decided"
     return f": {wish}, {decided} in {count:,} of {counts.total():,} rounds{split}"
+
+
+def _tense(source: Source, ended: str, goes_on: str) -> str:
+    """What is said of a run that has ended, or of one that may go on."""
+    return ended if source.result else goes_on
 
 
 def _known(values: Values) -> Values:
@@ -128,18 +139,19 @@ def _link(source: Source) -> Iterator[str]:
     if not sent or not total:
         return
     yield (
-        f"All ranks sent {in_bytes(sent)}{where}. Of the ranks' time {exposed / total:.1%} went into exposed averages "
-        "and waiting for others; averages that travelled beside updates would have been another "
-        f"{hidden / total:.1%}."
+        f"All ranks {_tense(source, 'sent', 'have sent')} {in_bytes(sent)}{where}. Of the ranks' time "
+        f"{exposed / total:.1%} {_tense(source, 'went', 'has gone')} into exposed averages and waiting for others; "
+        f"averages that travelled beside updates would have been another {hidden / total:.1%}."
     )
     known = _known(history.values("worth")[history.row_rounds > (1 - RECENT) * history.num_rounds])
     if len(known):
-        middle = float(np.median(known))
+        lowest, middle, highest = np.quantile(known, [0, 0.5, 1]).tolist()
         workers = counted(int(np.nanmax(history.values("workers"))), "worker")
-        said = "Estimate" if middle > 1 else "It did not pay"
+        made = _tense(source, "made", "make")
+        said = "Estimate" if middle > 1 else f"It {_tense(source, 'did', 'does')} not pay"
         yield (
-            f"{said}: {workers} of a trainer made at most {middle:.2f} times the progress per second of one "
-            "alone (an upper bound: its median over the last quarter of the rounds)."
+            f"{said}: {workers} of a trainer {made} at most {middle:.2f} times the progress per second of one alone "
+            f"(an upper bound; over the last quarter of the rounds {lowest:.2f} to {highest:.2f}, this is the median)."
         )
 
 

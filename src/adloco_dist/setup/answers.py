@@ -33,11 +33,17 @@ def answers(
         nodes: the node of every rank.
         links: those that were measured.
     """
-    traffic = Traffic(settings, parameters.trained, nodes)
-    lines = [_memory(settings, nodes, layout, parameters)]
-    if (sent := traffic.over_fullest_link(layout)) and not settings.algorithm.is_data_parallel:
-        lines += [_link(settings, nodes, parameters, sent), _gain(settings, nodes, layout, parameters, links)]
-    return [line for line in lines if line]
+    memory, remedy = _memory(settings, nodes, layout, parameters)
+    lines, note = [memory], ""
+    if remedy:  # what else is asked is asked of what can run
+        note = f", with pool.ranks_per_worker={remedy.pool.ranks_per_worker}"
+        settings, layout = remedy, experiment_layout(remedy, nodes)
+    sent = Traffic(settings, parameters.trained, nodes).over_fullest_link(layout)
+    if sent and not settings.algorithm.is_data_parallel:
+        lines.append(f"link{note}: {_link(settings, nodes, parameters, sent)}")
+        if gain := _gain(settings, nodes, layout, parameters, links):
+            lines.append(f"gain{note}: {gain}")
+    return lines
 
 
 def vectors_of(settings: Settings, layout: Layout, seat: int, matrix_share: float) -> Mapping[str, float]:
@@ -66,8 +72,10 @@ def _held(settings: Settings, layout: Layout, parameters: ParameterCount) -> tup
     return max(held)
 
 
-def _memory(settings: Settings, nodes: Sequence[int], layout: Layout, parameters: ParameterCount) -> str:
-    """Whether every rank's state fits on its device."""
+def _memory(
+    settings: Settings, nodes: Sequence[int], layout: Layout, parameters: ParameterCount
+) -> tuple[str, Settings | None]:
+    """Whether every rank's state fits on its device, and the settings with which it would if it does not."""
     ranks_on_node = max(Counter(nodes).values())
     device, host = _held(settings, layout, parameters)
     is_on_gpu = torch.cuda.is_available() or parameters.total >= LARGE
@@ -82,14 +90,20 @@ def _memory(settings: Settings, nodes: Sequence[int], layout: Layout, parameters
     holds = f"each rank holds {in_bytes(device)}, activations not counted ({name} {in_bytes(limit)})"
     copies = f"; on the CPU, a node holds {in_bytes(host * ranks_on_node)} more" if host else ""
     if device <= STATE_SHARE * limit:
-        return f"memory: it fits: {holds}{copies}"
+        return f"memory: it fits: {holds}{copies}", None
     verdict = "it is tight" if device <= limit else "it does not fit"
-    remedy = _enough_ranks(settings, nodes, parameters, limit)
-    return f"memory: {verdict}: {holds}{copies}; {remedy}"
+    remedy, held = _enough_ranks(settings, nodes, parameters, limit) or (None, 0.0)
+    advice = "it needs nodes with more or larger devices, or a smaller model"
+    if remedy:
+        advice = f"set pool.ranks_per_worker={remedy.pool.ranks_per_worker}, with which it is {in_bytes(held)}"
+    return f"memory: {verdict}: {holds}{copies}; {advice}", remedy
 
 
-def _enough_ranks(settings: Settings, nodes: Sequence[int], parameters: ParameterCount, limit: float) -> str:
-    """How many of a node's ranks must hold a worker together."""
+def _enough_ranks(
+    settings: Settings, nodes: Sequence[int], parameters: ParameterCount, limit: float
+) -> tuple[Settings, float] | None:
+    """The settings with which the fewest of a node's ranks hold a worker together where it fits, and the bytes that a
+    rank holds then."""
     ranks_on_node = max(Counter(nodes).values())
     for size in range(settings.pool.ranks_per_worker + 1, ranks_on_node + 1):
         chosen = replace(settings, pool=replace(settings.pool, ranks_per_worker=size))
@@ -98,13 +112,13 @@ def _enough_ranks(settings: Settings, nodes: Sequence[int], parameters: Paramete
         except SettingsError:  # ranks are no multiple of it
             continue
         if held <= STATE_SHARE * limit:
-            return f"set pool.ranks_per_worker={size}, with which it is {in_bytes(held)}"
-    return "it needs nodes with more or larger devices, or a smaller model"
+            return chosen, held
+    return None
 
 
 def _link(settings: Settings, nodes: Sequence[int], parameters: ParameterCount, sent: int) -> str:
     """Which links are enough for the model on these nodes; of a small one, what it sends."""
-    line = f"link: each node sends {in_bytes(sent)} to the others in a round"
+    line = f"each node sends {in_bytes(sent)} to the others in a round"
     (of_nodes,) = predictions(settings, parameters, list(nodes).count(nodes[0]), [len(set(nodes))]) or (None,)
     if parameters.total < LARGE or of_nodes is None:
         return line
@@ -120,7 +134,7 @@ def _link(settings: Settings, nodes: Sequence[int], parameters: ParameterCount, 
 def _gain(
     settings: Settings, nodes: Sequence[int], layout: Layout, parameters: ParameterCount, links: Sequence[Link]
 ) -> str:
-    """What a trainer's workers reach together, over one of them."""
+    """What a trainer's workers reach together, over those of one node, for which its own links cost nothing."""
     size = settings.pool.ranks_per_worker
     seats, traffic = list(nodes)[::size], Traffic(settings, parameters.trained, nodes)
     trainer = max(layout.trainers, key=layout.num_workers)
@@ -137,12 +151,14 @@ def _gain(
         cases = {where: (known, update) for where, known in by_link.items()}
     elif links:
         cases = {f"with updates of {update:g} s": (links, update) for update in UPDATE_SECONDS}
+    on_node = max(Counter(seats[seat] for seat in ranks for _ in layout.workers_on(seat, trainer)).values())
     found = []
     for case, (known, update) in cases.items():
         seconds = seconds_on_links(settings, traffic, ranks, seats, known)
         expected = forecast(settings, on_seat, seconds, update)
-        found.append(f"{progress(expected, on_seat, num_workers, update):.2g} {case}")
+        found.append(f"{progress(expected, on_seat, num_workers, update) / on_node:.2g} {case}")
     if not found:
         return ""
-    rule = "so much where the noise of gradients dominates; below 1, one alone is faster"
-    return f"gain: the progress of {num_workers} workers over that of one is at most {', '.join(found)} ({rule})"
+    rule = "so much where the noise of gradients dominates; below 1, one node alone is faster"
+    of_node = "one" if on_node == 1 else f"{on_node} on one node"
+    return f"the progress of {num_workers} workers over that of {of_node} is at most {', '.join(found)} ({rule})"

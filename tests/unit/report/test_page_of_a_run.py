@@ -49,6 +49,7 @@ def test_one_trainer_that_ended(tmp_path: Path) -> None:
     )
     (estimate,) = [one for one in shown.sentences if "progress per second" in one]
     assert estimate.startswith("Estimate: 1 worker of a trainer made at most 1.50 times the progress per second of one")
+    assert "over the last quarter of the rounds 1.50 to 1.50" in estimate
     expected = {"loss", "batch", "bounds", "phases", "utilisation", "bytes", "transfer", "resent_packets"}
     assert expected <= set(figures(shown))
     phases = next(figure for figure in shown.figures if figure.name == "phases")
@@ -84,7 +85,15 @@ def test_what_was_saved_stands_beside_the_losses_while_training(tmp_path: Path) 
 
 
 def test_a_run_that_goes_on_is_told_in_the_present(tmp_path: Path) -> None:
-    assert page(tmp_path, [row(1), row(2)]).sentences[0].endswith("1 trainer with 1 worker now.")
+    shown = page(tmp_path, [*before_training(0), row(1), row(2, validation_loss=3.6)]).sentences
+    assert shown[0].endswith("1 trainer with 1 worker now.")
+    told = " ".join(shown)
+    assert "There is one trainer, so nothing to merge." in told
+    assert "The validation loss of the best trainer has gone from 5.0000 to 3.6000" in told
+    assert "Batches have stayed at 8" in told
+    assert "All ranks have sent " in told and "% has gone into exposed averages" in told
+    assert "1 worker of a trainer make at most 1.50 times" in told
+    assert " went " not in told and " was " not in told
 
 
 def test_a_constant_one_is_no_figure(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from adloco_dist.config import SettingsError
+from adloco_dist.report.one import page_of
 from adloco_dist.report.several import page_of_several, reached
 from adloco_dist.report.source import Source, read_source
 from adloco_dist.report.write import run_folders
@@ -46,6 +47,16 @@ def test_what_runs_came_to_is_said_first(tmp_path: Path) -> None:
         "a came to the lowest validation loss, 2.9000; b to the highest, 3.1000.",
         "To a loss of 3.2000 they took: b 10 s, a 30 s.",
     ]
+
+
+def test_a_simulated_clock_is_named(tmp_path: Path) -> None:
+    clocks = [
+        run(tmp_path / name, [loss], *simulated, final=loss)
+        for name, loss, *simulated in (("a", 4.0), ("b", 3.0, "simulation.update_seconds=0.1"))
+    ]
+    assert page_of_several(clocks).sentences[-1] == "Seconds are those of a simulated clock (simulation.*) in b."
+    assert page_of_several(clocks[1:] * 2).sentences[-1].endswith("in all of them.")
+    assert page_of(clocks[1]).sentences[0].startswith("1 round in 10 s of a simulated clock: ")
 
 
 def test_runs_that_are_identical_are_named(tmp_path: Path) -> None:

@@ -77,3 +77,21 @@ def test_what_is_gained_by_links_that_were_measured_or_assumed() -> None:
     assert "gain" not in told(SMALL, [0, 1])
     measured = told(SMALL, [0, 1], links=(Link((0, 1), 0.001, 1e6),))["gain"]
     assert "with updates of 0.01 s" in measured and "with updates of 10 s" in measured
+
+
+def test_link_and_gain_are_those_of_the_ranks_that_must_share_it() -> None:
+    nodes = [0] * 8 + [1] * 8
+    asked, proposed = told(SEVEN_BILLION, nodes), told(SEVEN_BILLION, nodes, "pool.ranks_per_worker=4")
+    assert {name for name in asked if name != "memory"} == {
+        "link, with pool.ranks_per_worker=4",
+        "gain, with pool.ranks_per_worker=4",
+    }
+    for name in ("link", "gain"):
+        assert asked[f"{name}, with pool.ranks_per_worker=4"] == proposed[name]
+
+
+def test_what_is_gained_is_over_all_that_one_node_has() -> None:
+    gain = told(SEVEN_BILLION, [0] * 8 + [1] * 8, "pool.ranks_per_worker=4", "algorithm.updates_per_round=500")["gain"]
+    start = "the progress of 4 workers over that of 2 on one node is at most "
+    assert gain.startswith(start)
+    assert all(float(part.split()[0]) <= 2 for part in gain.removeprefix(start).partition(" (")[0].split(", "))

@@ -79,6 +79,20 @@ def test_parts_are_summed_inside_of_nodes_first() -> None:
     assert sent.over_link([0, 1, 2, 3]) == 2 * (2 * 4 * BLOCK_BYTES + 4)
 
 
+def test_slices_of_many_nodes_go_to_their_owners_and_their_sums_come_back(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of four, each sends three quarters of all signs, and its quarter of the sum to three: no more than of two."""
+    two, four = (
+        traffic(list(range(nodes)), "wire=signs", "outer=average").of_rank(list(range(nodes))) for nodes in (2, 4)
+    )
+    signs = PARAMETERS / 8 + 2 * PARAMETERS / 128  # with a scale of 2 bytes for each 128
+    assert two == pytest.approx(signs, rel=0.05)
+    assert four == pytest.approx(2 * 3 / 4 * signs, rel=0.05)
+    table = rows(planned(capsys, [0, 1, 2, 3], "algorithm=adloco"), "trainers")
+    (row,) = [row for row in table if row[0] == "0"]
+    in_signs, in_four_bits = map(float, row[-1].split(" or "))
+    assert in_four_bits == pytest.approx(in_signs * 4.125 / 1.125, rel=0.1), "as the link will allow"
+
+
 def test_trainers_share_the_link_of_a_node() -> None:
     settings = compose(["algorithm=diloco", "pool.trainers=2", "pool.placement=spread"])
     nodes = [0, 0, 1, 1]
