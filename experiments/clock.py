@@ -30,7 +30,7 @@ COMMON = (
     "checkpoint.every=null",
 )  # fmt: skip
 ROUND_TRIP = 2
-"""Latencies of an all-reduce of one element between two hosts."""
+"""Latencies of an all-reduce between two hosts, of one element or many."""
 BLOCKING_ROUNDS = 12
 """Of the averages that measure the link."""
 FIRST = 3
@@ -56,9 +56,11 @@ def _counted(rows: Sequence[Record]) -> list[Record]:
     return [row for row in rows if row["round"] > FIRST]
 
 
-def average_rate(rounds: Sequence[Record]) -> float:
-    """Bytes a second that each of two hosts sends in blocking averages."""
-    return statistics.median(row["bytes_sent"]["outer"] / 2 / row["seconds"]["outer"] for row in rounds)
+def average_rate(rounds: Sequence[Record], latency: float) -> float:
+    """Bytes a second that each of two hosts sends in blocking averages, apart from their round trip."""
+    return statistics.median(
+        row["bytes_sent"]["outer"] / 2 / (row["seconds"]["outer"] - ROUND_TRIP * latency) for row in rounds
+    )
 
 
 def update_seconds(row: Record) -> float:
@@ -93,7 +95,7 @@ def main() -> None:
     (link,) = facts["cluster"]["links"]
     latency = link["latency_seconds"] / ROUND_TRIP
     print(f"an average of one element takes {link['latency_seconds'] * 1e3:.4g} ms")
-    rate = average_rate(blocking)
+    rate = average_rate(blocking, latency)
     print(f"averages of fp32 go at {rate * 8e-6:.3g} Mbit/s")
     for name in [options.only] if options.only else WIRES:
         overrides = (model, budget, *WIRES[name])
