@@ -5,7 +5,12 @@ are those of the clock on the wall, so nothing else may run. `exposed_*` is the 
 updates, after its first tenth, `waiting_*` what of that is waiting rather than computing; `blocked_trips` are the round
 trips that a round waits for, beside what it waits for without a distance. `far_over_near_*` is the time to the loss to
 which two hosts without a distance come, over theirs; `second_machine_far_*` is that to the loss of one host alone, over
-its time. Two seeds of one alone train at once, so that in all cases two ranks share the machine.
+its time. Two seeds of one alone train at once, so that in all cases two ranks share the machine; then the two hosts of
+each of these seeds train, in turn at every distance. `bytes_16` is what a rank of sixteen sends for an average, in bytes
+for each parameter, with a sixteenth of the elements, and `bytes_16_default` with signs; they are counted, not measured.
+
+Of sixteen hosts' time, of unequal hosts and of the clock, see experiments/figures.py, bench/unequal.py and
+experiments/clock.py.
 """
 
 import statistics
@@ -20,6 +25,8 @@ from cases import COMPARED, MEASURED
 from kept import Points, seconds_to
 from runs import Record, on_hosts, on_one_host, saved_loss
 
+from adloco_dist.config.compose import compose
+from adloco_dist.setup.scale import Traffic
 from common import parse, report
 from helpers.hosts import Wan, why_not_far
 
@@ -31,6 +38,8 @@ SHARES = (0.5, 0.7)
 """Of the seconds of one alone, which two have."""
 MARGIN_SECONDS = 300
 """For what a run does before and after its budget."""
+HOSTS, PARAMETERS = 16, 1 << 24
+"""Of the average whose bytes are counted."""
 WARM = 0.1
 """Share of a run that is not counted: the first rounds find their length."""
 
@@ -71,6 +80,12 @@ def two_hosts(delay_ms: int, seconds: float, seed: int) -> tuple[Rounds, Points]
     return rounds_of(rows), points
 
 
+def bytes_of_sixteen(*overrides: str) -> float:
+    """What a rank of sixteen hosts sends for an average, in bytes for each parameter."""
+    sent = Traffic(compose(overrides), PARAMETERS, range(HOSTS)).of_rank(range(HOSTS))
+    return sent / PARAMETERS
+
+
 def main() -> None:
     parser = parse(__doc__ or "")
     parser.add_argument("--seeds", type=int, nargs="+", default=[10, 11, 12, 13], help="an even number of them")
@@ -78,13 +93,15 @@ def main() -> None:
     if reason := why_not_far():
         sys.exit(f"no hosts far from each other on this machine: {reason}")
     seconds, seeds = (50, options.seeds[:2]) if options.quick else (SECONDS, options.seeds)
-    with ThreadPoolExecutor(2) as threads:
-        alone = threads.map(lambda seed: on_one_host(overrides_of(seconds, seed)), seeds)
-        targets = [saved_loss(facts["result"]) for facts in alone]
+    targets: list[float] = []
     found = {delay: list[tuple[Rounds, Points]]() for delay in DELAYS_MS}
-    for seed in seeds:
-        for delay in DELAYS_MS:
-            found[delay].append(two_hosts(delay, seconds, seed))
+    for pair in zip(seeds[::2], seeds[1::2], strict=True):
+        with ThreadPoolExecutor(2) as threads:
+            alone = threads.map(lambda seed: on_one_host(overrides_of(seconds, seed)), pair)
+            targets += [saved_loss(facts["result"]) for facts in alone]
+        for seed in pair:
+            for delay in DELAYS_MS:
+                found[delay].append(two_hosts(delay, seconds, seed))
     near, *_, far = DELAYS_MS
     middle = {
         delay: [statistics.median(values) for values in zip(*(rounds for rounds, _ in runs), strict=True)]
@@ -92,6 +109,10 @@ def main() -> None:
     }
     figures = {f"exposed_far_{delay}": middle[delay][0] for delay in DELAYS_MS}
     figures |= {f"waiting_far_{delay}": middle[delay][1] for delay in DELAYS_MS}
+    figures |= {
+        "bytes_16": bytes_of_sixteen("wire=sparse", "wire.fraction=0.0625"),
+        "bytes_16_default": bytes_of_sixteen(),
+    }
     figures["blocked_trips"] = (middle[far][2] - middle[near][2]) / (2 * (far - near) * 1e-3)
     rows = [["one alone", *[""] * 5, *_spread(targets), ""]]
     for delay, runs in found.items():
@@ -105,7 +126,11 @@ def main() -> None:
         figures[f"second_machine_far_{delay}"] = statistics.median(worth)
         figures[f"far_over_near_{delay}"] = statistics.median(over_near)
         both = [f"{min(values):.3f} to {max(values):.3f}" for values in (over_near, worth)]
-        rows.append([f"{delay} ms", *(f"{value:.3f}" for value in middle[delay]), both[0], *_spread(ends), both[1]])
+        of_rounds = [
+            f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
+            for values in zip(*(rounds for rounds, _ in runs), strict=True)
+        ]
+        rows.append([f"{delay} ms", *of_rounds, both[0], *_spread(ends), both[1]])
     columns = ["one way", "not in updates", "waiting", "s of a round", "H", "far over near", "loss", "least", "most",
                "time over one alone's"]  # fmt: skip
     report(f"tiny at 10 Mbit/s, medians of {len(seeds)} seeds", columns, rows, figures, options.json)
