@@ -1,11 +1,14 @@
 """The site as it is built: what its search finds, and how it stands on a phone."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from adloco_dist.config import Settings
+from adloco_dist.config.compose import flatten, to_plain
 from helpers.browser import Browser
 from helpers.commands import ROOT
 
@@ -55,5 +58,12 @@ def test_nothing_is_cut_off_at_any_width(page: str, width: int, site: Path, show
 
 def test_every_setting_has_an_anchor(site: Path) -> None:
     page = (site / "docs" / "settings.html").read_text(encoding="utf-8")
-    for setting in ("pool.trainers", "inner.lr", "wire.format"):
-        assert f'<section id="{setting.replace(".", "-")}">' in page or f'id="{setting.replace(".", "")}"' in page
+    settings = [name for name in flatten(to_plain(Settings())) if not name.startswith("model.overrides.")]
+    assert len(settings) > 90
+    missing = [setting for setting in settings if f'<section id="{re.sub("[._]", "-", setting)}"' not in page]
+    assert missing == []
+
+
+def test_code_can_be_copied(site: Path, shown: Browser) -> None:
+    shown.visit((site / "docs" / "guide" / "start.html").as_uri())
+    assert shown.elements("button.copybtn") == shown.elements("div.highlight pre") > 3
