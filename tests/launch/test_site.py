@@ -66,4 +66,4 @@ def test_every_setting_has_an_anchor(site: Path) -> None:
 
 def test_code_can_be_copied(site: Path, shown: Browser) -> None:
     shown.visit((site / "docs" / "guide" / "start.html").as_uri())
-    assert shown.elements("button.copybtn") == shown.elements("div.highlight pre") > 3
+    assert shown.elements("button.copybtn") == shown.elements("div.highlight pre") > 0
