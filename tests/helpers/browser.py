@@ -1,7 +1,7 @@
 """A real browser without a window, and what its console says."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -169,6 +169,17 @@ class Browser:
         """
         return self._driver.execute_script(script, selector)
 
+    def contrasts_in_cells(self, figure: str) -> list[float]:
+        """The contrast of the text of every cell of a map to the cell's colour."""
+        script = r"""
+            const of = (selector) => [...document.querySelectorAll(`#figure-${arguments[0]} ${selector}`)].map((one) =>
+                getComputedStyle(one).fill.match(/[\d.]+/g).slice(0, 3).map(Number));
+            return [of(".mark-rect.role-mark path"), of(".mark-text.role-mark text")];
+        """
+        cells, texts = self._driver.execute_script(script, figure)
+        lights = [[_luminance(color) for color in both] for both in zip(cells, texts, strict=True)]
+        return [(max(both) + 0.05) / (min(both) + 0.05) for both in lights]
+
     def find(self, site: Path, words: str) -> list[str]:
         """The pages that the search of a built site finds, in its order."""
         self._driver.get(f"{(site / 'search.html').as_uri()}?q={quote(words)}")
@@ -201,6 +212,13 @@ class Browser:
     def _wait_until(self, condition: str, *arguments: object) -> None:
         wait = WebDriverWait(self._driver, PATIENCE_SECONDS)
         wait.until(lambda driver: driver.execute_script(f"return {condition.strip()}", *arguments))
+
+
+def _luminance(color: Sequence[float]) -> float:
+    """Of a colour with parts from 0 to 255 (WCAG 2.2)."""
+    parts = [part / 255 for part in color]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from helpers.commands import (
     train_command,
     use,
 )
-from helpers.run_directories import before_training, row, run_directory
+from helpers.run_directories import before_training, result, row, run_directory
 
 SCREENSHOTS = ROOT / "build" / "screenshots"
 MARKUP = "<img src=x onerror=alert(1)>"
@@ -191,6 +191,44 @@ def test_runs_of_a_sweep_stand_side_by_side(tmp_path: Path, shown: Browser) -> N
     directories = sorted(path.parent.name for path in (tmp_path / "grid").glob("*/run.json"))
     two = use("report.py", *(f"grid/{name}" for name in directories[:2]), cwd=tmp_path)
     assert two.output.splitlines() == ["report/report.html"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_cell_of_a_heat_map_can_be_read(scheme: str, tmp_path: Path, shown: Browser) -> None:
+    """Of losses from one end of its colours to the other."""
+    shown.prefer(scheme)
+    sources = []
+    for place in range(36):
+        changed = (f"algorithm.updates_per_round={place % 6 + 1}", f"inner.lr={1e-3 * (place // 6 + 1)}")
+        loss = 3 + place / 35
+        rows = [*before_training(0), row(1, validation_loss=loss)]
+        sources.append(read_source(run_directory(tmp_path / str(place), rows, changed, result(loss))))
+    shown.open(write_page(page(sources), tmp_path).as_uri())
+    contrasts = shown.contrasts_in_cells("heat_map")
+    assert len(contrasts) == 36
+    assert min(contrasts) >= 4.3, contrasts
+    assert min(shown.contrasts("h1, h2, h3, p, li, td, th, button")) >= 4.5
+
+
+@pytest.mark.parametrize("width", [400, 800, 1280])
+def test_several_merges_and_several_runs_fit_any_width(width: int, tmp_path: Path, shown: Browser) -> None:
+    """The table has what the picture of the merges has no room for."""
+    merges = []
+    for round_, (ended, survivor) in enumerate([(2, 3), (0, 3), (1, 3)], start=2):
+        candidates = {str(member): {"request": 8.0, "bounded": 8.0} for member in (ended, survivor)}
+        shares = dict.fromkeys(candidates, 0.5)
+        losses = dict.fromkeys(candidates, 3.9)
+        policy = {"survivor": survivor, "policy": "worst_with_worst", "member_losses": losses, "loss": 3.8}
+        merges.append(row(round_, survivor, merge={**policy, "shares": shares, "candidates": candidates}))
+    first = [row(1, trainer) for trainer in range(4)]
+    rows = [*before_training(0, 1, 2, 3), *first, *merges, row(5, 3)]
+    shown.resize(width)
+    run_of_four = read_source(run_directory(tmp_path / "four", rows, ends=result()))
+    for sources in ([run_of_four], [run_of_four, read_source(run_directory(tmp_path / "two", rows, ends=result()))]):
+        shown.open(write_page(page(sources), tmp_path).as_uri())
+        assert shown.scroll_width() <= width
+        assert shown.errors() == []
+    assert shown.elements("td") > 0
 
 
 def test_what_cannot_be_shown_is_one_line(tmp_path: Path) -> None:

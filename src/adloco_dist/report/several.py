@@ -21,6 +21,8 @@ OF_PLACE = ("run.", "tracking.")
 SEED = "seed"
 CELL = 44
 """Pixels of a cell of the heat map."""
+DARK = 0.42
+"""Part of viridis, which goes from violet to yellow, on which white is read better than black."""
 MAX_SETTINGS = 6
 """Settings that are beside the results."""
 
@@ -198,7 +200,7 @@ def _heat_map(runs: Runs, keys: Sequence[str]) -> Figure | None:
         tooltip=["first:N", "second:N", "loss:Q", "runs:Q"],
     )
     map_ = base.mark_rect().encode(color=alt.Color("loss:Q", title="loss", scale=alt.Scale(scheme="viridis")))
-    is_dark = f"datum.loss < {(min(means) + max(means)) / 2:.6g}"  # viridis goes from violet to yellow
+    is_dark = f"datum.loss < {min(means) + DARK * (max(means) - min(means)):.6g}"
     shade = alt.condition(is_dark, alt.value("white"), alt.value("black"))
     text = base.mark_text(fontWeight="bold").encode(text=alt.Text("loss:Q", format=".3f"), color=shade)
     caption = "Final validation loss; where runs differ in seeds, too, a mean over them."
