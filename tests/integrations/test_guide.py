@@ -26,7 +26,8 @@ def rounds_of(section: str, num_ranks: int, folder: Path) -> list[str]:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks))
     done = run([sys.executable, *torchrun, str(path)], folder)
     assert done.code == 0, done.output
-    return [line for line in done.output.splitlines() if line.startswith("round ")]
+    # Ranks print on one terminal: the line of one may begin before that of another has ended.
+    return re.findall(r"round \d+: .*?(?=round \d+: |$)", done.output, re.MULTILINE)
 
 
 @pytest.mark.needs("lightning")
