@@ -103,10 +103,8 @@ def main() -> None:
             for delay in DELAYS_MS:
                 found[delay].append(two_hosts(delay, seconds, seed))
     near, *_, far = DELAYS_MS
-    middle = {
-        delay: [statistics.median(values) for values in zip(*(rounds for rounds, _ in runs), strict=True)]
-        for delay, runs in found.items()
-    }
+    measured = {delay: [*zip(*(rounds for rounds, _ in runs), strict=True)] for delay, runs in found.items()}
+    middle = {delay: [statistics.median(values) for values in columns] for delay, columns in measured.items()}
     figures = {f"exposed_far_{delay}": middle[delay][0] for delay in DELAYS_MS}
     figures |= {f"waiting_far_{delay}": middle[delay][1] for delay in DELAYS_MS}
     figures |= {
@@ -127,8 +125,8 @@ def main() -> None:
         figures[f"far_over_near_{delay}"] = statistics.median(over_near)
         both = [f"{min(values):.3f} to {max(values):.3f}" for values in (over_near, worth)]
         of_rounds = [
-            f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
-            for values in zip(*(rounds for rounds, _ in runs), strict=True)
+            f"{median:.3f} ({min(values):.3f} to {max(values):.3f})"
+            for median, values in zip(middle[delay], measured[delay], strict=True)
         ]
         rows.append([f"{delay} ms", *of_rounds, both[0], *_spread(ends), both[1]])
     columns = ["one way", "not in updates", "waiting", "s of a round", "H", "far over near", "loss", "least", "most",

@@ -152,9 +152,6 @@ class Browser:
         """The contrast of elements' text to what lies behind it (WCAG 2.2, section 1.4.3)."""
         script = r"""
             const parse = (color) => color.match(/[\d.]+/g).map(Number);
-            const light = ([r, g, b]) => [r, g, b].map((part) => part / 255)
-                .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4))
-                .reduce((sum, part, place) => sum + part * [0.2126, 0.7152, 0.0722][place], 0);
             const behind = (element) => {
                 for (let one = element; one; one = one.parentElement) {
                     const color = parse(getComputedStyle(one).backgroundColor);
@@ -162,12 +159,10 @@ class Browser:
                 }
                 return [255, 255, 255];
             };
-            return [...document.querySelectorAll(arguments[0])].map((element) => {
-                const both = [light(parse(getComputedStyle(element).color)), light(behind(element))];
-                return (Math.max(...both) + 0.05) / (Math.min(...both) + 0.05);
-            });
+            return [...document.querySelectorAll(arguments[0])].map(
+                (element) => [parse(getComputedStyle(element).color), behind(element)]);
         """
-        return self._driver.execute_script(script, selector)
+        return [_contrast(*both) for both in self._driver.execute_script(script, selector)]
 
     def contrasts_in_cells(self, figure: str) -> list[float]:
         """The contrast of the text of every cell of a map to the cell's colour."""
@@ -177,8 +172,7 @@ class Browser:
             return [of(".mark-rect.role-mark path"), of(".mark-text.role-mark text")];
         """
         cells, texts = self._driver.execute_script(script, figure)
-        lights = [[_luminance(color) for color in both] for both in zip(cells, texts, strict=True)]
-        return [(max(both) + 0.05) / (min(both) + 0.05) for both in lights]
+        return [_contrast(*both) for both in zip(cells, texts, strict=True)]
 
     def find(self, site: Path, words: str) -> list[str]:
         """The pages that the search of a built site finds, in its order."""
@@ -214,9 +208,15 @@ class Browser:
         wait.until(lambda driver: driver.execute_script(f"return {condition.strip()}", *arguments))
 
 
+def _contrast(one: Sequence[float], other: Sequence[float]) -> float:
+    """Of two colours (WCAG 2.2, section 1.4.3)."""
+    darker, lighter = sorted(map(_luminance, (one, other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
 def _luminance(color: Sequence[float]) -> float:
-    """Of a colour with parts from 0 to 255 (WCAG 2.2)."""
-    parts = [part / 255 for part in color]
+    """Of a colour with parts from 0 to 255, and perhaps its opacity after them."""
+    parts = [part / 255 for part in color[:3]]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 

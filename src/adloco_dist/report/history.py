@@ -1,7 +1,7 @@
 """The rows of a run as columns, which is what figures and sentences are made of."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -109,7 +109,7 @@ class History:
     def bytes_sent(self) -> Mapping[str, Values]:
         """Bytes that all ranks sent in every round, by kind of collective."""
         sent: dict[str, Values] = defaultdict(lambda: np.zeros(len(self.rounds)))
-        for place, row in zip(self.places.tolist(), self.rows, strict=True):
+        for place, row in self._placed():
             for kind, num_bytes in row.bytes_sent.items():
                 sent[kind][place] += num_bytes
         return dict(sent)
@@ -118,7 +118,7 @@ class History:
     def resources(self) -> Mapping[str, OfRanks]:
         """What each rank used in every round, by name."""
         used = defaultdict[str, defaultdict[int, Values]](self._of_ranks)
-        for place, row in zip(self.places.tolist(), self.rows, strict=True):
+        for place, row in self._placed():
             for rank, figures in row.resources.items():
                 for name, number in figures.items():
                     if number is not None:
@@ -129,7 +129,7 @@ class History:
     def utilisation(self) -> OfRanks:
         """The share of each rank's round in which updates were computed."""
         shares = self._of_ranks()
-        for place, row in zip(self.places.tolist(), self.rows, strict=True):
+        for place, row in self._placed():
             for rank, share in row.utilisation.items():
                 shares[rank][place] = share
         return shares
@@ -138,12 +138,16 @@ class History:
     def transfer_seconds(self) -> OfRanks:
         """How long the averages of all trainers on a rank travelled beside its updates, in every round."""
         travelled = self._of_ranks()
-        for place, row in zip(self.places.tolist(), self.rows, strict=True):
+        for place, row in self._placed():
             for rank, steps in row.rank_seconds.items():
                 if "transfer" in steps:
                     of_rank = travelled[rank]
                     of_rank[place] = steps["transfer"] + (of_rank[place] if isfinite(of_rank[place]) else 0.0)
         return travelled
+
+    def _placed(self) -> Iterator[tuple[int, TrainerRow]]:
+        """Every row, with where its round is in `rounds`."""
+        return zip(self.places.tolist(), self.rows, strict=True)
 
     def _of_ranks(self) -> defaultdict[int, Values]:
         """A number of any rank in every round, not known so far."""

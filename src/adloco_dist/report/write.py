@@ -2,7 +2,8 @@
 
 import argparse
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from adloco_dist.command import as_tool
@@ -34,8 +35,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--loss", type=float, help="of several: count tokens, bytes and time to this validation loss")
     options = parser.parse_args(arguments)
-    gc.disable()  # millions of values are read, none of them in a cycle, and each collection would look at all
-    with as_tool():
+    with as_tool(), _without_collections():
         folders = [folder for run in options.runs for folder in run_folders(Path(run))]
         sources = [read_source(folder) for folder in folders]
         for source in sources:
@@ -43,6 +43,18 @@ def main(arguments: list[str] | None = None) -> None:
                 report_error(f"note: RUN={source.directory}: {problem}")
         default = options.runs[0] if len(options.runs) == 1 else "report"
         show(str(write_page(page(sources, options.loss), Path(options.output or default))))
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Millions of values are read, none of them in a cycle, and each garbage collection would look at all."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def page(sources: Sequence[Source], wanted_loss: float | None = None) -> Page:
