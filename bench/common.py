@@ -97,7 +97,7 @@ def machine() -> str:
 def report(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], figures: dict[str, float],
            file: Path | None) -> None:  # fmt: skip
     """Print the table, the figures and the machine; write the figures to `file`."""
-    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 160)
+    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 240)
     table = Table(title=title)
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index else "left", no_wrap=True)

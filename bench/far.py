@@ -7,7 +7,8 @@ trips that a round waits for, beside what it waits for without a distance. `far_
 which two hosts without a distance come, over theirs; `second_machine_far_*` is that to the loss of one host alone, over
 its time. Two seeds of one alone train at once, so that in all cases two ranks share the machine; then the two hosts of
 each of these seeds train, in turn at every distance. `bytes_16` is what a rank of sixteen sends for an average, in
-bytes for each parameter, with a sixteenth of the elements, and `bytes_16_default` with signs; both are counted.
+bytes for each parameter, with a sixteenth of the elements, and `bytes_16_default` with signs, both by the formula that
+a test compares with what the kernel counts.
 
 Of sixteen hosts' time, of unequal hosts and of the clock, see experiments/figures.py, bench/unequal.py and
 experiments/clock.py.

@@ -14,7 +14,7 @@ from adloco_dist.objective.language import LanguageObjective
 from adloco_dist.policy.layout import experiment_layout
 from adloco_dist.policy.replay import Trajectory
 from adloco_dist.pool.local_pool import LocalPool
-from adloco_dist.run.journal import Journal
+from adloco_dist.run.journal import Journal, Sink
 from adloco_dist.run.rows import TrainerRow
 from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
 from adloco_dist.train import train
@@ -29,7 +29,7 @@ Look = Callable[[LocalPool, Json], None]
 
 
 @dataclass
-class _Looks:
+class _Looks(Sink):
     """A sink that hands on what it is given."""
 
     pool: LocalPool
@@ -40,9 +40,6 @@ class _Looks:
 
     def close(self, result: Json | None) -> None:
         """Nothing is left to do."""
-
-    def state(self) -> Json:
-        return {}
 
 
 def train_followed(runtime: Runtime, overrides: Sequence[str], look: Look) -> LocalPool:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from typing import Any
 from cases import Case
 
 from adloco_dist.config.amounts import Amount
-from helpers.hosts import Wan, linked, run_on
+from adloco_dist.run.rows import METRICS_FILE
+from helpers.hosts import Host, Wan, linked, run_on
 
 ROOT = Path(__file__).parents[1]
 Record = dict[str, Any]
@@ -73,17 +74,41 @@ def on_hosts(
     Raises:
         RuntimeError: the run failed; its output.
     """
-    with linked(count, link) as made, tempfile.TemporaryDirectory() as folder:
+    with linked(count, link) as made:
+        return on_these(made, overrides, timeout_seconds, a_core_each)
+
+
+def on_these(
+    made: Sequence[Host],
+    overrides: Sequence[str],
+    timeout_seconds: float,
+    a_core_each: bool = False,
+    beside: Callable[[Path, threading.Event], None] | None = None,
+) -> tuple[list[Record], Record]:
+    """As `on_hosts`, on hosts that are there already.
+
+    Args:
+        beside: what else is done meanwhile, in a thread: it takes the file of the run's records, and what says that the
+            run has ended.
+    """
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as threads:
         commands = []
         for rank, host in enumerate(made):
-            place = ("--nnodes", str(count), "--nproc-per-node", "1", "--local-addr", host.address, "--rdzv-endpoint",
-                     f"{made[0].address}:{PORT}")  # fmt: skip
+            place = ("--nnodes", str(len(made)), "--nproc-per-node", "1", "--local-addr", host.address,
+                     "--rdzv-endpoint", f"{made[0].address}:{PORT}")  # fmt: skip
             train = [sys.executable, str(ROOT / "launch" / "train.py"), *place, *overrides, "run.directory=run"]
             commands.append((host, [*(on_core(rank) if a_core_each else ()), *train]))
-        ended = run_on(commands, Path(folder), timeout_seconds)
+        directory = Path(folder) / made[0].name / "run"
+        has_ended = threading.Event()
+        done_beside = threads.submit(beside, directory / METRICS_FILE, has_ended) if beside else None
+        try:
+            ended = run_on(commands, Path(folder), timeout_seconds)
+        finally:
+            has_ended.set()
         if any(code for code, _ in ended):
             raise RuntimeError("\n".join(output for _, output in ended))
-        directory = Path(folder) / made[0].name / "run"
+        if done_beside:
+            done_beside.result()
         return rows_of(directory), facts_of(directory)
 
 
@@ -103,7 +128,7 @@ def on_one_host(overrides: Sequence[str]) -> Record:
 
 def rows_of(directory: Path) -> list[Record]:
     """The rows of a run's records."""
-    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in (directory / METRICS_FILE).read_text(encoding="utf-8").splitlines()]
 
 
 def facts_of(directory: Path) -> Record:

@@ -77,12 +77,14 @@ def train(
     worker_lr = peak_lr(pool.settings.inner, pool.flat_model.hidden_matrices)
 
     def record(decision: Decision) -> None:
+        journal.take_plan(decision.plan)
         if decision.reports and decision.found:
             rows = (decision.reported, decision.plan, decision.reports, decision.found.seconds)
             journal.write(round_rows(pool.settings, *rows, worker_lr))
 
     with Coordinator(pool.settings, inputs, runtime, record, plan, found, seconds) as coordinator:
         if plan and resumed:
+            journal.take_plan(plan)  # which does not stop any more, if it did
             report = steps.resume_round(pool, plan, resumed.merge)
         else:
             coordinator.hand_in(steps.opening_report(pool, inputs.layout))

@@ -1,6 +1,7 @@
 """Hosts that are far from each other: a relay between them delays packets, varies their delay, and loses some."""
 
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from adloco_dist.config import EXIT_STOPPED
 from adloco_dist.report.source import read_source
+from adloco_dist.report.words import sentences
 from adloco_dist.report.write import page
 from adloco_dist.run.directory import STOP_FILE
 from helpers.clocks import without_clocks
@@ -133,6 +135,19 @@ def test_a_stop_over_a_distance_is_resumed_as_if_it_had_not_been(near: list[dict
         assert [code for code, _ in training.result()] == [EXIT_STOPPED] * 2
         assert _num_rows(metrics) < len(near)
         assert without_clocks(train(made, tmp_path, *FIXED, "run.unfinished=resume")) == near
+
+
+def test_a_run_says_how_little_hosts_are_worth_that_are_further_apart_than_a_round_is_long(tmp_path: Path) -> None:
+    """A round trip takes some ten updates."""
+    with linked(2, Wan(delay_ms=100, rate_mbit=100)) as made:
+        (tmp_path / "far").mkdir()
+        rows = train(made, tmp_path / "far", "budget=12seconds", "evaluation.every=null")
+    lengths = [row["updates"] for row in rows if row["round"]]
+    assert lengths[-1] > lengths[0], "rounds become as long as the way"
+    (metrics,) = tmp_path.glob("far/*/run/metrics.jsonl")
+    (said,) = [line for line in sentences(read_source(metrics.parent)) if " of one alone " in line]
+    estimated = re.search(r" at most ([\d.]+) times ", said)
+    assert estimated and float(estimated[1]) < 1.6, said
 
 
 def test_a_dry_run_counts_the_round_trips_of_an_average(tmp_path: Path) -> None:

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from adloco_dist.averaging.group import Group
+from adloco_dist.averaging.report import OuterStepReport
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.data.indexed import IndexedDataset
 from adloco_dist.policy import planning
+from adloco_dist.pool.local_pool import LocalPool
 from helpers.corpora import write_streams
 from helpers.processes import run_ranks
 from helpers.resuming import train_kept
@@ -66,6 +69,9 @@ def test_placement_changes_nothing(overrides: tuple[str, ...], is_streamed: bool
         for trainer, anchor in held_anchors(ranks).items():
             np.testing.assert_allclose(anchor, expected[trainer], rtol=0, atol=1e-9)
     record = alone[0]["records"][-1]
+    if is_streamed:
+        taken = sum(stream["ordinal"] for state in alone[0]["states"].values() for stream in state["streams"])
+        assert taken * 12 == record["pool_tokens"], "every sequence was taken once"
     assert record["worker_updates"] == [6, 2]
     assert record["sequences"] == 2 * (6 + 2)
 
@@ -79,6 +85,36 @@ def test_the_mean_is_weighted_by_updates() -> None:
     trainer.step(0, None)
     mean = (1.0 + 0.5 * 4.0 + 0.1 * 10.0) / 1.6
     torch.testing.assert_close(trainer.anchor, before + mean, rtol=0, atol=1e-9)
+
+
+def see_an_average(runtime: Runtime) -> dict[str, Any]:
+    """The anchor before the average of the only round, where workers stood then, and the anchor after it."""
+    fix_speeds()
+    seen: dict[str, Any] = {}
+
+    def watch(pool: LocalPool) -> None:
+        (trainer,) = pool.trainers.values()
+        average = trainer.average
+
+        def watched(fragment: int, group: Group | None, in_four_bits: bool) -> OuterStepReport:
+            seen["before"] = trainer.anchor.clone()
+            seen["standing"] = [worker.weights.clone() for worker in trainer.workers]
+            return average(fragment, group, in_four_bits)
+
+        trainer.average = watched
+
+    one_round = ("pool.trainers=1", "wire.delay_updates=0", "budget=1rounds")
+    done = train_small_pool(runtime, *FOUR_TRAINERS, *UNEQUAL, *EXACT, *one_round, prepare=watch)
+    return {**seen, "updates": done["records"][-1]["worker_updates"], "after": torch.from_numpy(done["anchors"][0])}
+
+
+def test_a_round_that_follows_the_link_counts_workers_by_their_updates() -> None:
+    (seen,) = run_ranks(see_an_average, [0])
+    assert seen["updates"] == [6, 2]
+    (first, second), before = seen["standing"], seen["before"]
+    mean = (6 * (first - before) + 2 * (second - before)) / 8
+    assert mean.norm() > 0
+    torch.testing.assert_close(seen["after"], before + mean, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize(("num_workers", "rate"), [(1, 1.0), (2, 1.0), (4, 1.26), (16, 2.0)])
@@ -120,7 +156,8 @@ def train_and_stop(runtime: Runtime, folder: str, looks: int | None, overrides: 
 
 
 @pytest.mark.parametrize(
-    ("overrides", "is_streamed"), [(("wire.fragments=2",), False), (BY_LINK, False), (DELAYED, True)]
+    ("overrides", "is_streamed"),
+    [(("wire.fragments=2",), False), (BY_LINK, False), (BY_LINK, True), (DELAYED, True)],
 )
 def test_stopped_in_the_middle_and_resumed_is_the_same_run(
     tmp_path: Path, overrides: tuple[str, ...], is_streamed: bool

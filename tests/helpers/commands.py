@@ -67,6 +67,20 @@ if os.environ.get("RANK") == "{rank}":
     Trainer.step = broken
 """
 
+SLOW_RANK = """
+import os
+if os.environ.get("RANK") == "{rank}":
+    import time
+    from adloco_dist.pool.worker import Worker
+    step, ended_at = Worker.step, []
+    def slow(worker):
+        step(worker)
+        if ended_at:
+            time.sleep({delay} * (time.thread_time() - ended_at.pop()))
+        ended_at.append(time.thread_time())
+    Worker.step = slow
+"""
+
 
 def small_without(*starts: str) -> list[str]:
     """SMALL without the settings that begin with one of these: for tests that are about others, or the default."""
@@ -85,6 +99,12 @@ def documented(page: str, start: str) -> list[str]:
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
     (command,) = [line for line in lines if line.startswith(start)]
     return shlex.split(command, comments=True)
+
+
+def slow_down(directory: Path, rank: int, factor: float) -> str:
+    """Let a rank take so many times as long for each update, wherever PYTHONPATH is what this returns."""
+    (directory / "sitecustomize.py").write_text(SLOW_RANK.format(rank=rank, delay=factor - 1))
+    return str(directory)
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from adloco_dist.messages import Json, encode
+from adloco_dist.run.journal import Sink
 from adloco_dist.run.rows import TrainerRow
 
 
 @dataclass
-class KeptRecords:
+class KeptRecords(Sink):
     """Keeps the rows that rank 0 would write, as their file would have them."""
 
     records: list[Json]
@@ -21,10 +22,6 @@ class KeptRecords:
 
     def close(self, result: Json | None) -> None:
         """Nothing is left to do."""
-
-    def state(self) -> Json:
-        """Nothing is needed to resume."""
-        return {}
 
 
 def edited_json(content: bytes, fields: Mapping[str, Any]) -> bytes:

@@ -10,7 +10,9 @@ import psutil
 import pytest
 from test_failures import ENDLESS
 
-from helpers.commands import SMALL, errors, run, running, train_command
+from adloco_dist.report.source import read_source
+from adloco_dist.report.words import sentences
+from helpers.commands import SMALL, errors, metrics, run, running, slow_down, small_without, train_command
 
 STUCK = """
 import os
@@ -66,6 +68,22 @@ def test_a_silent_rank_is_taken_for_dead_and_named(tmp_path: Path) -> None:
     log = (tmp_path / "run" / "logs" / "rank0.log").read_text()
     assert re.search(rf"rank 1 on {os.uname().nodename}: silent for \d+ s \(", log), log
     assert len(errors(output)) == 1
+
+
+def test_a_rank_that_is_a_hundred_times_slower_holds_nobody_up_and_does_not_pay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", slow_down(tmp_path, rank=1, factor=100))
+    settings = (*small_without("budget", "evaluation.every"), "budget=12rounds", "run.directory=run")
+    done = run(train_command(*settings, "algorithm.updates_per_round=2"), tmp_path)
+    assert done.code == 0, done.output
+    last = metrics(tmp_path / "run")[-1]
+    fast, slow = last["worker_updates"]
+    assert fast > 16 * slow
+    seconds = last["rank_seconds"]["0"]
+    waited = seconds.get("wait", 0.0) + seconds.get("control", 0.0)
+    assert waited < seconds["inner"], "where both took as many updates, it would be a hundred times as long"
+    assert any(sentence.startswith("It did not pay") for sentence in sentences(read_source(tmp_path / "run")))
 
 
 def test_time_in_which_everything_stood_still_is_no_silence(tmp_path: Path) -> None:

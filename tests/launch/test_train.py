@@ -86,7 +86,7 @@ def test_the_display_has_every_trainer(several_trainers: Path) -> None:
 
 def test_the_run_directory(finished_run: Path) -> None:
     names = {path.name for path in finished_run.iterdir()}
-    assert names == {"run.json", "metrics.jsonl", "model", "logs", "checkpoints", "wandb", ".lock"}
+    assert names == {"run.json", "metrics.jsonl", "plans.jsonl", "model", "logs", "checkpoints", "wandb", ".lock"}
     record = facts(finished_run)
     assert record["layout"]["workers"] == {"0": [[0], [1]]}, "a worker on each rank"
     assert record["settings"]["algorithm"]["averages"] == "pseudo_gradients"

@@ -37,6 +37,8 @@ HOW = {"model.attention", "model.compile", "model.gradient_checkpointing"}
 """Fixed settings that say how things are computed: with others, figures differ in their last digits from then on."""
 FREE = ("run.", "tracking.", "profile.", "checkpoint.")
 """Settings (or sections) that have no part in what is computed."""
+OF_CONTACT = ("cluster.interface", "cluster.timeout_seconds", "cluster.silence_seconds", "cluster.check_links")
+"""Others that have none: how ranks reach and await each other."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class ResumePoint:
     state: RunState
     was_concurrent: bool | None
     """Whether instances computed concurrently; None where others are on a rank now."""
+    num_plans_kept: int
+    """Plans that repeat the run to the bit: those of the rounds before, or none where ranks or settings are others."""
 
 
 @contextmanager
@@ -108,7 +112,9 @@ def resumed(runtime: Runtime, settings: Settings, report_line: ReportLine) -> It
         ranks = "" if is_same else f"; workers of {num_ranks} ranks are placed on {runtime.world_size}"
         report_line(f"resumes from {where}{place}{ranks}")
         was_concurrent = state.plan.is_concurrent if is_same else None
-        yield ResumePoint(reader, state.placed_on(seats, settings.pool.placement, is_same), was_concurrent)
+        placed = state.placed_on(seats, settings.pool.placement, is_same)
+        is_unchanged = is_same and not differing(state.settings, flatten(to_plain(settings)))
+        yield ResumePoint(reader, placed, was_concurrent, state.plan.round if is_unchanged else 0)
 
 
 def restore_pool(pool: LocalPool, resume_point: ResumePoint) -> None:
@@ -122,6 +128,17 @@ def restore_pool(pool: LocalPool, resume_point: ResumePoint) -> None:
             rule = "name the model that the run began with, or move the checkpoint away to resume from the one before"
             line = f"run.directory={where.parent.parent}: checkpoint {where.name}: {mistake}; {rule}"
             raise SettingsError(line) from mistake
+
+
+def differing(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """The settings with another value, of those that have a part in what is computed; both by dotted key. Data have
+    digests of their own."""
+    places = PLACES - {"model.warm_start"}
+    return [
+        key
+        for key, value in wanted.items()
+        if saved.get(key) != value and not key.startswith((*FREE, *OF_CONTACT)) and key not in places
+    ]
 
 
 def check_resumed(where: str, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:

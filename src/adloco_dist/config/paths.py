@@ -15,7 +15,7 @@ from adloco_dist.config.errors import require
 LISTS = ("data.train", "data.validation")
 WRITTEN = ("run.directory", "run.root", "hydra.sweep.dir")
 """Settings whose paths need not exist yet: some folder above them does."""
-PATHS = (*LISTS, *WRITTEN, "data.hub", "data.tokenizer", "model.warm_start", "batching.replay")
+PATHS = (*LISTS, *WRITTEN, "data.hub", "data.tokenizer", "model.warm_start", "batching.replay", "run.replay")
 
 
 def with_quoted_paths(override: str) -> str:

@@ -148,6 +148,9 @@ class RunSettings:
     unfinished: Annotated[Unfinished, ReadWhen("run.directory!=null")] = Unfinished.refuse
     """When `directory` holds a run that has not ended. resume: training resumes from its newest whole
     checkpoint. archive: it is renamed, and the run starts from the beginning."""
+    replay: str | None = None
+    """Run directory whose plans are taken, round by round, in place of new ones: a run with the same settings, data and
+    ranks is then the same to the bit, whatever clocks say. null: rank 0 decides."""
     step_losses: bool = False
     """Whether metrics.jsonl has the loss of every update, and not of rounds alone (`step_losses`)."""
     report: bool = True

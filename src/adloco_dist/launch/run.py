@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+import adloco_dist
 from adloco_dist.checkpoint.model import save_model
 from adloco_dist.checkpoint.resume import ResumePoint, fresh_domains, restore_pool, resumed
 from adloco_dist.checkpoint.writer import Checkpoints, CheckpointWriter
@@ -18,7 +20,7 @@ from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import Settings
 from adloco_dist.launch.launchers import max_restarts
 from adloco_dist.policy.evaluation import in_order, in_words
-from adloco_dist.policy.plan import INTERRUPTED, NONFINITE, PlanInputs
+from adloco_dist.policy.plan import INTERRUPTED, NONFINITE, PlanInputs, RoundPlan
 from adloco_dist.pool.arithmetic import set_up_arithmetic
 from adloco_dist.pool.local_pool import LocalPool
 from adloco_dist.report.processes import listen, shown_live, write_report
@@ -26,12 +28,18 @@ from adloco_dist.run.directory import PROFILE_DIRECTORY, STOP_FILE, STOP_VARIABL
 from adloco_dist.run.log import open_log
 from adloco_dist.run.profiler import RoundProfiler
 from adloco_dist.run.reading import saved_candidate
-from adloco_dist.setup.agreement import agree_on_directory, prepare, survey_cluster, with_known_budget
+from adloco_dist.setup.agreement import (
+    agree_on_directory,
+    examine_plans,
+    prepare,
+    survey_cluster,
+    with_known_budget,
+)
 from adloco_dist.setup.building import build_module
 from adloco_dist.setup.journal import open_journal, print_note
 from adloco_dist.setup.parts import Parts
 from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
-from adloco_dist.terminal import reported_wait, show
+from adloco_dist.terminal import reported_wait, show, to_type
 from adloco_dist.train import Outcome, train
 
 log = logging.getLogger(__name__)
@@ -140,7 +148,7 @@ class Run:
         if outcome.weights is not None:
             flat_model, objective = outcome.pool.flat_model, outcome.pool.objective
             model = save_model(self.directory, flat_model, outcome.weights, objective)
-            lines += [f"model: {model}", *_next_commands(self.directory, model, self.pool.settings)]
+            lines += [f"model: {model}", *_next_commands(self.directory, model)]
         self.journal.close({"stop": outcome.stop, **result, **self._sample(outcome)})
         return lines
 
@@ -177,23 +185,28 @@ def _set_up_pool(
         if runtime.rank == 0:
             print_note(f"budget={epochs} of {splits.source}: {settings.budget_amount.number:,} tokens")
     runtime.heartbeat.enter("setting up the pool")
+    plans: Sequence[RoundPlan] = ()
     with runtime.control.agreed():
         set_up_arithmetic(settings, runtime.device)
+        if runtime.rank == 0:
+            plans = examine_plans(settings, splits, layout, runtime.nodes, state.plan.round if state else 0)
     module = build_module(objective, settings, runtime)
     pool = set_up_pool(settings, runtime, splits, objective, module, layout, resume_point)
-    inputs = find_plan_inputs(pool, layout, trajectory, links)
+    inputs = find_plan_inputs(pool, layout, trajectory, links, plans)
     if resume_point:
         restore_pool(pool, resume_point)
     return pool, inputs
 
 
-def _next_commands(directory: Path, model: Path, settings: Settings) -> list[str]:
-    """What to do with a model of transformers that a run has left; own models have tools of their own."""
-    if not (model / "config.json").is_file():
+def _next_commands(directory: Path, model: Path) -> list[str]:
+    """What to do with a model of transformers that a run has left, where the tools are, as in a checkout; own models
+    have tools of their own."""
+    python, tools = to_type(Path(sys.executable)), Path(adloco_dist.__file__).parents[2] / "launch"
+    writes = (model / "tokenizer_config.json").is_file()
+    wanted = {"evaluate.py": "", **({"generate.py": ' "how a text begins"'} if writes else {})}
+    if not (model / "config.json").is_file() or not all((tools / name).is_file() for name in wanted):
         return []
-    writes = (model / "tokenizer_config.json").is_file() and not settings.data.is_labelled
-    generate = f', or generate.py {directory} "how a text begins"' if writes else ""
-    return [f"next: python launch/evaluate.py {directory}{generate}"]
+    return [f"next: {python} {to_type(tools / name)} {directory}{rest}" for name, rest in wanted.items()]
 
 
 def report_line(runtime: Runtime) -> Callable[[str], None]:

@@ -180,7 +180,7 @@ def take(
     if report.exposed_share is not None and inputs.num_workers > 1:
         scale = inputs.noise_scale(target.smoothed.statistics) if target.smoothed.statistics else math.inf
         useful = (1 - report.exposed_share) / report.drift_factor
-        worth = worth_of_averaging(useful, inputs.num_workers, local_batch, scale)
+        worth = worth_of_averaging(useful, inputs.effective_workers or inputs.num_workers, local_batch, scale)
     return BatchPlan(
         request=target.request,
         bounded=bounded,

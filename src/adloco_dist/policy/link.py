@@ -88,11 +88,12 @@ def drift_factor(rhythm: Rhythm) -> float:
     return max(1.0, rhythm.updates_apart / 2) ** DRIFT_POWER
 
 
-def worth_of_averaging(useful_share: float, num_workers: int, local_batch: int, noise_scale: float) -> float:
+def worth_of_averaging(useful_share: float, num_workers: float, local_batch: int, noise_scale: float) -> float:
     """Progress per second over that of one worker alone with the same batch, at most (docs/theory.md).
 
     Args:
         useful_share: of the time, what updates take, over the factor by which they are more as workers drift apart.
+        num_workers: of unequal ones, how many of the fastest they are as good as.
         noise_scale: in sequences, infinite if unknown.
     """
     gain = num_workers

@@ -16,6 +16,8 @@ from adloco_dist.policy.schedule import Progress
 
 INTERRUPTED = "interrupted"
 """Why a run stops that was asked to, before its budget was spent."""
+REPLAYED = "all plans of the run in run.replay were repeated"
+"""Why a run stops that repeats one which was stopped."""
 NONFINITE = "workers were not finite"
 """Why a run stops that comes to nothing: in too many rounds in a row, workers of a trainer were left out, or the budget
 is spent and no trainer has taken an outer step."""
@@ -170,6 +172,8 @@ class PlanInputs:
     """The run that batching.request=replay repeats."""
     network: Network = field(default_factory=Network)
     is_concurrent: bool = False
+    plans: Sequence[RoundPlan] = ()
+    """The plans of a run that is repeated (run.replay), on rank 0; none: rank 0 decides."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from adloco_dist.policy.link import (
     worker_updates,
 )
 from adloco_dist.policy.merging import Merge, TrainerView, choose_merge
-from adloco_dist.policy.plan import NONFINITE, CheckpointId, PlanInputs, PoolReport, RoundPlan
+from adloco_dist.policy.plan import NONFINITE, REPLAYED, CheckpointId, PlanInputs, PoolReport, RoundPlan
 from adloco_dist.policy.report import smallest_capacity
 from adloco_dist.policy.schedule import Progress
 
@@ -40,6 +40,8 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, f
     """
     algorithm, batching, wire = settings.algorithm, settings.batching, settings.wire
     report = found or PoolReport()
+    if inputs.plans:
+        return _repeated(inputs.plans, last, report)
     now, budget = point_after(last, begin_seconds(last, report)), settings.budget_amount
     fraction = spent_fraction(budget, now)
     outer_steps, nonfinite_rounds, unmeasured = 0, dict[int, int](), 0
@@ -122,6 +124,25 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, f
         last_checkpoint=now if keeps_state else last.last_checkpoint if last else CheckpointId(),
         nonfinite_rounds={trainer: count for trainer, count in nonfinite_rounds.items() if trainer in layout.workers},
         outer_steps=outer_steps,
+    )
+
+
+def _repeated(plans: Sequence[RoundPlan], last: RoundPlan | None, report: PoolReport) -> RoundPlan:
+    """The recorded plan of the round after `last`, unless ranks disagree; after the last one that was recorded, the
+    end."""
+    number, error = last.round + 1 if last else 0, "; ".join(report.errors) or None
+    if number < len(plans):
+        return replace(plans[number], error=error)
+    plan = plans[-1]
+    return replace(
+        plan,
+        round=number,
+        stop=plan.stop or REPLAYED,
+        error=error,
+        pool_tokens=plan.pool_tokens + plan.round_tokens,
+        merge=None,
+        probed=(),
+        checkpoint=False,
     )
 
 

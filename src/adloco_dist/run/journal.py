@@ -3,13 +3,16 @@
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from adloco_dist.messages import Json, encode, strict_json
+from adloco_dist.policy.plan import RoundPlan
 from adloco_dist.run.manifest import write_content
-from adloco_dist.run.reading import RUN_FILE
+from adloco_dist.run.reading import PLANS_FILE, RUN_FILE
 from adloco_dist.run.rows import METRICS_FILE, TrainerRow, encode_rows
 
 log = logging.getLogger(__name__)
@@ -20,6 +23,9 @@ class Sink(Protocol):
 
     def write(self, rows: Sequence[TrainerRow]) -> None:
         """Take one round's records, one for each trainer."""
+
+    def take_plan(self, plan: RoundPlan) -> None:
+        """Take a plan, as soon as it is decided. By default it is not kept."""
 
     def close(self, result: Json | None) -> None:
         """End with the run's result, or with None if there is none."""
@@ -36,25 +42,69 @@ class MetricsFile(Sink):
         """Keep the whole lines of the first `keep_bytes`, which a run that resumes had written; a power cut or a full
         disk may have left half a line."""
         path = directory / METRICS_FILE
-        self._file = path.open("r+b" if keep_bytes and path.exists() else "wb", buffering=0)
-        self.num_bytes = self._file.truncate(whole_lines(path, keep_bytes))
-        """Bytes that are in the file."""
-        self._file.seek(self.num_bytes)
-        self._pending = b""
+        self._lines = _Lines(path, whole_lines(path, keep_bytes))
+        self.num_bytes = self._lines.num_bytes
+        """Bytes that were in the file."""
 
     def write(self, rows: Sequence[TrainerRow]) -> None:
         """Append rows; without room for all it raises an OSError, and writes the rest before the next ones."""
-        self._pending += encode_rows(rows)
-        while self._pending:
-            num_written = self._file.write(self._pending)
-            self._pending = self._pending[num_written:]
-            self.num_bytes += num_written
+        self._lines.append(encode_rows(rows))
 
     def close(self, result: Json | None) -> None:
-        self._file.close()
+        self._lines.close()
 
     def state(self) -> Json:
-        return {"metrics_bytes": self.num_bytes + len(self._pending)}
+        return {"metrics_bytes": self._lines.num_bytes + len(self._lines.pending)}
+
+
+class PlansFile(Sink):
+    """plans.jsonl: every plan, as far as it is another than the one before, but for the costs that decide later
+    ones; `read_plans` reads them."""
+
+    def __init__(self, directory: Path, keep_rounds: int = 0) -> None:
+        """Keep the plans of so many rounds, with which a run that resumes begins."""
+        path = directory / PLANS_FILE
+        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+        self._lines = _Lines(path, sum(len(line) + 1 for line in lines[:keep_rounds]))
+        self._last: Json = {}
+
+    def take_plan(self, plan: RoundPlan) -> None:
+        content = encode(replace(plan, costs=()))
+        changed = {key: value for key, value in content.items() if key not in self._last or self._last[key] != value}
+        self._last = content
+        self._lines.append(json.dumps(changed).encode() + b"\n")
+
+    def write(self, rows: Sequence[TrainerRow]) -> None:
+        """Records are none of its own."""
+
+    def close(self, result: Json | None) -> None:
+        self._lines.close()
+
+
+class _Lines:
+    """A file to which whole lines are appended, written out at once.
+
+    Attributes:
+        num_bytes: bytes that are in the file.
+        pending: what there was no room for.
+    """
+
+    def __init__(self, path: Path, keep_bytes: int) -> None:
+        self._file = path.open("r+b" if keep_bytes else "wb", buffering=0)
+        self.num_bytes = self._file.truncate(keep_bytes)
+        self._file.seek(self.num_bytes)
+        self.pending = b""
+
+    def append(self, lines: bytes) -> None:
+        """Without room for all an OSError is raised, and the rest is written before the next ones."""
+        self.pending += lines
+        while self.pending:
+            num_written = self._file.write(self.pending)
+            self.pending = self.pending[num_written:]
+            self.num_bytes += num_written
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def whole_lines(path: Path, keep_bytes: int) -> int:
@@ -113,12 +163,15 @@ class Journal:
     def __init__(self, sinks: Sequence[Sink] = (), report_line: Callable[[str], None] = log.warning) -> None:
         self._sinks, self.report_line = sinks, report_line
 
+    def take_plan(self, plan: RoundPlan) -> None:
+        for sink in self._sinks:
+            with self._reported(plan.round + 1):
+                sink.take_plan(plan)
+
     def write(self, rows: Sequence[TrainerRow]) -> None:
         for sink in self._sinks:
-            try:
+            with self._reported(rows[0].round):
                 sink.write(rows)
-            except OSError as error:
-                self.report_line(f"round {rows[0].round}: records are not written: {error}")
 
     def close(self, result: Json | None = None) -> None:
         for sink in reversed(self._sinks):
@@ -127,3 +180,10 @@ class Journal:
     def state(self) -> Json:
         """What all sinks together need to continue after a restart."""
         return {key: value for sink in self._sinks for key, value in sink.state().items()}
+
+    @contextmanager
+    def _reported(self, number: int) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.report_line(f"round {number}: records are not written: {error}")

@@ -1,18 +1,20 @@
 """Files of a run, as whoever reads them finds them: whole, damaged, or something else altogether."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from adloco_dist.config import Settings, SettingsError
+from adloco_dist.config import Settings, SettingsError, require
 from adloco_dist.config.compose import from_plain
 from adloco_dist.messages import decode, decode_json
+from adloco_dist.policy.plan import RoundPlan
 from adloco_dist.policy.replay import Trajectory
 from adloco_dist.run.rows import METRICS_FILE, TrainerRow, parse_rows
 from adloco_dist.terminal import report_error
 from adloco_dist.text import reason
 
-RUN_FILE = "run.json"
+RUN_FILE, PLANS_FILE = "run.json", "plans.jsonl"
 
 
 class Candidate(TypedDict):
@@ -58,7 +60,7 @@ class RunFacts(TypedDict):
     """null: it has not ended."""
 
 
-def read_run(directory: Path) -> RunFacts:
+def read_run(directory: Path, setting: str = "RUN") -> RunFacts:
     """The contents of run.json; raises a SettingsError if there is none, or it is damaged."""
     try:
         facts = decode_json((directory / RUN_FILE).read_bytes())
@@ -70,10 +72,10 @@ def read_run(directory: Path) -> RunFacts:
             raise ValueError("result.saved is none of the candidates")
     except OSError as error:
         rule = f"has no readable {RUN_FILE} ({error.strerror}); name a run directory"
-        raise SettingsError.of("RUN", directory, rule) from error
+        raise SettingsError.of(setting, directory, rule) from error
     except ValueError as error:
         rule = f"{RUN_FILE} is not what a run writes ({error}); restore it, or name another run"
-        raise SettingsError.of("RUN", directory, rule) from error
+        raise SettingsError.of(setting, directory, rule) from error
     return facts
 
 
@@ -84,13 +86,13 @@ def saved_candidate(result: Mapping[str, Any] | None) -> Candidate | None:
     return next((candidate for candidate in result["candidates"] if candidate["name"] == result["saved"]), None)
 
 
-def settings_of(directory: Path, facts: RunFacts) -> Settings:
+def settings_of(directory: Path, facts: RunFacts, setting: str = "RUN") -> Settings:
     """The settings that a run was trained with; raises a SettingsError if they are not those of this version."""
     try:
         return from_plain(facts["settings"])
     except Exception as error:  # settings of any shape can raise anything
         rule = f"the settings in its {RUN_FILE} cannot be read ({reason(error)}); use the version that trained it"
-        raise SettingsError.of("RUN", directory, rule) from error
+        raise SettingsError.of(setting, directory, rule) from error
 
 
 def read_trajectory(setting: str, source: str) -> Trajectory:
@@ -113,6 +115,23 @@ def read_trajectory(setting: str, source: str) -> Trajectory:
                 raise SettingsError(f"{setting}={source}: {rule}")
         trainers = set(batches[round_])
     return Trajectory(batches, merges)
+
+
+def read_plans(setting: str, directory: Path) -> list[RoundPlan]:
+    """The plans of a run, from the first round on, to be repeated; raises a SettingsError if they cannot be read, or
+    some are missing."""
+    path, plans = directory / PLANS_FILE, list[RoundPlan]()
+    content: dict[str, Any] = {}
+    try:
+        for line in path.read_bytes().split(b"\n")[:-1]:
+            content |= json.loads(line)
+            plans.append(decode(RoundPlan, content))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        rule = f"{path} cannot be read in line {len(plans) + 1} ({reason(error)}); name the directory of a whole run"
+        raise SettingsError.of(setting, directory, rule) from error
+    rule = "does not hold every plan from the first round on, as when it resumed with other settings or ranks"
+    require(bool(plans) and [plan.round for plan in plans] == [*range(len(plans))], setting, directory, rule)
+    return plans
 
 
 def read_rows(setting: str, source: str) -> list[TrainerRow]:

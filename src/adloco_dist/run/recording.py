@@ -115,7 +115,8 @@ def _trained(settings: Settings, plan: RoundPlan, trainer: int, shares: Shares) 
         "step_losses": step_losses(shares, worker_updates) if settings.run.step_losses else [],
         "finite_workers": sum(share.num_workers - len(share.outer.nonfinite) for share in reports),
         "nonfinite_workers": sorted(worker for share in reports for worker in share.outer.nonfinite),
-        "pseudo_gradient_norm": reports[0].outer.pseudo_gradient_norm,
+        # Unknown as well where the average was completed before the run was stopped, and resumed after it.
+        "pseudo_gradient_norm": reports[0].outer.pseudo_gradient_norm or None,
         "utilisation": {size * seat.rank: seat.utilisation for seat, _ in shares},
         "rank_seconds": {size * seat.rank: _rank_seconds(seat, share) for seat, share in shares},
     }

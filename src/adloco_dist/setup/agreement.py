@@ -1,8 +1,10 @@
 """What all ranks agree on before training, and everything that can be refused by then."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from adloco_dist.checkpoint.resume import differing
 from adloco_dist.checkpoint.state import RunState
 from adloco_dist.cluster.control import ControlPlane
 from adloco_dist.cluster.environment import Environment, Link, measure_links, must_agree, survey
@@ -12,13 +14,14 @@ from adloco_dist.config.compose import flatten, to_plain
 from adloco_dist.data.protocols import Splits
 from adloco_dist.objective.protocol import Objective
 from adloco_dist.policy.layout import Layout, experiment_layout
+from adloco_dist.policy.plan import RoundPlan
 from adloco_dist.policy.replay import Trajectory, check_trajectory
 from adloco_dist.pool.capacity import available_bytes, state_bytes
 from adloco_dist.run.directory import RunDirectory, existing_part, open_directory
-from adloco_dist.run.reading import read_trajectory
+from adloco_dist.run.reading import read_plans, read_run, read_trajectory, settings_of
 from adloco_dist.run.tracking import check_trackers
 from adloco_dist.setup.parts import Parts
-from adloco_dist.text import first_difference, values_by_rank
+from adloco_dist.text import counted, first_difference, values_by_rank
 
 OF_THE_NODE = {"batching.capacity", "cluster.interface", "cluster.memory_bytes", "cluster.threads_per_rank"}
 """Settings that may differ between nodes: they say how a device does its work, not what the run computes."""
@@ -104,6 +107,29 @@ def examine_replay(settings: Settings, layout: Layout | None) -> Trajectory:
     if layout is not None:
         check_trajectory(settings, layout, trajectory)
     return trajectory
+
+
+def examine_plans(
+    settings: Settings, splits: Splits, layout: Layout, nodes: Sequence[int], first_round: int = 0
+) -> Sequence[RoundPlan]:
+    """The plans of the run that is repeated, if any; raises a SettingsError where they cannot be read, or are of
+    another run than this one, which begins or resumes in this layout in a round that counts from 0. `nodes` has the
+    node of every rank."""
+    if settings.run.replay is None:
+        return ()
+    name, directory = "run.replay", Path(settings.run.replay)
+    plans, facts = read_plans(name, directory), read_run(directory, name)
+    before, wanted = flatten(to_plain(settings_of(directory, facts, name))), flatten(to_plain(settings))
+    for key in differing(before, wanted):
+        raise SettingsError(f"{key}={wanted[key]}: the run in {name}={directory} had {before[key]}; give it the same")
+    corpus = facts["corpus"]
+    digests = f"{corpus['source']}, digest {corpus['digest'][:8]}; here {splits.source}, {splits.digest[:8]}"
+    is_same = corpus["digest"] == splits.digest
+    require(is_same, name, directory, f"was trained on other data ({digests}); give it the same")
+    held, plan = facts.get("cluster", {}).get("nodes", []), plans[min(first_round, len(plans) - 1)]
+    rule = f"was trained on {counted(len(held), 'rank')} of {counted(len(set(held)), 'node')}; start it on the same"
+    require(plan.layout == layout and held == [*nodes], name, directory, rule)
+    return plans
 
 
 def with_known_budget(settings: Settings, splits: Splits) -> Settings:

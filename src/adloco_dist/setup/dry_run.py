@@ -15,7 +15,7 @@ from adloco_dist.policy.simulation import rounds_until
 from adloco_dist.pool.capacity import state_vectors
 from adloco_dist.pool.flat_model import vector_dtype
 from adloco_dist.pool.worker import peak_lr
-from adloco_dist.setup.agreement import examine_data, examine_replay, with_known_budget
+from adloco_dist.setup.agreement import examine_data, examine_plans, examine_replay, with_known_budget
 from adloco_dist.setup.answers import COPY, answers, vectors_of
 from adloco_dist.setup.building import divided_blocks, require_matrices
 from adloco_dist.setup.forecast import UPDATE_SECONDS, forecast, in_words, seconds_on_links
@@ -46,6 +46,7 @@ def print_dry_run(
     splits = examine_data(settings, layout, parts)
     objective = parts.objective(settings, splits)
     examine_replay(settings, layout)
+    examine_plans(with_known_budget(settings, splits), splits, layout, nodes)
     module = objective.check_shape() or objective.build(torch.device("cpu"), in_bf16=False)
     parameters = ParameterCount.of(module)
     if settings.inner.optimizer is InnerOptimizer.muon:
@@ -150,21 +151,21 @@ def _groups_of(seats: Sequence[int], settings: Settings) -> str:
 
 def _trainer_table(settings: Settings, layout: Layout, seats: Sequence[int], traffic: Traffic) -> Table:
     columns = ("trainer", "ranks of its workers", "nodes", "group", "first total batch", "MB a rank sends in a round",
-               "MB a node sends to others")  # fmt: skip
+               "MB inside a node, at most", "MB a node sends to others")  # fmt: skip
     table = new_table(columns, "trainers", has_lines=True)
     formats = [traffic]  # with wire.format=adaptive by what the link allows
     if settings.wire.format is WireFormat.adaptive:
         formats.append(replace(traffic, in_four_bits=True))
     for trainer in layout.trainers:
         of_trainer = layout.ranks(trainer)
-        of_rank, of_node = (methodcaller(name, of_trainer) for name in ("of_rank", "over_link"))
+        counts = [methodcaller(name, of_trainer) for name in ("of_rank", "inside", "over_link")]
         table.add_row(
             str(trainer),
             _workers_of(layout, trainer, settings),
             str(layout.num_nodes(trainer, seats)),
             _groups_of(of_trainer, settings),
             str(layout.num_workers(trainer) * settings.batching.local_batch),
-            *(" or ".join(f"{sent(format) / MEGA:,.2f}" for format in formats) for sent in (of_rank, of_node)),
+            *(" or ".join(f"{sent(format) / MEGA:,.2f}" for format in formats) for sent in counts),
         )
     return table
 

@@ -29,7 +29,7 @@ from adloco_dist.pool.local_pool import LocalPool
 from adloco_dist.pool.worker import peak_lr
 from adloco_dist.run.directory import RunDirectory
 from adloco_dist.run.display import Display
-from adloco_dist.run.journal import Journal, MetricsFile, RunFile, whole_lines
+from adloco_dist.run.journal import Journal, MetricsFile, PlansFile, RunFile, whole_lines
 from adloco_dist.run.manifest import DamagedError
 from adloco_dist.run.rows import METRICS_FILE
 from adloco_dist.run.tracking import start_trackers
@@ -71,6 +71,7 @@ def open_journal(
         facts["started"] = earlier.get("started", facts["started"])
     run_file = RunFile(taken.path, facts, earlier or None)
     metrics_file = MetricsFile(taken.path, earlier.get("metrics_bytes", 0))
+    plans_file = PlansFile(taken.path, resume_point.num_plans_kept if resume_point else 0)
     crowding = pool.groups.crowding(inputs.layout.rank_sets)
     report_line(_summary(pool, inputs, facts["parameters"]))
     notes = [f"computes in {facts['arithmetic']}", *_of_matrices(pool), *remarks(environments)]
@@ -88,7 +89,7 @@ def open_journal(
         display.report_line,
     )
     # Sinks are closed from the last to the first: trackers read the result that the run file takes.
-    return Journal([taken, *trackers, run_file, metrics_file, display], display.report_line)
+    return Journal([taken, *trackers, run_file, metrics_file, plans_file, display], display.report_line)
 
 
 def _summary(pool: LocalPool, inputs: PlanInputs, num_parameters: int) -> str:

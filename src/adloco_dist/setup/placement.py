@@ -15,7 +15,7 @@ from adloco_dist.data.protocols import Cursor, Splits
 from adloco_dist.objective.protocol import Objective
 from adloco_dist.policy.layout import Layout
 from adloco_dist.policy.merging import Network
-from adloco_dist.policy.plan import PlanInputs
+from adloco_dist.policy.plan import PlanInputs, RoundPlan
 from adloco_dist.policy.replay import Trajectory
 from adloco_dist.policy.report import smallest_capacity
 from adloco_dist.pool.capacity import available_bytes, count_resident
@@ -130,7 +130,13 @@ def backend_of_averages(settings: Settings, backend: Backend) -> Backend:
     return Backend.gloo if gathers_beside else backend
 
 
-def find_plan_inputs(pool: LocalPool, layout: Layout, trajectory: Trajectory, links: Sequence[Link] = ()) -> PlanInputs:
+def find_plan_inputs(
+    pool: LocalPool,
+    layout: Layout,
+    trajectory: Trajectory,
+    links: Sequence[Link] = (),
+    plans: Sequence[RoundPlan] = (),
+) -> PlanInputs:
     """What the plans are decided from; batch limits follow from the capacities of a trainer's ranks. Collective."""
     replies = pool.runtime.control.exchange({"capacity": pool.flat_model.capacity})[:: pool.runtime.ranks_per_worker]
     limits = {
@@ -139,7 +145,7 @@ def find_plan_inputs(pool: LocalPool, layout: Layout, trajectory: Trajectory, li
     }
     sizes = {trainer: cursor.size for trainer, cursor in pool.cursors.items() if cursor.size is not None}
     network = Network(pool.runtime.seat_nodes, {link.nodes: link.bytes_per_second for link in links})
-    return PlanInputs(layout, sizes, limits, trajectory, network, pool.is_concurrent)
+    return PlanInputs(layout, sizes, limits, trajectory, network, pool.is_concurrent, plans)
 
 
 def _connected_groups(settings: Settings, layout: Layout, runtime: Runtime) -> Groups:

@@ -169,7 +169,7 @@ ALWAYS_READ = {
     "inner.warmup_fraction", "inner.weight_decay", "instances.concurrency", "model.architecture", "model.attention",
     "model.compile", "model.gradient_checkpointing", "model.overrides", "model.reset_output", "model.warm_start",
     "outer.average_span", "pool.placement", "pool.ranks_per_worker", "pool.trainers",
-    "pool.workers_per_trainer", "precision", "profile.rounds", "run.directory", "run.report", "run.step_losses",
-    "run.watch", "seed", "simulation.update_seconds", "tracking.mode",
+    "pool.workers_per_trainer", "precision", "profile.rounds", "run.directory", "run.replay", "run.report",
+    "run.step_losses", "run.watch", "seed", "simulation.update_seconds", "tracking.mode",
     "tracking.tensorboard", "wire.delay_updates", "wire.format", "wire.fragments",
 }  # fmt: skip
