@@ -1,7 +1,8 @@
 # make setup | train | test | test-all | check | docs | site | bench | gpu-test | gpu-nccl | gpu-bench
 PYTHON ?= python3
 BIN := .venv/bin
-# An accelerated torch may be wanted on machines with GPUs: make setup TORCH="torch==2.13.0 --index-url ..."
+# Another build of torch, on machines with GPUs: make setup TORCH="torch --index-url ..."
+TORCH ?= torch
 CONSTRAINTS := constraints.txt
 
 # What a newcomer runs: the decisions, the numbers against each other, and the commands' first path and mistakes.
@@ -21,7 +22,7 @@ setup: .venv/ready
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: PYTHON=$(PYTHON) is older than 3.11: make setup PYTHON=/path/to/python3.11" >&2; exit 2; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) $(TORCH)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e .
 	@touch $@
 
@@ -77,6 +78,7 @@ bench: setup
 	$(BIN)/python bench/wire.py $(ARGS)
 	$(BIN)/python bench/unequal.py $(ARGS)
 	$(BIN)/python bench/far.py $(ARGS)
+	$(BIN)/python bench/weather.py $(ARGS)
 	$(BIN)/python bench/report.py $(ARGS)
 	$(BIN)/python bench/method.py $(ARGS)
 

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -90,6 +91,11 @@ def report_error(line: object) -> None:
 def show(text: object, file: TextIO | None = None) -> None:
     """Print a text of several lines on standard output, or on `file`."""
     print(printable(text), file=file, flush=True)
+
+
+def to_type(path: Path) -> str:
+    """A path as a user types it here: short where it is below the working directory."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def new_console(file: TextIO | None = None, stderr: bool = False, min_width: int = 1) -> Console:

@@ -159,8 +159,9 @@ class Browser:
                 }
                 return [255, 255, 255];
             };
+            const written = (element) => getComputedStyle(element)[element.ownerSVGElement ? "fill" : "color"];
             return [...document.querySelectorAll(arguments[0])].map(
-                (element) => [parse(getComputedStyle(element).color), behind(element)]);
+                (element) => [parse(written(element)), behind(element)]);
         """
         return [_contrast(*both) for both in self._driver.execute_script(script, selector)]
 
@@ -202,6 +203,16 @@ class Browser:
         height = self._driver.execute_script("return document.documentElement.scrollHeight")
         self._driver.set_window_size(1300, height + 200)
         assert self._driver.save_screenshot(str(path))
+
+    def keep_screen(self, path: Path) -> None:
+        """What is seen of the page without scrolling."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        assert self._driver.save_screenshot(str(path))
+
+    def lowest(self, selector: str) -> float:
+        """How far from the top of the page, in pixels, the first such element ends."""
+        script = "return document.querySelector(arguments[0]).getBoundingClientRect().bottom + scrollY"
+        return self._driver.execute_script(script, selector)
 
     def _wait_until(self, condition: str, *arguments: object) -> None:
         wait = WebDriverWait(self._driver, PATIENCE_SECONDS)

@@ -72,6 +72,21 @@ def test_dry_run_of_a_model_that_does_not_fit_here(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_first_screen_of_a_dry_run_answers_for_a_model_that_is_too_large(tmp_path: Path) -> None:
+    done = run(train_command("--dry-run", "--nnodes", "4", "--nproc-per-node", "8", "model=llama_7b"), tmp_path)
+    assert done.code == 0, done.output
+    screen = done.output.splitlines()[:12]
+    memory, link, gain, tables = [
+        line for line in screen if line.startswith(("memory: ", "link, with ", "gain, with ", "tables: "))
+    ]
+    assert memory.startswith("memory: it does not fit: each rank holds ")
+    assert "set pool.ranks_per_worker=" in memory and "on the CPU, a node holds " in memory
+    assert "Mbit/s" in link and "the progress of " in gain
+    assert tables == "tables: of the settings as they are given"
+    columns = next(line for line in done.output.splitlines() if "MB inside a node, at most" in line)
+    assert "MB a node sends to others" in columns
+
+
 def test_dry_run_refuses_a_model_in_which_muon_has_nothing_to_update(tmp_path: Path) -> None:
     (tmp_path / "flat.py").write_text(WITHOUT_MATRICES, encoding="utf-8")
     done = run([sys.executable, "flat.py", "--dry-run"], tmp_path)

@@ -64,7 +64,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = run(command("guide/report.md", "python launch/train.py run.watch=0", *settings), folder)
     assert done.code == 0, done.output
     assert "the run is shown on http://127.0.0.1:" in done.output
-    for name in ("first", "second", "sweep_lr_wire/inner.lr=0.0005", "sweep_lr_wire/inner.lr=0.001"):
+    swept = [f"sweep_lr_wire/inner.lr={rate}" for rate in (0.0025, 0.005)]
+    for name in ("first", "second", "2026-...-demo/two_machines", *swept):
         shutil.copytree(folder / "runs" / "2026-...", folder / "runs" / name)
     (folder / "corpus").mkdir()
     for name in ("some", "more"):

@@ -89,6 +89,8 @@ def test_the_page_fits_any_width(width: int, finished: tuple[Path, str], shown: 
     assert shown.scroll_width() <= width
     filled = [drawn / room for drawn, room in shown.widths(".figure svg.marks", ".card")]
     assert filled and min(filled) > 0.85, "charts fill their cards"
+    shown.keep_screen(SCREENSHOTS / f"report-{width}.png")
+    assert shown.lowest(".words") < 900 or width < 800, "what happened is told on the first screen"
     assert shown.errors() == []
 
 
@@ -98,6 +100,7 @@ def test_what_is_written_and_drawn_can_be_seen(scheme: str, finished: tuple[Path
     shown.prefer(scheme)
     shown.open((directory / "report.html").as_uri())
     assert min(shown.contrasts("h1, h2, h3, p, li, td, th, summary, .tile span, .tile b, button")) >= 4.5
+    assert min(shown.contrasts(".role-axis text, .role-legend text")) >= 4.5
     assert shown.elements(".role-legend-symbol path") > 0
     assert shown.colourless(".role-legend-symbol path") == 0
 

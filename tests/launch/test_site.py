@@ -49,11 +49,18 @@ def test_the_site_opens_on_the_readme(site: Path) -> None:
 
 @pytest.mark.parametrize("width", [400, 800, 1280])
 @pytest.mark.parametrize("page", ["README", "docs/settings", "docs/guide/start", "docs/guide/link"])
-def test_nothing_is_cut_off_at_any_width(page: str, width: int, site: Path, shown: Browser) -> None:
+def test_pages_fit_a_screen_and_code_is_not_cut_off(page: str, width: int, site: Path, shown: Browser) -> None:
     shown.resize(width)
     shown.visit((site / f"{page}.html").as_uri())
     assert shown.scroll_width() <= width
     assert [sizes for sizes in shown.scrolls(".highlight pre") if sizes[0] > sizes[1]] == []
+
+
+def test_the_first_screen_says_what_it_is_whether_it_pays_and_how_to_try_it(site: Path, shown: Browser) -> None:
+    shown.resize(1280)
+    shown.visit((site / "README.html").as_uri())
+    shown.keep_screen(ROOT / "build" / "screenshots" / "readme.png")
+    assert shown.lowest("table") < shown.lowest("div.highlight") < 900
 
 
 def test_every_setting_has_an_anchor(site: Path) -> None:

@@ -19,7 +19,7 @@ from adloco_dist.config.compose import compose
 from adloco_dist.report.several import page_of_several, reached
 from adloco_dist.report.source import Source, read_source
 from adloco_dist.report.write import write_page
-from adloco_dist.terminal import reported_wait, show
+from adloco_dist.terminal import reported_wait, show, to_type
 
 LINK = (
     "simulation.bytes_per_second=1.25e6", "simulation.latency_seconds=0.01", "simulation.update_seconds=0.0044",
@@ -111,9 +111,8 @@ def _end(source: Source) -> tuple[float, float]:
 
 def next_steps(directory: Path) -> list[str]:
     """What to do with the model that was trained."""
-    python = Path(sys.executable)
-    shown = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python  # in an environment or not
+    python = to_type(Path(sys.executable))
     return [
-        f'next: {shown} launch/generate.py {directory} "def main("',
-        f"      {shown} launch/train.py --help, and docs/guide/nodes.md for two real machines",
+        f'next: {python} launch/generate.py {directory} "def main("',
+        f"      {python} launch/train.py --help, and docs/guide/nodes.md for two real machines",
     ]

@@ -37,7 +37,7 @@ Train a pool of DiLoCo trainers. Started alone, it runs on this machine; under t
 Settings are key=value or group=choice (groups: model data algorithm inner outer wire merge tracking
 experiment), for example: algorithm=localsgd inner.lr=1e-3 pool.trainers=2
 With -m, settings may have several values, and every combination of them is a run:
-  launch/train.py -m inner.lr=5e-4,1e-3,2e-3 wire=fp32,adaptive
+  launch/train.py -m inner.lr=2.5e-3,5e-3,1e-2 wire=fp32,adaptive
 Exit codes: 0 done, 1 failed, 2 a mistake in what was asked (nothing was started), 75 asked to stop before the end.
 """
 

@@ -83,6 +83,13 @@ def learning(history: History, saved: Candidate | None = None) -> Iterator[Figur
     caption = "Of the average difference to the anchor, before the outer step."
     columns = {"": "pseudo_gradient_norm"}
     yield _of_trainers(history, Chart("outer_norm", "Norm of the pseudo-gradient", caption, "norm", columns))
+    caption = "Of the first updates of rounds that measure gradients, without their noise."
+    norms = history.gradient_norms
+    curves = [
+        Curve(f"trainer {trainer}", history.axes, norms[rows := history.rows_of(trainer)], history.places[rows])
+        for trainer in history.trainers
+    ]
+    yield curve_figure(Chart("gradient_norm", "Norm of the gradient", caption, "norm"), curves)
     chart = Chart("update_losses", "Loss of every update", "A mean over the trainer's workers.", "loss")
     yield curve_figure(chart, list(_update_losses(history)))
 

@@ -86,6 +86,12 @@ class History:
         return {}
 
     @cached_property
+    def gradient_norms(self) -> Values:
+        """Of every row's mean gradient; NaN where it was not measured, or nothing but noise was."""
+        squares = np.array([(row.statistics or {}).get("squared_norm") for row in self.rows], np.float64)
+        return np.sqrt(squares, out=np.full(len(squares), np.nan), where=squares > 0)
+
+    @cached_property
     def bounds(self) -> list[str | None]:
         """What made the batch of every row: a bound, or REQUEST, which no bound changed; None: there was no batch."""
         return [None if row.mode is None else row.bound or REQUEST for row in self.rows]

@@ -51,7 +51,7 @@ def page_of_several(sources: Sequence[Source], wanted_loss: float | None = None)
     heat_map = _heat_map(runs, [name for name in differing if name != SEED])
     sections = [Section.of("Curves", _curves(runs)), Section.of("Results", [heat_map], tables)]
     problems = [f"{name}: {problem}" for name, source in runs.items() for problem in source.problems]
-    told = [*_summary(runs, wanted_loss), *_identical(runs), *_simulated(runs)]
+    told = [*_summary(runs, wanted_loss), *_identical(runs, differing), *_simulated(runs)]
     return Page(f"{len(runs)} runs", ", ".join(runs), sections, problems, sentences=told)
 
 
@@ -72,8 +72,8 @@ def _summary(runs: Runs, wanted_loss: float | None) -> Iterator[str]:
         yield f"To a loss of {wanted_loss:.4f} they took: {', '.join(times)}."
 
 
-def _identical(runs: Runs) -> Iterator[str]:
-    """Which runs have the same losses throughout, so that what differs in their settings did nothing."""
+def _identical(runs: Runs, differing: Sequence[str]) -> Iterator[str]:
+    """Which runs have the same losses throughout, so that what of these settings differs between them did nothing."""
     alike: dict[tuple[float, ...], list[str]] = defaultdict(list)
     for name, source in runs.items():
         losses = [*source.history.values("train_loss"), *source.history.values("validation_loss")]
@@ -81,7 +81,9 @@ def _identical(runs: Runs) -> Iterator[str]:
             alike[known].append(name)
     for names in alike.values():
         if len(names) > 1:
-            yield f"{', '.join(names)} are identical in every loss: the settings in which they differ did nothing."
+            of_runs = {tuple(as_typed(runs[name].settings.get(setting)) for setting in differing) for name in names}
+            why = "the settings in which they differ did nothing" if len(of_runs) > 1 else "no setting differs"
+            yield f"{', '.join(names)} are identical in every loss: {why}."
 
 
 def _simulated(runs: Runs) -> Iterator[str]:

@@ -56,8 +56,9 @@ def _learned(source: Source) -> Iterator[str]:
         line = f"The validation loss of the best trainer {went} from {first:.4f} to {last:.4f} while training{later}"
         yield f"{line}{where}."
     if source.result and (saved := saved_candidate(source.result)):
-        targets = source.result.get("validation_targets")
-        where = f", on {targets:,} targets of the validation split" if targets else ""
+        targets, most = source.result.get("validation_targets"), source.settings.get("evaluation.final_sequences")
+        sequences = f"on up to {most:,} validation sequences" if isinstance(most, int) else "on the validation split"
+        where = f", {sequences} ({targets:,} targets)" if targets else ""
         yield f"Saved: {saved['name']}; {' and '.join(_figures(saved))}{where}."
 
 
@@ -114,11 +115,13 @@ def _why(source: Source, rows: Numbers) -> str:
         return ""
     went = _tense(source, "went", "has gone")
     measured = f"the gradient noise scale {went} from {noise[0]:,.3g} to {noise[-1]:,.3g}, " if len(noise) else ""
-    wish = f"{measured}{rule or 'the request'} asked for {asked[0]:,.3g} at first and {asked[-1]:,.3g} at last"
+    wished, end = _tense(source, "asked", "has asked"), _tense(source, "at last", "now")
+    wish = f"{measured}{rule or 'the request'} {wished} for {asked[0]:,.3g} at first and {asked[-1]:,.3g} {end}"
     most = passes.max(initial=1)
     split = f", computed in up to {most:,.0f} micro-batches" if most > 1 else ""
     ((bound, count),) = counts.most_common(1)
-    decided = "which was taken" if bound == REQUEST else f"and {BOUNDS.get(bound, bound)} decided"
+    taken, decides = _tense(source, "which was taken", "which is taken"), _tense(source, "decided", "decides")
+    decided = taken if bound == REQUEST else f"and {BOUNDS.get(bound, bound)} {decides}"
     return f": {wish}, {decided} in {count:,} of {counts.total():,} rounds{split}"
 
 
@@ -147,7 +150,7 @@ def _link(source: Source) -> Iterator[str]:
     if len(known):
         lowest, middle, highest = np.quantile(known, [0, 0.5, 1]).tolist()
         workers = counted(int(np.nanmax(history.values("workers"))), "worker")
-        made = _tense(source, "made", "make")
+        made = _tense(source, "made", "makes" if workers == "1 worker" else "make")
         said = "Estimate" if middle > 1 else f"It {_tense(source, 'did', 'does')} not pay"
         yield (
             f"{said}: {workers} of a trainer {made} at most {middle:.2f} times the progress per second of one alone "

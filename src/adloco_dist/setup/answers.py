@@ -10,10 +10,10 @@ import torch
 from adloco_dist.cluster.environment import Link
 from adloco_dist.config import OuterState, RoundLength, Settings, SettingsError
 from adloco_dist.objective.protocol import ParameterCount
-from adloco_dist.policy.layout import Layout, experiment_layout
+from adloco_dist.policy.layout import Layout, experiment_layout, seat_nodes
 from adloco_dist.pool.capacity import state_vectors
 from adloco_dist.pool.flat_model import vector_dtype
-from adloco_dist.setup.forecast import UPDATE_SECONDS, forecast, progress, seconds_on_links
+from adloco_dist.setup.forecast import UPDATE_SECONDS, forecast, progress, seconds_on_links, shortest_update
 from adloco_dist.setup.scale import GOOD_UTILISATION, LARGE, LINKS, Traffic, predictions, update_seconds
 from adloco_dist.text import in_bytes
 
@@ -40,10 +40,10 @@ def answers(
         settings, layout = remedy, experiment_layout(remedy, nodes)
     sent = Traffic(settings, parameters.trained, nodes).over_fullest_link(layout)
     if sent and not settings.algorithm.is_data_parallel:
-        lines.append(f"link{note}: {_link(settings, nodes, parameters, sent)}")
+        lines.append(f"link{note}: {_link(settings, nodes, layout, parameters, links, sent)}")
         if gain := _gain(settings, nodes, layout, parameters, links):
             lines.append(f"gain{note}: {gain}")
-    return lines
+    return [*lines, *(["tables: of the settings as they are given"] if remedy else [])]
 
 
 def vectors_of(settings: Settings, layout: Layout, seat: int, matrix_share: float) -> Mapping[str, float]:
@@ -58,8 +58,8 @@ def on_device(settings: Settings, vectors: Mapping[str, float]) -> float:
     return sum(count for kind, count in vectors.items() if kind not in elsewhere)
 
 
-def _held(settings: Settings, layout: Layout, parameters: ParameterCount) -> tuple[float, float]:
-    """Bytes that the rank with the most holds where it computes, and beside that on the CPU."""
+def _held(settings: Settings, layout: Layout, parameters: ParameterCount, has_gpu: bool) -> tuple[float, float]:
+    """Bytes that the rank with the most holds where it computes, and beside that on the CPU, if that is another."""
     size = settings.pool.ranks_per_worker
     unit = vector_dtype(settings.precision).itemsize / size
     held = []
@@ -69,7 +69,8 @@ def _held(settings: Settings, layout: Layout, parameters: ParameterCount) -> tup
         copies = 0.0 if settings.checkpoint.every is None else vectors[COPY]
         others = sum(vectors.values()) - device - vectors[COPY] + copies
         held.append((unit * (device * parameters.trained + parameters.frozen), unit * others * parameters.trained))
-    return max(held)
+    on_its_device, on_cpu = max(held)
+    return (on_its_device, on_cpu) if has_gpu else (on_its_device + on_cpu, 0.0)
 
 
 def _memory(
@@ -77,58 +78,72 @@ def _memory(
 ) -> tuple[str, Settings | None]:
     """Whether every rank's state fits on its device, and the settings with which it would if it does not."""
     ranks_on_node = max(Counter(nodes).values())
-    device, host = _held(settings, layout, parameters)
-    is_on_gpu = torch.cuda.is_available() or parameters.total >= LARGE
+    has_gpu = torch.cuda.is_available() or parameters.total >= LARGE
     if torch.cuda.is_available():
         sharers = -(-ranks_on_node // torch.cuda.device_count())
         limit, name = torch.cuda.get_device_properties(0).total_memory / sharers, "its part of this machine's GPUs is"
-    elif is_on_gpu:
+    elif has_gpu:
         limit, name = H100_BYTES, "no GPU is here to ask, an H100 has"
     else:
-        device, host = device + host, 0.0
         limit, name = psutil.virtual_memory().total / ranks_on_node, "its part of this machine is"
+    device, host = _held(settings, layout, parameters, has_gpu)
     holds = f"each rank holds {in_bytes(device)}, activations not counted ({name} {in_bytes(limit)})"
-    copies = f"; on the CPU, a node holds {in_bytes(host * ranks_on_node)} more" if host else ""
     if device <= STATE_SHARE * limit:
-        return f"memory: it fits: {holds}{copies}", None
+        on_cpu, is_room = _on_cpu(host * ranks_on_node)
+        verdict = "it fits" if is_room else "it fits on devices, but not on a node's CPU"
+        advice = "" if is_room else "; checkpoint.every=null spares copies; else it needs nodes with more memory"
+        return f"memory: {verdict}: {holds}{on_cpu}{advice}", None
     verdict = "it is tight" if device <= limit else "it does not fit"
-    remedy, held = _enough_ranks(settings, nodes, parameters, limit) or (None, 0.0)
-    advice = "it needs nodes with more or larger devices, or a smaller model"
-    if remedy:
-        advice = f"set pool.ranks_per_worker={remedy.pool.ranks_per_worker}, with which it is {in_bytes(held)}"
-    return f"memory: {verdict}: {holds}{copies}; {advice}", remedy
-
-
-def _enough_ranks(
-    settings: Settings, nodes: Sequence[int], parameters: ParameterCount, limit: float
-) -> tuple[Settings, float] | None:
-    """The settings with which the fewest of a node's ranks hold a worker together where it fits, and the bytes that a
-    rank holds then."""
-    ranks_on_node = max(Counter(nodes).values())
     for size in range(settings.pool.ranks_per_worker + 1, ranks_on_node + 1):
-        chosen = replace(settings, pool=replace(settings.pool, ranks_per_worker=size))
+        remedy = replace(settings, pool=replace(settings.pool, ranks_per_worker=size))
         try:
-            held, _ = _held(chosen, experiment_layout(chosen, nodes), parameters)
+            device, host = _held(remedy, experiment_layout(remedy, nodes), parameters, has_gpu)
         except SettingsError:  # ranks are no multiple of it
             continue
-        if held <= STATE_SHARE * limit:
-            return chosen, held
-    return None
+        if device <= STATE_SHARE * limit:
+            on_cpu, _ = _on_cpu(host * ranks_on_node)
+            advice = f"set pool.ranks_per_worker={size}, with which it is {in_bytes(device)}{on_cpu}"
+            return f"memory: {verdict}: {holds}; {advice}", remedy
+    return f"memory: {verdict}: {holds}; it needs nodes with more or larger devices, or a smaller model", None
 
 
-def _link(settings: Settings, nodes: Sequence[int], parameters: ParameterCount, sent: int) -> str:
-    """Which links are enough for the model on these nodes; of a small one, what it sends."""
+def _on_cpu(num_bytes: float) -> tuple[str, bool]:
+    """What a node holds beside its GPUs, and whether it has the memory, as far as that is known: of nodes like this."""
+    if not num_bytes:
+        return "", True
+    held, memory = f"; on the CPU, a node holds {in_bytes(num_bytes)} more", psutil.virtual_memory().total
+    if not torch.cuda.is_available():
+        return f"{held}, which must be free there", True
+    return f"{held} (this machine has {in_bytes(memory)})", num_bytes <= STATE_SHARE * memory
+
+
+def _link(
+    settings: Settings,
+    nodes: Sequence[int],
+    layout: Layout,
+    parameters: ParameterCount,
+    links: Sequence[Link],
+    sent: int,
+) -> str:
+    """Which links are enough for the model on these nodes; of a small one, which updates are long enough for them."""
     line = f"each node sends {in_bytes(sent)} to the others in a round"
+    good = f"enough for {GOOD_UTILISATION:.0%} of the time in updates"
     (of_nodes,) = predictions(settings, parameters, list(nodes).count(nodes[0]), [len(set(nodes))]) or (None,)
     if parameters.total < LARGE or of_nodes is None:
-        return line
+        traffic, seats = Traffic(settings, parameters.trained, nodes), seat_nodes(nodes, settings.pool.ranks_per_worker)
+        trainer = max(layout.trainers, key=layout.num_workers)
+        ranks = layout.ranks(trainer)
+        on_seat = max(len(layout.workers_on(seat, trainer)) for seat in ranks)
+        seconds = seconds_on_links(settings, traffic, ranks, seats, links)
+        shortest = shortest_update(settings, on_seat, seconds) if seconds else None
+        return line if shortest is None else f"{line}; the measured links are {good} that take {shortest:.2g} s or more"
     algorithm = settings.algorithm
     longest = algorithm.updates_range[1] if algorithm.round is RoundLength.link else algorithm.updates_per_round
     needed = {name: length for name, (_, length) in of_nodes.rounds.items()}
     enough = [f"{name} (from H = {length:,} on)" for name, length in needed.items() if length <= longest]
+    line = f"{line}; {good}: {', '.join(enough) or 'none'}"
     slow = [f"{name} ({length:,})" for name, length in needed.items() if length > longest]
-    verdict = f"enough for {GOOD_UTILISATION:.0%} of the time in updates: {', '.join(enough) or 'none'}"
-    return f"{line}; {verdict}" + (f"; too slow with H up to {longest:,}: {', '.join(slow)}" if slow else "")
+    return f"{line}; too slow with H up to {longest:,}: {', '.join(slow)}" if slow else line
 
 
 def _gain(
@@ -136,7 +151,7 @@ def _gain(
 ) -> str:
     """What a trainer's workers reach together, over those of one node, for which its own links cost nothing."""
     size = settings.pool.ranks_per_worker
-    seats, traffic = list(nodes)[::size], Traffic(settings, parameters.trained, nodes)
+    seats, traffic = seat_nodes(nodes, size), Traffic(settings, parameters.trained, nodes)
     trainer = max(layout.trainers, key=layout.num_workers)
     ranks, num_workers = layout.ranks(trainer), layout.num_workers(trainer)
     on_seat = max(len(layout.workers_on(seat, trainer)) for seat in ranks)

@@ -6,7 +6,7 @@ from adloco_dist.cluster.environment import Link
 from adloco_dist.config import RoundLength, Settings
 from adloco_dist.policy.link import Rhythm, RoundCost, best_rhythm, drift_factor, over_signs
 from adloco_dist.policy.simulation import RoundForecast, exchanges
-from adloco_dist.setup.scale import Traffic
+from adloco_dist.setup.scale import GOOD_UTILISATION, Traffic
 
 UPDATE_SECONDS = (0.01, 0.1, 1.0, 10.0)
 """For which rounds are forecast."""
@@ -42,6 +42,14 @@ def forecast(settings: Settings, workers: int, averages: float, update_seconds: 
         rhythm = best_rhythm(algorithm, wire, [RoundCost(workers * update_seconds, waiting, hidden)])
         averages *= over_signs(rhythm.in_four_bits)
     return RoundForecast(rhythm.updates * workers, rhythm.delay_updates * workers, averages, wire.fragments)
+
+
+def shortest_update(settings: Settings, workers: int, averages: float) -> float | None:
+    """Seconds of the shortest update with which a rank spends most of its time in updates, to a factor of two; None:
+    none of up to a minute does. Arguments as of `forecast`."""
+    looked_at = [1e-3 * 2**power for power in range(17)]
+    is_good = (forecast(settings, workers, averages, one).utilisation(one) >= GOOD_UTILISATION for one in looked_at)
+    return next((seconds for seconds, good in zip(looked_at, is_good, strict=True) if good), None)
 
 
 def progress(expected: RoundForecast, workers: int, num_workers: int, update_seconds: float) -> float:

@@ -53,6 +53,11 @@ class Traffic:
         first = {self._node(seat): seat for seat in reversed(seats)}
         return self.settings.pool.ranks_per_worker * self.of_rank(sorted(first.values()))
 
+    def inside(self, seats: Sequence[int]) -> int:
+        """What the ranks of the fullest of a trainer's nodes send to each other."""
+        most = max(Counter(self._node(seat) for seat in seats).values())
+        return max(0, most * self.settings.pool.ranks_per_worker * self.of_rank(seats) - self.over_link(seats))
+
     def over_fullest_link(self, layout: Layout) -> int:
         """The most that a node sends to others, for all trainers that it has workers of."""
         sent = Counter[int]()

@@ -1,6 +1,7 @@
 """Validation loss of a finished run's model: `launch/evaluate.py RUN`."""
 
 import argparse
+import sys
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from adloco_dist.config import require
 from adloco_dist.policy.evaluation import in_order, in_words, subsets, total
 from adloco_dist.round.evaluate import BATCH, evaluate
 from adloco_dist.run.reading import read_run
-from adloco_dist.terminal import new_console, report_line
+from adloco_dist.terminal import new_console, report_line, reported_wait
 from adloco_dist.tools.finished import open_finished
 
 STEP = 4 * BATCH
@@ -25,7 +26,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--sequences", type=int, help="at most so many (default: those of the result in its run.json)")
     options = parser.parse_args(arguments)
     with as_tool():
-        report_line(evaluate_run(options.run, options.sequences))
+        with reported_wait(lambda: "evaluating: still at it", speaks=not sys.stderr.isatty()):
+            line = evaluate_run(options.run, options.sequences)
+        report_line(line)
 
 
 def evaluate_run(directory: Path, max_sequences: int | None) -> str:

@@ -65,6 +65,7 @@ def test_one_trainer_that_ended(tmp_path: Path) -> None:
 
 def test_what_was_saved_stands_beside_the_losses_while_training(tmp_path: Path) -> None:
     rows = [*before_training(0), *(row(number, learning_rate=1e-3 * number) for number in (1, 2))]
+    rows[1]["statistics"], rows[2]["statistics"] = {"squared_norm": 4.0}, {"squared_norm": -0.5}
     facts = {"parameters": 1234, "command": "train.py seed=1"}
     ends = result(3.5) | {"validation_targets": 512, "sample": ["def main(", "):\n    pass"]}
     shown = page(tmp_path, rows, ends=ends, facts=facts)
@@ -72,8 +73,10 @@ def test_what_was_saved_stands_beside_the_losses_while_training(tmp_path: Path) 
     assert [point for point in drawn["loss"].points if "saved" in point] == [
         {"saved": "trainer 0", "round": 2, "updates": 8, "tokens": 2000, "bytes": 4_001_000, "seconds": 20, "loss": 3.5}
     ]
-    assert "Saved: trainer 0; validation loss 3.5000, on 512 targets of the validation split." in shown.sentences
+    saved = "Saved: trainer 0; validation loss 3.5000, on up to 256 validation sequences (512 targets)."
+    assert saved in shown.sentences
     assert [point["rate"] for point in drawn["learning_rate"].points] == [1e-3, 2e-3]
+    assert [point["norm"] for point in drawn["gradient_norm"].points] == [2], "of the other nothing but noise was seen"
     assert [point["tokens / s"] for point in drawn["throughput"].points] == [100, 100]
     tiles = dict(shown.tiles)
     assert (
@@ -92,8 +95,9 @@ def test_a_run_that_goes_on_is_told_in_the_present(tmp_path: Path) -> None:
     assert "The validation loss of the best trainer has gone from 5.0000 to 3.6000" in told
     assert "Batches have stayed at 8" in told
     assert "All ranks have sent " in told and "% has gone into exposed averages" in told
-    assert "1 worker of a trainer make at most 1.50 times" in told
-    assert " went " not in told and " was " not in told
+    assert "1 worker of a trainer makes at most 1.50 times" in told
+    assert "has asked for 6 at first and 6 now, and the minimum (batching.min_batch) decides in 2 of 2 rounds" in told
+    assert not [word for word in ("went", "was", "decided", "at last") if f" {word} " in told]
 
 
 def test_a_constant_one_is_no_figure(tmp_path: Path) -> None:

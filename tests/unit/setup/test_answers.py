@@ -1,5 +1,7 @@
 """What a dry run answers, by hand."""
 
+from types import SimpleNamespace
+
 import psutil
 import pytest
 import torch
@@ -35,6 +37,24 @@ def test_a_model_that_no_gpu_takes_names_how_many_must_share_it() -> None:
     assert memory.endswith(f"set pool.ranks_per_worker=4, with which it is {in_bytes(5 * 7e9)}"), "of 1, 2, 4 and 8"
 
 
+def test_what_a_node_holds_beside_its_gpus_is_that_of_the_ranks_that_must_share_it() -> None:
+    memory = told(SEVEN_BILLION, [0] * 8 + [1] * 8, "checkpoint.every=10rounds")["memory"]
+    held = f"a node holds {in_bytes(2 * 4 * 4 * 7e9)} more, which must be free there"
+    assert memory.endswith(held), "four vectors of each of two workers"
+    assert memory.count("on the CPU") == 1
+
+
+def test_a_small_model_for_which_this_machine_is_too_small_is_shared_out_as_a_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without a GPU, copies for checkpoints are in the same memory."""
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=4 * 20e6))
+    memory = told(SMALL, [0, 0, 0, 0], "checkpoint.every=10rounds")["memory"]
+    held = (5 + 4) * 4e6
+    assert memory.startswith(f"it does not fit: each rank holds {in_bytes(held)}, ")
+    assert memory.endswith(f"set pool.ranks_per_worker=4, with which it is {in_bytes(held / 4)}"), "half is too much"
+
+
 def test_a_model_that_as_many_ranks_share_fits() -> None:
     memory = told(SEVEN_BILLION, [0] * 8 + [1] * 8, "pool.ranks_per_worker=4")["memory"]
     assert memory.startswith(f"it fits: each rank holds {in_bytes(5 * 7e9)}, ")
@@ -45,7 +65,21 @@ def test_a_model_that_as_many_ranks_share_fits() -> None:
 def test_copies_for_checkpoints_are_counted_on_the_cpu() -> None:
     settings = ("pool.ranks_per_worker=4", "checkpoint.every=10rounds")
     memory = told(SEVEN_BILLION, [0] * 8 + [1] * 8, *settings)["memory"]
-    assert memory.endswith(f"on the CPU, a node holds {in_bytes(8 * 4 * 7e9)} more"), "four vectors of two workers"
+    held = f"; on the CPU, a node holds {in_bytes(8 * 4 * 7e9)} more, which must be free there"
+    assert memory.endswith(held), "four vectors of two workers"
+
+
+def test_a_node_whose_cpu_has_no_room_for_copies_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On machines with GPUs, whose memory is known."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=H100_BYTES))
+    settings, held = ("pool.ranks_per_worker=4", "checkpoint.every=10rounds"), 8 * 4 * 7e9
+    for share, verdict in ((0.9, "it fits on devices, but not on a node's CPU: "), (0.7, "it fits: ")):
+        monkeypatch.setattr(psutil, "virtual_memory", lambda share=share: SimpleNamespace(total=held / share))
+        memory = told(SEVEN_BILLION, [0] * 8 + [1] * 8, *settings)["memory"]
+        assert memory.startswith(verdict)
+        assert f"a node holds {in_bytes(held)} more (this machine has {in_bytes(held / share)})" in memory
 
 
 def test_a_small_model_shares_this_machine() -> None:
@@ -66,6 +100,9 @@ def test_links_that_are_enough_and_that_are_too_slow() -> None:
     assert "100 Gbit/s" in enough and "100 Mbit/s (" in slow
     assert told(SMALL, [0, 1])["link"].startswith("each node sends "), "of a small model nothing is foretold"
     assert "enough" not in told(SMALL, [0, 1])["link"]
+    fixed_pace = ("algorithm.updates_per_round=10", "wire=fp32")
+    by_second = told(SMALL, [0, 1], *fixed_pace, links=(Link((0, 1), 0.0, 4e6),))["link"]
+    assert by_second.endswith("; the measured links are enough for 95% of the time in updates that take 2 s or more")
 
 
 def test_what_is_gained_by_links_that_were_measured_or_assumed() -> None:
@@ -85,6 +122,7 @@ def test_link_and_gain_are_those_of_the_ranks_that_must_share_it() -> None:
     assert {name for name in asked if name != "memory"} == {
         "link, with pool.ranks_per_worker=4",
         "gain, with pool.ranks_per_worker=4",
+        "tables",
     }
     for name in ("link", "gain"):
         assert asked[f"{name}, with pool.ranks_per_worker=4"] == proposed[name]

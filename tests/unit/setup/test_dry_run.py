@@ -61,6 +61,7 @@ def test_bytes_of_whole_models() -> None:
     sent, payload = traffic([0, 0, 1, 1]), 4 * (PARAMETERS + 1)
     assert sent.of_rank([0, 1, 2, 3]) == 2 * 3 * payload // 4
     assert sent.over_link([0, 1, 2, 3]) == payload
+    assert sent.inside([0, 1, 2, 3]) == 2 * sent.of_rank([0, 1, 2, 3]) - payload, "of both ranks of a node"
     assert sent.over_link([2, 3]) == 0, "one node"
 
 
@@ -77,6 +78,7 @@ def test_parts_are_summed_inside_of_nodes_first() -> None:
     between = 2 * 2 * BLOCK_BYTES  # a quarter of the part, there and back
     assert sent.of_rank([0, 1, 2, 3]) == inside + between + 2 * 3 * 4 // 4
     assert sent.over_link([0, 1, 2, 3]) == 2 * (2 * 4 * BLOCK_BYTES + 4)
+    assert sent.inside([0, 1, 2, 3]) == 4 * inside + 16, "and counts"
 
 
 def test_slices_of_many_nodes_go_to_their_owners_and_their_sums_come_back(capsys: pytest.CaptureFixture[str]) -> None:
