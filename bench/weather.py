@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
+
 from runs import Record, on_these, saved_loss
 
 from common import parse, report
