@@ -7,6 +7,7 @@ import re
 import secrets
 import shutil
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -29,6 +30,8 @@ GREETING_SECONDS = 10.0
 CONNECTIONS_PER_RANK = 2
 """Of a server at one time: a rank opens one after the other, of which the last may not have been closed here yet."""
 COPY_BYTES = 1 << 20
+SO_MAX_PACING_RATE, UNPACED = 47, 0xFFFF_FFFF
+"""Linux' option of a socket (bytes per second), which Python does not name, and its value for none."""
 
 
 @dataclass(frozen=True)
@@ -73,21 +76,43 @@ class StorageDomains:
             shutil.copyfileobj(response, copy, COPY_BYTES)
         return digest_of(file)
 
-    def send(self, domain: int, path: str, file: Path) -> None:
-        """Copy a file to another volume, whole or not at all; raises an OSError where it cannot be written or
-        reached."""
-        with file.open("rb") as body, self._request(domain, "PUT", path, body, file.stat().st_size):
+    def send(
+        self,
+        domain: int,
+        path: str,
+        file: Path,
+        bytes_per_second: float | None = None,
+        is_urgent: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Copy a file to another volume, whole or not at all; raises an OSError where it cannot be written or reached.
+
+        Args:
+            bytes_per_second: how fast it may travel; None: as fast as it can, as it does from when it `is_urgent` on.
+        """
+
+        def paced(connection: socket.socket) -> BinaryIO:
+            return cast(BinaryIO, _PacedFile(body, connection, bytes_per_second, is_urgent))
+
+        with file.open("rb") as body, self._request(domain, "PUT", path, paced, file.stat().st_size):
             pass
 
     @contextmanager
     def _request(
-        self, domain: int, method: str, path: str, body: BinaryIO | None = None, num_bytes: int = 0
+        self,
+        domain: int,
+        method: str,
+        path: str,
+        body: Callable[[socket.socket], BinaryIO] | None = None,
+        num_bytes: int = 0,
     ) -> Iterator[http.client.HTTPResponse]:
-        """The answer to a request, readable while the block runs."""
+        """The answer to a request, readable while the block runs; the body is sent over the socket that it is given."""
         host, port = self.addresses[domain]
         connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_SECONDS)
         try:
-            connection.request(method, f"/{path}", body, {TOKEN_HEADER: self.token, "Content-Length": str(num_bytes)})
+            connection.connect()
+            content = body and body(connection.sock)
+            headers = {TOKEN_HEADER: self.token, "Content-Length": str(num_bytes)}
+            connection.request(method, f"/{path}", content, headers)
             response = connection.getresponse()
             if response.status != http.HTTPStatus.OK:
                 raise OSError(f"{path} on the node at {host}: {response.reason}")
@@ -96,6 +121,29 @@ class StorageDomains:
             raise OSError(f"{path} on the node at {host}: {error!r}") from error
         finally:
             connection.close()
+
+
+class _PacedFile:
+    """A file whose bytes leave a socket no faster than they may: the kernel paces them, so that what else is sent finds
+    the link free."""
+
+    def __init__(
+        self, file: BinaryIO, connection: socket.socket, bytes_per_second: float | None, is_urgent: Callable[[], bool]
+    ) -> None:
+        self._file, self._connection, self._is_urgent = file, connection, is_urgent
+        self._is_paced = bytes_per_second is not None
+        if bytes_per_second is not None:
+            self._pace(max(1, min(int(bytes_per_second), UNPACED)))
+
+    def read(self, num_bytes: int = -1) -> bytes:
+        if self._is_paced and self._is_urgent():
+            self._pace(UNPACED)
+            self._is_paced = False
+        return self._file.read(num_bytes)
+
+    def _pace(self, bytes_per_second: int) -> None:
+        # As bytes, since the option has no sign.
+        self._connection.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, struct.pack("I", bytes_per_second))
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import json
 import logging
 import shutil
 import socket
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -39,6 +40,8 @@ from adloco_dist.run.rows import METRICS_FILE
 from adloco_dist.text import reason
 
 log = logging.getLogger(__name__)
+COPY_SHARE = 0.25
+"""Of a link, which copies on another node may take while averages travel: at its full rate they push these aside."""
 Snapshot = Mapping[str, Mapping[str, torch.Tensor]]
 """Tensors by file and name."""
 
@@ -148,8 +151,16 @@ class CheckpointWriter:
         world_size: int,
         settings: CheckpointSettings,
         report_line: Callable[[str], None],
+        link_bytes_per_second: float | None = None,
     ) -> None:
-        """`report_line` takes one line for the user, on rank 0, from any thread."""
+        """
+        Args:
+            report_line: takes one line for the user, on rank 0, from any thread.
+            link_bytes_per_second: of this node's slowest link, of which copies take a part while training needs it;
+                None: it is not known, and they take what they get.
+        """
+        self._copy_rate = None if link_bytes_per_second is None else COPY_SHARE * link_bytes_per_second
+        self._is_awaited = threading.Event()
         self.domains, self._settings, self._report_line = domains, settings, report_line
         self._store = patient_client(store)
         self._world_size = world_size
@@ -178,7 +189,9 @@ class CheckpointWriter:
     def wait(self) -> None:
         """Wait until this rank's work on the last checkpoint is done."""
         if self._writing:
+            self._is_awaited.set()
             self._writing.result()
+            self._is_awaited.clear()
 
     def _write(
         self, checkpoint_id: CheckpointId, images: Mapping[str, StagingBuffer], contents: Mapping[str, bytes]
@@ -196,7 +209,8 @@ class CheckpointWriter:
         if self._settings.copies and (buddy := self.domains.buddy) is not None:
             try:
                 for file in written:
-                    self.domains.send(buddy, f"{folder.name}/{file}", folder / file)
+                    path = f"{folder.name}/{file}"
+                    self.domains.send(buddy, path, folder / file, self._copy_rate, self._is_awaited.is_set)
             except OSError as error:  # the part is still where it was written
                 report["note"] = f"without its copy on another node: {_in_words(error)}"
         try:

@@ -93,7 +93,9 @@ class Run:
         report = self.journal.report_line
         if address := stack.enter_context(shown_live(self.directory, listener)):
             report(f"the run is shown on {address}")
-        self.writer = CheckpointWriter(domains, runtime.store, runtime.world_size, settings.checkpoint, report)
+        node = runtime.nodes[runtime.rank]
+        slowest = min((link.bytes_per_second for link in links if node in link.nodes), default=None)
+        self.writer = CheckpointWriter(domains, runtime.store, runtime.world_size, settings.checkpoint, report, slowest)
 
     def train(self, stop: StopRequest) -> Outcome:
         """Train until the budget is spent or a rank was asked to stop, by the stop file as well.

@@ -137,6 +137,30 @@ def test_a_copy_arrives_whole_and_is_noted(tmp_path: Path) -> None:
     assert (tmp_path / "there" / NAME / FILE).read_bytes() == source.read_bytes()
 
 
+def test_a_copy_travels_slowly_until_it_is_awaited(tmp_path: Path) -> None:
+    """It would take hours."""
+    source, is_awaited, received = tmp_path / "source", threading.Event(), list[str]()
+    source.write_bytes(b"abc" * 1_000_000)
+    with served(tmp_path / "there", received) as address:
+        domains = Nodes(tmp_path, address, tmp_path / "there").domains
+        looks = iter([False, False])
+
+        def is_urgent() -> bool:
+            if not next(looks, True):
+                return False
+            is_awaited.wait()
+            return True
+
+        path = f"{NAME}/{FILE}"
+        sending = threading.Thread(target=domains.send, args=(1, path, source, 100.0, is_urgent), daemon=True)
+        sending.start()
+        assert not received
+        is_awaited.set()
+        sending.join()
+    assert received == [path]
+    assert (tmp_path / "there" / NAME / FILE).read_bytes() == source.read_bytes()
+
+
 @pytest.mark.parametrize("token", ["", "wrong", TOKEN[:-1], "schlüssel".encode("latin-1"), "\x7f" * 40])
 def test_who_does_not_know_the_token_is_turned_away(nodes: Nodes, token: str | bytes) -> None:
     connection = http.client.HTTPConnection(*nodes.domains.addresses[1], timeout=10)
