@@ -188,8 +188,8 @@ class CheckpointSettings:
     keep_every_rounds: Annotated[int | None, Range(">= 1")] = None
     """Checkpoints after a multiple of so many rounds are kept for ever; null: none is."""
     copies: bool = True
-    """Where nodes have directories of their own: keep a copy of every part on another node. Copies take a quarter of the
-    measured link while the run trains, and a checkpoint is whole when they have come."""
+    """Where nodes have directories of their own: keep a copy of every part on another node. While a run trains, copies
+    take a quarter of the measured link at most, and a checkpoint is whole when they have come."""
 
     @property
     def interval(self) -> Amount | None:
