@@ -127,7 +127,8 @@ def read_plans(setting: str, directory: Path) -> list[RoundPlan]:
             content |= json.loads(line)
             plans.append(decode(RoundPlan, content))
     except (OSError, ValueError, TypeError, RecursionError) as error:
-        rule = f"{path} cannot be read in line {len(plans) + 1} ({reason(error)}); name the directory of a whole run"
+        where = "" if isinstance(error, OSError) else f" in line {len(plans) + 1}"
+        rule = f"{path} cannot be read{where} ({reason(error)}); name the directory of a whole run"
         raise SettingsError.of(setting, directory, rule) from error
     rule = "does not hold every plan from the first round on, as when it resumed with other settings or ranks"
     require(bool(plans) and [plan.round for plan in plans] == [*range(len(plans))], setting, directory, rule)
