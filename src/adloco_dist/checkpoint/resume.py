@@ -100,7 +100,8 @@ def resumed(runtime: Runtime, settings: Settings, report_line: ReportLine) -> It
             return
         reader, state = newest
         where, num_ranks = folder / reader.name, state.world_size * state.ranks_per_worker
-        remarks = check_resumed(str(where), state.settings, flatten(to_plain(settings)))
+        wanted = flatten(to_plain(settings))
+        remarks = check_resumed(str(where), state.settings, wanted)
         seats = seat_nodes(runtime.nodes, settings.pool.ranks_per_worker)
         is_same = (num_ranks, state.world_size) == (runtime.world_size, len(seats))
         if settings.algorithm.is_data_parallel and not is_same:
@@ -113,7 +114,7 @@ def resumed(runtime: Runtime, settings: Settings, report_line: ReportLine) -> It
         report_line(f"resumes from {where}{place}{ranks}")
         was_concurrent = state.plan.is_concurrent if is_same else None
         placed = state.placed_on(seats, settings.pool.placement, is_same)
-        is_unchanged = is_same and not differing(state.settings, flatten(to_plain(settings)))
+        is_unchanged = is_same and not differing(state.settings, wanted)
         yield ResumePoint(reader, placed, was_concurrent, state.plan.round if is_unchanged else 0)
 
 
