@@ -131,9 +131,7 @@ def _link(
     (of_nodes,) = predictions(settings, parameters, list(nodes).count(nodes[0]), [len(set(nodes))]) or (None,)
     if parameters.total < LARGE or of_nodes is None:
         traffic, seats = Traffic(settings, parameters.trained, nodes), seat_nodes(nodes, settings.pool.ranks_per_worker)
-        trainer = max(layout.trainers, key=layout.num_workers)
-        ranks = layout.ranks(trainer)
-        on_seat = max(len(layout.workers_on(seat, trainer)) for seat in ranks)
+        _, ranks, on_seat = _largest_trainer(layout)
         seconds = seconds_on_links(settings, traffic, ranks, seats, links)
         shortest = shortest_update(settings, on_seat, seconds) if seconds else None
         return line if shortest is None else f"{line}; the measured links are {good} that take {shortest:.2g} s or more"
@@ -146,15 +144,21 @@ def _link(
     return f"{line}; too slow with H up to {longest:,}: {', '.join(slow)}" if slow else line
 
 
+def _largest_trainer(layout: Layout) -> tuple[int, tuple[int, ...], int]:
+    """The trainer with the most workers, its seats, and the most of its workers that one of them has."""
+    trainer = max(layout.trainers, key=layout.num_workers)
+    ranks = layout.ranks(trainer)
+    return trainer, ranks, max(len(layout.workers_on(seat, trainer)) for seat in ranks)
+
+
 def _gain(
     settings: Settings, nodes: Sequence[int], layout: Layout, parameters: ParameterCount, links: Sequence[Link]
 ) -> str:
     """What a trainer's workers reach together, over those of one node, for which its own links cost nothing."""
     size = settings.pool.ranks_per_worker
     seats, traffic = seat_nodes(nodes, size), Traffic(settings, parameters.trained, nodes)
-    trainer = max(layout.trainers, key=layout.num_workers)
-    ranks, num_workers = layout.ranks(trainer), layout.num_workers(trainer)
-    on_seat = max(len(layout.workers_on(seat, trainer)) for seat in ranks)
+    trainer, ranks, on_seat = _largest_trainer(layout)
+    num_workers = layout.num_workers(trainer)
     between = sorted({seats[seat] for seat in ranks})
     if len(between) == 1:
         return ""
