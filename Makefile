@@ -4,6 +4,10 @@ BIN := .venv/bin
 # Another build of torch, on machines with GPUs: make setup TORCH="torch --index-url ..."
 TORCH ?= torch
 CONSTRAINTS := constraints.txt
+# Python compiles what is imported when it is imported first, which is a small part of what is installed.
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c $(CONSTRAINTS)
+# Without bytecode that stays, each of many processes would compile all of it anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 # What a newcomer runs: the decisions, the numbers against each other, and the commands' first path and mistakes.
 FIRST_TESTS := tests/launch/test_train.py tests/launch/test_mistakes.py tests/distributed/test_equivalence.py \
@@ -22,12 +26,12 @@ setup: .venv/ready
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: PYTHON=$(PYTHON) is older than 3.11: make setup PYTHON=/path/to/python3.11" >&2; exit 2; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e .
+	$(INSTALL) $(TORCH)
+	$(INSTALL) -e .
 	@touch $@
 
 .venv/ready: .venv/trains
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev,bench]'
+	$(INSTALL) -e '.[dev,bench]'
 	@touch $@
 
 # What pays: two machines on a slow link beside one alone and beside DistributedDataParallel.

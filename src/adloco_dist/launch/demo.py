@@ -61,21 +61,26 @@ def main(arguments: list[str] | None = None) -> None:
         show(
             "Two machines, 10 Mbit/s and 10 ms apart, on a simulated clock: a rank is a machine, bytes take their time."
         )
-        train(folder, TOGETHER, options.overrides, is_shown=True)
-        show("\nThe same model on one machine alone, and on the two with DistributedDataParallel, meanwhile.")
-        with ThreadPoolExecutor() as executor, reported_wait(lambda: "training for comparison: still at it"):
-            list(executor.map(lambda name: train(folder, name, options.overrides), (ALONE, DDP)))
+        with ThreadPoolExecutor() as executor:
+            compared = [executor.submit(train, folder, name, options.overrides) for name in (ALONE, DDP)]
+            train(folder, TOGETHER, options.overrides, is_shown=True)
+            show("\nThe same model on one machine alone, and on the two with DistributedDataParallel, meanwhile.")
+            with reported_wait(lambda: "training for comparison: still at it"):
+                for run in compared:
+                    run.result()
         sources = {name: read_source(folder / name) for name in RUNS}
         page = write_page(page_of_several([*sources.values()]), folder)
         show("\n".join(["", *comparison(sources), f"page: {page}", *next_steps(folder / TOGETHER)]))
 
 
 def train(folder: Path, name: str, overrides: Sequence[str], is_shown: bool = False) -> None:
-    """Make one of the runs; raises a SettingsError where it fails, with its last line."""
+    """Make one of the runs; raises a SettingsError where it fails, with its last line. What is shown goes first, where
+    processors are few."""
     num_ranks, own = RUNS[name]
     command = [
-        sys.executable, "-m", "adloco_dist.launch", "--nproc-per-node", str(num_ranks), *SHARED, *own,
-        f"run.directory={folder / name}", *overrides, *([] if is_shown else ["run.report=false"]),
+        *(() if is_shown else ("nice",)), sys.executable, "-m", "adloco_dist.launch",
+        "--nproc-per-node", str(num_ranks), *SHARED, *own, f"run.directory={folder / name}", *overrides,
+        *([] if is_shown else ["run.report=false"]),
     ]  # fmt: skip
     environment = os.environ | {"OMP_WAIT_POLICY": "passive"}
     pipe = None if is_shown else subprocess.PIPE
