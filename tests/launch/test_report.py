@@ -120,6 +120,12 @@ def test_curves_can_be_chosen_smoothed_and_zoomed(finished: tuple[Path, str], sh
     assert [way for way, _ in smoothed] != [way for way, _ in at_first]
     shown.zoom("#figure-outer_norm .mark-line path")
     shown.wait_until_curves("outer_norm", lambda curves: curves != smoothed)
+    zoomed = shown.curves("outer_norm")
+    shown.smooth(0.9)
+    assert shown.curves("outer_norm") == zoomed, "drawn again, as whenever a live page goes on"
+    shown.choose("updates")
+    shown.choose("round")
+    assert shown.curves("outer_norm") == smoothed, "against another axis it is whole"
     assert shown.errors() == []
 
 

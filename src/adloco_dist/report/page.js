@@ -52,6 +52,17 @@ function chosenIn(view) {
   return view && "chosen_store" in view.getState().data ? view.data("chosen_store") : [];
 }
 
+/** The ranges of a figure's axes that the wheel and the mouse change, by the signals that hold them. */
+function ranges(view) {
+  return view ? view.getState({ signals: (name) => name.startsWith("zoom_"), data: () => false }).signals : {};
+}
+
+/** Zoom in to what was zoomed in to before, unless the figure has another axis now. */
+function zoom(view, before) {
+  const zoomed = Object.entries(before).filter(([, range]) => Array.isArray(range));
+  if (zoomed.every(([name]) => name in ranges(view))) zoomed.forEach(([name, range]) => view.signal(name, range));
+}
+
 async function draw() {
   delete document.body.dataset.drawn;
   for (const button of document.querySelectorAll("[data-axis]")) {
@@ -61,9 +72,12 @@ async function draw() {
     const drawn = { ...against(axis, specification), datasets: { rows: smooth(points, smoothed) } };
     const actions = { export: true, source: false, compiled: false, editor: false };
     const chosen = chosenIn(views[name]);
+    const before = ranges(views[name]);
     const { view } = await vegaEmbed(`#figure-${name}`, drawn, { actions, downloadFileName: name, config: style() });
     views[name] = view;
-    if (chosen.length) await view.data("chosen_store", chosen).runAsync();
+    if (chosen.length) view.data("chosen_store", chosen);
+    zoom(view, before);
+    await view.runAsync();
   }
   document.body.dataset.drawn = axis;
 }
