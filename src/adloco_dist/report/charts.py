@@ -6,6 +6,7 @@ from dataclasses import replace
 import altair as alt
 import numpy as np
 
+from adloco_dist.report.columns import Numbers
 from adloco_dist.report.figures import (
     POINTER,
     Chart,
@@ -19,7 +20,7 @@ from adloco_dist.report.figures import (
     over_rounds,
     rounded,
 )
-from adloco_dist.report.history import History, Numbers, OfRanks
+from adloco_dist.report.history import History, OfRanks
 from adloco_dist.run.reading import Candidate
 from adloco_dist.run.rows import is_known
 
@@ -189,13 +190,15 @@ def stretches(values: list[str | None], places: Numbers) -> list[tuple[int, int,
 
 def _update_losses(history: History) -> Iterator[Curve]:
     """The losses of single updates, where they were recorded."""
+    losses = history.grouped("step_losses").get("loss")
+    if losses is None:
+        return
     for trainer in history.trainers:
-        recorded = [row for row in history.rows_of(trainer).tolist() if history.rows[row].step_losses]
-        losses = [history.rows[row].step_losses for row in recorded]
-        values = np.array([loss for of_round in losses for loss in of_round], np.float64)  # NaN for None
-        ends = [np.arange(1 - len(of_round), 1) / len(of_round) for of_round in losses]
-        places = [history.places[row] + before for row, before in zip(recorded, ends, strict=True)]
-        yield Curve(f"trainer {trainer}", history.axes, values, np.concatenate(places) if places else None)
+        chosen = history.row_trainers[losses.rows] == trainer
+        rows, firsts, which, counts = np.unique(losses.rows[chosen], True, True, True)
+        left = firsts[which] + counts[which] - 1 - np.arange(len(which))  # updates until the round's end
+        places = history.places[rows][which] - left / counts[which]
+        yield Curve(f"trainer {trainer}", history.axes, losses.values[chosen], places)
 
 
 def bytes_sent(history: History) -> Figure | None:

@@ -9,15 +9,14 @@ from typing import Any
 
 import altair as alt
 import numpy as np
-import vl_convert
 
-from adloco_dist.report.history import AXES, Numbers, Values
+from adloco_dist.report.columns import Numbers, Values
+from adloco_dist.report.history import AXES
 
 ROWS = "rows"
 """The name of the points in a specification."""
 WIDTH, HEIGHT = 460, 220
 """Pixels of a picture; on a page, a figure is as wide as what it stands in."""
-PNG_SCALE = 1.5
 LETTER = 7
 """Pixels of a letter in a legend."""
 LOG_PADDING = 8
@@ -59,11 +58,11 @@ class Figure:
         layers = alt.layer(self.layers, self.pointer) if self.pointer else self.layers
         return {**layers.to_dict(validate=False), "width": "container"}
 
-    def png(self) -> bytes:
-        """The figure as a picture."""
+    def picture(self) -> dict[str, Any]:
+        """The figure in Vega-Lite, with its points and its title, as a picture of its own."""
         of_picture = {"width": self.picture_width or WIDTH, "datasets": {ROWS: self.points}, "title": self.title}
         drawn = {**self.layers.to_dict(validate=False), **of_picture}
-        return vl_convert.vegalite_to_png({**drawn, "config": {**drawn["config"], **CONFIG}}, scale=PNG_SCALE)
+        return {**drawn, "config": {**drawn["config"], **CONFIG}}
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,7 @@ def _restarts(source: Source) -> Table:
 def _notes(source: Source) -> Table:
     """Every note once, in the order of the rounds that first have it, and the workers that were left out."""
     rounds_of: dict[tuple[int, str], list[int]] = defaultdict(list)
-    for row in source.history.rows:
+    for row in source.history.told:
         for text in row.notes:
             rounds_of[row.trainer, text].append(row.round)
     notes = sorted((rounds[0], trainer, text, rounds[-1]) for (trainer, text), rounds in rounds_of.items())
@@ -139,7 +139,7 @@ def _notes(source: Source) -> Table:
     ]
     rows += [
         (f"{row.round:,}", str(row.trainer), f"workers {set_of_ranks(row.nonfinite_workers)} not finite, left out")
-        for row in source.history.rows
+        for row in source.history.told
         if row.nonfinite_workers
     ]
     if len(rows) > MAX_NOTES:

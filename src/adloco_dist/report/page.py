@@ -3,12 +3,10 @@
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from importlib import resources
 from typing import Any
 
 import jinja2
-import vl_convert
 
 from adloco_dist.report.figures import Figure
 from adloco_dist.report.history import AXES
@@ -67,13 +65,13 @@ class Page:
         """The page without its figures' points, as HTML."""
         return TEMPLATES.get_template("content.html").render(axes=AXES, **vars(self))
 
-    def html(self, is_live: bool = False) -> str:
-        """The whole page; a live one fetches `state` and `vega.js` from where it came, instead of holding all."""
+    def html(self, vega: str | None) -> str:
+        """The whole page, with the library that draws; None: a live one, which fetches `state` and `vega.js` from where
+        it came, instead of holding all."""
         script = (resources.files("adloco_dist.report") / "page.js").read_text(encoding="utf-8")
         data = json.dumps(self.data(), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-        vega = "" if is_live else vega_script()
         template = TEMPLATES.get_template("page.html")
-        return template.render(axes=AXES, is_live=is_live, vega=vega, script=script, data=data, **vars(self))
+        return template.render(axes=AXES, is_live=vega is None, vega=vega, script=script, data=data, **vars(self))
 
     def data(self) -> dict[str, Any]:
         """What the page's script draws."""
@@ -87,9 +85,3 @@ class Page:
             for figure in self.figures
         ]
         return {"axes": AXES, "figures": figures}
-
-
-@cache
-def vega_script() -> str:
-    """The library that draws, which takes a second to put together; it cannot end the element that it stands in."""
-    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").replace("</script", "<\\/script")

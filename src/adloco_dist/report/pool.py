@@ -102,23 +102,23 @@ def _when(history: History, round_: int, is_end: bool) -> list[str]:
 
 def _lives(history: History, trainer: int, steps: Sequence[int], nodes: Sequence[int]) -> Iterator[Point]:
     """The stretches of a trainer between two merges that it is in."""
-    rows = [history.rows[row] for row in history.rows_of(trainer)]
-    rows = sorted((row for row in rows if row.round), key=lambda row: row.round)
-    merges = {row.round: row.merge for row in rows if row.merge}
-    starts = sorted({*(row.round for row in rows[:1]), *merges})
+    rows = np.flatnonzero((history.row_trainers == trainer) & (history.row_rounds > 0))
+    rounds, batches = history.row_rounds[rows], history.values("total_batch")[rows]
+    told = sorted((row for row in history.told if row.trainer == trainer and row.round), key=lambda row: row.round)
+    begins = [row for row in told if row.merge or row is told[0]]
     places = range(len(steps))
-    for start, end in zip(starts, [*starts[1:], *(row.round + 1 for row in rows[-1:])], strict=True):
-        of_life = [row for row in rows if start <= row.round < end]
-        batches = [f"{row.total_batch:,}" for row in (of_life[0], of_life[-1]) if row.total_batch is not None]
+    for first, end in zip(begins, [*(row.round for row in begins[1:]), *(rounds[-1:] + 1).tolist()], strict=True):
+        known = batches[(rounds >= first.round) & (rounds < end) & np.isfinite(batches)]
+        sizes = [f"{batch:,.0f}" for batch in (*known[:1], *known[-1:])]
         yield {
             "kind": "life",
             "trainer": trainer,
-            "workers": of_life[0].workers or 1,
-            "place": place_in_words(of_life[0].ranks, nodes),
-            "batch": " to ".join(dict.fromkeys(batches)),
-            "rounds": f"{start:,} to {end - 1:,}",
-            "after": f"loss {loss_in_words(merges[start].loss)}" if start in merges else "",
-            "step": float(np.interp(start, [1, *steps[1:]], places)),
+            "workers": first.workers or 1,
+            "place": place_in_words(first.ranks, nodes),
+            "batch": " to ".join(dict.fromkeys(sizes)),
+            "rounds": f"{first.round:,} to {end - 1:,}",
+            "after": f"loss {loss_in_words(first.merge.loss)}" if first.merge else "",
+            "step": float(np.interp(first.round, [1, *steps[1:]], places)),
             "step_end": float(np.interp(end, [1, *steps[1:]], places)),
         }
 

@@ -1,4 +1,4 @@
-"""What a run has other processes do of itself: its page when it ends, and its page while it trains."""
+"""Work that other processes do: a run's page when it ends, and while it trains, and what a page takes longest for."""
 
 import os
 import platform
@@ -7,7 +7,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 
 from adloco_dist.config import SettingsError
@@ -18,6 +20,13 @@ TOKEN_VARIABLE = "ADLOCO_WATCH_TOKEN"
 PATIENCE_SECONDS = 120.0
 """Far longer than the page of any run takes."""
 ANY_ADDRESS = ("0.0.0.0", "::")
+MAX_HELPERS = 4
+"""Each may take some 0.3 GB."""
+
+
+def helpers() -> ProcessPoolExecutor:
+    """Processes for what keeps a core busy; nothing is forked, as callers have threads."""
+    return ProcessPoolExecutor(min(MAX_HELPERS, len(os.sched_getaffinity(0))), get_context("spawn"))
 
 
 def write_report(directory: Path) -> str:

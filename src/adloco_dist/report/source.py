@@ -33,7 +33,7 @@ class Source:
     def problems(self) -> list[str]:
         """What could not be read, a line each."""
         problems = [self.unreadable] if self.unreadable else []
-        if lines := self.history.problems:
+        if lines := self.history.columns.problems:
             count = f"{len(lines)} line{'s are' if len(lines) > 1 else ' is'}"
             problems.append(one_line(f"{METRICS_FILE}: {count} left out, the first: {lines[0]}"))
         return problems
@@ -95,6 +95,6 @@ def read_source(directory: Path, earlier: History | None = None) -> Source:
     try:
         return Source(directory, dict(read_run(directory)), None, history)
     except SettingsError as error:
-        if not history.rows:
+        if not len(history.rounds):
             raise
         return Source(directory, {}, str(error).removeprefix(f"RUN={directory}: "), history)

@@ -21,9 +21,9 @@ from adloco_dist.command import as_tool
 from adloco_dist.config import SettingsError
 from adloco_dist.config.running import THIS_MACHINE
 from adloco_dist.report.one import page_of
-from adloco_dist.report.page import vega_script
 from adloco_dist.report.processes import TOKEN_VARIABLE, address_of, listen
 from adloco_dist.report.source import Source, read_source
+from adloco_dist.report.vega import vega_script
 from adloco_dist.terminal import show
 
 MAX_SHARE = 0.05
@@ -101,12 +101,12 @@ class Watched:
     def _renew(self) -> None:
         start = time.thread_time()
         self._source = source = read_source(self._source.directory, self._source.history)
-        version = f"{source.history.num_bytes} {source.state}"
+        version = f"{source.history.columns.num_bytes} {source.state}"
         if version != self._version:
             page = page_of(source)
             state = {"version": version, "content": page.content(), **page.data()}
             state_bytes = json.dumps(state, allow_nan=False).encode()
-            self._answers = {"": page.html(is_live=True).encode(), "state": state_bytes}
+            self._answers = {"": page.html(vega=None).encode(), "state": state_bytes}
             self._version = version
         self._renew_at = time.monotonic() + (time.thread_time() - start) / MAX_SHARE
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from adloco_dist.policy.evaluation import in_words
-from adloco_dist.report.history import REQUEST, History, Numbers, Values
+from adloco_dist.report.columns import REQUEST, Numbers, Values
+from adloco_dist.report.history import History
 from adloco_dist.report.pool import loss_in_words, place_in_words
 from adloco_dist.report.source import Source
 from adloco_dist.run.reading import Candidate, saved_candidate
@@ -172,7 +173,7 @@ def _incidents(source: Source) -> Iterator[str]:
         lost = dict.fromkeys(host for start in resumed for host in start.get("lost_hosts", []))
         without = f", without {', '.join(lost)}, which had been lost" if lost else ""
         yield f"The run was resumed {counted(len(resumed), 'time')}{without}."
-    if left_out := sum(bool(row.nonfinite_workers) for row in source.history.rows):
+    if left_out := sum(bool(row.nonfinite_workers) for row in source.history.told):
         rounds = counted(left_out, "round")
         yield f"Workers that were not finite were left out of averages in {rounds} of a trainer."
 

@@ -10,8 +10,10 @@ from adloco_dist.command import as_tool
 from adloco_dist.config import SettingsError
 from adloco_dist.report.one import page_of
 from adloco_dist.report.page import Page
+from adloco_dist.report.processes import helpers
 from adloco_dist.report.several import page_of_several
 from adloco_dist.report.source import Source, read_source
+from adloco_dist.report.vega import picture, vega_script
 from adloco_dist.run.manifest import write_content
 from adloco_dist.run.reading import RUN_FILE
 from adloco_dist.run.rows import METRICS_FILE
@@ -82,9 +84,12 @@ def write_page(page: Page, folder: Path) -> Path:
     path, pictures = folder / HTML_FILE, folder / FIGURES_FOLDER
     try:
         pictures.mkdir(parents=True, exist_ok=True)
-        for figure in page.figures:
-            (pictures / f"{figure.name}.png").write_bytes(figure.png())
-        write_content(path, page.html().encode())
+        with helpers() as processes:
+            script = processes.submit(vega_script)
+            drawn = {figure.name: processes.submit(picture, figure.picture()) for figure in page.figures}
+            for name, png in drawn.items():
+                (pictures / f"{name}.png").write_bytes(png.result())
+            write_content(path, page.html(script.result()).encode())
     except OSError as error:
         rule = f"{HTML_FILE} and {FIGURES_FOLDER}/ cannot be written ({reason(error)}); name another folder"
         raise SettingsError(f"--output={folder}: {rule}") from error

@@ -118,12 +118,12 @@ def encode_rows(rows: Sequence[TrainerRow]) -> bytes:
 _decode_row = msgspec.json.Decoder(TrainerRow).decode
 
 
-def parse_rows(content: bytes) -> tuple[list[TrainerRow], list[str]]:
+def parse_rows(content: bytes, first_line: int = 1) -> tuple[list[TrainerRow], list[str]]:
     """The rows of whole lines, of this version or an earlier one, and what is wrong with each line that is no row."""
     rows: list[TrainerRow] = []
     problems: list[str] = []
     lines = content.removesuffix(b"\n").split(b"\n") if content else []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(lines, start=first_line):
         try:
             rows.append(_decode_row(line))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

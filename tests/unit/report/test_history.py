@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from adloco_dist.config import SettingsError
-from adloco_dist.report.history import read_history
+from adloco_dist.report import columns
+from adloco_dist.report.history import History, read_history
 from adloco_dist.report.one import page_of
 from adloco_dist.report.source import read_source
 from helpers.run_directories import before_training, result, row, run_directory
@@ -41,25 +42,58 @@ def test_half_a_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
     path = written(tmp_path, text[:-20])
     history = read_history(path)
     assert history.rounds.tolist() == [1]
-    assert not history.problems
-    assert read_history(path, history) == history, "nothing was written since"
+    assert not history.columns.problems
+    assert read_history(path, history) is history, "nothing was written since"
     written(tmp_path, text)
     history = read_history(path, history)
     assert history.rounds.tolist() == [1, 2]
-    assert not history.problems
-    assert history.num_bytes == len(text)
+    assert not history.columns.problems
+    assert history.columns.num_bytes == len(text)
 
 
 def test_records_without_a_line_have_no_problem(tmp_path: Path) -> None:
     history = read_history(written(tmp_path))
-    assert not history.rows
-    assert not history.problems
+    assert not len(history.rounds)
+    assert not history.columns.problems
 
 
 def test_lines_that_are_no_records_are_left_out_and_reported(tmp_path: Path) -> None:
     history = read_history(written(tmp_path, line(row(1)), '{"round": 2, "tra\n', "[]\n", "\n", line(row(3))))
     assert history.rounds.tolist() == [1, 3]
-    assert [problem.partition(":")[0] for problem in history.problems] == ["line 2", "line 3", "line 4"]
+    assert [problem.partition(":")[0] for problem in history.columns.problems] == ["line 2", "line 3", "line 4"]
+
+
+def test_what_is_read_in_blocks_by_several_processes_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [*before_training(0, 1), *(row(number, trainer) for number in range(1, 6) for trainer in (0, 1))]
+    rows[4] |= {"notes": ["slow"], "step_losses": [3.0, None]}
+    rows[7] |= {"statistics": {"squared_norm": 4.0}}
+    path = written(tmp_path, line(*rows[:6]), "{\n", line(*rows[6:]), "nonsense\n")
+    whole = read_history(path)
+    monkeypatch.setattr(columns, "BLOCK_BYTES", 1000)
+    assert path.stat().st_size > columns.FEW_BLOCKS * 1000
+    in_blocks = read_history(path)
+    assert [problem.partition(":")[0] for problem in in_blocks.columns.problems] == ["line 7", "line 14"]
+    assert in_blocks.columns.problems == whole.columns.problems
+    assert page_data(in_blocks) == page_data(whole)
+    with path.open("a") as file:
+        file.write("[]\n")
+    assert read_history(path, in_blocks).columns.problems[-1].startswith("line 15:")
+
+
+def page_data(history: History) -> tuple[object, ...]:
+    """What figures are drawn from."""
+    return (
+        {name: values.tolist() for name, values in history.axes.items()},
+        {kind: sent.tolist() for kind, sent in history.bytes_sent.items()},
+        history.rank_seconds,
+        str(history.resources),
+        str(history.gradient_norms),
+        str(history.grouped("step_losses")),
+        [row.notes for row in history.told if row.notes],
+        history.bounds,
+    )
 
 
 def test_records_of_a_version_without_clock_and_rank_seconds(tmp_path: Path) -> None:

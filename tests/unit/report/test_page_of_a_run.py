@@ -151,7 +151,7 @@ def test_trainers_that_merge(tmp_path: Path) -> None:
 def test_a_run_that_has_trained_nothing(rows: list[dict[str, Any]], tmp_path: Path) -> None:
     shown = page(tmp_path, rows)
     assert shown.sentences == ["No round has been trained yet."]
-    assert shown.html().count("<h1>run</h1>") == 1
+    assert shown.html("").count("<h1>run</h1>") == 1
 
 
 def test_losses_that_are_not_finite_are_gaps(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_whatever_comes_from_outside_is_shown_as_text(tmp_path: Path) -> None:
     directory = tmp_path / "<img src=x onerror=alert(3)>"
     overrides = [f'run.directory="{MARKUP}"']
     shown = page_of(read_source(run_directory(directory, rows, overrides, result() | {"stop": MARKUP}, facts)))
-    html = shown.html()
+    html = shown.html("")
     assert "<script>alert" not in html
     assert "<img src=x" not in html
     assert html.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 5

@@ -155,7 +155,7 @@ def test_another_value_in_any_place_of_a_record(run: Path) -> None:
             (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
             read_by_all(run)
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*ROWS, *odd_rows]))
-    assert page_of(read_source(run)).html().encode(), "of all that were rows"
+    assert page_of(read_source(run)).html("").encode(), "of all that were rows"
 
 
 def test_a_damaged_result_is_not_that_of_a_finished_run(run: Path) -> None:

@@ -1,0 +1,177 @@
+"""metrics.jsonl as columns: the rows of a long run are read in little memory, and each of them once."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from adloco_dist.report.processes import helpers
+from adloco_dist.run.rows import Number, TrainerRow, parse_rows
+
+Values = npt.NDArray[np.float64]
+Numbers = npt.NDArray[np.int64]
+NUMBERS = (
+    "elapsed_seconds", "workers", "updates", "delay_updates", "learning_rate", "pool_tokens", "total_batch", "request",
+    "worth", "passes", "train_loss", "pseudo_gradient_norm", "validation_loss", "validation_accuracy", "noise_scale",
+)  # fmt: skip
+"""Fields of a row that are drawn."""
+REQUEST = "the request itself"
+"""Stands for the bound of a batch that no bound changed."""
+BLOCK_BYTES, FEW_BLOCKS = 1 << 24, 4
+"""Of the file, whose rows are in memory at one time; more than a few of them are read by several processes."""
+Group = tuple[str | int, ...]
+"""What numbers are of: a field, and in some fields a rank."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """Numbers that some rows have, in the order of the rows; one row may have several."""
+
+    rows: Numbers
+    """For every number, where its row is."""
+    values: Values
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Rows in the order in which they were written."""
+
+    rounds: Numbers = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Of every row, as the next two."""
+    trainers: Numbers = field(default_factory=lambda: np.zeros(0, np.int64))
+    bounds: Sequence[str | None] = ()
+    """What made its batch: a bound, or REQUEST, which no bound changed; None: there was no batch."""
+    numbers: Mapping[str, Values] = field(default_factory=lambda: {name: np.zeros(0) for name in NUMBERS})
+    """NUMBERS of every row; NaN where there is none."""
+    grouped: Mapping[Group, Mapping[str | int, Column]] = field(default_factory=dict[Group, Mapping[str | int, Column]])
+    """What rows have by kind, step or rank."""
+    told: Sequence[TrainerRow] = ()
+    """The rows that have merged, or have more to say than numbers; and the first ones of every trainer."""
+    problems: Sequence[str] = ()
+    """Lines that are left out, because they are no rows."""
+    num_lines: int = 0
+    num_bytes: int = 0
+    """Bytes of these lines."""
+
+
+def read_columns(path: Path, earlier: Columns) -> Columns:
+    """The rows of metrics.jsonl, as far as its lines are whole: those that were read `earlier`, and what follows them.
+    If it has become shorter, as in a run that has begun again, all of it is read again. Raises an OSError if it cannot
+    be read."""
+    known = earlier if earlier.num_bytes <= path.stat().st_size else Columns()
+    with path.open("rb") as file:
+        file.seek(known.num_bytes)
+        blocks = list(_blocks(file))
+    if not blocks:
+        return known
+    first_lines = accumulate((block.count(b"\n") for block in blocks[:-1]), initial=known.num_lines + 1)
+    if len(blocks) <= FEW_BLOCKS:
+        return _joined([known, *map(_columns_of, blocks, first_lines)])
+    with helpers() as processes:
+        return _joined([known, *processes.map(_columns_of, blocks, first_lines)])
+
+
+def _blocks(file: BinaryIO) -> Iterator[bytes]:
+    """Whole lines, many at a time."""
+    rest = b""
+    while block := file.read(BLOCK_BYTES):
+        whole, end, rest = (rest + block).rpartition(b"\n")
+        if end:
+            yield whole + end
+
+
+def _columns_of(lines: bytes, first_line: int) -> Columns:
+    """The columns of whole lines."""
+    rows, problems = parse_rows(lines, first_line)
+    found = defaultdict[Group, "_Growing"](_Growing)
+    for place, row in enumerate(rows):
+        found["bytes_sent",].add(place, row.bytes_sent)
+        found["utilisation",].add(place, row.utilisation)
+        for rank, steps in row.rank_seconds.items():
+            found["rank_seconds", rank].add(place, steps)
+        for rank, figures in row.resources.items():
+            found["resources", rank].add(place, figures)
+        if row.statistics:
+            found["statistics",].add(place, row.statistics)
+        if row.elapsed_seconds is None:  # of a version that had no clock
+            found["seconds",].add(place, row.seconds)
+        for loss in row.step_losses:
+            found["step_losses",].add(place, {"loss": np.nan if loss is None else loss})
+    return Columns(
+        rounds=np.array([row.round for row in rows], np.int64),
+        trainers=np.array([row.trainer for row in rows], np.int64),
+        bounds=[None if row.mode is None else row.bound or REQUEST for row in rows],
+        numbers={name: np.array([getattr(row, name) for row in rows], np.float64) for name in NUMBERS},  # None is NaN
+        grouped={group: growing.columns() for group, growing in found.items()},
+        told=list(_told(rows)),
+        problems=problems,
+        num_lines=lines.count(b"\n"),
+        num_bytes=len(lines),
+    )
+
+
+def _told(rows: Sequence[TrainerRow]) -> Iterator[TrainerRow]:
+    """Those that are kept as they are."""
+    seen = set[int]()
+    for row in rows:
+        if row.merge or row.notes or row.nonfinite_workers or (row.round and row.trainer not in seen):
+            yield row
+        if row.round:
+            seen.add(row.trainer)
+
+
+class _Growing(defaultdict[str | int, tuple[list[int], list[float]]]):
+    """Columns of a group, to which rows add."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: ([], []))
+
+    def add(self, place: int, numbers: Mapping[str, Number] | Mapping[int, Number]) -> None:
+        """Add those of a row that are known."""
+        for key, number in numbers.items():
+            if number is not None:
+                rows, values = self[key]
+                rows.append(place)
+                values.append(number)
+
+    def columns(self) -> Mapping[str | int, Column]:
+        """What was added."""
+        return {
+            key: Column(np.array(rows, np.int64), np.array(values, np.float64)) for key, (rows, values) in self.items()
+        }
+
+
+def _joined(parts: Sequence[Columns]) -> Columns:
+    """The rows of one part after the other's."""
+    grouped = defaultdict[Group, dict[str | int, list[Column]]](dict)
+    begin = 0
+    for part in parts:
+        for group, columns in part.grouped.items():
+            for key, column in columns.items():
+                grouped[group].setdefault(key, []).append(Column(column.rows + begin, column.values))
+        begin += len(part.rounds)
+    return Columns(
+        rounds=np.concatenate([part.rounds for part in parts]),
+        trainers=np.concatenate([part.trainers for part in parts]),
+        bounds=[bound for part in parts for bound in part.bounds],
+        numbers={name: np.concatenate([part.numbers[name] for part in parts]) for name in NUMBERS},
+        grouped={
+            group: {
+                key: Column(
+                    np.concatenate([column.rows for column in columns]),
+                    np.concatenate([column.values for column in columns]),
+                )
+                for key, columns in of_group.items()
+            }
+            for group, of_group in grouped.items()
+        },
+        told=[row for part in parts for row in part.told],
+        problems=[problem for part in parts for problem in part.problems],
+        num_lines=sum(part.num_lines for part in parts),
+        num_bytes=sum(part.num_bytes for part in parts),
+    )
