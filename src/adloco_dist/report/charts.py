@@ -6,7 +6,7 @@ from dataclasses import replace
 import altair as alt
 import numpy as np
 
-from adloco_dist.report.columns import Numbers
+from adloco_dist.report.columns import GRADIENT_NORM, Numbers
 from adloco_dist.report.figures import (
     POINTER,
     Chart,
@@ -85,12 +85,7 @@ def learning(history: History, saved: Candidate | None = None) -> Iterator[Figur
     columns = {"": "pseudo_gradient_norm"}
     yield _of_trainers(history, Chart("outer_norm", "Norm of the pseudo-gradient", caption, "norm", columns))
     caption = "Of the first updates of rounds that measure gradients, without their noise."
-    norms = history.gradient_norms
-    curves = [
-        Curve(f"trainer {trainer}", history.axes, norms[rows := history.rows_of(trainer)], history.places[rows])
-        for trainer in history.trainers
-    ]
-    yield curve_figure(Chart("gradient_norm", "Norm of the gradient", caption, "norm"), curves)
+    yield _of_trainers(history, Chart(GRADIENT_NORM, "Norm of the gradient", caption, "norm"))
     chart = Chart("update_losses", "Loss of every update", "A mean over the trainer's workers.", "loss")
     yield curve_figure(chart, list(_update_losses(history)))
 

@@ -1,5 +1,6 @@
 """metrics.jsonl as columns: the rows of a long run are read in little memory, and each of them once."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ NUMBERS = (
     "worth", "passes", "train_loss", "pseudo_gradient_norm", "validation_loss", "validation_accuracy", "noise_scale",
 )  # fmt: skip
 """Fields of a row that are drawn."""
+GRADIENT_NORM = "gradient_norm"
+"""Of the mean gradient, beside NUMBERS: not known where it was not measured, or nothing but noise was."""
 REQUEST = "the request itself"
 """Stands for the bound of a batch that no bound changed."""
 BLOCK_BYTES, FEW_BLOCKS = 1 << 24, 4
@@ -46,8 +49,8 @@ class Columns:
     trainers: Numbers = field(default_factory=lambda: np.zeros(0, np.int64))
     bounds: Sequence[str | None] = ()
     """What made its batch: a bound, or REQUEST, which no bound changed; None: there was no batch."""
-    numbers: Mapping[str, Values] = field(default_factory=lambda: {name: np.zeros(0) for name in NUMBERS})
-    """NUMBERS of every row; NaN where there is none."""
+    numbers: Mapping[str, Values] = field(default_factory=lambda: _numbers_of(()))
+    """NUMBERS and GRADIENT_NORM of every row; NaN where there is none."""
     grouped: Mapping[Group, Mapping[str | int, Column]] = field(default_factory=dict[Group, Mapping[str | int, Column]])
     """What rows have by kind, step or rank."""
     told: Sequence[TrainerRow] = ()
@@ -96,8 +99,6 @@ def _columns_of(lines: bytes, first_line: int) -> Columns:
             found["rank_seconds", rank].add(place, steps)
         for rank, figures in row.resources.items():
             found["resources", rank].add(place, figures)
-        if row.statistics:
-            found["statistics",].add(place, row.statistics)
         if row.elapsed_seconds is None:  # of a version that had no clock
             found["seconds",].add(place, row.seconds)
         for loss in row.step_losses:
@@ -106,13 +107,21 @@ def _columns_of(lines: bytes, first_line: int) -> Columns:
         rounds=np.array([row.round for row in rows], np.int64),
         trainers=np.array([row.trainer for row in rows], np.int64),
         bounds=[None if row.mode is None else row.bound or REQUEST for row in rows],
-        numbers={name: np.array([getattr(row, name) for row in rows], np.float64) for name in NUMBERS},  # None is NaN
+        numbers=_numbers_of(rows),
         grouped={group: growing.columns() for group, growing in found.items()},
         told=list(_told(rows)),
         problems=problems,
         num_lines=lines.count(b"\n"),
         num_bytes=len(lines),
     )
+
+
+def _numbers_of(rows: Sequence[TrainerRow]) -> dict[str, Values]:
+    """NUMBERS and GRADIENT_NORM of every row."""
+    squares = [(row.statistics or {}).get("squared_norm") or 0.0 for row in rows]
+    norms = [math.sqrt(square) if square > 0 else None for square in squares]
+    columns = {name: [getattr(row, name) for row in rows] for name in NUMBERS} | {GRADIENT_NORM: norms}
+    return {name: np.array(column, np.float64) for name, column in columns.items()}  # which makes None NaN
 
 
 def _told(rows: Sequence[TrainerRow]) -> Iterator[TrainerRow]:
@@ -159,7 +168,7 @@ def _joined(parts: Sequence[Columns]) -> Columns:
         rounds=np.concatenate([part.rounds for part in parts]),
         trainers=np.concatenate([part.trainers for part in parts]),
         bounds=[bound for part in parts for bound in part.bounds],
-        numbers={name: np.concatenate([part.numbers[name] for part in parts]) for name in NUMBERS},
+        numbers={name: np.concatenate([part.numbers[name] for part in parts]) for name in parts[0].numbers},
         grouped={
             group: {
                 key: Column(

@@ -85,15 +85,6 @@ class History:
         return self.columns.grouped.get(group, {})
 
     @cached_property
-    def gradient_norms(self) -> Values:
-        """Of every row's mean gradient; NaN where it was not measured, or nothing but noise was."""
-        norms = np.full(len(self.row_rounds), np.nan)
-        if squares := self.grouped("statistics").get("squared_norm"):
-            is_known = squares.values > 0
-            norms[squares.rows[is_known]] = np.sqrt(squares.values[is_known])
-        return norms
-
-    @cached_property
     def axes(self) -> Mapping[str, Values]:
         """For every round, what has passed at its end, by the names of AXES."""
         seconds = self.highest(self.values("elapsed_seconds"))

@@ -89,7 +89,7 @@ def page_data(history: History) -> tuple[object, ...]:
         {kind: sent.tolist() for kind, sent in history.bytes_sent.items()},
         history.rank_seconds,
         str(history.resources),
-        str(history.gradient_norms),
+        str(history.values("gradient_norm")),
         str(history.grouped("step_losses")),
         [row.notes for row in history.told if row.notes],
         history.bounds,
