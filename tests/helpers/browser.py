@@ -82,8 +82,20 @@ class Browser:
         """
         return [(way, opacity) for way, opacity in self._driver.execute_script(script, figure)]
 
+    def opacities(self, figure: str, mark: str) -> list[float]:
+        """Of such marks of a figure."""
+        script = """
+            return [...document.querySelectorAll(`#figure-${arguments[0]} ${arguments[1]}`)].map(
+                (path) => Number(path.getAttribute("opacity") ?? 1));
+        """
+        return self._driver.execute_script(script, figure, mark)
+
+    def wait_until(self, holds: Callable[[], bool]) -> None:
+        """Wait for what the page does after an event."""
+        WebDriverWait(self._driver, PATIENCE_SECONDS).until(lambda _: holds())
+
     def wait_until_curves(self, figure: str, hold: Callable[[list[tuple[str, float]]], bool]) -> None:
-        WebDriverWait(self._driver, PATIENCE_SECONDS).until(lambda _: hold(self.curves(figure)))
+        self.wait_until(lambda: hold(self.curves(figure)))
 
     def marks(self) -> dict[str, int]:
         """How many curves, bars, areas and rules with an extent every figure has; 0: nothing is drawn."""

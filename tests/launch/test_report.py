@@ -129,6 +129,18 @@ def test_curves_can_be_chosen_smoothed_and_zoomed(finished: tuple[Path, str], sh
     assert shown.errors() == []
 
 
+@pytest.mark.parametrize("figure", ["bytes", "bounds", "phases"])
+def test_areas_and_bars_can_be_chosen(figure: str, finished: tuple[Path, str], shown: Browser) -> None:
+    directory, _ = finished
+    shown.open((directory / "report.html").as_uri())
+    mark = ".mark-area path" if figure == "bytes" else ".mark-rect path"
+    before = shown.opacities(figure, mark)
+    assert len(set(before)) == 1
+    shown.click(f"#figure-{figure} .role-legend-symbol path")
+    shown.wait_until(lambda: sorted(set(shown.opacities(figure, mark))) == [0.05, before[0]])
+    assert shown.errors() == []
+
+
 def test_the_page_says_what_the_records_say(finished: tuple[Path, str], shown: Browser) -> None:
     directory, _ = finished
     shown.open((directory / "report.html").as_uri())

@@ -2,7 +2,9 @@
 
 import math
 import os
+import re
 import signal
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from helpers.commands import (
     FOUR_TRAINERS,
     ONE_RANK,
+    ROOT,
     SMALL,
     facts,
     metrics,
@@ -191,6 +194,10 @@ def test_evaluate_agrees_with_the_run_and_generate_continues_a_text(finished_run
     result = facts(finished_run)["result"]
     saved = next(candidate for candidate in result["candidates"] if candidate["name"] == result["saved"])
     assert f"validation loss {saved['validation_loss']:.4f}" in evaluated.output
+    command = [sys.executable, str(ROOT / "launch" / "evaluate.py"), "first", "--sequences", "64"]
+    on_terminal = run_on_a_terminal(command, cwd)
+    assert on_terminal.code == 0
+    assert re.search(r"evaluating 64 sequences .*100%", on_terminal.output), "a bar, to its end"
     texts = [
         use("generate.py", "first", "def f(", "--tokens", "9", *more, cwd=cwd).output
         for more in ([], [], ["--seed", "1"])

@@ -155,22 +155,27 @@ def curve_figure(chart: Chart, curves: Sequence[Curve], series: str = "trainer")
     )
     interpolate = "step-after" if chart.is_stepped else "linear"
     line = base.mark_line(strokeWidth=1.5, strokeCap="round", interpolate=interpolate)  # a lone value is a dot
-    opacity = alt.value(1)
+    opacity: alt.Opacity | float = 1.0
     if kinds:
         opacities = alt.Scale(domain=kinds, range=[FAINT if kind == chart.faint else 1.0 for kind in kinds])
         legend = alt.Legend(orient="bottom", symbolType="stroke", symbolStrokeWidth=3)
         opacity = alt.Opacity("kind:O", title=None, scale=opacities, legend=legend)
     # With the wheel alone one scrolls over the figures of a page.
     zoom = alt.selection_interval(name="zoom", bind="scales", zoom="wheel![event.ctrlKey || event.metaKey]")
-    if len(names) > 1:
-        chosen = alt.selection_point(name="chosen", fields=["series"], bind="legend")
-        line = line.encode(opacity=alt.condition(chosen, opacity, alt.value(HIDDEN))).add_params(chosen)
-    else:
-        line = line.encode(opacity=opacity)
+    line = choosable(line, names, opacity)
     pointer = base.mark_point(opacity=0, size=POINTER)
     smoothed = None if chart.is_stepped else chart.y
     layers = line.add_params(zoom)
     return Figure(chart.name, chart.title, chart.caption, layers, drawn, smoothed=smoothed, pointer=pointer)
+
+
+def choosable(chart: alt.Chart, names: Sequence[str], opacity: alt.Opacity | float) -> alt.Chart:
+    """A chart of several series, of which a click in the legend leaves one; `opacity` is that of what is not hidden."""
+    shown = opacity if isinstance(opacity, alt.Opacity) else alt.value(opacity)
+    if len(names) < 2:
+        return chart.encode(opacity=shown)
+    chosen = alt.selection_point(name="chosen", fields=["series"], bind="legend")
+    return chart.encode(opacity=alt.condition(chosen, shown, alt.value(HIDDEN))).add_params(chosen)
 
 
 def over_rounds() -> alt.X:
