@@ -169,7 +169,7 @@ def _bounds(history: History) -> Figure | None:
         color=color(names, "bound", is_filled=True),
         tooltip=["trainer:N", "series:N", "round:Q", "round_end:Q"],
     )
-    strip = choosable(strip, names, 1.0)
+    strip = choosable(strip, {"series": names}, 1.0)
     caption = "The setting that bounded the batch, an epoch of its shard, what can be measured, or the request itself."
     return Figure("bounds", "What bounded the batch", caption, strip, drawn)
 
@@ -213,7 +213,7 @@ def bytes_sent(history: History) -> Figure | None:
         color=color(kinds, "kind", is_filled=True),
         tooltip=["series:N", "round:Q", alt.Tooltip("sent:Q", format=".3s")],
     )
-    area = choosable(area, kinds, 0.8)
+    area = choosable(area, {"series": kinds}, 0.8)
     return Figure("bytes", "Bytes sent by all ranks", "By kind of collective, added up.", area, drawn)
 
 
@@ -279,7 +279,7 @@ def phases(history: History) -> Figure | None:
         color=alt.Color("series:N", title=None, scale=scale, legend=alt.Legend(orient="bottom", columns=4)),
         tooltip=["rank:N", "series:N", alt.Tooltip("seconds:Q", format=",.3~f")],
     )
-    bars = choosable(bars, list(colors), 1.0)
+    bars = choosable(bars, {"series": list(colors)}, 1.0)
     caption = "Upper bar: what each rank did. Lower bar: averages that travelled beside updates, and cost nothing."
     if len(spent) > len(shown):
         caption += f" Of {len(spent)} ranks, the {len(shown)} that computed least."

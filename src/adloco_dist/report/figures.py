@@ -3,6 +3,8 @@
 Long curves are cut down to what a picture can show, without losing an extreme.
 """
 
+import functools
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -162,20 +164,30 @@ def curve_figure(chart: Chart, curves: Sequence[Curve], series: str = "trainer")
         opacity = alt.Opacity("kind:O", title=None, scale=opacities, legend=legend)
     # With the wheel alone one scrolls over the figures of a page.
     zoom = alt.selection_interval(name="zoom", bind="scales", zoom="wheel![event.ctrlKey || event.metaKey]")
-    line = choosable(line, names, opacity)
+    line = choosable(line, {"series": names, "kind": kinds}, opacity)
     pointer = base.mark_point(opacity=0, size=POINTER)
     smoothed = None if chart.is_stepped else chart.y
     layers = line.add_params(zoom)
     return Figure(chart.name, chart.title, chart.caption, layers, drawn, smoothed=smoothed, pointer=pointer)
 
 
-def choosable(chart: alt.Chart, names: Sequence[str], opacity: alt.Opacity | float) -> alt.Chart:
-    """A chart of several series, of which a click in the legend leaves one; `opacity` is that of what is not hidden."""
+def choosable(chart: alt.Chart, choices: Mapping[str, Sequence[str]], opacity: alt.Opacity | float) -> alt.Chart:
+    """A chart of which a click in a legend leaves one of several.
+
+    Args:
+        choices: what there is to choose from, by what tells it apart in the points.
+        opacity: of what is not hidden.
+    """
     shown = opacity if isinstance(opacity, alt.Opacity) else alt.value(opacity)
-    if len(names) < 2:
+    chosen = [
+        alt.selection_point(name=f"chosen_{field}", fields=[field], bind="legend")
+        for field, names in choices.items()
+        if len(names) > 1
+    ]
+    if not chosen:
         return chart.encode(opacity=shown)
-    chosen = alt.selection_point(name="chosen", fields=["series"], bind="legend")
-    return chart.encode(opacity=alt.condition(chosen, shown, alt.value(HIDDEN))).add_params(chosen)
+    both = functools.reduce(operator.and_, chosen)
+    return chart.encode(opacity=alt.condition(both, shown, alt.value(HIDDEN))).add_params(*chosen)
 
 
 def over_rounds() -> alt.X:

@@ -47,9 +47,9 @@ function style() {
   };
 }
 
-/** The curves that a click in the legend has chosen: they stay chosen when the figure is drawn again. */
+/** What clicks in legends have chosen, by the data that hold it: it stays chosen when the figure is drawn again. */
 function chosenIn(view) {
-  return view && "chosen_store" in view.getState().data ? view.data("chosen_store") : [];
+  return view ? view.getState({ signals: () => false, data: (name) => /^chosen_.*_store$/.test(name) }).data : {};
 }
 
 /** The ranges of a figure's axes that the wheel and the mouse change, by the signals that hold them. */
@@ -75,7 +75,7 @@ async function draw() {
     const before = ranges(views[name]);
     const { view } = await vegaEmbed(`#figure-${name}`, drawn, { actions, downloadFileName: name, config: style() });
     views[name] = view;
-    if (chosen.length) view.data("chosen_store", chosen);
+    for (const [name, values] of Object.entries(chosen)) if (values.length) view.data(name, values);
     zoom(view, before);
     await view.runAsync();
   }

@@ -21,8 +21,8 @@ OF_PLACE = ("run.", "tracking.")
 SEED = "seed"
 CELL = 44
 """Pixels of a cell of the heat map."""
-DARK = 0.42
-"""Part of viridis, which goes from violet to yellow, on which white is read better than black."""
+DARK = 0.179
+"""Luminance at which white and black have the same contrast (WCAG 2.2, section 1.4.3); below it white is read better."""
 MAX_SETTINGS = 6
 """Settings that are beside the results."""
 
@@ -61,9 +61,11 @@ def _summary(runs: Runs, wanted_loss: float | None) -> Iterator[str]:
     if len(finals) < 2:
         return
     best, worst = min(finals, key=finals.__getitem__), max(finals, key=finals.__getitem__)
-    yield (
-        f"{best} came to the lowest validation loss, {finals[best]:.4f}; {worst} to the highest, {finals[worst]:.4f}."
-    )
+    lowest, highest = finals[best], finals[worst]
+    if lowest == highest:
+        yield f"All came to a validation loss of {lowest:.4f}."
+    else:
+        yield f"{best} came to the lowest validation loss, {lowest:.4f}; {worst} to the highest, {highest:.4f}."
     if wanted_loss is None:
         return
     found = {name: cost["seconds"] for name, source in runs.items() if (cost := reached(source, wanted_loss))}
@@ -202,7 +204,7 @@ def _heat_map(runs: Runs, keys: Sequence[str]) -> Figure | None:
         tooltip=["first:N", "second:N", "loss:Q", "runs:Q"],
     )
     map_ = base.mark_rect().encode(color=alt.Color("loss:Q", title="loss", scale=alt.Scale(scheme="viridis")))
-    is_dark = f"datum.loss < {min(means) + DARK * (max(means) - min(means)):.6g}"
+    is_dark = f"luminance(scale('color', datum.loss)) < {DARK}"
     shade = alt.condition(is_dark, alt.value("white"), alt.value("black"))
     text = base.mark_text(fontWeight="bold").encode(text=alt.Text("loss:Q", format=".3f"), color=shade)
     caption = "Final validation loss; where runs differ in seeds, too, a mean over them."

@@ -66,6 +66,9 @@ def test_runs_that_are_identical_are_named(tmp_path: Path) -> None:
     assert [line for line in told if "identical" in line] == [
         "a, b are identical in every loss: the settings in which they differ did nothing."
     ]
+    told = page_of_several(alike).sentences
+    assert told[0] == "All came to a validation loss of 3.0000."
+    assert any(line.startswith("a, b are identical in every loss") for line in told)
 
 
 def test_two_settings_that_changed_together_are_no_heat_map(tmp_path: Path) -> None:
