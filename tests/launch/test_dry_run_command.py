@@ -8,6 +8,7 @@ from pathlib import Path
 from helpers.commands import (
     FOUR_TRAINERS,
     PATIENT,
+    ROOT,
     SMALL,
     documented,
     environment,
@@ -17,6 +18,8 @@ from helpers.commands import (
     train_command,
 )
 
+SCREEN_COLUMNS, SCREEN_LINES = 160, 50
+"""Of a terminal that fills a screen."""
 WITHOUT_MATRICES = """
 import torch
 from torch.utils.data import TensorDataset
@@ -75,7 +78,11 @@ def test_dry_run_of_a_model_that_does_not_fit_here(tmp_path: Path) -> None:
 def test_the_first_screen_of_a_dry_run_answers_for_a_model_that_is_too_large(tmp_path: Path) -> None:
     done = run(train_command("--dry-run", "--nnodes", "4", "--nproc-per-node", "8", "model=llama_7b"), tmp_path)
     assert done.code == 0, done.output
-    screen = done.output.splitlines()[:12]
+    lines = done.output.splitlines()
+    screen = lines[:12]
+    assert sum(-(-len(line) // SCREEN_COLUMNS) for line in lines) <= SCREEN_LINES, "all of it can be seen at one time"
+    (ROOT / "build" / "screenshots").mkdir(parents=True, exist_ok=True)
+    (ROOT / "build" / "screenshots" / "dry-run.txt").write_text(done.output, encoding="utf-8")
     memory, link, gain, tables = [
         line for line in screen if line.startswith(("memory: ", "link, with ", "gain, with ", "tables: "))
     ]
@@ -83,8 +90,8 @@ def test_the_first_screen_of_a_dry_run_answers_for_a_model_that_is_too_large(tmp
     assert "set pool.ranks_per_worker=" in memory and "on the CPU, a node holds " in memory
     assert "Mbit/s" in link and "the progress of " in gain
     assert tables == "tables: of the settings as they are given"
-    columns = next(line for line in done.output.splitlines() if "MB inside a node, at most" in line)
-    assert "MB a node sends to others" in columns
+    columns = next(line for line in lines if "MB of averages inside" in line)
+    assert "MB a node sends to" in columns
 
 
 def test_dry_run_refuses_a_model_in_which_muon_has_nothing_to_update(tmp_path: Path) -> None:

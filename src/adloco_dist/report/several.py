@@ -22,7 +22,7 @@ SEED = "seed"
 CELL = 44
 """Pixels of a cell of the heat map."""
 DARK = 0.179
-"""Luminance at which white and black have the same contrast (WCAG 2.2, section 1.4.3); below it white is read better."""
+"""Luminance at which white and black have the same contrast (WCAG 2.2, section 1.4.3); below it white has more."""
 MAX_SETTINGS = 6
 """Settings that are beside the results."""
 

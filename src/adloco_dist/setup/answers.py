@@ -1,7 +1,7 @@
 """What a dry run answers before its tables: whether the run fits, whether the link is enough, and what is gained."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import psutil
@@ -13,13 +13,22 @@ from adloco_dist.objective.protocol import ParameterCount
 from adloco_dist.policy.layout import Layout, experiment_layout, seat_nodes
 from adloco_dist.pool.capacity import state_vectors
 from adloco_dist.pool.flat_model import vector_dtype
-from adloco_dist.setup.forecast import UPDATE_SECONDS, forecast, progress, seconds_on_links, shortest_update
+from adloco_dist.setup.forecast import (
+    SHORTEST_SECONDS,
+    UPDATE_SECONDS,
+    forecast,
+    progress,
+    seconds_on_links,
+    shortest_update,
+)
 from adloco_dist.setup.scale import GOOD_UTILISATION, LARGE, LINKS, Traffic, predictions, update_seconds
 from adloco_dist.text import in_bytes
 
 H100_BYTES = 80e9
 STATE_SHARE = 0.8
 """Of a device's memory that a run's state may take: more leaves little room for activations."""
+SLOW_LINK = {"10 Mbit/s": 1.25e6}
+"""Bytes per second of a link that is enough for small models alone."""
 COPY = "checkpoint"
 """The one kind of vectors that is on the CPU wherever the others are."""
 
@@ -39,7 +48,7 @@ def answers(
         note = f", with pool.ranks_per_worker={remedy.pool.ranks_per_worker}"
         settings, layout = remedy, experiment_layout(remedy, nodes)
     sent = Traffic(settings, parameters.trained, nodes).over_fullest_link(layout)
-    if sent and not settings.algorithm.is_data_parallel:
+    if sent:
         lines.append(f"link{note}: {_link(settings, nodes, layout, parameters, links, sent)}")
         if gain := _gain(settings, nodes, layout, parameters, links):
             lines.append(f"gain{note}: {gain}")
@@ -125,16 +134,26 @@ def _link(
     links: Sequence[Link],
     sent: int,
 ) -> str:
-    """Which links are enough for the model on these nodes; of a small one, which updates are long enough for them."""
+    """Which links are enough for the model on these nodes; of a small one, or where every update waits, which updates
+    are long enough for them."""
+    traffic = Traffic(settings, parameters.trained, nodes)
     line = f"each node sends {in_bytes(sent)} to the others in a round"
+    if inside := max(traffic.inside(layout.ranks(trainer)) for trainer in layout.trainers):
+        line += f", and up to {in_bytes(inside)} of averages between its own ranks"
     good = f"enough for {GOOD_UTILISATION:.0%} of the time in updates"
     (of_nodes,) = predictions(settings, parameters, list(nodes).count(nodes[0]), [len(set(nodes))]) or (None,)
-    if parameters.total < LARGE or of_nodes is None:
-        traffic, seats = Traffic(settings, parameters.trained, nodes), seat_nodes(nodes, settings.pool.ranks_per_worker)
+    if parameters.total < LARGE or of_nodes is None or settings.algorithm.is_data_parallel:
+        seats = seat_nodes(nodes, settings.pool.ranks_per_worker)
         _, ranks, on_seat = _largest_trainer(layout)
-        seconds = seconds_on_links(settings, traffic, ranks, seats, links)
-        shortest = shortest_update(settings, on_seat, seconds) if seconds else None
-        return line if shortest is None else f"{line}; the measured links are {good} that take {shortest:.2g} s or more"
+        found = []
+        for name, known in _known_or_assumed({seats[seat] for seat in ranks}, links).items():
+            seconds = seconds_on_links(settings, traffic, ranks, seats, known)
+            shortest = shortest_update(settings, on_seat, seconds) if seconds else None
+            if shortest is not None:
+                found.append(f"{name} if they take {shortest:.2g} s or more")
+            if shortest == SHORTEST_SECONDS:  # faster ones are enough, too
+                break
+        return f"{line}; {good}: {', '.join(found)}" if found else line
     algorithm = settings.algorithm
     longest = algorithm.updates_range[1] if algorithm.round is RoundLength.link else algorithm.updates_per_round
     needed = {name: length for name, (_, length) in of_nodes.rounds.items()}
@@ -151,6 +170,14 @@ def _largest_trainer(layout: Layout) -> tuple[int, tuple[int, ...], int]:
     return trainer, ranks, max(len(layout.workers_on(seat, trainer)) for seat in ranks)
 
 
+def _known_or_assumed(between: Collection[int], links: Sequence[Link]) -> Mapping[str, Sequence[Link]]:
+    """The links that were measured, or, where none were, usual ones between the nodes, by name."""
+    if links:
+        return {"the measured links": links}
+    ends = (min(between), max(between))
+    return {name: [Link(ends, 0.0, rate)] for name, rate in {**SLOW_LINK, **LINKS}.items()}
+
+
 def _gain(
     settings: Settings, nodes: Sequence[int], layout: Layout, parameters: ParameterCount, links: Sequence[Link]
 ) -> str:
@@ -159,15 +186,13 @@ def _gain(
     seats, traffic = seat_nodes(nodes, size), Traffic(settings, parameters.trained, nodes)
     trainer, ranks, on_seat = _largest_trainer(layout)
     num_workers = layout.num_workers(trainer)
-    between = sorted({seats[seat] for seat in ranks})
-    if len(between) == 1:
+    between = {seats[seat] for seat in ranks}
+    if len(between) == 1 or settings.algorithm.is_data_parallel:
         return ""
     cases: dict[str, tuple[Sequence[Link], float]] = {}
     if parameters.total >= LARGE:
-        update, ends = update_seconds(settings, parameters), (between[0], between[-1])
-        assumed = {f"at {name}": [Link(ends, 0.0, rate)] for name, rate in LINKS.items()}
-        by_link = {"by the measured links": list(links)} if links else assumed
-        cases = {where: (known, update) for where, known in by_link.items()}
+        update = update_seconds(settings, parameters)
+        cases = {f"with {name}": (known, update) for name, known in _known_or_assumed(between, links).items()}
     elif links:
         cases = {f"with updates of {update:g} s": (links, update) for update in UPDATE_SECONDS}
     on_node = max(Counter(seats[seat] for seat in ranks for _ in layout.workers_on(seat, trainer)).values())

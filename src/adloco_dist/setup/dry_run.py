@@ -151,7 +151,7 @@ def _groups_of(seats: Sequence[int], settings: Settings) -> str:
 
 def _trainer_table(settings: Settings, layout: Layout, seats: Sequence[int], traffic: Traffic) -> Table:
     columns = ("trainer", "ranks of its workers", "nodes", "group", "first total batch", "MB a rank sends in a round",
-               "MB inside a node, at most", "MB a node sends to others")  # fmt: skip
+               "MB of averages inside a node, at most", "MB a node sends to others")  # fmt: skip
     table = new_table(columns, "trainers", has_lines=True)
     formats = [traffic]  # with wire.format=adaptive by what the link allows
     if settings.wire.format is WireFormat.adaptive:

@@ -10,6 +10,8 @@ from adloco_dist.setup.scale import GOOD_UTILISATION, Traffic
 
 UPDATE_SECONDS = (0.01, 0.1, 1.0, 10.0)
 """For which rounds are forecast."""
+SHORTEST_SECONDS = 1e-3
+"""Of updates that are looked at."""
 
 
 def averages_seconds(settings: Settings, num_bytes: float, links: Collection[Link], num_nodes: int) -> float:
@@ -47,7 +49,7 @@ def forecast(settings: Settings, workers: int, averages: float, update_seconds: 
 def shortest_update(settings: Settings, workers: int, averages: float) -> float | None:
     """Seconds of the shortest update with which a rank spends most of its time in updates, to a factor of two; None:
     none of up to a minute does. Arguments as of `forecast`."""
-    looked_at = [1e-3 * 2**power for power in range(17)]
+    looked_at = [SHORTEST_SECONDS * 2**power for power in range(17)]
     is_good = (forecast(settings, workers, averages, one).utilisation(one) >= GOOD_UTILISATION for one in looked_at)
     return next((seconds for seconds, good in zip(looked_at, is_good, strict=True) if good), None)
 

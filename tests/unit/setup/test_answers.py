@@ -1,5 +1,6 @@
 """What a dry run answers, by hand."""
 
+import re
 from types import SimpleNamespace
 
 import psutil
@@ -98,11 +99,26 @@ def test_links_that_are_enough_and_that_are_too_slow() -> None:
     assert fixed.startswith(f"each node sends {in_bytes(4 * 7e9)} to the others in a round; enough for 95% ")
     enough, slow = fixed.split("; too slow with H up to 1,000: ")
     assert "100 Gbit/s" in enough and "100 Mbit/s (" in slow
-    assert told(SMALL, [0, 1])["link"].startswith("each node sends "), "of a small model nothing is foretold"
-    assert "enough" not in told(SMALL, [0, 1])["link"]
-    fixed_pace = ("algorithm.updates_per_round=10", "wire=fp32")
-    by_second = told(SMALL, [0, 1], *fixed_pace, links=(Link((0, 1), 0.0, 4e6),))["link"]
-    assert by_second.endswith("; the measured links are enough for 95% of the time in updates that take 2 s or more")
+    fixed_pace, good = ("algorithm.updates_per_round=10", "wire=fp32"), "; enough for 95% of the time in updates: "
+    measured = told(SMALL, [0, 1], *fixed_pace, links=(Link((0, 1), 0.0, 4e6),))["link"]
+    assert measured.partition(good)[2] == "the measured links if they take 2 s or more"
+    line = told(SMALL, [0, 1], *fixed_pace)["link"].partition(good)[2]  # 4 MB in a round of 10
+    lengths = {name: float(seconds) for name, seconds in re.findall(r"(\d+ .bit/s) if they take ([\d.]+) s", line)}
+    assert lengths["10 Mbit/s"] > 6 and lengths["100 Mbit/s"] > 0.6 and lengths["1 Gbit/s"] > 0.06
+    assert [*lengths.values()] == sorted(lengths.values(), reverse=True)
+
+
+def test_an_algorithm_that_averages_every_update_is_judged_by_its_updates() -> None:
+    ddp = told(SMALL, [0, 0, 1, 1], "algorithm=ddp")
+    assert ddp.keys() == {"memory", "link"}, "without rounds nothing drifts"
+    assert " of averages between its own ranks; enough for 95% of the time in updates: " in ddp["link"]
+    assert "10 Gbit/s if they take " in ddp["link"]
+
+
+def test_what_travels_inside_of_nodes_stands_beside_what_leaves_them() -> None:
+    inside = told(SMALL, [0, 0, 1, 1], "wire=fp32")["link"]
+    assert f" to the others in a round, and up to {in_bytes(8e6)} of averages between its own ranks" in inside
+    assert "between its own" not in told(SMALL, [0, 1])["link"]
 
 
 def test_what_is_gained_by_links_that_were_measured_or_assumed() -> None:
@@ -112,6 +128,7 @@ def test_what_is_gained_by_links_that_were_measured_or_assumed() -> None:
     gains = [float(part.split()[0]) for part in assumed.removeprefix(start).partition(" (")[0].split(", ")]
     assert gains == sorted(gains), "more on faster links"
     assert "gain" not in told(SMALL, [0, 1])
+    assert "with 100 Mbit/s" in assumed
     measured = told(SMALL, [0, 1], links=(Link((0, 1), 0.001, 1e6),))["gain"]
     assert "with updates of 0.01 s" in measured and "with updates of 10 s" in measured
 
