@@ -61,6 +61,8 @@ def test_the_first_screen_says_what_it_is_whether_it_pays_and_how_to_try_it(site
     shown.visit((site / "README.html").as_uri())
     shown.keep_screen(ROOT / "build" / "screenshots" / "readme.png")
     assert shown.lowest("table") < shown.lowest("div.highlight") < 900
+    text = shown.text()
+    assert text.index("Not for you") < text.index("Status:") < text.index("make train"), "all of it before the command"
 
 
 def test_every_setting_has_an_anchor(site: Path) -> None:

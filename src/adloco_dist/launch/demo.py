@@ -96,13 +96,12 @@ def comparison(sources: Mapping[str, Source]) -> list[str]:
     ends = {name: _end(source) for name, source in sources.items()}
     losses = ", ".join(f"{words[name]} {loss:.4f}" for name, (loss, _) in ends.items())
     lines = [f"validation loss after {ends[TOGETHER][1]:.1f} s of that clock: {losses}"]
-    for name in (ALONE, DDP):
-        loss, seconds = ends[name]
-        if seconds and (cost := reached(sources[TOGETHER], loss)):
-            taken = f"took {cost['seconds']:.1f} s, {cost['seconds'] / seconds:.2f} of its {seconds:.1f} s"
-        else:
-            taken = f"did not come in {ends[TOGETHER][1]:.1f} s"
-        lines.append(f"to the loss of {words[name]} the two {taken}")
+    loss = ends[ALONE][0]
+    times = {name: cost["seconds"] for name, source in sources.items() if (cost := reached(source, loss))}
+    told = [f"{words[name]} {f'{times[name]:.1f} s' if name in times else 'not in that time'}" for name in RUNS]
+    lines.append(f"to a loss of {loss:.4f}: {', '.join(told)}")
+    if TOGETHER in times and times[ALONE]:
+        lines.append(f"two machines took {times[TOGETHER] / times[ALONE]:.2f} of the time of one; 0.50 would be perfect")
     return lines
 
 
