@@ -67,6 +67,7 @@ TARGETS = {
     "over_best_constant_100mbit": ("two_100", "two_100_constant"),
     "default_over_adamw_alone": ("default_alone", "alone_adamw"),
     "default_over_adamw_10mbit": ("two_10", "two_10_adamw"),
+    "muon_over_adamw_alone": ("alone_muon", "alone_adamw"),
 }
 """By figure: the time of the first side to the loss that the second has at its end, over that side's time."""
 

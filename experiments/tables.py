@@ -15,6 +15,7 @@ from further import (
     HALF,
     LENGTHS,
     LENGTHS_IN_UPDATES,
+    LONGER,
     MANY_HOSTS,
     OTHER_RATE,
     OUTER_STEPS,
@@ -152,12 +153,18 @@ def lengths(records: Records) -> str:
     rows = []
     for seconds in LENGTHS:
         alone = _run(records, "lengths", "alone", seconds)
-        two = [_run(records, "lengths", f"two_{link}", HALF * seconds) for link in ("10", "100")]
-        if alone and all(two):
-            shares = [_share(run, alone) for run in two]
+        if alone:
+            shares = [_share(_long_enough(records, f"two_{link}", seconds, alone), alone) for link in ("10", "100")]
             tokens = f"{alone['tokens'] / PARAMETERS:.1f}"
             rows.append(row(seconds, tokens, alone["last_batch"], f"{alone['loss']:.3f}", *shares))
     return "\n".join(rows)
+
+
+def _long_enough(records: Records, side: str, seconds: float, alone: Record) -> Record | None:
+    """The shortest run of two hosts that comes to the loss of one alone, or the longest that was made."""
+    made = [run for part in (HALF, LONGER) if (run := _run(records, "lengths", side, part * seconds))]
+    come = [run for run in made if not is_extrapolated(run["curve"], alone["curve"])]
+    return next(iter(come or made[-1:]), None)
 
 
 def rounds(records: Records) -> str:
