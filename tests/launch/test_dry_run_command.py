@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from helpers.commands import (
     FOUR_TRAINERS,
     PATIENT,
@@ -94,13 +96,15 @@ def test_the_first_screen_of_a_dry_run_answers_for_a_model_that_is_too_large(tmp
     assert "MB a node sends to" in columns
 
 
-def test_dry_run_refuses_a_model_in_which_muon_has_nothing_to_update(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [["--dry-run"], ["--nproc-per-node", "1", "run.directory=run"]])
+def test_a_model_in_which_muon_has_nothing_to_update_is_refused(options: list[str], tmp_path: Path) -> None:
     (tmp_path / "flat.py").write_text(WITHOUT_MATRICES, encoding="utf-8")
-    done = run([sys.executable, "flat.py", "--dry-run"], tmp_path)
+    done = run([sys.executable, "flat.py", *options], tmp_path)
     assert done.code == 2, done.output
     (line,) = errors(done.output)
     assert "inner.optimizer=muon: " in line
     assert "no matrix that is trained lies between its input and its output; use inner=adamw" in line
+    assert not (tmp_path / "run").exists()
 
 
 def test_dry_run_refuses_a_shape_that_ranks_cannot_share(tmp_path: Path) -> None:
