@@ -101,7 +101,8 @@ def comparison(sources: Mapping[str, Source]) -> list[str]:
     told = [f"{words[name]} {f'{times[name]:.1f} s' if name in times else 'not in that time'}" for name in RUNS]
     lines.append(f"to a loss of {loss:.4f}: {', '.join(told)}")
     if TOGETHER in times and times[ALONE]:
-        lines.append(f"two machines took {times[TOGETHER] / times[ALONE]:.2f} of the time of one; 0.50 would be perfect")
+        part = times[TOGETHER] / times[ALONE]
+        lines.append(f"two machines took {part:.2f} of the time of one; 0.50 would be perfect")
     return lines
 
 

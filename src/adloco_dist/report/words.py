@@ -154,8 +154,8 @@ def _link(source: Source) -> Iterator[str]:
         made = _tense(source, "made", "makes" if workers == "1 worker" else "make")
         said = "Estimate" if middle > 1 else f"It {_tense(source, 'did', 'does')} not pay"
         yield (
-            f"{said}: {workers} of a trainer {made} at most {middle:.2f} times the progress per second of one alone "
-            f"(an upper bound; over the last quarter of the rounds {lowest:.2f} to {highest:.2f}, this is the median)."
+            f"{said}: {workers} of a trainer {made} up to {middle:.2f} times the progress per second of one alone "
+            f"(an upper bound, the median of the last quarter of the rounds: {lowest:.2f} to {highest:.2f})."
         )
 
 

@@ -48,8 +48,8 @@ def test_one_trainer_that_ended(tmp_path: Path) -> None:
         "asked for 6 at first and 6 at last, and the minimum (batching.min_batch) decided in 3 of 3 rounds."
     )
     (estimate,) = [one for one in shown.sentences if "progress per second" in one]
-    assert estimate.startswith("Estimate: 1 worker of a trainer made at most 1.50 times the progress per second of one")
-    assert "over the last quarter of the rounds 1.50 to 1.50" in estimate
+    assert estimate.startswith("Estimate: 1 worker of a trainer made up to 1.50 times the progress per second of one")
+    assert estimate.endswith("the median of the last quarter of the rounds: 1.50 to 1.50).")
     expected = {"loss", "batch", "bounds", "phases", "utilisation", "bytes", "transfer", "resent_packets"}
     assert expected <= set(figures(shown))
     phases = next(figure for figure in shown.figures if figure.name == "phases")
@@ -95,7 +95,7 @@ def test_a_run_that_goes_on_is_told_in_the_present(tmp_path: Path) -> None:
     assert "The validation loss of the best trainer has gone from 5.0000 to 3.6000" in told
     assert "Batches have stayed at 8" in told
     assert "All ranks have sent " in told and "% has gone into exposed averages" in told
-    assert "1 worker of a trainer makes at most 1.50 times" in told
+    assert "1 worker of a trainer makes up to 1.50 times" in told
     assert "has asked for 6 at first and 6 now, and the minimum (batching.min_batch) decides in 2 of 2 rounds" in told
     assert not [word for word in ("went", "was", "decided", "at last") if f" {word} " in told]
 
