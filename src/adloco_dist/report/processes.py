@@ -1,5 +1,6 @@
 """Work that other processes do: a run's page when it ends, and while it trains, and what a page takes longest for."""
 
+import gc
 import os
 import platform
 import secrets
@@ -25,8 +26,9 @@ MAX_HELPERS = 4
 
 
 def helpers() -> ProcessPoolExecutor:
-    """Processes for what keeps a core busy; nothing is forked, as callers have threads."""
-    return ProcessPoolExecutor(min(MAX_HELPERS, len(os.sched_getaffinity(0))), get_context("spawn"))
+    """Processes for what keeps a core busy; nothing is forked, as callers have threads. They hold many values and no
+    cycles, so garbage collections would look at all of them in vain."""
+    return ProcessPoolExecutor(min(MAX_HELPERS, len(os.sched_getaffinity(0))), get_context("spawn"), gc.disable)
 
 
 def write_report(directory: Path) -> str:
