@@ -37,7 +37,7 @@ OF_MODEL = {"tiny": 1.0, "nano": 2.0}
 """Rates over those of `tiny`: nearer to the best of `nano`."""
 SIDES = {
     "alone_muon": (1, (SECONDS,)), "default_alone": (1, (85, SECONDS)), "two_10": (2, (50, 96, 105)),
-    "two_100": (2, (94,)), "four_100": (4, (56, 64)), "eight_100": (8, (40,)), "alone_adamw": (1, (SECONDS,)),
+    "two_100": (2, (94,)), "four_100": (4, (56, 64)), "eight_100": (8, (40, 46)), "alone_adamw": (1, (SECONDS,)),
     "two_10_adamw": (2, (90,)), "eight_10": (8, (60,)), "sixteen_100": (16, (32,)), "two_10_sparse": (2, (100,)),
     "two_10_25ms": (2, (100,)), "two_10_75ms": (2, (100,)), "two_10_computing": (2, (98,)),
     "two_10_constant": (2, (88,)), "two_100_constant": (2, (86,)), "two_30": (2, (95,)), "two_30_constant": (2, (87,)),
