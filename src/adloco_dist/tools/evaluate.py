@@ -1,7 +1,6 @@
 """Validation loss of a finished run's model: `launch/evaluate.py RUN`."""
 
 import argparse
-import sys
 from pathlib import Path
 
 import torch
@@ -9,7 +8,7 @@ from rich.progress import track
 
 from adloco_dist.command import as_tool
 from adloco_dist.config import require
-from adloco_dist.policy.evaluation import in_order, in_words, subsets, total
+from adloco_dist.policy.evaluation import Evaluation, in_order, in_words, subsets, total
 from adloco_dist.round.evaluate import BATCH, evaluate
 from adloco_dist.run.reading import read_run
 from adloco_dist.terminal import new_console, report_line, reported_wait
@@ -26,9 +25,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--sequences", type=int, help="at most so many (default: those of the result in its run.json)")
     options = parser.parse_args(arguments)
     with as_tool():
-        with reported_wait(lambda: "evaluating: still at it", speaks=not sys.stderr.isatty()):
-            line = evaluate_run(options.run, options.sequences)
-        report_line(line)
+        report_line(evaluate_run(options.run, options.sequences))
 
 
 def evaluate_run(directory: Path, max_sequences: int | None) -> str:
@@ -41,7 +38,8 @@ def evaluate_run(directory: Path, max_sequences: int | None) -> str:
     threads = read_run(directory).get("cluster", {}).get("threads_per_rank")
     if isinstance(threads, int) and threads >= 1:  # more would spin beside whatever else this machine computes
         torch.set_num_threads(threads)
-    run = open_finished(directory, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    with reported_wait(lambda: "opening the run: still at it"):
+        run = open_finished(directory, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     weights, table = run.flat_model.initial_weights(), run.splits.validation
     chosen = subsets(table.num_sequences, run.settings.evaluation).final
     if max_sequences is not None:
@@ -49,7 +47,12 @@ def evaluate_run(directory: Path, max_sequences: int | None) -> str:
     console = new_console(stderr=True)
     parts = [chosen[start : start + STEP] for start in range(0, len(chosen), STEP)]
     shown = track(parts, f"evaluating {len(chosen):,} sequences", console=console, disable=not console.is_terminal)
-    evaluation = total(evaluate(run.flat_model, run.objective, weights, table, part, BATCH) for part in shown)
+    done: list[Evaluation] = []
+    count = f"{len(chosen):,} sequences are done"
+    with reported_wait(lambda: f"evaluating: {STEP * len(done):,} of {count}", speaks=not console.is_terminal):
+        for part in shown:
+            done.append(evaluate(run.flat_model, run.objective, weights, table, part, BATCH))
+    evaluation = total(done)
     assert evaluation
     kind = "labels" if run.settings.data.is_labelled else "tokens"
     loss, figure = evaluation.loss, in_words(evaluation.figures())
