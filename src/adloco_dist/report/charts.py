@@ -192,7 +192,9 @@ def _update_losses(history: History) -> Iterator[Curve]:
         return
     for trainer in history.trainers:
         chosen = history.row_trainers[losses.rows] == trainer
-        rows, firsts, which, counts = np.unique(losses.rows[chosen], True, True, True)
+        rows, firsts, which, counts = np.unique(
+            losses.rows[chosen], return_index=True, return_inverse=True, return_counts=True
+        )
         left = firsts[which] + counts[which] - 1 - np.arange(len(which))  # updates until the round's end
         places = history.places[rows][which] - left / counts[which]
         yield Curve(f"trainer {trainer}", history.axes, losses.values[chosen], places)

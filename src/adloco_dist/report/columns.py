@@ -54,7 +54,7 @@ class Columns:
     grouped: Mapping[Group, Mapping[str | int, Column]] = field(default_factory=dict[Group, Mapping[str | int, Column]])
     """What rows have by kind, step or rank."""
     told: Sequence[TrainerRow] = ()
-    """The rows that have merged, or have more to say than numbers; and the first ones of every trainer."""
+    """The rows that have merged, or have more to say than numbers; and the first of every trainer."""
     problems: Sequence[str] = ()
     """Lines that are left out, because they are no rows."""
     num_lines: int = 0
@@ -125,7 +125,7 @@ def _numbers_of(rows: Sequence[TrainerRow]) -> dict[str, Values]:
 
 
 def _told(rows: Sequence[TrainerRow]) -> Iterator[TrainerRow]:
-    """Those that are kept as they are."""
+    """Those that have more to tell than numbers, and the first of every trainer."""
     seen = set[int]()
     for row in rows:
         if row.merge or row.notes or row.nonfinite_workers or (row.round and row.trainer not in seen):
@@ -179,7 +179,7 @@ def _joined(parts: Sequence[Columns]) -> Columns:
             }
             for group, of_group in grouped.items()
         },
-        told=[row for part in parts for row in part.told],
+        told=list(_told([row for part in parts for row in part.told])),
         problems=[problem for part in parts for problem in part.problems],
         num_lines=sum(part.num_lines for part in parts),
         num_bytes=sum(part.num_bytes for part in parts),

@@ -192,7 +192,7 @@ def _gain(
     cases: dict[str, tuple[Sequence[Link], float]] = {}
     if parameters.total >= LARGE:
         update = update_seconds(settings, parameters)
-        cases = {f"with {name}": (known, update) for name, known in _known_or_assumed(between, links).items()}
+        cases = {f"on {name}": (known, update) for name, known in _known_or_assumed(between, links).items()}
     elif links:
         cases = {f"with updates of {update:g} s": (links, update) for update in UPDATE_SECONDS}
     on_node = max(Counter(seats[seat] for seat in ranks for _ in layout.workers_on(seat, trainer)).values())

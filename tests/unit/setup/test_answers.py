@@ -128,7 +128,7 @@ def test_what_is_gained_by_links_that_were_measured_or_assumed() -> None:
     gains = [float(part.split()[0]) for part in assumed.removeprefix(start).partition(" (")[0].split(", ")]
     assert gains == sorted(gains), "more on faster links"
     assert "gain" not in told(SMALL, [0, 1])
-    assert "with 100 Mbit/s" in assumed
+    assert "on 100 Mbit/s" in assumed
     measured = told(SMALL, [0, 1], links=(Link((0, 1), 0.001, 1e6),))["gain"]
     assert "with updates of 0.01 s" in measured and "with updates of 10 s" in measured
 
