@@ -119,7 +119,8 @@ _decode_row = msgspec.json.Decoder(TrainerRow).decode
 
 
 def parse_rows(content: bytes, first_line: int = 1) -> tuple[list[TrainerRow], list[str]]:
-    """The rows of whole lines, of this version or an earlier one, and what is wrong with each line that is no row."""
+    """The rows of whole lines, of this version or an earlier one, and what is wrong with each line that is no row; the
+    first is number `first_line` of its file."""
     rows: list[TrainerRow] = []
     problems: list[str] = []
     lines = content.removesuffix(b"\n").split(b"\n") if content else []
