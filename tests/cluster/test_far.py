@@ -146,7 +146,7 @@ def test_a_run_says_how_little_hosts_are_worth_that_are_further_apart_than_a_rou
     assert delays[-1] > delays[0], "averages are given the time that they need"
     (metrics,) = tmp_path.glob("far/*/run/metrics.jsonl")
     (said,) = [line for line in sentences(read_source(metrics.parent)) if " of one alone " in line]
-    estimated = re.search(r" at most ([\d.]+) times ", said)
+    estimated = re.search(r" up to ([\d.]+) times ", said)
     assert estimated and float(estimated[1]) < 1.9, said
 
 

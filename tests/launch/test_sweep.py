@@ -84,10 +84,10 @@ def test_the_documented_sweep_is_six_runs_that_differ(tmp_path: Path) -> None:
     (folder,) = tmp_path.iterdir()
     assert folder.name.startswith("sweep_lr_wire-")
     found = {(row["inner.lr"], row["wire"]) for row in table(folder) if row["state"] == "finished"}
-    assert found == set(itertools.product(("0.0005", "0.001", "0.002"), ("fp32", "adaptive")))
+    assert found == set(itertools.product(("0.0025", "0.005", "0.01"), ("fp32", "adaptive")))
     settings = [facts(path.parent)["settings"] for path in folder.glob("*/run.json")]
     assert {(one["inner"]["lr"], one["wire"]["format"]) for one in settings} == set(
-        itertools.product((5e-4, 1e-3, 2e-3), ("fp32", "adaptive"))
+        itertools.product((2.5e-3, 5e-3, 1e-2), ("fp32", "adaptive"))
     )
     assert len({row["loss"] for row in table(folder)}) == 6
 

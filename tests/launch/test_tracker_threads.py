@@ -135,10 +135,9 @@ def track(directory: Path, first: int, last: int, earlier_bytes: int) -> int:
     journal = Journal([*trackers, run_file, metrics_file])
     for number in range(first, last + 1):
         journal.write(typed([row(number)]))
-    num_bytes = metrics_file.num_bytes
     journal.close(result())
     assert notes == []
-    return num_bytes
+    return metrics_file.state()["metrics_bytes"]
 
 
 def test_tensorboard_forgets_what_a_checkpoint_is_older_than(tmp_path: Path) -> None:
