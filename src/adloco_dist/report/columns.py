@@ -4,9 +4,8 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -67,30 +66,47 @@ def read_columns(path: Path, earlier: Columns) -> Columns:
     If it has become shorter, as in a run that has begun again, all of it is read again. Raises an OSError if it cannot
     be read."""
     known = earlier if earlier.num_bytes <= path.stat().st_size else Columns()
-    with path.open("rb") as file:
-        file.seek(known.num_bytes)
-        blocks = list(_blocks(file))
+    blocks = list(_blocks(path, known))
     if not blocks:
         return known
-    first_lines = accumulate((block.count(b"\n") for block in blocks[:-1]), initial=known.num_lines + 1)
+    columns_of = partial(_columns_of, path)
     if len(blocks) <= FEW_BLOCKS:
-        return _joined([known, *map(_columns_of, blocks, first_lines)])
+        return _joined([known, *map(columns_of, blocks)])
     with helpers() as processes:
-        return _joined([known, *processes.map(_columns_of, blocks, first_lines)])
+        return _joined([known, *processes.map(columns_of, blocks)])
 
 
-def _blocks(file: BinaryIO) -> Iterator[bytes]:
-    """Whole lines, many at a time."""
-    rest = b""
-    while block := file.read(BLOCK_BYTES):
-        whole, end, rest = (rest + block).rpartition(b"\n")
-        if end:
-            yield whole + end
+@dataclass(frozen=True)
+class _Block:
+    """Whole lines of a file. Processes are told where they are, and read them themselves."""
+
+    begin: int
+    num_bytes: int
+    first_line: int
+    """Number of the first line."""
+    num_lines: int
 
 
-def _columns_of(lines: bytes, first_line: int) -> Columns:
+def _blocks(path: Path, known: Columns) -> Iterator[_Block]:
+    """The whole lines after those that are known, many at a time."""
+    begin, first_line = known.num_bytes, known.num_lines + 1
+    with path.open("rb") as file:
+        file.seek(begin)
+        while lines := file.readlines(BLOCK_BYTES):
+            num_bytes = sum(map(len, lines))
+            if not lines[-1].endswith(b"\n"):  # as somebody is still writing it
+                num_bytes -= len(lines.pop())
+            if lines:
+                yield _Block(begin, num_bytes, first_line, len(lines))
+            begin, first_line = begin + num_bytes, first_line + len(lines)
+
+
+def _columns_of(path: Path, block: _Block) -> Columns:
     """The columns of whole lines."""
-    rows, problems = parse_rows(lines, first_line)
+    with path.open("rb") as file:
+        file.seek(block.begin)
+        lines = file.read(block.num_bytes)
+    rows, problems = parse_rows(lines, block.first_line)
     found = defaultdict[Group, "_Growing"](_Growing)
     for place, row in enumerate(rows):
         found["bytes_sent",].add(place, row.bytes_sent)
@@ -111,8 +127,8 @@ def _columns_of(lines: bytes, first_line: int) -> Columns:
         grouped={group: growing.columns() for group, growing in found.items()},
         told=list(_told(rows)),
         problems=problems,
-        num_lines=lines.count(b"\n"),
-        num_bytes=len(lines),
+        num_lines=block.num_lines,
+        num_bytes=block.num_bytes,
     )
 
 
