@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -61,7 +62,7 @@ class Columns:
     """Bytes of these lines."""
 
 
-def read_columns(path: Path, earlier: Columns) -> Columns:
+def read_columns(path: Path, earlier: Columns, processes: Executor | None = None) -> Columns:
     """The rows of metrics.jsonl, as far as its lines are whole: those that were read `earlier`, and what follows them.
     If it has become shorter, as in a run that has begun again, all of it is read again. Raises an OSError if it cannot
     be read."""
@@ -72,7 +73,7 @@ def read_columns(path: Path, earlier: Columns) -> Columns:
     columns_of = partial(_columns_of, path)
     if len(blocks) <= FEW_BLOCKS:
         return _joined([known, *map(columns_of, blocks)])
-    with helpers() as processes:
+    with helpers(processes) as processes:
         return _joined([known, *processes.map(columns_of, blocks)])
 
 

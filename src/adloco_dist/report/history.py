@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -184,8 +185,8 @@ class History:
         return [(row, row.merge) for row in self.told if row.merge]
 
 
-def read_history(path: Path, earlier: History | None = None) -> History:
+def read_history(path: Path, earlier: History | None = None, processes: Executor | None = None) -> History:
     """The rows of metrics.jsonl, of which those that were read `earlier` are not read again; raises an OSError if it
     cannot be read."""
-    columns = read_columns(path, earlier.columns if earlier else Columns())
+    columns = read_columns(path, earlier.columns if earlier else Columns(), processes)
     return earlier if earlier and columns is earlier.columns else History(columns)

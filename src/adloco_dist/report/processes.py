@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
@@ -25,10 +25,19 @@ MAX_HELPERS = 4
 """Each may take some 0.3 GB."""
 
 
-def helpers() -> ProcessPoolExecutor:
-    """Processes for what keeps a core busy; nothing is forked, as callers have threads. They hold many values and no
-    cycles, so garbage collections would look at all of them in vain."""
-    return ProcessPoolExecutor(min(MAX_HELPERS, len(os.sched_getaffinity(0))), get_context("spawn"), gc.disable)
+@contextmanager
+def helpers(running: Executor | None = None) -> Iterator[Executor]:
+    """Processes for what keeps a core busy: those that are `running`, or others, which end with the block.
+
+    Nothing is forked, as callers have threads. They hold many values and no cycles, so garbage collections would look
+    at all of them in vain.
+    """
+    if running:
+        yield running
+        return
+    number = min(MAX_HELPERS, len(os.sched_getaffinity(0)))
+    with ProcessPoolExecutor(number, get_context("spawn"), gc.disable) as processes:
+        yield processes
 
 
 def write_report(directory: Path) -> str:

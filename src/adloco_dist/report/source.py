@@ -1,6 +1,7 @@
 """A run directory as whoever looks at it finds it: trained, going on, killed, or half written."""
 
 import fcntl
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -82,14 +83,14 @@ class Source:
         return "no end was recorded: killed, failed, or written by another machine"
 
 
-def read_source(directory: Path, earlier: History | None = None) -> Source:
+def read_source(directory: Path, earlier: History | None = None, processes: Executor | None = None) -> Source:
     """What there is of a run, whose `earlier` rows are not read again; raises a SettingsError if there is no run."""
     path = directory / METRICS_FILE
     if not (directory / RUN_FILE).is_file() and not path.is_file():
         what = f"has neither {RUN_FILE} nor {METRICS_FILE}" if directory.is_dir() else "is no directory"
         raise SettingsError(f"RUN={directory}: {what}; name a run directory")
     try:
-        history = read_history(path, earlier)
+        history = read_history(path, earlier, processes)
     except OSError as error:
         raise SettingsError(f"RUN={directory}: {METRICS_FILE} cannot be read ({error.strerror})") from error
     try:

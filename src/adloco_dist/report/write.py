@@ -3,6 +3,7 @@
 import argparse
 import gc
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,14 +38,15 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--loss", type=float, help="of several: count tokens, bytes and time to this validation loss")
     options = parser.parse_args(arguments)
-    with as_tool(), _without_collections():
+    with as_tool(), _without_collections(), helpers() as processes:
         folders = [folder for run in options.runs for folder in run_folders(Path(run))]
-        sources = [read_source(folder) for folder in folders]
+        sources = [read_source(folder, processes=processes) for folder in folders]
         for source in sources:
             for problem in source.problems:
                 report_error(f"note: RUN={source.directory}: {problem}")
         default = options.runs[0] if len(options.runs) == 1 else "report"
-        show(str(write_page(page(sources, options.loss), Path(options.output or default))))
+        folder = Path(options.output or default)
+        show(str(write_page(page(sources, options.loss), folder, processes)))
 
 
 @contextmanager
@@ -78,13 +80,13 @@ def run_folders(folder: Path) -> list[Path]:
     return folders
 
 
-def write_page(page: Page, folder: Path) -> Path:
-    """Write a page, and every figure as a picture beside it; returns the page's path, or raises a SettingsError if they
-    cannot be written."""
+def write_page(page: Page, folder: Path, processes: Executor | None = None) -> Path:
+    """Write a page, and every figure as a picture beside it, with the help of `processes` that are running; returns the
+    page's path, or raises a SettingsError if they cannot be written."""
     path, pictures = folder / HTML_FILE, folder / FIGURES_FOLDER
     try:
         pictures.mkdir(parents=True, exist_ok=True)
-        with helpers() as processes:
+        with helpers(processes) as processes:
             script = processes.submit(vega_script)
             drawn = {figure.name: processes.submit(picture, figure.picture()) for figure in page.figures}
             for name, png in drawn.items():
