@@ -14,7 +14,7 @@ from adloco_dist.policy.plan import INTERRUPTED
 from adloco_dist.pool.sharding import blocks_of, shard_module
 from helpers.processes import run_ranks
 from helpers.sharded import ROWS, assert_equal, run_whole, whole
-from helpers.support import small_module, small_settings
+from helpers.support import LLAMA, small_module, small_settings
 
 MERGING = (
     "pool.trainers=3", "pool.workers_per_trainer=1", "merge=worst_with_worst", "merge.every_rounds=2",
@@ -75,6 +75,14 @@ def test_four_ranks_take_turns_to_orthogonalise(tmp_path: Path) -> None:
     """Two matrices of each shape: two of the ranks have none in their turn."""
     chosen = (*ONE, "inner=muon", "inner.lr=5e-3")
     assert_equal(run_whole(4, 1, tmp_path / "four", *chosen), run_whole(1, 1, tmp_path / "one", *chosen))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_matrices_of_heads_are_orthogonalised_by_ranks_that_have_parts_of_them(size: int, tmp_path: Path) -> None:
+    """Of a Llama, whose heads have matrices of their own, fewer of keys than of queries; its norms compute in fp32."""
+    chosen = (*ONE, "inner=muon", "inner.lr=5e-3", *LLAMA)
+    parts = run_whole(size, 1, tmp_path / "parts", *chosen)
+    assert_equal(parts, run_whole(1, 1, tmp_path / "one", *chosen), tolerance=1e-5)
 
 
 @pytest.mark.parametrize("wire", ["int4", "sparse"])

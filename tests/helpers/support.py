@@ -38,14 +38,21 @@ from helpers.records import KeptRecords
 CPU = torch.device("cpu")
 Matrix = npt.NDArray[np.float64]
 VOCAB_SIZE, SEQUENCE_LENGTH = 23, 12
-SMALL = (
-    "precision=fp64",
-    "model=causal",
-    # GPT-2 computes in the model's own type throughout (Llama's norms compute in fp32): passes of other sizes agree to
-    # the last bits of fp64.
+GPT2 = (
+    # It computes in the model's own type throughout (Llama's norms compute in fp32): passes of other sizes agree to the
+    # last bits of fp64.
     "model.architecture=gpt2",
     *(f"+model.overrides.{field}" for field in ("n_embd=16", "n_layer=2", "n_head=2")),
     *(f"+model.overrides.{part}_pdrop=0.0" for part in ("resid", "embd", "attn")),
+)
+LLAMA = (
+    "model.architecture=llama",
+    *(f"+model.overrides.{field}" for field in ("hidden_size=16", "intermediate_size=32", "num_hidden_layers=2")),
+    *(f"+model.overrides.{field}" for field in ("num_attention_heads=4", "num_key_value_heads=2")),
+)
+SMALL = (
+    "precision=fp64",
+    "model=causal",
     f"data.sequence_length={SEQUENCE_LENGTH}",
     "pool.workers_per_trainer=2",
     "algorithm.updates_per_round=3",
@@ -88,7 +95,7 @@ def next_batch(
 
 @cache
 def small_settings(*overrides: str) -> Settings:
-    return compose([*SMALL, *overrides])
+    return compose([*SMALL, *(() if LLAMA[0] in overrides else GPT2), *overrides])
 
 
 def small_splits(num_sequences: int = 120) -> TextSplits:
