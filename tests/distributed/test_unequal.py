@@ -97,15 +97,15 @@ def see_an_average(runtime: Runtime) -> dict[str, Any]:
         average = trainer.average
 
         def watched(fragment: int, group: Group | None, in_four_bits: bool) -> OuterStepReport:
-            seen["before"] = trainer.anchor.clone()
-            seen["standing"] = [worker.weights.clone() for worker in trainer.workers]
+            seen["before"] = trainer.anchor.numpy().copy()  # of a tensor the other process might not find the memory
+            seen["standing"] = [worker.weights.numpy().copy() for worker in trainer.workers]
             return average(fragment, group, in_four_bits)
 
         trainer.average = watched
 
     one_round = ("pool.trainers=1", "wire.delay_updates=0", "budget=1rounds")
     done = train_small_pool(runtime, *FOUR_TRAINERS, *UNEQUAL, *EXACT, *one_round, prepare=watch)
-    return {**seen, "updates": done["records"][-1]["worker_updates"], "after": torch.from_numpy(done["anchors"][0])}
+    return {**seen, "updates": done["records"][-1]["worker_updates"], "after": done["anchors"][0]}
 
 
 def test_a_round_that_follows_the_link_counts_workers_by_their_updates() -> None:
@@ -113,8 +113,8 @@ def test_a_round_that_follows_the_link_counts_workers_by_their_updates() -> None
     assert seen["updates"] == [6, 2]
     (first, second), before = seen["standing"], seen["before"]
     mean = (6 * (first - before) + 2 * (second - before)) / 8
-    assert mean.norm() > 0
-    torch.testing.assert_close(seen["after"], before + mean, rtol=0, atol=1e-9)
+    assert np.abs(mean).max() > 0
+    np.testing.assert_allclose(seen["after"], before + mean, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize(("num_workers", "rate"), [(1, 1.0), (2, 1.0), (4, 1.26), (16, 2.0)])

@@ -53,6 +53,7 @@ LLAMA = (
 SMALL = (
     "precision=fp64",
     "model=causal",
+    *GPT2,
     f"data.sequence_length={SEQUENCE_LENGTH}",
     "pool.workers_per_trainer=2",
     "algorithm.updates_per_round=3",
@@ -95,7 +96,8 @@ def next_batch(
 
 @cache
 def small_settings(*overrides: str) -> Settings:
-    return compose([*SMALL, *(() if LLAMA[0] in overrides else GPT2), *overrides])
+    small = [setting for setting in SMALL if LLAMA[0] not in overrides or setting not in GPT2]
+    return compose([*small, *overrides])
 
 
 def small_splits(num_sequences: int = 120) -> TextSplits:
