@@ -14,6 +14,7 @@ from adloco_dist.averaging.checks import RESTART, checksum
 from adloco_dist.averaging.group import Group
 from adloco_dist.averaging.in_place import InPlace
 from adloco_dist.averaging.outer_step import OuterStep
+from adloco_dist.averaging.replica import R
 from adloco_dist.schema import NOTHING
 from adloco_dist.text import first_difference
 
@@ -90,25 +91,27 @@ def meet(
             buffers.changing = [name for name, changes in zip(buffers.values, followed[4:], strict=False) if changes]
         if step.residual is not None:  # it was sent, or belongs to another anchor
             step.residual.zero_()
-        brings = own[0] == followed[0] - 1 and _catch_up(step)
+        brings = own[0] == followed[0] - 1 and catch_up(step)
         if not brings:
             replica.adopt(step.anchor)
         step.steps, step.is_torn = followed[0], False
     return Met(followed[2], brings, any(any_brings for (any_brings,) in group.exchange([brings])))
 
 
-def _catch_up(step: OuterStep[InPlace]) -> bool:
+def catch_up(step: OuterStep[R]) -> bool:
     """Take over the step of an average that has failed here and was completed elsewhere, as the anchor has it; whether
-    the worker has learned more than was in that average."""
-    (replica,), index, step.unfinished = step.workers, step.unfinished, NOTHING
+    workers have learned more than was in that average."""
+    index, step.unfinished = step.unfinished, NOTHING
     if index == NOTHING:
         return False
-    if replica.has_given_up(index):
-        replica.await_again()
+    if any(replica.has_given_up(index) for replica in step.workers):
+        for replica in step.workers:
+            replica.await_again()
         step.mix(index)
         return True
-    for run in replica.runs(step.fragments[index]):
-        replica.restart(step.anchor[run.where], run)
+    for replica in step.workers:
+        for run in replica.runs(step.fragments[index]):
+            replica.restart(step.anchor[run.where], run)
     return len(step.fragments) > 1
 
 

@@ -1,11 +1,12 @@
 """Short questions to other processes, and their answers in time: a line of JSON each, over connections of their own."""
 
+import errno
 import json
 import select
 import socket
 import socketserver
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 Message = dict[str, Any]
@@ -51,6 +52,20 @@ class Server:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+def serve(addresses: Sequence[str], answer: Callable[[Message], Message]) -> tuple[Server, str]:
+    """A server at the first of these addresses where that can be, and which of those before another process has, in
+    words; a ValueError of one line says that it can be at none."""
+    reasons, taken = [], ""
+    for address in addresses:
+        try:
+            return Server(*split(address), answer), taken
+        except OSError as error:  # in use, or an address of another machine
+            reasons.append(f"{address} ({error.strerror or error})")
+            if error.errno == errno.EADDRINUSE:
+                taken += f"; another process has {address} here"
+    raise ValueError(f"listen: this process cannot listen at {', '.join(reasons)}")
 
 
 def _has_gone(connection: socket.socket) -> bool:

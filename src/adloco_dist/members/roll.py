@@ -7,7 +7,7 @@ it for the next one. If the first is gone they come to the second, and so on, so
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -36,8 +36,19 @@ class Generation:
 
     def precedes(self, other: "Generation") -> bool:
         """Whether those of the other one should join this one, where a network that was split is whole again: the more
-        members; of as many the lower address."""
-        return (-len(self.members), self.members[0]) < (-len(other.members), other.members[0])
+        members; of as many the later generation, then the lower address."""
+        return self._order < other._order
+
+    @property
+    def _order(self) -> tuple[int, int, str]:
+        return -len(self.members), -self.number, self.members[0]
+
+    def is_held_by(self, members: Collection[str], ended: Collection[str]) -> bool:
+        """Whether these members, some of this generation's, may go on without the others, while nobody else can: they
+        are more than half of those whose processes are not known to have `ended`; or half, with the first of them."""
+        left = [member for member in self.members if member in members or member not in ended]
+        stay = [member for member in left if member in members]
+        return 2 * len(stay) > len(left) or (2 * len(stay) == len(left) and left[0] in stay)
 
     @classmethod
     def of(cls, message: Mapping[str, Any] | None) -> "Generation | None":
@@ -125,9 +136,13 @@ class Roll:
         """The members that nothing was heard of for so long."""
         return [address for address, at in self.heard.items() if self.clock() - at > seconds]
 
-    def following(self, own: str, here: Sequence[str], newcomers: Sequence[str], made_by: str = "") -> Generation:
-        """The next generation, whose roll this member keeps: those who have come, in their order, and newcomers."""
+    def following(
+        self, own: str, here: Sequence[str], newcomers: Sequence[str], made_by: str = "", most: int | None = None
+    ) -> Generation:
+        """The next generation, whose roll this member keeps: those who have come, in their order, and newcomers, `most`
+        of them together at most."""
         assert self.generation
         stay = [address for address in self.generation.members if address in here and address != own]
         come = [address for address in newcomers if address != own and address not in stay]
-        return Generation(self.generation.number + 1, (own, *stay, *come), made_by)
+        members = (own, *stay, *come)
+        return Generation(self.generation.number + 1, members[: max(most, 1 + len(stay))] if most else members, made_by)

@@ -1,6 +1,5 @@
 """A process as the others reach it: it answers them, and finds the generation that it is in next."""
 
-import errno
 import logging
 import secrets
 import threading
@@ -8,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from adloco_dist.members.calls import Message, Server, address_towards, call, split
+from adloco_dist.members.calls import Message, address_towards, call, serve, split
 from adloco_dist.members.roll import Generation, Roll
 from adloco_dist.text import first_difference
 
@@ -35,7 +34,15 @@ class Seat:
         lock: of the roll; notified where a member waits for a change.
         yields_to: the larger part of a network that was split, which this member's is to join; None: there is none.
         has_returned: whether this member was in another generation than those whose next one it is in.
+        least: as many members have to be there.
+        most: as many may be there; None: any number.
+        mute: when others have last not answered in time, by the monotonic clock.
+        deadline: when, by the monotonic clock, this member has found a place or gives up; None: it waits.
+        wait_seconds: how long members that are too few wait for others; None: for ever.
     """
+
+    deadline: float | None = None
+    wait_seconds: float | None = None
 
     def __init__(
         self,
@@ -45,26 +52,32 @@ class Seat:
         silence_seconds: float,
         least: int,
         patience_seconds: float = 1800.0,
+        most: int | None = None,
+        is_one: bool = False,
+        own_host: str | None = None,
     ) -> None:
         """Arguments as of `Members`; a ValueError of one line says that nobody can listen there.
 
         Args:
             patience_seconds: how long a member that lives is waited for.
+            most: as many members may be there; more wait. None: any number.
+            is_one: whether one part at most of a network that is split goes on, whatever `least` is.
+            own_host: where the others reach this member if it listens at none of `meet`; None: its address on the way
+                there.
         """
-        self._meet, self._silence, self._least, self._patience = meet, silence_seconds, least, patience_seconds
+        self._meet, self._silence, self._patience = meet, silence_seconds, patience_seconds
+        self.least, self.most, self._is_one = least, most, is_one
         self._word = secrets.token_hex(4)
         """Of this process."""
         self.roll, self.lock = Roll(facts, time.monotonic), threading.Condition()
-        self._taken = ""
-        """What a line about a wait says of the addresses that other processes of this machine have."""
-        self._server = self._serve(
-            [listen] if listen else [*meet, f"{address_towards(split(meet[0])[0]) or LOOPBACK}:0"]
-        )
+        own_place = f"{own_host or (address_towards(split(meet[0])[0]) if meet else None) or LOOPBACK}:0"
+        places = [listen] if listen else [*meet, own_place]
+        self._server, self._taken = serve(places, self._answer)
+        """The latter is what a line about a wait says of the addresses that other processes of this machine have."""
         self.address = self._server.address
         self._lost: list[str] = []
         """Members that were there in earlier generations, and are not."""
-        self._mute: dict[str, float] = {}
-        """When others have last not answered in time."""
+        self.mute: dict[str, float] = {}
         self.yields_to: Generation | None = None
         self.has_returned = False
 
@@ -100,16 +113,16 @@ class Seat:
         """What another process answers; None: it does not, or not in time, which is `silence_seconds` if not given, or
         little where it was not in time within the last `silence_seconds`."""
         message = {"ask": what, "by": self.address, "generation": generation and generation.name, **more}
-        is_mute = time.monotonic() - self._mute.get(address, float("-inf")) < self._silence
+        is_mute = time.monotonic() - self.mute.get(address, float("-inf")) < self._silence
         try:
             reply = call(address, message, seconds or (LAST_SECONDS if is_mute else self._silence))
-        except TimeoutError:
-            self._mute[address] = time.monotonic()
+        except (ConnectionError, ValueError):
+            self.mute.pop(address, None)
             return None
-        except (OSError, ValueError):
-            self._mute.pop(address, None)
+        except OSError:  # too late, or there is no way to its machine
+            self.mute[address] = time.monotonic()
             return None
-        self._mute.pop(address, None)
+        self.mute.pop(address, None)
         return reply
 
     def find_place(self) -> Generation:
@@ -127,14 +140,20 @@ class Seat:
                     return place
             elif self.address == self._meet[0] or own:
                 alone = Generation(own.number + 1 if own else 1, (self.address,), self._word)
-                if self._least == 1:
+                if self.least == 1:
                     return alone
                 self.begin(alone)
                 return self._preside(alone)
             if time.monotonic() > said_at:
                 said_at = float("inf")
                 log.warning("members: %s waits for others at %s%s", self.address, ", ".join(self._meet), self._taken)
-            time.sleep(LOOK_SECONDS)
+            self._pause()
+
+    def _pause(self) -> None:
+        """Between two looks; raises a TimeoutError after the deadline."""
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            raise TimeoutError("the others have not come")
+        time.sleep(LOOK_SECONDS)
 
     @property
     def others(self) -> list[str]:
@@ -190,7 +209,7 @@ class Seat:
                 if found := self._attend(earlier, before):
                     return found
                 self._come_to(first)
-            time.sleep(LOOK_SECONDS)
+            self._pause()
         return None
 
     def _come_to(self, first: str) -> None:
@@ -199,7 +218,8 @@ class Seat:
 
     def _preside(self, before: Generation) -> Generation:
         """Wait for all who are left, and make the next generation of them and of newcomers."""
-        begin, misses, gone, order = time.monotonic(), Counter[str](), set[str](), before.members.index
+        begin, misses, order = time.monotonic(), Counter[str](), before.members.index
+        gone, ended, apart = set[str](), set[str](), set[str]()
         said_at = begin + SAY_SECONDS
         self._come_to(self.address)
         while True:
@@ -207,32 +227,41 @@ class Seat:
                 reply = self.ask(address, "who", seconds=min(LAST_SECONDS, self._silence))
                 newest = Generation.of(reply["generation"]) if reply and not reply["has_left"] else None
                 misses[address] += 1
-                if reply is None and address in self._mute and misses[address] < MISSES:
+                if reply is None and address in self.mute and misses[address] < MISSES:
                     continue
                 if newest is None or newest.name != before.name or time.monotonic() - begin > self._patience:
                     gone.add(address)
+                    if address in self.mute:
+                        apart.add(address)
+                    elif address not in apart and (newest is None or newest.number <= before.number):
+                        ended.add(address)  # another process may have its address; who was apart may have gone on
                 elif order(address) < order(self.address):  # it seemed to be gone, here alone
                     if found := self._attend(address, before):
                         return found
                     self._come_to(self.address)
-                if newest and newest.name != before.name and len(newest.members) > len(self.roll.here):
+                is_larger = newest is not None and len(newest.members) > len(self.roll.here)
+                is_later = newest is not None and newest.number > before.number
+                if newest and newest.name != before.name and (is_later if self._is_one else is_larger):
                     return self._wait_for_place(newest) or self.find_place()  # they have gone on without this one
             with self.lock:
                 here, asking = list(self.roll.here), list(self.roll.asking)
             if gone.union(here, [self.address]).issuperset(before.members):
                 newcomers = [address for address in asking if address not in here and self.ask(address, "who")]
-                following = self.roll.following(self.address, here, newcomers, self._word)
-                if len(following.members) >= self._least:
+                following = self.roll.following(self.address, here, newcomers, self._word, self.most)
+                may_go_on = not self._is_one or before.is_held_by(following.members, ended)
+                if len(following.members) >= self.least and may_go_on:
                     return following
                 gone.clear()  # a network that was split may be whole again
+                if self.wait_seconds is not None and self.deadline is None:
+                    self.deadline = time.monotonic() + self.wait_seconds
                 for address in self.others:
                     other = self.larger(address, following, LAST_SECONDS)
                     if other and (place := self._wait_for_place(other)):
                         return place
                 if time.monotonic() > said_at:
                     said_at = float("inf")
-                    log.warning("members: %d are there, of least=%d; waiting", len(following.members), self._least)
-            time.sleep(LOOK_SECONDS)
+                    log.warning("members: %d are there, of least=%d; waiting", len(following.members), self.least)
+            self._pause()
 
     def _wait_for_place(self, found: Generation) -> Generation | None:
         """Ask for a place in the generation after `found`, and wait for it; None: all of its members are gone, or come
@@ -255,19 +284,7 @@ class Seat:
                 break
             else:
                 return None
-            time.sleep(LOOK_SECONDS)
-
-    def _serve(self, addresses: Sequence[str]) -> Server:
-        """Listen at the first of these addresses where that can be."""
-        reasons = []
-        for address in addresses:
-            try:
-                return Server(*split(address), self._answer)
-            except OSError as error:  # in use, or an address of another machine
-                reasons.append(f"{address} ({error.strerror or error})")
-                if error.errno == errno.EADDRINUSE:
-                    self._taken += f"; another process has {address} here"
-        raise ValueError(f"listen: this process cannot listen at {', '.join(reasons)}")
+            self._pause()
 
     def _answer(self, message: Message) -> Message:
         with self.lock:

@@ -184,3 +184,37 @@ def test_a_server_answers_and_survives_what_is_no_message() -> None:
         server.close()
     with pytest.raises(ConnectionError):
         call(server.address, {"ask": "who"}, 5.0)
+
+
+def test_of_a_network_that_is_split_one_part_at_most_goes_on() -> None:
+    """Whoever has ended, and whatever each part knows of that."""
+    chance = random.Random(0)
+    num_held = 0
+    for _ in range(3000):
+        members = tuple(f"m:{number}" for number in range(chance.randint(1, 7)))
+        generation = Generation(1, members)
+        sides = {member: chance.randint(0, 2) for member in members}
+        ended = {member for member in members if sides[member] == 2}
+        held = []
+        for side in (0, 1):
+            part = {member for member in members if sides[member] == side}
+            known = {member for member in ended if chance.random() < 0.5}
+            held.append(bool(part) and generation.is_held_by(part, known))
+        assert not all(held), (members, sides)
+        num_held += any(held)
+    assert num_held > 1000
+
+
+def test_half_of_the_members_go_on_with_the_first_or_without_those_that_have_ended() -> None:
+    generation = Generation(4, ("a:1", "b:1"))
+    assert generation.is_held_by(["a:1"], [])
+    assert not generation.is_held_by(["b:1"], [])
+    assert generation.is_held_by(["b:1"], ["a:1"])
+    assert generation.is_held_by(["b:1", "c:1"], ["a:1"]), "with newcomers"
+
+
+def test_at_most_so_many_have_a_place() -> None:
+    roll = new_roll()
+    roll.begin(Generation(1, ("a:1", "b:1")))
+    assert roll.following("a:1", ["b:1"], ["c:1", "d:1"], most=3).members == ("a:1", "b:1", "c:1")
+    assert roll.following("a:1", ["b:1"], ["c:1"], most=1).members == ("a:1", "b:1"), "nobody who is in is sent away"
