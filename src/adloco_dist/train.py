@@ -2,6 +2,8 @@
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -82,7 +84,8 @@ def train(
             rows = (decision.reported, decision.plan, decision.reports, decision.found.seconds)
             journal.write(round_rows(pool.settings, *rows, worker_lr))
 
-    with Coordinator(pool.settings, inputs, runtime, record, plan, found, seconds) as coordinator:
+    known = (plan, found, seconds)
+    with Coordinator(pool.settings, inputs, runtime, record, *known) as coordinator, noted(pool, coordinator):
         if plan and resumed:
             journal.take_plan(plan)  # which does not stop any more, if it did
             report = steps.resume_round(pool, plan, resumed.merge)
@@ -96,7 +99,8 @@ def train(
                 interrupted_at = run_round(pool, plan, report, stop, first_event)
             if interrupted_at is not None:
                 profiler.end()
-                return interrupted(pool, coordinator, plan, report, interrupted_at, checkpoints)
+                at = None if stop.goes_on else interrupted_at  # else no update of this round was taken
+                return interrupted(pool, coordinator, plan, report, at, checkpoints)
             first_event = 0
             report.is_writing = checkpoints is not None and checkpoints.is_writing
             coordinator.hand_in(report)
@@ -109,6 +113,17 @@ def train(
     heartbeat.enter("evaluation at the end")
     with reported_wait(heartbeat.in_words, speaks=runtime.rank == 0):
         return Outcome(plan.stop, pool, plan, *finish(pool, plan.layout))
+
+
+@contextmanager
+def noted(pool: LocalPool, coordinator: Coordinator) -> Iterator[None]:
+    """Note what is known when an error ends the block: those who are left may go on from there."""
+    try:
+        yield
+    except Exception:
+        if pool.standing:
+            pool.standing.found, pool.standing.seconds = coordinator.newest(), coordinator.seconds
+        raise
 
 
 def next_round(
@@ -166,13 +181,16 @@ def run_round(
     """Take the updates and the outer steps of one round, and note in the report what came of them.
 
     Args:
-        first_event: the event of the plan with which the round begins; averages before it have been taken or travel.
+        first_event: the event of the plan with which the round begins, as in `Standing`; averages before it have been
+            taken or travel.
 
     Returns:
         None; or, if ranks were asked to stop in the middle of the round, the event with which it is to go on.
     """
     updates_before = sum(worker.updates_done for worker in pool.workers)
     next_event = first_event
+    standing = pool.stand(plan, next_event, report.merge)
+    stop.enter(plan.round)
     for number, event in enumerate(plan.events[first_event:], first_event):
         is_reached = steps.inner(pool, plan, number, report, stop)
         if event.action is Action.mix:
@@ -184,11 +202,13 @@ def run_round(
         if event.action is Action.end and plan.measures:
             steps.measure(pool, report)
         steps.average(pool, plan, event, report)
-        next_event = number + 1
-    steps.advance_cursors(pool, plan, report)
-    if plan.evaluate:
-        steps.complete_all(pool, report)
-    steps.average_anchors(pool, plan, report)
+        standing.next_event = next_event = number + 1
+    if first_event <= len(plan.events):
+        steps.advance_cursors(pool, plan, report)
+        if plan.evaluate:
+            steps.complete_all(pool, report)
+        steps.average_anchors(pool, plan, report)
+        standing.next_event = len(plan.events) + 1
     steps.report_round(pool, plan, report, updates_before)
     pool.runtime.heartbeat.enter(f"round {plan.round + 1}: report")
     return None
@@ -205,10 +225,11 @@ def interrupted(
     coordinator: Coordinator,
     plan: RoundPlan,
     report: RankReport,
-    next_event: int,
+    next_event: int | None,
     checkpoints: Checkpoints | None,
 ) -> Outcome:
-    """End in the middle of a round, with a checkpoint from which the round can be completed."""
+    """End in the middle of a round, or before its first update (None), with a checkpoint from which the round can be
+    completed."""
     is_finite = bring_together(pool, report, f"in round {plan.round + 1}")
     refuse_error(coordinator.following(report))
     if checkpoints and is_finite:

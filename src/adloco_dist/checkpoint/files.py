@@ -44,6 +44,11 @@ def worker_file(trainer: int, worker: int, suffix: str) -> str:
     return f"trainer-{trainer}-worker-{worker}{suffix}.safetensors"
 
 
+def can_be_done_without(file: str) -> bool:
+    """Whether ranks that go on may do so without a file of a checkpoint: workers begin again at their anchors."""
+    return "-worker-" in file or file == RECORDS_FILE
+
+
 def mapped_tensors(path: Path, name: str) -> dict[str, torch.Tensor]:
     """The tensors of a file on the CPU, in mapped memory: only what is accessed is read.
 

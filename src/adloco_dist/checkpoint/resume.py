@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,19 @@ import torch
 from adloco_dist.checkpoint.files import CHECKPOINTS_DIRECTORY, number_in, part_suffixes, trainer_file, worker_file
 from adloco_dist.checkpoint.resharding import Resharding
 from adloco_dist.checkpoint.search import CheckpointReader, ReportLine, find
-from adloco_dist.checkpoint.state import RunState
+from adloco_dist.checkpoint.state import Origins, RunState
 from adloco_dist.checkpoint.storage import StorageDomains, domains_of
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Settings, SettingsError, Unfinished
 from adloco_dist.config.compose import flatten, to_plain
 from adloco_dist.data.hub import split_subset
 from adloco_dist.policy.layout import seat_nodes
+from adloco_dist.policy.survivors import without_lost
 from adloco_dist.pool.local_pool import LocalPool
 from adloco_dist.run.directory import LOCK_FILE, free_name
 from adloco_dist.run.manifest import DamagedError
 from adloco_dist.schema import Entry
+from adloco_dist.text import counted
 from adloco_dist.vectors import shape_in_words
 
 FIXED = (
@@ -51,6 +53,14 @@ class ResumePoint:
     """Whether instances computed concurrently; None where others are on a rank now."""
     num_plans_kept: int
     """Plans that repeat the run to the bit: those of the rounds before, or none where ranks or settings are others."""
+    lacking: frozenset[tuple[int, int]] = frozenset()
+    """The trainers and workers of the checkpoint whose state nobody has any more."""
+    origins: Origins = field(default_factory=dict)
+    """Which worker of the checkpoint each is, by trainer, None: it is new; none: the same."""
+
+    def origin(self, trainer: int, worker: int) -> int | None:
+        """Which worker of the checkpoint a worker is; None: it is new."""
+        return self.origins[trainer][worker] if self.origins else worker
 
 
 @contextmanager
@@ -73,10 +83,13 @@ def fresh_domains(runtime: Runtime, directory: Path, settings: Settings) -> Iter
 
 
 @contextmanager
-def resumed(runtime: Runtime, settings: Settings, report_line: ReportLine) -> Iterator[ResumePoint | None]:
+def resumed(
+    runtime: Runtime, settings: Settings, report_line: ReportLine, is_fitted: bool = False, may_lack: bool = False
+) -> Iterator[ResumePoint | None]:
     """The checkpoint that the settings say to resume from, readable while the block runs; None: the run begins.
 
-    Collective. Lines for the user go to `report_line`.
+    Collective. Lines for the user go to `report_line`. If it `is_fitted`, there are as many workers as ranks. The state
+    of some workers `may_lack`, which begin again.
 
     Raises:
         SettingsError: on all ranks, when the run there cannot resume with these settings.
@@ -93,7 +106,7 @@ def resumed(runtime: Runtime, settings: Settings, report_line: ReportLine) -> It
         yield None
         return
     with domains_of(runtime, folder, settings.checkpoint) as domains:
-        newest = find(control, domains, report_line)
+        newest = find(control, domains, report_line, may_lack)
         if newest is None:
             report_line(f"{directory} holds no whole checkpoint: the run starts from the beginning")
             yield None
@@ -110,12 +123,44 @@ def resumed(runtime: Runtime, settings: Settings, report_line: ReportLine) -> It
         for remark in remarks:
             report_line(remark)
         place = ", in the middle of a round" if state.schema.is_away else ""
-        ranks = "" if is_same else f"; workers of {num_ranks} ranks are placed on {runtime.world_size}"
+        lacking = _lacking(state, reader)
+        if lacking:
+            report_line(f"nobody has the state of {counted(len(lacking), 'worker')}: they begin again at the anchor")
+        if lacking and is_fitted and state.has_begun:
+            layout = state.plan.layout
+            gone = {trainer: [number for other, number in lacking if other == trainer] for trainer in layout.trainers}
+            state = replace(state, plan=without_lost(state.plan, layout, gone))
+        origins: Origins = {}
+        num_workers = sum(map(state.plan.layout.num_workers, state.plan.layout.trainers))
+        if is_fitted and not state.has_begun and num_workers != len(seats):
+            state, origins = state.fitted(len(seats), partial(_held_by, runtime, state, reader))
+            ranks = f"; {counted(num_workers, 'worker')} of {counted(num_ranks, 'rank')} become one for each rank"
+        else:
+            ranks = "" if is_same else f"; workers of {num_ranks} ranks are placed on {runtime.world_size}"
         report_line(f"resumes from {where}{place}{ranks}")
         was_concurrent = state.plan.is_concurrent if is_same else None
         placed = state.placed_on(seats, settings.pool.placement, is_same)
         is_unchanged = is_same and not differing(state.settings, wanted)
-        yield ResumePoint(reader, placed, was_concurrent, state.plan.round if is_unchanged else 0)
+        num_plans = state.plan.round if is_unchanged else 0
+        yield ResumePoint(reader, placed, was_concurrent, num_plans, lacking, origins)
+
+
+def _lacking(state: RunState, reader: CheckpointReader) -> frozenset[tuple[int, int]]:
+    """The trainers and workers of a checkpoint whose state is nowhere."""
+    suffixes, layout = part_suffixes(state.ranks_per_worker), state.plan.layout
+    return frozenset(
+        (trainer, worker)
+        for trainer in layout.trainers
+        for worker in range(layout.num_workers(trainer))
+        if not all(reader.holders[worker_file(trainer, worker, suffix)] for suffix in suffixes)
+    )
+
+
+def _held_by(runtime: Runtime, state: RunState, reader: CheckpointReader, trainer: int, worker: int) -> list[int]:
+    """The seats on whose volume a worker's state lies."""
+    volumes = reader.holders[worker_file(trainer, worker, part_suffixes(state.ranks_per_worker)[0])]
+    size = runtime.ranks_per_worker
+    return [seat for seat in range(runtime.num_seats) if reader.domains.of_rank[seat * size] in volumes]
 
 
 def restore_pool(pool: LocalPool, resume_point: ResumePoint) -> None:
@@ -173,7 +218,14 @@ def _restore(pool: LocalPool, resume_point: ResumePoint) -> None:
         _check_fit(file, saved, trainer.state())
         trainer.restore(saved)
         for worker in trainer.workers:
-            file, saved = _read(pool, resume_point, state.schema.worker, partial(worker_file, trainer_id, worker.id))
+            origin = resume_point.origin(trainer_id, worker.id)
+            if origin is None or (trainer_id, origin) in resume_point.lacking:
+                plan, event = state.plan, state.next_event
+                worker.begin_again(
+                    trainer.anchor, plan.updates_before(event, trainer_id, worker.id) if state.has_begun else 0
+                )
+                continue
+            file, saved = _read(pool, resume_point, state.schema.worker, partial(worker_file, trainer_id, origin))
             of_rank = {name: value for name, value in trainer.own_state().items() if name in saved}
             _check_fit(file, saved, worker.state(state.schema.is_away) | of_rank)
             worker.restore(saved, trainer.anchor)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from adloco_dist.checkpoint.files import RECORDS_FILE, STATE_FILE, mapped_tensors, number_in
+from adloco_dist.checkpoint.files import RECORDS_FILE, STATE_FILE, can_be_done_without, mapped_tensors, number_in
 from adloco_dist.checkpoint.state import OtherVersionError, RunState
 from adloco_dist.checkpoint.storage import StorageDomains
 from adloco_dist.cluster.control import ControlPlane
@@ -51,6 +51,8 @@ class CheckpointReader:
         removed at the end; what was mapped of it stays readable."""
         if file not in self.holders:
             raise DamagedError(f"{file}: is not in its {MANIFEST_FILE}")
+        if not self.holders[file]:
+            raise DamagedError(f"{file}: is nowhere any more")
         holders, path = self.holders[file], self.domains.folder / self.name / file
         if self.domains.volume in holders:
             yield path
@@ -68,9 +70,10 @@ class CheckpointReader:
 
 
 def find(
-    control: ControlPlane, domains: StorageDomains, report_line: ReportLine
+    control: ControlPlane, domains: StorageDomains, report_line: ReportLine, may_lack: bool = False
 ) -> tuple[CheckpointReader, RunState] | None:
     """The newest checkpoint whose parts are all somewhere and can be understood; newer ones are reported. Collective.
+    Some of its files `may_lack`, which can be done without.
 
     Raises:
         SettingsError: on all ranks, when the folder of checkpoints cannot be read on one, or holds only those of
@@ -100,7 +103,9 @@ def find(
     for name in sorted(everywhere, key=lambda name: number_in(name) or 0, reverse=True):
         try:
             manifest = decode(dict[str, Part], everywhere[name])
-            reader = CheckpointReader(name, domains, manifest, _find_holders(control, domains, name, manifest))
+            reader = CheckpointReader(
+                name, domains, manifest, _find_holders(control, domains, name, manifest, may_lack)
+            )
             state = _read_state(control, reader)
             _check_tensors(control, reader, state)
         except OtherVersionError as error:
@@ -120,10 +125,10 @@ def find(
 
 
 def _find_holders(
-    control: ControlPlane, domains: StorageDomains, name: str, manifest: Manifest
+    control: ControlPlane, domains: StorageDomains, name: str, manifest: Manifest, may_lack: bool
 ) -> dict[str, list[int]]:
     """The volumes that hold each part undamaged; the ranks of a volume share the reading. Collective; raises a
-    DamagedError on all ranks where a part is nowhere."""
+    DamagedError on all ranks where a part is nowhere that must be there."""
     good, problems = [], {}
     for file in _dealt(domains, sorted(manifest)):
         try:
@@ -136,7 +141,8 @@ def _find_holders(
     for domain, reply in zip(domains.of_rank, replies, strict=True):
         for file in reply["good"]:
             holders[file].append(domain)
-    for file in [file for file, where in holders.items() if not where]:
+    nowhere = [file for file, where in holders.items() if not where]
+    for file in [file for file in nowhere if not (may_lack and can_be_done_without(file))]:
         lines = sorted({reply["problems"][file] for reply in replies if file in reply["problems"]})
         raise DamagedError(" and ".join(lines))
     return holders

@@ -1,6 +1,6 @@
 """Everything that decides how a run continues, except tensors: what a checkpoint keeps beside them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, TypedDict
@@ -8,12 +8,14 @@ from typing import Any, TypedDict
 from adloco_dist.checkpoint.files import part_suffixes, trainer_file, worker_file
 from adloco_dist.config import Placement
 from adloco_dist.messages import decode, encode
-from adloco_dist.policy.layout import place_again
+from adloco_dist.policy.layout import fitted, place_again
 from adloco_dist.policy.plan import PoolReport, RoundPlan
 from adloco_dist.policy.report import MergeReport
 from adloco_dist.schema import Entry
 
-STATE_VERSION = 7
+HeldBy = Callable[[int, int], Collection[int]]
+Origins = Mapping[int, Sequence[int | None]]
+STATE_VERSION = 8
 """It is raised whenever a field of the state is added, removed or means something else."""
 
 
@@ -63,7 +65,10 @@ class RunState:
     plan: RoundPlan
     """Plan of the round."""
     next_event: int
-    """The event of the plan at which the round goes on; workers first take the updates that are left before it."""
+    """The event of the plan at which the round goes on, or its end, as in `Standing`; workers first take the updates
+    that are left before it."""
+    has_begun: bool
+    """Whether updates of the round may have been taken."""
     merge: MergeReport
     """What the merges before the round came to, of all ranks; recorded when the round ends."""
     pool: PoolReport | None
@@ -116,12 +121,22 @@ class RunState:
         is_empty = not (spans and all(spans) and all(workers.values()))
         if is_empty or not all(0 <= rank < state.world_size for ranks in spans for rank in ranks):
             raise ValueError(f"plan.layout: does not fit {state.world_size} ranks")
-        if not 0 <= state.next_event < max(1, len(state.plan.events)):
+        if not 0 <= state.next_event <= len(state.plan.events) + 1:
             raise ValueError(f"next_event: the plan has no event {state.next_event}")
         for name, members in (("plan.batches", state.plan.batches), ("shards", state.shards)):
             if members.keys() != workers.keys():
                 raise ValueError(f"{name}: is of other trainers than the plan's layout")
         return state
+
+    def fitted(self, num_ranks: int, held_by: HeldBy) -> tuple["RunState", Origins]:
+        """The same run before the first update of a round, with as many workers as there are ranks, or seats; and which
+        worker each was, as `policy.layout.fitted` has it."""
+        layout, origins = fitted(self.plan.layout, num_ranks, held_by)
+        progress, before = self.plan.progress, sum(map(self.plan.total_batch, self.plan.layout.trainers))
+        plan = replace(self.plan, layout=layout, worker_updates={}, owed_updates={})
+        tokens = progress.tokens_per_update // before * sum(map(plan.total_batch, layout.trainers))
+        plan = replace(plan, progress=replace(progress, tokens_per_update=tokens))
+        return replace(self, world_size=num_ranks, plan=plan), origins
 
     def placed_on(self, nodes: Sequence[int], placement: Placement, is_same: bool) -> "RunState":
         """The same run on these ranks: workers are placed again unless there are as many ranks as before.

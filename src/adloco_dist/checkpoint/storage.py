@@ -167,10 +167,12 @@ def domains_of(runtime: Runtime, folder: Path, settings: CheckpointSettings) -> 
         address = server.server_address[:2]
     replies = enumerate(control.exchange({"address": address}))
     addresses = {rank: tuple(reply["address"]) for rank, reply in replies if reply["address"]}
-    yield StorageDomains(runtime.rank, folder, of_rank, addresses, token)
-    if server:
-        server.shutdown()
-        server.server_close()
+    try:
+        yield StorageDomains(runtime.rank, folder, of_rank, addresses, token)
+    finally:
+        if server:
+            server.shutdown()
+            server.server_close()
 
 
 def _find_out(runtime: Runtime, folder: Path, token: str) -> tuple[int, ...]:
@@ -211,6 +213,9 @@ class _Server(http.server.ThreadingHTTPServer):
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        log.info("a request from %s has failed", client_address, exc_info=True)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:

@@ -5,7 +5,7 @@ import logging
 import shutil
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from adloco_dist.cluster.heartbeat import patient_client
 from adloco_dist.config import CheckpointSettings, Settings
 from adloco_dist.config.compose import flatten, to_plain
 from adloco_dist.messages import decode, encode
+from adloco_dist.policy.layout import Layout
 from adloco_dist.policy.plan import CheckpointId, PoolReport, RoundPlan
 from adloco_dist.policy.report import MergeReport
 from adloco_dist.pool.local_pool import LocalPool
@@ -88,6 +89,7 @@ class Checkpoints:
                 world_size=pool.runtime.num_seats,
                 plan=replace(plan, last_checkpoint=checkpoint_id),
                 next_event=interrupted_at or 0,
+                has_begun=interrupted_at is not None,
                 merge=merge,
                 pool=found,
                 seconds=seconds,
@@ -97,7 +99,7 @@ class Checkpoints:
             contents[STATE_FILE] = json.dumps(state.to_message()).encode()
             if self._writer.domains.buddy is not None:  # the node of the records may be the one that is lost
                 contents[RECORDS_FILE] = (self._directory / METRICS_FILE).read_bytes()
-        self._writer.begin(checkpoint_id, parts(pool, plan, is_away), contents)
+        self._writer.begin(checkpoint_id, parts(pool, plan.layout, is_away), contents)
 
 
 def schema_of(pool: LocalPool, is_away: bool) -> Schema:
@@ -114,18 +116,27 @@ def schema_of(pool: LocalPool, is_away: bool) -> Schema:
     return Schema(shared, tuple(entry for entry in kept if is_away or not entry.is_progress))
 
 
-def parts(pool: LocalPool, plan: RoundPlan, is_away: bool) -> Snapshot:
+def parts(pool: LocalPool, layout: Layout, is_away: bool, of_each_volume: Sequence[int] = ()) -> Snapshot:
     """This rank's files of a checkpoint: its workers, and the outer state of trainers that it speaks for.
 
     A trainer's outer state is equal on all its ranks, of which one writes it; trainers take different ones where they
     can. What a rank keeps of a trainer for itself is written with the first of its workers, zeros with the others.
+
+    Args:
+        layout: where the workers are.
+        of_each_volume: the volume of every rank, on each of which one writes the outer state; none: one does.
     """
     runtime = pool.runtime
     suffix = part_suffixes(runtime.ranks_per_worker)[runtime.shard]
     files: dict[str, dict[str, torch.Tensor]] = {}
     for trainer_id, trainer in pool.trainers.items():
-        ranks = plan.layout.ranks(trainer_id)
-        if ranks[trainer_id % len(ranks)] == runtime.seat:
+        seats = layout.ranks(trainer_id)
+        if of_each_volume:
+            volumes = [of_each_volume[seat * runtime.ranks_per_worker] for seat in seats]
+            is_writer = seats[volumes.index(of_each_volume[runtime.rank])] == runtime.seat
+        else:
+            is_writer = seats[trainer_id % len(seats)] == runtime.seat
+        if is_writer:
             files[trainer_file(trainer_id, suffix)] = trainer.state()
         for worker in trainer.workers:
             state, of_rank = worker.state(is_away), trainer.own_state()

@@ -5,7 +5,7 @@ what is called a rank here is a seat. `nodes` is the node of each rank, one entr
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 
@@ -31,6 +31,15 @@ class Layout:
             return tuple(rank for seat in seats for rank in ranks_of_seat(seat, ranks_per_seat))
 
         return Layout({trainer: tuple(map(ranks, workers)) for trainer, workers in self.workers.items()})
+
+    def without(self, workers: Mapping[int, Collection[int]]) -> "Layout":
+        """This layout without some workers, by trainer; those after them take their numbers."""
+        return Layout(
+            {
+                trainer: tuple(ranks for number, ranks in enumerate(spans) if number not in workers.get(trainer, ()))
+                for trainer, spans in self.workers.items()
+            }
+        )
 
     @property
     def trainers(self) -> list[int]:
@@ -144,6 +153,36 @@ def place_again(layout: Layout, nodes: Sequence[int], placement: Placement) -> L
     return Layout.one_rank_per_worker(
         {trainer: [next(turns) for _ in layout.workers[trainer]] for trainer in layout.trainers}
     )
+
+
+def fitted(
+    layout: Layout, num_ranks: int, held_by: Callable[[int, int], Collection[int]]
+) -> tuple[Layout, dict[int, list[int | None]]]:
+    """As many workers as ranks, or one of every trainer if these are more; ranks keep the workers whose state they hold
+    as far as that goes.
+
+    Args:
+        held_by: the ranks that hold the state of a worker of a trainer.
+
+    Returns:
+        The layout, and by trainer, which worker each was before; None: it is new.
+    """
+    count, more = divmod(max(num_ranks, len(layout.trainers)), len(layout.trainers))
+    of_each = max(num_ranks, len(layout.trainers)) // num_ranks
+    load, ranks = Counter({rank: 0 for rank in range(num_ranks)}), dict[int, list[int]]()
+    origins: dict[int, list[int | None]] = {}
+    for place_of_trainer, trainer in enumerate(layout.trainers):
+        wanted = count + (place_of_trainer < more)
+        origins[trainer] = [worker if worker < layout.num_workers(trainer) else None for worker in range(wanted)]
+        ranks[trainer] = []
+    for is_new in (False, True):
+        for trainer, of_workers in origins.items():
+            for origin in (one for one in of_workers if (one is None) == is_new):
+                near = [rank for rank in (() if origin is None else held_by(trainer, origin)) if load[rank] < of_each]
+                rank = min(near or load, key=lambda one: (load[one], one in ranks[trainer], one))
+                load[rank] += 1
+                ranks[trainer].append(rank)
+    return Layout.one_rank_per_worker(ranks), origins
 
 
 def check_ranks(settings: Settings, num_ranks: int, is_all: bool = True) -> None:

@@ -106,6 +106,13 @@ class RoundPlan:
     """Updates of each worker, by trainer, where ranks differ in speed; a trainer that is missing takes `updates`."""
     owed_updates: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     """Parts of updates that those workers could have taken beside them; they count in the next round."""
+    leaving: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """Workers, by trainer, whose ranks are lost, and that end with the round."""
+
+    @property
+    def remaining(self) -> "Layout":
+        """The layout without the workers that end with the round."""
+        return self.layout.without(self.leaving)
 
     def updates_of_workers(self, trainer: int) -> tuple[int, ...]:
         """Updates that each of a trainer's workers takes in the round."""
@@ -127,6 +134,10 @@ class RoundPlan:
         """Updates that a worker has taken when those that take `updates` have taken `update` of them. It is rounded up:
         a slow worker computes while an average travels, too."""
         return -(-update * self.updates_of(trainer, worker) // self.updates)
+
+    def updates_before(self, event: int, trainer: int, worker: int) -> int:
+        """Updates that a worker has taken when the round stands before an event, as in `Standing`."""
+        return self.updates_by(self.events[event].update if event < len(self.events) else self.updates, trainer, worker)
 
     def sequences(self, trainer: int) -> int:
         """Sequences that a trainer takes in the round."""

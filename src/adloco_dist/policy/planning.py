@@ -54,6 +54,8 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, f
     stop = stop_reason(settings, now, outer_steps, nonfinite_rounds, report)
 
     pool = _pool_before_merge(inputs, last, report)
+    if last:
+        pool = replace(pool, layout=last.remaining)
     measured = {trainer: _measured(last, report, trainer) for trainer in pool.layout.trainers}
     batches_before = last.batches if last else {}
     targets: dict[int, BatchTarget] = {}
@@ -70,7 +72,8 @@ def plan_round(settings: Settings, inputs: PlanInputs, last: RoundPlan | None, f
         targets = _targets_after(merge, targets)
 
     layout, follows_link = pool.layout, algorithm.round is RoundLength.link
-    costs = remembered(last.costs, report.cost) if last and not last.merge and follows_link else ()
+    is_as_before = last is not None and not last.merge and not last.leaving
+    costs = remembered(last.costs, report.cost) if last and is_as_before and follows_link else ()
     speeds = {} if merge else worker_speeds(layout, costs)
     batches: dict[int, BatchPlan] = {}
     for trainer in layout.trainers:
@@ -221,7 +224,7 @@ def _merge(
             validation_loss=report.validation_loss.get(trainer),
             statistics=target.smoothed.statistics,
             tokens=last.sequences(trainer) * settings.data.sequence_length,
-            ranks=(ranks := last.layout.ranks(trainer)),
+            ranks=(ranks := last.remaining.ranks(trainer)),
             link_bytes_per_second=inputs.network.slowest_link(ranks),
         )
         for trainer, target in targets.items()

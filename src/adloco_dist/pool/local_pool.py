@@ -1,6 +1,8 @@
 """What a rank holds of the pool, which regrouping changes."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from adloco_dist.cluster.groups import Groups
 from adloco_dist.cluster.runtime import Runtime
@@ -9,7 +11,8 @@ from adloco_dist.data.protocols import Cursor, Splits
 from adloco_dist.objective.protocol import Objective
 from adloco_dist.policy.batch import max_local_batch
 from adloco_dist.policy.layout import Layout
-from adloco_dist.policy.report import smallest_capacity
+from adloco_dist.policy.plan import PoolReport, RoundPlan
+from adloco_dist.policy.report import MergeReport, smallest_capacity
 from adloco_dist.pool.capacity import probe_capacity
 from adloco_dist.pool.estimator import GradientEstimator
 from adloco_dist.pool.flat_model import FlatModel
@@ -17,6 +20,24 @@ from adloco_dist.pool.offload import Offload
 from adloco_dist.pool.slot import ComputeSlot
 from adloco_dist.pool.trainer import Trainer
 from adloco_dist.pool.worker import Worker
+
+
+@dataclass
+class Standing:
+    """Where this rank stands in a round that has begun."""
+
+    plan: RoundPlan
+    next_event: int
+    """The event of the plan at which it goes on; as many as there are: with the end of the round; one more: with its
+    evaluation."""
+    merge: MergeReport
+    """What the merges before the round came to here."""
+    cursors: Mapping[int, Any]
+    """Where every trainer's data stood as the round began."""
+    found: PoolReport | None = None
+    """What the next plan is decided from, on rank 0, once an error has ended the round."""
+    seconds: float = 0.0
+    """Time since the first round began, as it was then."""
 
 
 @dataclass
@@ -36,10 +57,29 @@ class LocalPool:
     """Trainers with a worker on this rank, by id, ascending."""
     is_concurrent: bool = False
     """Whether the instances of a rank have their turns at once; the same on all ranks."""
+    standing: Standing | None = None
+    """None: in no round yet, or trainers are being merged."""
 
     def __post_init__(self) -> None:
         self.estimator = GradientEstimator() if self.settings.batching.measures_gradients else None
         """Watches the trainers' gradients; None where batches do not follow them."""
+
+    def stand(self, plan: RoundPlan, next_event: int, merge: MergeReport) -> Standing:
+        """Note that this rank stands in a round, before an event of it, and after what `merge` reports."""
+        cursors = {trainer: cursor.state_dict() for trainer, cursor in self.cursors.items()}
+        self.standing = Standing(plan, next_event, merge, cursors)
+        return self.standing
+
+    def leave(self, leaving: Mapping[int, Sequence[int]]) -> None:
+        """Do without some workers, by trainer; those after them take their numbers."""
+        for trainer_id, numbers in leaving.items():
+            if trainer := self.trainers.get(trainer_id):
+                trainer.workers = [worker for worker in trainer.workers if worker.id not in numbers]
+                for worker in trainer.workers:
+                    worker.id -= sum(number < worker.id for number in numbers)
+                if not trainer.workers:
+                    del self.trainers[trainer_id]
+        self.offload.settle(self.workers)
 
     @property
     def flat_model(self) -> FlatModel:

@@ -88,6 +88,10 @@ class Trainer(OuterStep[Worker]):
             return before + self.start(fragment, group, is_delayed=True)
         return self.step(fragment, group)
 
+    def restart_buffers(self) -> None:
+        """Give workers that await no average the anchor's buffers."""
+        self._buffers.restart([worker for worker in self.workers if worker.awaits == NOTHING])
+
     @property
     def outer_vectors(self) -> list[torch.Tensor]:
         """What a merge averages: the anchor, and its momentum."""

@@ -182,6 +182,16 @@ class Worker(Replica):
         self.loss_sum.zero_()
         self.has_restarted = True
 
+    def begin_again(self, anchor: torch.Tensor, updates_done: int) -> None:
+        """Stand at the anchor with fresh moments. In a round of which it counts as having taken updates, whose loss is
+        unknown, it is left out of the next average."""
+        self.weights.copy_(anchor)
+        self.reset_optimizer()
+        self.updates_done = updates_done
+        if updates_done:
+            self.has_restarted = True
+            self.loss_sum.fill_(math.nan)
+
     def mean_loss(self, num_updates: int) -> float:
         """The mean loss of so many updates of the round; NaN if it restarted in them."""
         return math.nan if self.has_restarted else float(self.loss_sum) / num_updates

@@ -16,6 +16,8 @@ from pathlib import Path
 from adloco_dist.config import SettingsError
 from adloco_dist.text import one_line, reason
 
+TOKEN = secrets.token_urlsafe()
+"""What an address of this process' pages has at its end: who does not know it sees none."""
 TOKEN_VARIABLE = "ADLOCO_WATCH_TOKEN"
 """Names the token to the process that a run starts: arguments are seen by everybody on a machine."""
 PATIENCE_SECONDS = 120.0
@@ -81,7 +83,7 @@ def shown_live(directory: Path, listener: socket.socket | None) -> Iterator[str 
     if listener is None:
         yield None
         return
-    token, descriptor = secrets.token_urlsafe(), listener.fileno()
+    descriptor = listener.fileno()
     with (directory / "logs" / "watch.log").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "adloco_dist.report.watch", str(directory), "--descriptor", str(descriptor)],
@@ -89,10 +91,10 @@ def shown_live(directory: Path, listener: socket.socket | None) -> Iterator[str 
             stdout=log,
             stderr=log,
             pass_fds=[descriptor],
-            env={**os.environ, TOKEN_VARIABLE: token},
+            env={**os.environ, TOKEN_VARIABLE: TOKEN},
             start_new_session=True,
         )
-    address = address_of(listener, token)
+    address = address_of(listener, TOKEN)
     listener.close()  # the process has it now
     try:
         yield address

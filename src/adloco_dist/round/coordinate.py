@@ -3,8 +3,9 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any
 
@@ -122,6 +123,14 @@ class Coordinator:
                 raise decided
             self._following, self.found = decided
         return self._following
+
+    def newest(self) -> PoolReport | None:
+        """What the newest plan that has come was decided from, on rank 0; None: nothing was known yet. For the end."""
+        with suppress(Empty):
+            while True:
+                decided = self._decided.get_nowait()
+                self.found = self.found if isinstance(decided, BaseException) else decided[1]
+        return self.found
 
     def _run(self) -> None:
         try:

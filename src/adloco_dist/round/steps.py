@@ -39,11 +39,15 @@ from adloco_dist.round.regroup import regroup
 @record_function("begin")
 def begin_round(pool: LocalPool, last: RoundPlan | None, plan: RoundPlan, report: RankReport) -> None:
     """Regroup the ranks if the plan says so, and prepare the workers for their first updates of the round."""
+    if last and last.leaving:
+        pool.leave(last.leaving)
     if last and plan.merge:
-        report.merge = regroup(pool, last.layout, plan)
+        pool.standing = None  # until it is another pool
+        report.merge = regroup(pool, last.remaining, plan)
     for worker in pool.workers:
         worker.begin_round(pool.settings.inner.reset_each_round)
     _renew_sketches(pool, plan)
+    pool.stand(plan, 0, report.merge)
 
 
 def resume_round(pool: LocalPool, plan: RoundPlan, merge: MergeReport) -> RankReport:

@@ -23,6 +23,8 @@ STOP_FILE = "stop"
 STOP_VARIABLE = "ADLOCO_STOP_FILE"
 """Environment variable that names another file, which may be there before the run directory is: batch jobs set it."""
 LOCK_FILE = ".lock"
+OF_EVERY_NODE = {"checkpoints", LOGS_DIRECTORY, PROFILE_DIRECTORY}
+"""What a run leaves on nodes that do not keep its records."""
 
 
 class DirectoryTakenError(RuntimeError):
@@ -116,7 +118,7 @@ def _asked(run: RunSettings) -> tuple[str, Path]:
 def _holds_run(setting: str, path: Path, unfinished: Unfinished) -> bool:
     """Whether there is a run that may be moved or resumed; raises a SettingsError for other runs and other files."""
     if not ((path / LOCK_FILE).exists() or (path / RUN_FILE).exists()):
-        if path.is_dir() and any(path.iterdir()):
+        if path.is_dir() and {entry.name for entry in path.iterdir()} - OF_EVERY_NODE:
             raise SettingsError(f"{setting}={path}: holds other files; name a new or an empty directory")
         return False
     if is_finished(path):

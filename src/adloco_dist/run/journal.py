@@ -157,11 +157,17 @@ class RunFile(Sink):
 class Journal:
     """Hands records to all sinks, in order, and closes them from the last to the first; ranks other than 0 have none.
 
-    A full disk does not end a run: sinks keep what they could not write.
+    A full disk does not end a run: sinks keep what they could not write. A round is written once, also where ranks that
+    have lost others report it again.
     """
 
-    def __init__(self, sinks: Sequence[Sink] = (), report_line: Callable[[str], None] = log.warning) -> None:
-        self._sinks, self.report_line = sinks, report_line
+    _is_closed = False
+
+    def __init__(
+        self, sinks: Sequence[Sink] = (), report_line: Callable[[str], None] = log.warning, last_round: int = -1
+    ) -> None:
+        """`last_round` is the last of which records are there."""
+        self._sinks, self.report_line, self._last_round = sinks, report_line, last_round
 
     def take_plan(self, plan: RoundPlan) -> None:
         for sink in self._sinks:
@@ -169,12 +175,17 @@ class Journal:
                 sink.take_plan(plan)
 
     def write(self, rows: Sequence[TrainerRow]) -> None:
+        if rows[0].round <= self._last_round:
+            return
+        self._last_round = rows[0].round
         for sink in self._sinks:
             with self._reported(rows[0].round):
                 sink.write(rows)
 
     def close(self, result: Json | None = None) -> None:
-        for sink in reversed(self._sinks):
+        """Close all sinks, once."""
+        sinks, self._is_closed = () if self._is_closed else self._sinks, True
+        for sink in reversed(sinks):
             sink.close(result)
 
     def state(self) -> Json:

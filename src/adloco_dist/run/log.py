@@ -5,6 +5,8 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
@@ -12,27 +14,36 @@ from adloco_dist.run.directory import LOGS_DIRECTORY
 from adloco_dist.terminal import lasting_stream, report_line
 
 
-def open_log(directory: Path, rank: int) -> TextIO:
-    """Write events, warnings and tracebacks to the rank's log from here on, and all that ranks other than 0 print.
-    If the file cannot be made, the rank says so and goes on without it. Returns the terminal, for what a node other
-    than rank 0's has to report."""
+@contextmanager
+def logged(directory: Path, rank: int) -> Iterator[TextIO]:
+    """Write events, warnings and tracebacks to the rank's log while the block runs, and all that ranks other than 0
+    print. If the file cannot be made, the rank says so and goes on without it. Yields the terminal, for what a node
+    other than rank 0's has to report."""
     path = directory / LOGS_DIRECTORY / f"rank{rank}.log"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = lasting_stream(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666))
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     except OSError as error:
         report_line(f"note: rank {rank} on {socket.gethostname()} keeps no log: {error}")
-        return sys.stdout
+        yield sys.stdout
+        return
+    file = lasting_stream(descriptor)
     handler = logging.StreamHandler(file)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.getLogger().addHandler(handler)
     logging.getLogger("adloco_dist").setLevel(logging.INFO)
     logging.captureWarnings(True)
     faulthandler.enable(file)
-    if rank == 0:
-        return sys.stdout
-    terminal = lasting_stream(os.dup(sys.stdout.fileno()), sys.stdout.encoding)
-    for stream in (sys.stdout, sys.stderr):  # by descriptor, so that what libraries in C print goes there too
+    streams = () if rank == 0 else (sys.stdout, sys.stderr)
+    before = [os.dup(stream.fileno()) for stream in streams]
+    for stream in streams:  # by descriptor, so that what libraries in C print goes there too
         stream.flush()
         os.dup2(file.fileno(), stream.fileno())
-    return terminal
+    yield lasting_stream(before[0], sys.stdout.encoding) if before else sys.stdout
+    for stream, terminal in zip(streams, before, strict=True):
+        stream.flush()
+        os.dup2(terminal, stream.fileno())
+        os.close(terminal)
+    logging.getLogger().removeHandler(handler)
+    faulthandler.disable()
+    os.close(descriptor)

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from adloco_dist.checkpoint.resume import differing
 from adloco_dist.checkpoint.state import RunState
 from adloco_dist.cluster.control import ControlPlane
-from adloco_dist.cluster.environment import Environment, Link, measure_links, must_agree, survey
+from adloco_dist.cluster.environment import Environment, Link, code_here, measure_links, must_agree, survey
 from adloco_dist.cluster.runtime import Runtime
 from adloco_dist.config import Backend, RunSettings, Settings, SettingsError, require
 from adloco_dist.config.compose import flatten, to_plain
@@ -48,8 +49,18 @@ def run_disk(run: RunSettings) -> Path:
 def compare_settings(control: ControlPlane, settings: Settings) -> None:
     """Check that all ranks run the same experiment; raises a SettingsError on all ranks, with a setting and its values
     by rank."""
-    plain = flatten(to_plain(settings))
-    _refuse_difference(control.exchange({key: value for key, value in plain.items() if key not in OF_THE_NODE}))
+    _refuse_difference(control.exchange(_common(settings)))
+
+
+def _common(settings: Settings) -> dict[str, Any]:
+    """The settings that must be the same on all nodes, by dotted key."""
+    return {key: value for key, value in flatten(to_plain(settings)).items() if key not in OF_THE_NODE}
+
+
+def facts_of_node(settings: Settings, splits: Splits) -> dict[str, str]:
+    """What a node must have in common with those whose run it wants to take part in."""
+    common = {key: str(value) for key, value in _common(settings).items()}
+    return {**code_here(), **common, "the digest of the data": splits.digest}
 
 
 def _refuse_difference(members: list[dict[str, str]]) -> None:
@@ -58,11 +69,12 @@ def _refuse_difference(members: list[dict[str, str]]) -> None:
 
 
 def prepare(
-    settings: Settings, runtime: Runtime, parts: Parts, resumed: RunState | None = None
+    settings: Settings, runtime: Runtime, parts: Parts, resumed: RunState | None = None, splits: Splits | None = None
 ) -> tuple[Layout, Splits, Objective, Trajectory]:
     """Everything that can be refused before a run exists: layout, corpus, the model's shape, batches to replay.
 
     The batches are known on rank 0 alone, which plans with them. `resumed` is where the run resumes; None: it begins.
+    `splits` are data that were read before; None: they are read now.
 
     Raises:
         SettingsError: on all ranks, when one of them finds a mistake.
@@ -70,7 +82,9 @@ def prepare(
     layout = resumed.plan.layout if resumed else experiment_layout(settings, runtime.nodes)
     trajectory = Trajectory()
     with runtime.control.agreed():
-        splits = parts.splits(settings) if resumed else examine_data(settings, layout, parts)
+        splits = parts.splits(settings) if splits is None else splits
+        if not resumed:
+            splits.train.check_size(len(layout.trainers), layout.num_workers(0), settings.data.shards)
         is_known = settings.budget_amount.unit != "epochs" or splits.train.num_sequences is not None
         rule = "a stream does not know how long an epoch is; give the budget in tokens, rounds or seconds"
         require(is_known, "budget", settings.budget, rule)
@@ -89,13 +103,6 @@ def prepare(
         by_rank = values_by_rank(enumerate(f"{corpus['source']} {corpus['digest'][:8]}" for corpus in corpora))
         raise SettingsError(f"{parts.data_name(settings)} differs between ranks: {by_rank}; give all the same")
     return layout, splits, objective, trajectory
-
-
-def examine_data(settings: Settings, layout: Layout, parts: Parts) -> Splits:
-    """The data of a run that begins; raises a SettingsError where it cannot be read, or is too small for the pool."""
-    splits = parts.splits(settings)
-    splits.train.check_size(len(layout.trainers), layout.num_workers(0), settings.data.shards)
-    return splits
 
 
 def examine_replay(settings: Settings, layout: Layout | None) -> Trajectory:

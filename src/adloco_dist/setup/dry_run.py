@@ -15,7 +15,7 @@ from adloco_dist.policy.simulation import rounds_until
 from adloco_dist.pool.capacity import state_vectors
 from adloco_dist.pool.flat_model import vector_dtype
 from adloco_dist.pool.worker import peak_lr
-from adloco_dist.setup.agreement import examine_data, examine_plans, examine_replay, with_known_budget
+from adloco_dist.setup.agreement import examine_plans, examine_replay, with_known_budget
 from adloco_dist.setup.answers import COPY, answers, vectors_of
 from adloco_dist.setup.building import divided_blocks, require_matrices
 from adloco_dist.setup.forecast import UPDATE_SECONDS, forecast, in_words, seconds_on_links
@@ -43,7 +43,8 @@ def print_dry_run(
         SettingsError: training would refuse this for another reason than memory.
     """
     layout = experiment_layout(settings, nodes)
-    splits = examine_data(settings, layout, parts)
+    splits = parts.splits(settings)
+    splits.train.check_size(len(layout.trainers), layout.num_workers(0), settings.data.shards)
     objective = parts.objective(settings, splits)
     examine_replay(settings, layout)
     examine_plans(with_known_budget(settings, splits), splits, layout, nodes)

@@ -78,8 +78,8 @@ def open_journal(
     notes += _of_rounds(settings.algorithm)
     for line in [*notes, *pool.splits.notes, *([crowding] if crowding else [])]:
         print_note(line)
-    bytes_sent = earlier.get("totals", {}).get("bytes_sent", 0)
-    display = Display(new_console(min_width=MIN_WIDTH), settings, seconds, bytes_sent)
+    totals = earlier.get("totals", {})
+    display = Display(new_console(min_width=MIN_WIDTH), settings, seconds, totals.get("bytes_sent", 0))
     trackers = start_trackers(
         settings.tracking,
         strict_json(facts["settings"]),
@@ -89,7 +89,8 @@ def open_journal(
         display.report_line,
     )
     # Sinks are closed from the last to the first: trackers read the result that the run file takes.
-    return Journal([taken, *trackers, run_file, metrics_file, plans_file, display], display.report_line)
+    sinks = [taken, *trackers, run_file, metrics_file, plans_file, display]
+    return Journal(sinks, display.report_line, totals.get("rounds", -1) if metrics_file.num_bytes else -1)
 
 
 def _summary(pool: LocalPool, inputs: PlanInputs, num_parameters: int) -> str:
