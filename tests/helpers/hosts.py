@@ -69,6 +69,10 @@ class Host:
         self.cut()
         _kill_all(self)
 
+    def end(self) -> None:
+        """End every process on the host, as a reboot does: the kernel closes their connections."""
+        _kill_all(self)
+
     def bytes_sent(self) -> int:
         """What left the host's link so far, by the kernel's own counter, all headers included."""
         path = "/sys/class/net/eth0/statistics/tx_bytes"

@@ -133,13 +133,19 @@ def measure_links(runtime: Runtime, backend: Backend, payload_bytes: int, timeou
 
 
 def must_agree(environment: Environment) -> dict[str, str]:
-    """What must be equal on all ranks of a run. Builds of one torch release may differ."""
-    return {
-        "adloco_dist version": environment.adloco_dist,
-        "adloco_dist code": environment.code,
-        "torch": environment.torch.partition("+")[0],
-        "NCCL": str(environment.nccl),
-    }
+    """What must be equal on all ranks of a run."""
+    return {**_of_code(environment.adloco_dist, environment.code, environment.torch), "NCCL": str(environment.nccl)}
+
+
+def code_here() -> dict[str, str]:
+    """The part of it that a process knows before it meets others."""
+    return _of_code(adloco_dist.__version__, _code_digest(), torch.__version__)
+
+
+def _of_code(ours: str, digest: str, torch_version: str) -> dict[str, str]:
+    """Builds of one torch release may differ."""
+    torch_release = torch_version.partition("+")[0]
+    return {"adloco_dist version": ours, "adloco_dist code": digest, "torch": torch_release}
 
 
 def remarks(environments: Sequence[Environment]) -> list[str]:

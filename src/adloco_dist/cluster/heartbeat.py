@@ -1,8 +1,6 @@
 """Who lives, and where everybody stands: reported through the store, whatever collectives hang."""
 
 import json
-import logging
-import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -10,17 +8,17 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 from torch.distributed.distributed_c10d import Store
-from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from adloco_dist.averaging.checks import is_timeout
-from adloco_dist.cluster.failures import FIRST_FAILURE, PeerFailedError
-from adloco_dist.cluster.signals import StopRequest
-from adloco_dist.config import EXIT_FAILURE
+from adloco_dist.cluster.contact import FIXED, Contact
+from adloco_dist.cluster.failures import FIRST_FAILURE
+from adloco_dist.cluster.signals import AT_THE_END, StopRequest
 from adloco_dist.text import first_line
 
-log = logging.getLogger(__name__)
 STOP, LAST_EVENT = "stop_requested", "last_event"
 """Keys in the store: a rank was asked to stop; the event after which all ranks do."""
+TO_GO_ON = "to go on"
+"""Value of the former: only until other nodes have a place."""
 START_SECONDS = 120.0
 """How long a rank may be silent that was never heard of: it may still be importing."""
 PATIENCE = timedelta(hours=24)
@@ -68,7 +66,7 @@ class OwnClock:
 
 
 class Heartbeat:
-    """Shows all ranks that this one lives, ends it when another is dead or has failed, and passes on stop requests.
+    """Shows all ranks that this one lives, notices when another is dead or has failed, and passes on stop requests.
 
     Rank 0 listens to all ranks, the others to rank 0 alone: what a beat costs hardly grows with their number. A
     thread talks to the store through a client of its own. A second one watches that the store still answers: when the
@@ -79,13 +77,21 @@ class Heartbeat:
     """
 
     def __init__(
-        self, store: Store, rank: int, world_size: int, every_seconds: float, silence_seconds: float, stop: StopRequest
+        self,
+        store: Store,
+        rank: int,
+        world_size: int,
+        every_seconds: float,
+        silence_seconds: float,
+        stop: StopRequest,
+        contact: Contact = FIXED,
     ) -> None:
+        """`contact` does what is to be done when another rank is lost."""
         self.hosts: Sequence[str] = ["a host that was not heard of"] * world_size
         """Host name of every rank, for reports; set once they are known."""
         self._store = own_client(store)
         self._store.set_timeout(timedelta(seconds=silence_seconds))
-        self._rank, self.stop = rank, stop
+        self._rank, self.stop, self._contact = rank, stop, contact
         self._every, self._silence = every_seconds, silence_seconds
         self._place, self._stage = "start", 0
         self._heard = {other: (b"", 0.0) for other in (range(world_size) if rank == 0 else [0])}
@@ -105,7 +111,9 @@ class Heartbeat:
             thread.start()
 
     def enter(self, place: str) -> None:
-        """Say where this rank stands from now on ("round 3: inner phase"); all ranks enter the same places in turn."""
+        """Say where this rank stands from now on ("round 3: inner phase"); all ranks enter the same places in turn.
+        Raises a PeerFailedError where another rank is lost, and this one is to go on without it."""
+        self._contact.check()
         self._place, self._stage = place, self._stage + 1
 
     @contextmanager
@@ -178,7 +186,7 @@ class Heartbeat:
         if place["silent"]:
             self._announced.set()
         if held_at is not None:
-            self._store.set(STOP, "1")
+            self._store.set(STOP, TO_GO_ON if self.stop.goes_on else "1")
         clock.tick()
         stop, last_event, failure, *beats = self._store.multi_get(self._keys)
         now = clock.tick()
@@ -187,7 +195,7 @@ class Heartbeat:
                 self._heard[rank] = beat, now
         self._answers += 1
         if stop and held_at is None:
-            self.stop.is_heard = True
+            self.stop.is_heard, self.stop.goes_on = True, stop == TO_GO_ON.encode()
             self.stop.hold()  # and says so at once, which is what it sets
         if self._rank == 0 and held_at is not None and not last_event:
             last_event = self._agreed()
@@ -208,12 +216,13 @@ class Heartbeat:
                 self._end(line)
 
     def _agreed(self) -> bytes:
-        """The event after which all ranks end, on rank 0, and in the store: the last that one of them has begun; empty
-        as long as not all have said which that is."""
+        """The event after which all ranks end, on rank 0, and in the store: the last that one of them has begun, or if
+        they go on at once, the end of its round; empty as long as not all have said which that is."""
         held = [json.loads(content or b"{}").get("held_at") for content, _ in self._heard.values()]
         if None in held:
             return b""
-        last = json.dumps(max(held))
+        number, event = max(held)
+        last = json.dumps([number, AT_THE_END if self.stop.goes_on else event])
         self._store.set(LAST_EVENT, last)
         return last.encode()
 
@@ -228,15 +237,11 @@ class Heartbeat:
                 self._end(f"rank 0 on {self.hosts[0]}, whose node holds the store: silent for {self._silence:g} s")
 
     def _end(self, line: str) -> None:
-        """End this process, whatever its main thread waits for; torchrun's error file has the line."""
+        """Stop beating, for a rank is lost."""
         if self._closing.is_set():
             return
         self._closing.set()
-        error = PeerFailedError(line)
-        log.error("%s (stood in %s)", error, self._place)
-        get_error_handler().record_exception(error)
-        logging.shutdown()
-        os._exit(EXIT_FAILURE)
+        self._contact.lose(line, self._place)
 
 
 def _key(rank: int) -> str:

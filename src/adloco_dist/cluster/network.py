@@ -37,11 +37,14 @@ class Interface:
     address: str
 
 
-def join_network(store: Store, node: int, num_nodes: int, speaks: bool, wanted: str | None) -> Interface | None:
+def join_network(
+    store: Store, node: int, num_nodes: int, speaks: bool, wanted: str | None, store_host: str
+) -> Interface | None:
     """Settle on this node's interface, configure gloo and NCCL, and make sure that all nodes reach each other.
 
     The interface is the `wanted` one, else what GLOO_SOCKET_IFNAME says, else the one that leads to the other nodes;
-    None on a single node for which none was set. The rank of a node that `speaks` tries the connections.
+    None on a single node for which none was set. The rank of a node that `speaks` tries the connections. `store_host`
+    holds the store.
 
     Raises:
         SettingsError: on every rank, when an interface is not there or two nodes cannot connect.
@@ -52,7 +55,7 @@ def join_network(store: Store, node: int, num_nodes: int, speaks: bool, wanted: 
         return None
     interface, error = None, None
     try:
-        interface = _named(setting, wanted) if wanted else _towards(os.environ["MASTER_ADDR"])
+        interface = _named(setting, wanted) if wanted else _towards(store_host)
     except SettingsError as mistake:
         error = str(mistake)
     if speaks:
@@ -63,8 +66,8 @@ def join_network(store: Store, node: int, num_nodes: int, speaks: bool, wanted: 
         reachable = [other for other in others if other and not _is_loopback(other)]
         interface = _towards(reachable[0]) if reachable else interface  # else all nodes are on one machine
     if interface is None and error is None:
-        host, master = socket.gethostname(), os.environ["MASTER_ADDR"]
-        error = f"cluster.interface=null: no interface of {host} leads to {master}; name one"
+        here = socket.gethostname()
+        error = f"cluster.interface=null: no interface of {here} leads to {store_host}; name one"
     if speaks and interface is not None:
         _try_connections(store, node, num_nodes, interface)
     elif speaks:

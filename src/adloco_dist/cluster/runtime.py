@@ -14,6 +14,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from adloco_dist.averaging.checks import is_timeout
 from adloco_dist.averaging.group import Group
+from adloco_dist.cluster.contact import FIXED, Contact
 from adloco_dist.cluster.control import ControlPlane
 from adloco_dist.cluster.devices import Gpu, choose_backend, choose_device, identity
 from adloco_dist.cluster.groups import NCCL_ENVIRONMENT, form_disjoint
@@ -42,6 +43,8 @@ class Place:
     node: int
     num_nodes: int = 1
     init_method: str = "env://"
+    host: str | None = None
+    """Who holds the store that all ranks share; None: as torchrun says."""
 
     @classmethod
     def from_torchrun(cls) -> "Place":
@@ -119,7 +122,12 @@ def join_store(place: Place) -> Store:
 
 @contextmanager
 def started(
-    cluster: ClusterSettings, place: Place, store: Store, stop: StopRequest, ranks_per_worker: int = 1
+    cluster: ClusterSettings,
+    place: Place,
+    store: Store,
+    stop: StopRequest,
+    ranks_per_worker: int = 1,
+    contact: Contact = FIXED,
 ) -> Iterator[Runtime]:
     """Join the control plane, settle on devices and backend, and leave in order.
 
@@ -136,12 +144,12 @@ def started(
     os.environ.update(NCCL_ENVIRONMENT)
     # Before the heartbeat: what CUDA does at its start may hold the interpreter for longer than a silence may last.
     chosen = choose_device(cluster.device, place.local_rank)
-    heartbeat = Heartbeat(
-        store, place.rank, place.world_size, cluster.silence_seconds / 10, cluster.silence_seconds, stop
-    )
+    silence = cluster.silence_seconds
+    heartbeat = Heartbeat(store, place.rank, place.world_size, silence / 10, silence, stop, contact)
     speaks = place.local_rank == 0
     with reported_wait(heartbeat.in_words, speaks):
-        interface = join_network(store, place.node, place.num_nodes, speaks, cluster.interface)
+        host = place.host or os.environ.get("MASTER_ADDR", "")
+        interface = join_network(store, place.node, place.num_nodes, speaks, cluster.interface, host)
         dist.init_process_group(
             "gloo",
             store=PrefixStore("control", store),
@@ -199,3 +207,9 @@ def started(
         monitor.close()
     # Not in a `finally`: after an error no more collectives; the process ends and torchrun ends the rest.
     dist.destroy_process_group()
+
+
+def forget_groups() -> None:
+    """Do without all process groups of a world whose connections are closed."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

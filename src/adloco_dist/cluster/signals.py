@@ -15,8 +15,10 @@ from adloco_dist.config import EXIT_STOPPED
 
 PR_SET_PDEATHSIG = 1
 Position = tuple[int, int]
-"""A round, and the place of an event in its plan."""
+"""A round, and the place of an event in its plan; -1: before the first."""
 BEFORE_ALL = (-1, 0)
+AT_THE_END = 1 << 30
+"""A place after all events of a round."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 """Signals that ask for a stop: Ctrl-C; the end of a job or container; two that batch systems send before a time limit;
 a terminal closed."""
@@ -38,6 +40,10 @@ class StopRequest:
     """Whether this process itself got a signal."""
     file: Path | None = None
     """File whose existence asks for a stop: for those who cannot send a signal, such as a batch script elsewhere."""
+    has_newcomers: Callable[[], bool] = lambda: False
+    """Whether other nodes wait for a place, for which ranks stop and go on together with them."""
+    goes_on: bool = False
+    """Whether nobody asked for more than that."""
     held_at: Position | None = None
     """The event that this rank had begun when it heard of a request; None: of none yet."""
     last: Position | None = None
@@ -51,6 +57,23 @@ class StopRequest:
         """Take a file's existence for a request: before any event if it is there already, else as the heartbeat sees
         it."""
         self.file, self.is_heard = file, self.is_heard or file.exists()
+
+    def renew(self) -> None:
+        """Begin anew, with other ranks; a signal that has come still counts."""
+        self.is_heard, self.goes_on, self.held_at, self.last, self._begun = (
+            self.is_signalled,
+            False,
+            None,
+            None,
+            BEFORE_ALL,
+        )
+        self.stirred.clear()
+
+    def enter(self, round_number: int) -> None:
+        """A round begins, of which updates may be taken before its first event."""
+        with self._changed:
+            if self.held_at is None:
+                self._begun = (round_number, -1)
 
     def begins(self, event: Position) -> bool:
         """Whether the run goes on to an event, which all ranks of a trainer take part in, and which has begun then."""
@@ -93,7 +116,10 @@ class StopRequest:
 
     @property
     def requested(self) -> bool:
-        return self.is_heard or (self.file is not None and self.file.exists())
+        if self.is_heard or (self.file is not None and self.file.exists()):
+            return True
+        self.goes_on = self.has_newcomers()
+        return self.goes_on
 
 
 def heeded(signals: Sequence[signal.Signals]) -> list[signal.Signals]:
@@ -137,13 +163,18 @@ def signals_held(signals: Sequence[signal.Signals]) -> Iterator[None]:
 
 
 @contextmanager
-def stop_on_signals(request: StopRequest, signals: Sequence[signal.Signals]) -> Iterator[None]:
+def stop_on_signals(
+    request: StopRequest, signals: Sequence[signal.Signals], is_meant: Callable[[], bool] = lambda: True
+) -> Iterator[None]:
     """Turn signals into a request while the block runs, those that were held before it too. Main thread only.
 
-    A signal may come more than once (from the terminal and again from torchrun): it never ends the process.
+    A signal may come more than once (from the terminal and again from torchrun): it never ends the process, unless
+    something else than a stop is meant by it.
     """
 
     def note(signum: int, frame: object) -> None:
+        if not is_meant():
+            os._exit(EXIT_STOPPED)
         request.is_signalled = request.is_heard = True
 
     with handling(signals, note):

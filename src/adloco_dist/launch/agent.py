@@ -6,7 +6,6 @@ import signal
 import socket
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -30,9 +29,9 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from adloco_dist.cluster.failures import LostContactError, PeerFailedError, RankFailedError
 from adloco_dist.cluster.signals import STOP_SIGNALS, act_on_signals
 from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, EXIT_USER_ERROR
-from adloco_dist.launch.exit_codes import AGENT, OUTCOME, end_driver, highest_noted_code, num_beginnings, restart
+from adloco_dist.launch.exit_codes import AGENT, OUTCOME, end_driver, highest_noted_code
 from adloco_dist.launch.rendezvous import Rendezvous
-from adloco_dist.launch.rendezvous_watch import reach, watch_rendezvous
+from adloco_dist.launch.rendezvous_watch import watch_rendezvous
 from adloco_dist.terminal import report_error
 from adloco_dist.text import first_line
 
@@ -102,7 +101,8 @@ def _run_agent(
             min_nodes=rendezvous.min_nodes,
             max_nodes=rendezvous.num_nodes,
             local_addr=rendezvous.address,
-            **rendezvous.timeouts(),
+            join_timeout=rendezvous.timeout_seconds,
+            read_timeout=rendezvous.timeout_seconds,
         )
     )
     spec = WorkerSpec(
@@ -120,7 +120,7 @@ def _run_agent(
 
 
 def _without_rendezvous(rendezvous: Rendezvous, error: RendezvousError, ranks_were_up: bool) -> int:
-    """Restart this very command where that may help, else print why the nodes are not together; the exit code."""
+    """Print why the nodes are not together; the exit code."""
     endpoint, host = rendezvous.endpoint, socket.gethostname()
     if not ranks_were_up:
         wanted = f"{rendezvous.wanted} within {rendezvous.timeout_seconds} s"
@@ -128,13 +128,6 @@ def _without_rendezvous(rendezvous: Rendezvous, error: RendezvousError, ranks_we
         reason = first_line(error.__cause__ or error)
         report_error(f"error: --rdzv-endpoint={endpoint}: did not bring together {wanted} ({reason}); {remedy}")
         return EXIT_FAILURE
-    if num_beginnings() < rendezvous.max_restarts:
-        report_error(f"{host} has lost contact with the rendezvous at {endpoint}: it joins again")
-        # Where that host does not answer any more, the watch of the rendezvous ends the wait.
-        while (answer := reach(*rendezvous.place())) is None:
-            time.sleep(1.0)
-        if answer:
-            restart()
     # The agent that holds the store ended first, and reports the cause.
     report_error(f"ended on {host}: the agent at {endpoint} is gone; see what it says")
     return EXIT_FAILURE
@@ -179,10 +172,7 @@ class _StoppedError(RuntimeError):
 
 
 class _RendezvousUntilStopped:
-    """A rendezvous for ranks that do not start again once they were asked to stop.
-
-    torch's agent would start them after a failure, and for every node that waits or is still listed as waiting.
-    """
+    """A rendezvous for ranks that torch's agent does not start again after a failure once they were asked to stop."""
 
     def __init__(self, handler: RendezvousHandler, stopping: _Stopping) -> None:
         self._handler, self._stopping = handler, stopping
@@ -194,9 +184,6 @@ class _RendezvousUntilStopped:
         if self._stopping.is_requested:
             raise _StoppedError
         return self._handler.next_rendezvous()
-
-    def num_nodes_waiting(self) -> int:
-        return 0 if self._stopping.is_requested else self._handler.num_nodes_waiting()
 
 
 def report_cause(failures: Mapping[int, ProcessFailure]) -> int:

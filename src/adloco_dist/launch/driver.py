@@ -114,6 +114,9 @@ def _as_driver(options: argparse.Namespace, parts: Parts) -> int:
     with importing():
         from adloco_dist.launch.agent import start_ranks  # takes seconds
 
+    if meeting := rendezvous.meeting:
+        meeting.to_environment()
+        rendezvous = Rendezvous(max_restarts=rendezvous.max_restarts)  # of this node's ranks alone
     return start_ranks(rendezvous, num_ranks, (*parts.command, *options.overrides))
 
 

@@ -20,8 +20,6 @@ OUTCOME = "ADLOCO_OUTCOME"
 """Environment variable of ranks that a driver has started: a folder, where each of them has a file."""
 REPORT_SECONDS = 10.0
 """The first rank of a node reports why all ranks end within this, and torchrun's agent ends the others."""
-BEGINNINGS = "ADLOCO_BEGINNINGS"
-"""Environment variable of a driver that has lost the rendezvous and joined it again: how often it has done so."""
 AGENT = "ADLOCO_AGENT"
 """Environment variable of those ranks as well: the driver's process id."""
 
@@ -75,32 +73,16 @@ def _ends_immediately(speaks: bool) -> Iterator[None]:
     os._exit(0 if note else int(code or 0))
 
 
-def num_beginnings() -> int:
-    """How often this driver has restarted."""
-    return int(os.environ.get(BEGINNINGS, "0"))
-
-
-def restart() -> NoReturn:
-    """Run this driver's command again in its place, from any thread: stores, timers and threads of the old one go."""
-    os.environ[BEGINNINGS] = str(num_beginnings() + 1)
-    _clean_up()
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-
-
 def end_driver(code: int) -> NoReturn:
     """End a driver that has had ranks, or waits in a library, from any thread; nothing is left behind.
 
     The interpreter is not taken down: a thread that comes back from torch's store meanwhile aborts the process.
     """
-    _clean_up()
-    os._exit(code)
-
-
-def _clean_up() -> None:
     if folder := os.environ.get(OUTCOME):
         shutil.rmtree(Path(folder).parent, ignore_errors=True)
     sys.stdout.flush()
     sys.stderr.flush()
+    os._exit(code)
 
 
 def highest_noted_code(folder: Path) -> int:

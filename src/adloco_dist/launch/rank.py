@@ -3,29 +3,22 @@
 import logging
 import os
 import platform
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from pathlib import Path
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from adloco_dist.cluster.failures import LostContactError, PeerFailedError, RankFailedError, failed
+from adloco_dist.cluster.meeting import Meeting
 from adloco_dist.cluster.runtime import Place, Runtime, join_store, started
-from adloco_dist.cluster.signals import STOP_SIGNALS, StopRequest, stop_on_signals
-from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, EXIT_USER_ERROR, Settings, SettingsError, Unfinished
-from adloco_dist.config.without_effect import without_effect
+from adloco_dist.cluster.signals import StopRequest
+from adloco_dist.config import EXIT_FAILURE, EXIT_STOPPED, EXIT_USER_ERROR, Settings, SettingsError
+from adloco_dist.launch.generations import train_with_who_is_there
+from adloco_dist.launch.job import Job, World
 from adloco_dist.launch.launchers import has_agent, max_restarts, speaks_for_node
-from adloco_dist.launch.rendezvous import check_restarts
-from adloco_dist.launch.run import Run, report_line
-from adloco_dist.policy.plan import INTERRUPTED
-from adloco_dist.run.directory import is_finished
-from adloco_dist.setup.agreement import compare_settings, survey_cluster
-from adloco_dist.setup.dry_run import print_dry_run
 from adloco_dist.setup.parts import Parts
 from adloco_dist.terminal import report_error, reported_wait
 from adloco_dist.text import first_line
@@ -119,36 +112,12 @@ def _join(place: Place) -> Store:
 
 def _run(place: Place, store: Store, overrides: Sequence[str], dry_run: bool, parts: Parts) -> None:
     settings, error = _settings_or_error(lambda: parts.compose(overrides))
-    stop = StopRequest()
-    with ExitStack() as stack:
-        stack.enter_context(stop_on_signals(stop, [number for number in STOP_SIGNALS if number != signal.SIGTERM]))
-        runtime = stack.enter_context(started(settings.cluster, place, store, stop, settings.pool.ranks_per_worker))
-        # Not before: an agent whose other ranks have failed ends with SIGTERM those that wait for them to start.
-        stack.enter_context(stop_on_signals(stop, [signal.SIGTERM]))
-        runtime.control.agree(error)
-        compare_settings(runtime.control, settings)
-        check_restarts(settings.run, max_restarts())
-        notes = [f"{line}: {why}" for line, why in without_effect(settings, overrides).items()]
-        is_interrupted, directory = False, settings.run.directory
-        # As who starts it again and again may not know.
-        ended = settings.run.unfinished is Unfinished.resume and directory is not None and is_finished(Path(directory))
-        if dry_run:
-            runtime.heartbeat.enter("measuring links")
-            _, links = survey_cluster(runtime, settings)
-            if runtime.rank == 0:
-                print_dry_run(settings, runtime.nodes, parts, links, notes)
-        elif any(reply["ended"] for reply in runtime.control.exchange({"ended": ended})):
-            report_line(runtime)(f"run.directory={directory} holds a run that has ended: there is nothing to resume")
-        else:
-            run = Run(settings, runtime, parts, stack, notes)
-            outcome = run.train(stop)
-            run.close(outcome, place)
-            is_interrupted = outcome.stop == INTERRUPTED
-        # Before any rank ends: torchrun ends the others as soon as one exits with another code than 0, and with rank 0
-        # goes the store, without which a heartbeat would take its own rank for failed.
-        runtime.control.exchange({})
-        runtime.heartbeat.close()
-        runtime.control.exchange({})
+    job = Job(settings, error, overrides, dry_run, parts)
+    if meeting := Meeting.from_environment():
+        is_interrupted = train_with_who_is_there(job, meeting, place, store)
+    else:
+        stop = StopRequest()
+        is_interrupted = job.work(World(place, store), stop)
         if is_interrupted and max_restarts() > 0:
             stop.wait_for_signal(AGENT_SECONDS)
     if is_interrupted:

@@ -1,4 +1,4 @@
-"""Where to run: options named as torchrun's, which takes them, and torchrun's c10d rendezvous of a job's nodes."""
+"""Where to run: options named as torchrun's, which takes them, and where the nodes of a job meet."""
 
 import argparse
 import os
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from adloco_dist.addresses import unresolved
+from adloco_dist.cluster.meeting import Meeting
 from adloco_dist.config import RunSettings, SettingsError, Unfinished, require
 from adloco_dist.config.running import MAX_SECONDS
 from adloco_dist.text import first_line
@@ -20,8 +21,6 @@ DEFAULT_PORT = 29400
 """torchrun's default port, for an endpoint that names none."""
 JOB, JOIN_SECONDS = "adloco", 600
 """Defaults of --rdzv-id and --join-timeout."""
-ELASTIC_TIMEOUTS = {"last_call_timeout": 5, "keep_alive_interval": 2, "keep_alive_max_attempt": 3, "read_timeout": 20}
-"""In seconds, except the number of missed heartbeats after which an agent counts as dead; the names are torch's."""
 OF_SEVERAL_NODES = ("rdzv_endpoint", "rdzv_id", "local_addr", "join_timeout")
 """Options that need several nodes."""
 DEFAULTS = {"nnodes": "1", "rdzv_id": JOB, "join_timeout": JOIN_SECONDS, "jobs": 1}
@@ -30,16 +29,16 @@ DEFAULTS = {"nnodes": "1", "rdzv_id": JOB, "join_timeout": JOIN_SECONDS, "jobs":
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """How the agents of a job's nodes find each other."""
+    """How the nodes of a job find each other: their agents, or where ranks outlive a lost node, the ranks."""
 
     num_nodes: int = 1
     """Maximum number of nodes."""
     min_nodes: int = 1
     """Number of nodes with which the job starts, or continues without others."""
     max_restarts: int = 0
-    """How often the ranks of a node are started again when one fails; nodes that come or go do not count."""
+    """How often the ranks of a node are started again when one of them fails."""
     endpoint: str = "localhost:0"
-    """Host and port of the store, which the agent on that host opens; port 0: a free one, on a single node."""
+    """Host and port where they look for each other, opened on that host; port 0: a free one, on a single node."""
     job: str = ""
     """Keeps jobs apart that meet at one endpoint."""
     address: str | None = "localhost"
@@ -48,15 +47,20 @@ class Rendezvous:
     """How long to wait for all nodes to come, or for the minimum number of them."""
 
     @property
+    def meeting(self) -> Meeting | None:
+        """How the ranks of all nodes find each other, where they go on when a node is lost; None: they do not, and the
+        agents find each other."""
+        if self.num_nodes == 1 or self.max_restarts == 0:
+            return None
+        host, port = self.place()
+        nodes = (self.min_nodes, self.num_nodes)
+        return Meeting([f"{host}:{port}"], *nodes, self.address, self.timeout_seconds, self.job)
+
+    @property
     def wanted(self) -> str:
         """How many nodes the job needs, in words."""
         least = "" if self.min_nodes == self.num_nodes else f"{self.min_nodes} to "
         return f"{least}{self.num_nodes} nodes"
-
-    def timeouts(self) -> dict[str, int]:
-        """torchrun's timeouts, in seconds. A job that restarts waits longer for late nodes than for lost ones."""
-        timeouts = {"join_timeout": self.timeout_seconds, "read_timeout": self.timeout_seconds}
-        return timeouts | ELASTIC_TIMEOUTS if self.max_restarts > 0 else timeouts
 
     def place(self) -> tuple[str, int]:
         """Host and port of the endpoint; raises a SettingsError where it names none, or a host that is not known
@@ -111,7 +115,7 @@ def add_torchrun_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--master-port", type=int, metavar="PORT", help="port of the rendezvous (default: a free one)")
     parser.add_argument("--nnodes", default="1", metavar="N|MIN:MAX", help="nodes that this command is started on")
     parser.add_argument(
-        "--max-restarts", type=int, default=0, metavar="R", help="starts after a rank or a node was lost"
+        "--max-restarts", type=int, default=0, metavar="R", help="starts after a rank was lost; nodes may come and go"
     )
     parser.add_argument("--rdzv-endpoint", metavar="HOST:PORT", help="one of several nodes, where all of them meet")
     parser.add_argument("--rdzv-id", default=JOB, metavar="ID", help="keeps jobs apart that meet at one place")
@@ -129,7 +133,7 @@ def asked_nodes(options: argparse.Namespace) -> tuple[int, int]:
     require(is_range, "--nnodes", options.nnodes, "must be N, or MIN:MAX, with 1 <= MIN <= MAX")
     require(options.max_restarts >= 0, "--max-restarts", options.max_restarts, "must be >= 0")
     can_lose_nodes = not maximum or minimum == maximum or options.max_restarts > 0
-    rule = "when a node is lost, the ranks of the others fail and are started again; set --max-restarts as well"
+    rule = "when a node is lost, the others go on, and ranks that have failed start again; set --max-restarts as well"
     require(can_lose_nodes, "--nnodes", options.nnodes, rule)
     return int(minimum), int(maximum or minimum)
 

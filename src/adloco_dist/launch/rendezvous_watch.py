@@ -14,7 +14,7 @@ import psutil
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]  (that is its documented place)
 
 from adloco_dist.config import EXIT_FAILURE, EXIT_USER_ERROR
-from adloco_dist.launch.exit_codes import end_driver, num_beginnings, restart
+from adloco_dist.launch.exit_codes import end_driver
 from adloco_dist.launch.rendezvous import Rendezvous
 from adloco_dist.terminal import report_error
 
@@ -24,8 +24,6 @@ REPORT_EVERY_SECONDS = 30.0
 ANSWER_SECONDS = 5.0
 PATIENCE_SECONDS = 60.0
 """A link that is cut for less is waited for: a node whose agent ends stays away until it is started by hand."""
-LOST_SECONDS = 120.0
-"""How long a driver that may join again waits for the host of the rendezvous, which may be lost."""
 CLIENT_SECONDS = 4.0
 """Timeout of an attempt to become a client of the store."""
 STRANGER_SECONDS = 16.0
@@ -42,8 +40,8 @@ def watch_rendezvous(rendezvous: Rendezvous, patience_seconds: float = PATIENCE_
     """Report who is waited for as long as this process has no ranks, and end it where it would wait in vain.
 
     It ends when what listens at the endpoint is no store, and when its ranks have ended and the endpoint's host, once
-    reached, no longer answers: an elastic job waits for it twice as long, and then joins again. (A refusal is an
-    answer: the host lives, and has closed the store's connections, which the agent notices by itself.)
+    reached, no longer answers. (A refusal is an answer: the host lives, and has closed the store's connections, which
+    the agent notices by itself.)
     """
     watch = _Watch(rendezvous, patience_seconds)
     threading.Thread(target=watch.watch, name="rendezvous-watch", daemon=True).start()
@@ -86,12 +84,8 @@ class _Watch:
             time.sleep(EVERY_SECONDS)
 
     def _end_without_host(self, answer: bool | None, silence: float) -> None:
-        """End, or join again, where the host has answered, and then has not for too long."""
-        may_join_again = num_beginnings() < self._rendezvous.max_restarts
-        if answer and silence > self._patience and may_join_again:  # the agent's calls may never return
-            restart()
-        patience = max(LOST_SECONDS, self._patience) if may_join_again else self._patience
-        if answer is None and silence > patience:
+        """End where the host has answered, and then has not for too long."""
+        if answer is None and silence > self._patience:
             where = f"the host of the rendezvous at {self._host}:{self._port} has not answered"
             line = f"ended on {socket.gethostname()}: {where} for {silence:.0f} s"
             report_error(f"{line}; start the job again, which resumes from its checkpoint")

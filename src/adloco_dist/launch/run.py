@@ -18,6 +18,7 @@ from adloco_dist.cluster.environment import Link
 from adloco_dist.cluster.runtime import Place, Runtime
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import Settings
+from adloco_dist.data.protocols import Splits
 from adloco_dist.launch.launchers import max_restarts
 from adloco_dist.policy.evaluation import in_order, in_words
 from adloco_dist.policy.plan import INTERRUPTED, NONFINITE, PlanInputs, RoundPlan
@@ -25,7 +26,7 @@ from adloco_dist.pool.arithmetic import set_up_arithmetic
 from adloco_dist.pool.local_pool import LocalPool
 from adloco_dist.report.processes import listen, shown_live, write_report
 from adloco_dist.run.directory import PROFILE_DIRECTORY, STOP_FILE, STOP_VARIABLE
-from adloco_dist.run.log import open_log
+from adloco_dist.run.log import logged
 from adloco_dist.run.profiler import RoundProfiler
 from adloco_dist.run.reading import saved_candidate
 from adloco_dist.setup.agreement import (
@@ -57,11 +58,26 @@ class Run:
     """A run as this rank has it open: its share of the pool, and where its records and checkpoints go."""
 
     def __init__(
-        self, settings: Settings, runtime: Runtime, parts: Parts, stack: ExitStack, notes: Sequence[str]
+        self,
+        settings: Settings,
+        runtime: Runtime,
+        parts: Parts,
+        stack: ExitStack,
+        logs: ExitStack,
+        notes: Sequence[str],
+        splits: Splits | None = None,
+        is_fitted: bool = False,
+        goes_on: bool = False,
     ) -> None:
         """Find where the run resumes or begins, set up the pool, and make or take the run directory. Collective.
 
-        The stack closes what stays open during training; notes are lines about the settings for the user.
+        Args:
+            stack: closes what stays open during training.
+            logs: closes the log, which an error is to be written to.
+            notes: lines about the settings for the user.
+            splits: the data; None: they are read now.
+            is_fitted: whether there are as many workers as ranks, also where there were others before.
+            goes_on: whether ranks that have lost others go on with what is left.
 
         Raises:
             SettingsError: on all ranks, when one of them finds a mistake; nothing was written then.
@@ -71,8 +87,10 @@ class Run:
             runtime.heartbeat.enter("looking at nodes and links")
             environments, links = survey_cluster(runtime, settings)
             runtime.heartbeat.enter("looking for a checkpoint")
-            self.resume_point = stack.enter_context(resumed(runtime, settings, report_line(runtime)))
-            self.pool, self.inputs = _set_up_pool(runtime, settings, parts, self.resume_point, links)
+            self.resume_point = stack.enter_context(
+                resumed(runtime, settings, report_line(runtime), is_fitted, goes_on)
+            )
+            self.pool, self.inputs = _set_up_pool(runtime, settings, parts, self.resume_point, links, splits)
         listener, is_resumed = None, self.resume_point is not None
         with control.agreed():
             if runtime.rank == 0 and settings.run.watch_address is not None:
@@ -83,13 +101,14 @@ class Run:
             domains = self.resume_point.reader.domains
         else:
             domains = stack.enter_context(fresh_domains(runtime, self.directory, settings))
-        self.terminal = open_log(self.directory, runtime.rank)
+        self.terminal = logs.enter_context(logged(self.directory, runtime.rank))
         """This rank's terminal: its standard output goes to its log."""
         log.info("%s", environments[runtime.rank])
         for line in notes if runtime.rank == 0 else ():
             print_note(line)
         (self.directory / STOP_FILE).unlink(missing_ok=True)  # what stopped the run before it resumes now
         self.journal = open_journal(self.pool, self.inputs, taken, environments, links, self.resume_point)
+        stack.callback(self.journal.close)  # where nothing else has closed it
         report = self.journal.report_line
         if address := stack.enter_context(shown_live(self.directory, listener)):
             report(f"the run is shown on {address}")
@@ -122,6 +141,10 @@ class Run:
                 self._write_report()
             raise
         return outcome
+
+    def pause(self) -> None:
+        """Leave the run directory to the next generation of ranks, which goes on at once."""
+        self.journal.close()
 
     def close(self, outcome: Outcome, place: Place) -> None:
         """Write what a run that has come to an end leaves, and report it; collective where a model is saved."""
@@ -176,12 +199,17 @@ class Run:
 
 
 def _set_up_pool(
-    runtime: Runtime, settings: Settings, parts: Parts, resume_point: ResumePoint | None, links: Sequence[Link]
+    runtime: Runtime,
+    settings: Settings,
+    parts: Parts,
+    resume_point: ResumePoint | None,
+    links: Sequence[Link],
+    splits: Splits | None,
 ) -> tuple[LocalPool, PlanInputs]:
     """This rank's share of the pool, as it begins or as the checkpoint has it."""
     runtime.heartbeat.enter("reading the corpus")
     state = resume_point and resume_point.state
-    layout, splits, objective, trajectory = prepare(settings, runtime, parts, state)
+    layout, splits, objective, trajectory = prepare(settings, runtime, parts, state, splits)
     if settings.budget_amount.unit == "epochs":
         epochs, settings = settings.budget, with_known_budget(settings, splits)
         if runtime.rank == 0:
