@@ -6,9 +6,11 @@ import shutil
 import statistics
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 from helpers.commands import train_command
@@ -30,6 +32,8 @@ CUT_SECONDS = (5, 10, 15, 20, 30, 40)
 RETURN_SECONDS = 60.0
 """After a link is mended, within which all hosts train together again."""
 POLL_SECONDS = 0.05
+PAUSE_SECONDS = 5.0
+"""The most that ranks stop for a newcomer before a line says that it is there."""
 
 
 class HangError(AssertionError):
@@ -43,6 +47,7 @@ class Job:
         self.nodes, self.folder = nodes, folder
         self.settings = (*SETTINGS, *settings)
         self.processes: dict[str, subprocess.Popen[str]] = {}
+        self._said: dict[str, int] = {}
 
     def start(self, host: Host) -> None:
         (self.folder / host.name).mkdir(exist_ok=True)
@@ -69,6 +74,22 @@ class Job:
     def count(self, pattern: str) -> int:
         return len([line for line in self.lines() if re.match(pattern, line)])
 
+    def tails(self) -> str:
+        """The last that each host has said, and its last round."""
+        said = []
+        for host in self.nodes:
+            lines = self.output(host).read_text().splitlines() if self.output(host).exists() else []
+            rounds = [line for line in lines if line.startswith("round ")]
+            others = [line for line in lines if not line.startswith(("round ", "note: ", "Llama"))]
+            said.append("\n".join([f"{host.name}:", *others[-6:], *rounds[-1:]]))
+        return "\n".join(said)
+
+    def has_said_more(self, pattern: str) -> bool:
+        """Whether a line that begins so was printed again since this was last true."""
+        count = self.count(pattern)
+        is_more, self._said[pattern] = count > self._said.get(pattern, 0), count
+        return is_more
+
     def newest_round(self) -> int:
         rounds = [int(match[1]) for line in self.lines() if (match := re.match(r"round (\d+) ", line))]
         return max(rounds, default=0)
@@ -78,21 +99,13 @@ class Job:
         start = time.monotonic()
         while not holds():
             if time.monotonic() - start > PATIENCE_SECONDS:
-                raise HangError(f"{what}: not within {PATIENCE_SECONDS:.0f} s\n" + "\n".join(self.lines()[-40:]))
+                raise HangError(f"{what}: not within {PATIENCE_SECONDS:.0f} s\n{self.tails()}")
             time.sleep(POLL_SECONDS)
         return time.monotonic() - start
 
     def wait_for_rounds(self, more: int) -> None:
         goal = self.newest_round() + more
         self.wait_for(f"round {goal}", lambda: self.newest_round() >= goal)
-
-    def time_to_train_again(self, change: Callable[[], object]) -> tuple[float, int]:
-        """Seconds from `change` to the first round after the restart that it brings, and the rounds that were lost."""
-        restarts, rounds_before = self.count("note: resumes from"), self.newest_round()
-        change()
-        seconds = self.wait_for("a restart", lambda: self.count("note: resumes from") > restarts)
-        seconds += self.wait_for("a round", lambda: self._rounds_since_restart() != [])
-        return seconds, rounds_before - (self._rounds_since_restart()[0] - 1)
 
     def wait_for_all(self) -> float:
         """Seconds until all hosts train together: a round of a start with ranks on each is reported."""
@@ -111,15 +124,52 @@ class Job:
                 return True
         return False
 
-    def _rounds_since_restart(self) -> list[int]:
-        """On the host whose rank 0 has restarted last."""
-        newest = max((host for host in self.nodes if self.output(host).exists()), key=self._restarted_at)
-        lines = self.output(newest).read_text().splitlines()
-        last = max(place for place, line in enumerate(lines) if line.startswith("note: resumes from"))
-        return [int(match[1]) for line in lines[last:] if (match := re.match(r"round (\d+) ", line))]
+    def first(self) -> Host:
+        """The host whose rank 0 keeps the records."""
+        return max((host for host in self.nodes if host.name in self.processes), key=self._restarted_at)
 
     def _restarted_at(self, host: Host) -> str:
-        return max((start["started"] for start in _facts(self.folder / host.name).get("resumed", [])), default="")
+        facts = _facts(self.folder / host.name)
+        return max((start["started"] for start in facts.get("resumed", [])), default=str(facts.get("started", "")))
+
+
+class Pace(threading.Thread):
+    """Watches when rounds of a job end, while the block runs."""
+
+    def __init__(self, running: Job) -> None:
+        super().__init__(daemon=True)
+        self._running, self._is_over = running, threading.Event()
+        self.ends: list[tuple[float, int]] = []
+        """When the newest round was another one, and which."""
+
+    def run(self) -> None:
+        while not self._is_over.wait(POLL_SECONDS / 2):
+            newest = self._running.newest_round()
+            if not self.ends or newest > self.ends[-1][1]:
+                self.ends.append((time.monotonic(), newest))
+
+    def __enter__(self) -> "Pace":
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._is_over.set()
+        self.join()
+
+    def usual(self, before: float) -> float:
+        """The median seconds of the ten rounds before a time."""
+        ends = [end for end, _ in self.ends if end <= before][-11:]
+        return statistics.median(later - earlier for earlier, later in pairwise(ends))
+
+    def longest(self, since: float) -> float:
+        """The longest seconds from the end of a round to that of the next one, of those that ended since a time."""
+        ends = [end for end, _ in self.ends]
+        return max(later - earlier for earlier, later in pairwise(ends) if later > since)
+
+    def next_after(self, since: float) -> float:
+        """When the first round ended after a time."""
+        self._running.wait_for("a round", lambda: self.ends[-1][0] > since)
+        return next(end for end, _ in self.ends if end > since)
 
 
 def _facts(folder: Path) -> dict[str, list[dict[str, str]]]:
@@ -138,35 +188,44 @@ def job(*settings: str) -> Iterator[Job]:
         yield running
 
 
-def lose_hosts() -> dict[str, float]:
-    """A host lost three times and taken back, the host of the rendezvous lost once."""
-    seconds, rounds_lost = [], []
-    with job() as running:
-        first, second, third = running.nodes
-        for victim in (third, second, third):
-            taken, lost = running.time_to_train_again(lambda victim=victim: running.lose(victim))
-            print(f"{victim.name} lost: training again after {taken:.1f} s, {lost} rounds lost", flush=True)
-            seconds.append(taken)
-            rounds_lost.append(lost)
-            running.wait_for_rounds(2)
-            victim.mend()
-            taken, _ = running.time_to_train_again(lambda victim=victim: running.start(victim))
-            print(f"{victim.name} taken back after {taken:.1f} s", flush=True)
-            running.wait_for_rounds(2)
-        running.lose(first)
-        left = [running.processes[host.name] for host in (second, third)]
-        ended = running.wait_for("the agents' end", lambda: all(process.poll() is not None for process in left))
-        print(f"host of the rendezvous lost: all agents ended after {ended:.1f} s", flush=True)
-        first.mend()
-        taken, _ = running.time_to_train_again(lambda: [running.start(host) for host in running.nodes])
-        print(f"started again: training after {taken:.1f} s", flush=True)
-        running.wait_for_rounds(2)
-    return {
-        "node_loss_seconds": statistics.median(seconds),
-        "node_loss_seconds_most": max(seconds),
-        "node_rounds_lost": max(rounds_lost),
-        "rendezvous_loss_end_seconds": ended,
-    }
+EVENTS = ("leave_seconds", "first_node_lost_seconds", "leave_silent_seconds")
+"""By figure: the processes of a host end, or those of the first in the roll, or a host is lost without a sign."""
+
+
+def lose_hosts(count: int) -> dict[str, float]:
+    """Hosts lost and taken back, `count` of each kind in turn: the median seconds to the end of the next round of the
+    rest, less a usual one; what a newcomer costs the rest; and the rounds that were lost."""
+    taken: dict[str, list[float]] = {name: [] for name in (*EVENTS, "join_seconds")}
+    rounds_lost = 0
+    with job() as running, Pace(running) as pace:
+        for event in EVENTS * count:
+            running.wait_for_rounds(12)
+            first = running.first()
+            lost = first if event == "first_node_lost_seconds" else next(h for h in running.nodes if h is not first)
+            start, before = time.monotonic(), running.newest_round()
+            if event == "leave_silent_seconds":
+                running.lose(lost)
+            else:
+                lost.end()
+                running.processes.pop(lost.name).wait()
+            said = f".*{lost.name} lost;"
+            running.wait_for(said, lambda said=said: running.has_said_more(said))
+            met = time.monotonic()
+            end, usual = pace.next_after(met), pace.usual(start)
+            rounds_lost = max(rounds_lost, before - running.newest_round())
+            taken[event].append(end - start - usual)
+            print(f"{event}: met after {met - start:.2f} s, {taken[event][-1]:.2f} s beside {usual:.2f} s", flush=True)
+            lost.mend()
+            said = f".*{lost.name} new;"
+            running.start(lost)
+            running.wait_for(said, lambda said=said: running.has_said_more(said))
+            joined = time.monotonic()
+            pace.next_after(joined)
+            taken["join_seconds"].append(pace.longest(joined - PAUSE_SECONDS) - usual)
+            print(f"join_seconds: {taken['join_seconds'][-1]:.2f} s", flush=True)
+    figures = {name: statistics.median(values) for name, values in taken.items()}
+    most = {f"{name}_most": max(values) for name, values in taken.items()}
+    return {**figures, **most, "node_rounds_lost": rounds_lost}
 
 
 def cut_links(count: int) -> dict[str, float]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from chaos.churn import measure_churn
 from chaos.configs import measure_configs
 from chaos.damage import measure_damage
 from chaos.kills import measure_kills
@@ -58,7 +59,14 @@ def test_kills(figures: dict[str, float]) -> None:
 
 @pytest.mark.needs("hosts")
 def test_nodes(figures: dict[str, float]) -> None:
-    figures |= lose_hosts()
+    figures |= lose_hosts(count(2))
+    assert figures["node_rounds_lost"] == 0
+
+
+@pytest.mark.needs("hosts")
+def test_churn(figures: dict[str, float]) -> None:
+    figures |= measure_churn(count(20), SEED)
+    assert figures["churn_wrong"] == 0
 
 
 @pytest.mark.needs("hosts")

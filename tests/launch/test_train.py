@@ -125,7 +125,7 @@ def test_one_record_per_round_and_trainer(finished_run: Path, several_trainers: 
     for row in trained_rows(finished_run, 1):
         share = 1.05 / 8 if row.get("in_four_bits") else 1 / 16
         assert 0 < row["bytes_sent"]["outer"] < 2 * payload_bytes * share, "each of two ranks sends a part, in few bits"
-        assert 1 <= row["delay_updates"] < row["updates"], "it arrives before the next is sent"
+        assert 0 <= row["delay_updates"] < row["updates"], "it arrives before the next is sent"
     sent = [row["bytes_sent"] for row in trained_rows(finished_run, 1)]
     sketches = [row["statistics"] for row in sent if "statistics" in row]
     assert sketches
