@@ -77,7 +77,7 @@ def measure_on_rank(runtime: Runtime, folder: str, pairs: int) -> dict[str, list
                 taken[name].append(rounds(one))
         written = [path for path in (domains.folder / mark.name).iterdir()]
         taken["bytes"].append(sum(digest_of(path).num_bytes for path in written))
-    state = parts(pool, plan, pool.settings.wire.is_streaming)
+    state = parts(pool, plan.layout, pool.settings.wire.is_streaming)
     taken["state"] = [float(sum(tensor.nbytes for tensors in state.values() for tensor in tensors.values()))]
     return {name: values if name in ("bytes", "state") else values[1:] for name, values in taken.items()}
 

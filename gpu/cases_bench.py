@@ -162,7 +162,7 @@ def checkpoint(here: Here) -> dict[str, float]:
             wait_for(here.device)
             rounds.append(time.perf_counter() - start)
             start = time.perf_counter()
-            writer.begin(CheckpointId(number, number), parts(pool, plan, is_away=False), {})
+            writer.begin(CheckpointId(number, number), parts(pool, plan.layout, is_away=False), {})
             copies.append(time.perf_counter() - start)
             writer.wait()
             writing.append(time.perf_counter() - start)

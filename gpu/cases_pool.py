@@ -118,7 +118,7 @@ def checkpoint_as_of_its_moment(here: Here) -> dict[str, float]:
         plan = plan_round(settings, find_plan_inputs(pool, layout, Trajectory()), None, PoolReport())
         writer = CheckpointWriter(domains, runtime.store, 1, settings.checkpoint, print)
         for number in (1, 2):
-            mark, state = CheckpointId(number, number), parts(pool, plan, is_away=True)
+            mark, state = CheckpointId(number, number), parts(pool, plan.layout, is_away=True)
             expected = {file: {name: one.cpu().clone() for name, one in some.items()} for file, some in state.items()}
             writer.begin(mark, state, {})
             for some in state.values():
