@@ -154,10 +154,12 @@ def _bounds(history: History) -> Figure | None:
     drawn: list[Point] = []
     for trainer in history.trainers:
         rows = history.rows_of(trainer)
-        for first, last, word in stretches([history.bounds[row] for row in rows], history.places[rows]):
+        bounded = {bound: history.places[np.intersect1d(rows, those)] for bound, those in history.bounds.items()}
+        spans = [(first, last, bound) for bound, places in bounded.items() for first, last in stretches(places)]
+        for first, last, bound in sorted(spans):
             span = {name: float(values[first]) for name, values in begins.items()}
             span |= {f"{name}_end": float(values[last]) for name, values in history.axes.items()}
-            drawn.append({"series": word, "trainer": f"trainer {trainer}", **span})
+            drawn.append({"series": bound, "trainer": f"trainer {trainer}", **span})
     if not drawn:
         return None
     names = list(dict.fromkeys(str(point["series"]) for point in drawn))
@@ -174,15 +176,11 @@ def _bounds(history: History) -> Figure | None:
     return Figure("bounds", "What bounded the batch", caption, strip, drawn)
 
 
-def stretches(values: list[str | None], places: Numbers) -> list[tuple[int, int, str]]:
-    """Rounds in a row that have the same word: the places of the first and the last, and the word."""
-    joined: list[tuple[int, int, str]] = []
-    for value, place in zip(values, places.tolist(), strict=True):
-        if value is not None and joined and joined[-1][2] == value and joined[-1][1] in (place, place - 1):
-            joined[-1] = (joined[-1][0], place, value)
-        elif value is not None:
-            joined.append((place, place, value))
-    return joined
+def stretches(places: Numbers) -> list[tuple[int, int]]:
+    """Rounds in a row: the places of the first and the last of each stretch of some, which ascend."""
+    breaks = np.flatnonzero(np.diff(places) > 1)
+    spans = np.split(places, breaks + 1) if len(places) else []
+    return [(int(span[0]), int(span[-1])) for span in spans]
 
 
 def _update_losses(history: History) -> Iterator[Curve]:

@@ -45,10 +45,8 @@ class Columns:
     """Rows in the order in which they were written."""
 
     rounds: Numbers = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Of every row, as the next two."""
+    """Of every row, as the next one."""
     trainers: Numbers = field(default_factory=lambda: np.zeros(0, np.int64))
-    bounds: Sequence[str | None] = ()
-    """What made its batch: a bound, or REQUEST, which no bound changed; None: there was no batch."""
     numbers: Mapping[str, Values] = field(default_factory=lambda: _numbers_of(()))
     """NUMBERS and GRADIENT_NORM of every row; NaN where there is none."""
     grouped: Mapping[Group, Mapping[str | int, Column]] = field(default_factory=dict[Group, Mapping[str | int, Column]])
@@ -66,15 +64,15 @@ def read_columns(path: Path, earlier: Columns, processes: Executor | None = None
     """The rows of metrics.jsonl, as far as its lines are whole: those that were read `earlier`, and what follows them.
     If it has become shorter, as in a run that has begun again, all of it is read again. Raises an OSError if it cannot
     be read."""
-    known = earlier if earlier.num_bytes <= path.stat().st_size else Columns()
-    blocks = list(_blocks(path, known))
-    if not blocks:
-        return known
-    columns_of = partial(_columns_of, path)
-    if len(blocks) <= FEW_BLOCKS:
-        return _joined([known, *map(columns_of, blocks)])
-    with helpers(processes) as processes:
-        return _joined([known, *processes.map(columns_of, blocks)])
+    num_bytes = path.stat().st_size
+    known = earlier if earlier.num_bytes <= num_bytes else Columns()
+    blocks, columns_of = _blocks(path, known), partial(_columns_of, path)
+    if num_bytes - known.num_bytes <= FEW_BLOCKS * BLOCK_BYTES:
+        parts = list(map(columns_of, blocks))
+    else:
+        with helpers(processes) as processes:  # which begin with the first while others are looked for
+            parts = list(processes.map(columns_of, blocks))
+    return _joined([known, *parts]) if parts else known
 
 
 @dataclass(frozen=True)
@@ -112,6 +110,8 @@ def _columns_of(path: Path, block: _Block) -> Columns:
     for place, row in enumerate(rows):
         found["bytes_sent",].add(place, row.bytes_sent)
         found["utilisation",].add(place, row.utilisation)
+        if row.mode is not None:  # there was a batch
+            found["bound",].add(place, {row.bound or REQUEST: 1})
         for rank, steps in row.rank_seconds.items():
             found["rank_seconds", rank].add(place, steps)
         for rank, figures in row.resources.items():
@@ -123,7 +123,6 @@ def _columns_of(path: Path, block: _Block) -> Columns:
     return Columns(
         rounds=np.array([row.round for row in rows], np.int64),
         trainers=np.array([row.trainer for row in rows], np.int64),
-        bounds=[None if row.mode is None else row.bound or REQUEST for row in rows],
         numbers=_numbers_of(rows),
         grouped={group: growing.columns() for group, growing in found.items()},
         told=list(_told(rows)),
@@ -184,7 +183,6 @@ def _joined(parts: Sequence[Columns]) -> Columns:
     return Columns(
         rounds=np.concatenate([part.rounds for part in parts]),
         trainers=np.concatenate([part.trainers for part in parts]),
-        bounds=[bound for part in parts for bound in part.bounds],
         numbers={name: np.concatenate([part.numbers[name] for part in parts]) for name in parts[0].numbers},
         grouped={
             group: {

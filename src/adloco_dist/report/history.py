@@ -44,9 +44,9 @@ class History:
         return self.columns.trainers
 
     @property
-    def bounds(self) -> Sequence[str | None]:
-        """What made the batch of every row."""
-        return self.columns.bounds
+    def bounds(self) -> Mapping[str, Numbers]:
+        """The rows whose batch a bound made, or REQUEST, which no bound changed."""
+        return {str(bound): column.rows for bound, column in self.grouped("bound").items()}
 
     @property
     def told(self) -> Sequence[TrainerRow]:

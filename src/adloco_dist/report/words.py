@@ -108,11 +108,11 @@ def _batches(source: Source) -> Iterator[str]:
 def _why(source: Source, rows: Numbers) -> str:
     """What asked for the batches, and what bounded the request in most of the rounds."""
     history, rule = source.history, source.settings.get("batching.request", "")
-    counts = Counter(word for row in rows if (word := history.bounds[row]) is not None)
+    counts = Counter({bound: len(np.intersect1d(rows, bounded)) for bound, bounded in history.bounds.items()})
     asked, noise, passes = (_known(history.values(name)[rows]) for name in ("request", "noise_scale", "passes"))
     if rule == "none":
         return "; nothing asked for others (batching.request=none)"
-    if not len(asked) or not counts:
+    if not len(asked) or not counts.total():
         return ""
     went = _tense(source, "went", "has gone")
     measured = f"the gradient noise scale {went} from {noise[0]:,.3g} to {noise[-1]:,.3g}, " if len(noise) else ""

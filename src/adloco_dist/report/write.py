@@ -3,7 +3,7 @@
 import argparse
 import gc
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -44,9 +44,10 @@ def main(arguments: list[str] | None = None) -> None:
         for source in sources:
             for problem in source.problems:
                 report_error(f"note: RUN={source.directory}: {problem}")
+        script = processes.submit(vega_script)  # while this process thinks of what to say
         default = options.runs[0] if len(options.runs) == 1 else "report"
         folder = Path(options.output or default)
-        show(str(write_page(page(sources, options.loss), folder, processes)))
+        show(str(write_page(page(sources, options.loss), folder, processes, script)))
 
 
 @contextmanager
@@ -80,14 +81,15 @@ def run_folders(folder: Path) -> list[Path]:
     return folders
 
 
-def write_page(page: Page, folder: Path, processes: Executor | None = None) -> Path:
-    """Write a page, and every figure as a picture beside it, with the help of `processes` that are running; returns the
-    page's path, or raises a SettingsError if they cannot be written."""
+def write_page(page: Page, folder: Path, processes: Executor | None = None, script: Future[str] | None = None) -> Path:
+    """Write a page, and every figure as a picture beside it, with the help of `processes` that are running, of which
+    one may make Vega's `script` already; returns the page's path, or raises a SettingsError if they cannot be
+    written."""
     path, pictures = folder / HTML_FILE, folder / FIGURES_FOLDER
     try:
         pictures.mkdir(parents=True, exist_ok=True)
         with helpers(processes) as processes:
-            script = processes.submit(vega_script)
+            script = script or processes.submit(vega_script)
             drawn = {figure.name: processes.submit(picture, figure.picture()) for figure in page.figures}
             for name, png in drawn.items():
                 (pictures / f"{name}.png").write_bytes(png.result())
