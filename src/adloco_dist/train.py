@@ -99,7 +99,7 @@ def train(
                 interrupted_at = run_round(pool, plan, report, stop, first_event)
             if interrupted_at is not None:
                 profiler.end()
-                at = None if stop.goes_on else interrupted_at  # else no update of this round was taken
+                at = None if stop.ends_with_round else interrupted_at  # else no update of this round was taken
                 return interrupted(pool, coordinator, plan, report, at, checkpoints)
             first_event = 0
             report.is_writing = checkpoints is not None and checkpoints.is_writing
@@ -117,13 +117,12 @@ def train(
 
 @contextmanager
 def noted(pool: LocalPool, coordinator: Coordinator) -> Iterator[None]:
-    """Note what is known when an error ends the block: those who are left may go on from there."""
+    """Note what is known when the block ends, perhaps by an error: those who are left may go on from there."""
     try:
         yield
-    except Exception:
+    finally:
         if pool.standing:
             pool.standing.found, pool.standing.seconds = coordinator.newest(), coordinator.seconds
-        raise
 
 
 def next_round(

@@ -1,6 +1,7 @@
 """Nodes of one machine that come and go: their ranks live on, and nobody loses a round."""
 
 import json
+import platform
 import re
 import signal
 import subprocess
@@ -138,6 +139,33 @@ def test_the_first_node_is_lost_with_two_ranks(tmp_path: Path, settings: tuple[s
         assert nodes.stop() == [75, 75, 75], nodes.everything()
         assert "Traceback" not in nodes.everything()
         assert "differs" not in nodes.everything()
+
+
+def test_who_is_told_to_leave_does_so_and_the_others_lose_nothing(tmp_path: Path) -> None:
+    """The first node, which keeps the records; and once all leave, the run is stopped."""
+    with training(tmp_path, "abc", "1:3") as nodes:
+        first, *left = nodes.in_order()
+        nodes.drivers[first].send_signal(signal.SIGTERM)
+        assert nodes.drivers[first].wait(timeout=60) == 75, nodes.everything()
+        assert "the others go on, and the same command takes part again" in nodes.output(first)
+        for name in left:
+            nodes.wait_for(name, "training goes on with 2 nodes")
+        nodes.wait_for_rounds(3)
+        nodes.start(first)
+        for name in left:
+            nodes.wait_for(name, f"{platform.node()} new; training goes on with 3 nodes")
+        nodes.wait_for_rounds(2)
+        for driver in nodes.drivers.values():
+            driver.send_signal(signal.SIGTERM)
+        assert [driver.wait(timeout=60) for driver in nodes.drivers.values()] == [75, 75, 75], nodes.everything()
+        assert "Traceback" not in nodes.everything()
+        keeper = nodes.in_order()[0]
+        run = json.loads((tmp_path / keeper / "run" / "run.json").read_text())
+        recorded = nodes.recorded()[keeper]
+    assert recorded == list(range(len(recorded)))
+    changes = [start["why"] for start in run["resumed"]]
+    assert changes[changes.index("a node left") + 1] == "newcomers"
+    assert all(start["paused_seconds"] > 0 for start in run["resumed"])
 
 
 def test_who_brings_other_settings_or_data_is_refused_and_harms_nobody(tmp_path: Path) -> None:

@@ -12,12 +12,11 @@ from torch.distributed.distributed_c10d import Store
 from adloco_dist.averaging.checks import is_timeout
 from adloco_dist.cluster.contact import FIXED, Contact
 from adloco_dist.cluster.failures import FIRST_FAILURE
-from adloco_dist.cluster.signals import AT_THE_END, StopRequest
+from adloco_dist.cluster.signals import AT_THE_END, Ask, StopRequest
 from adloco_dist.text import first_line
 
 STOP, LAST_EVENT = "stop_requested", "last_event"
 """Keys in the store: a rank was asked to stop; the event after which all ranks do."""
-TO_GO_ON = "to go on"
 """Value of the former: only until other nodes have a place."""
 START_SECONDS = 120.0
 """How long a rank may be silent that was never heard of: it may still be importing."""
@@ -186,7 +185,7 @@ class Heartbeat:
         if place["silent"]:
             self._announced.set()
         if held_at is not None:
-            self._store.set(STOP, TO_GO_ON if self.stop.goes_on else "1")
+            self._store.set(STOP, self.stop.asked.name)
         clock.tick()
         stop, last_event, failure, *beats = self._store.multi_get(self._keys)
         now = clock.tick()
@@ -195,7 +194,7 @@ class Heartbeat:
                 self._heard[rank] = beat, now
         self._answers += 1
         if stop and held_at is None:
-            self.stop.is_heard, self.stop.goes_on = True, stop == TO_GO_ON.encode()
+            self.stop.hear(Ask[stop.decode()])
             self.stop.hold()  # and says so at once, which is what it sets
         if self._rank == 0 and held_at is not None and not last_event:
             last_event = self._agreed()
@@ -216,13 +215,13 @@ class Heartbeat:
                 self._end(line)
 
     def _agreed(self) -> bytes:
-        """The event after which all ranks end, on rank 0, and in the store: the last that one of them has begun, or if
-        they go on at once, the end of its round; empty as long as not all have said which that is."""
+        """The event after which all ranks end, on rank 0, and in the store: the last that one of them has begun, or for
+        newcomers, the end of its round; empty as long as not all have said which that is."""
         held = [json.loads(content or b"{}").get("held_at") for content, _ in self._heard.values()]
         if None in held:
             return b""
         number, event = max(held)
-        last = json.dumps([number, AT_THE_END if self.stop.goes_on else event])
+        last = json.dumps([number, AT_THE_END if self.stop.asked is Ask.newcomers else event])
         self._store.set(LAST_EVENT, last)
         return last.encode()
 

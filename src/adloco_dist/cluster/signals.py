@@ -5,9 +5,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import IntEnum
 from pathlib import Path
 from types import FrameType
 
@@ -24,6 +25,17 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, s
 a terminal closed."""
 
 
+class Ask(IntEnum):
+    """What ranks stop for; of several, what is greater counts."""
+
+    nothing = 0
+    newcomers = 1
+    """Other nodes wait for a place: ranks go on together with them, at the end of the round."""
+    leave = 2
+    """A node leaves, and the others go on."""
+    stop = 3
+
+
 @dataclass
 class StopRequest:
     """Whether somebody asked the run to stop: by a signal or a file of this rank, or another rank has said so.
@@ -36,14 +48,16 @@ class StopRequest:
     is_heard: bool = False
     """Whether a signal, a file from the start or the heartbeat has brought a request: a plain flag, because every
     update reads it."""
-    is_signalled: bool = False
-    """Whether this process itself got a signal."""
+    own: Ask = Ask.nothing
+    """What this rank itself was asked for, by a signal or the file."""
+    heard: Ask = Ask.nothing
+    """What others were asked for, or ask for."""
+    leaves_at: Collection[signal.Signals] = ()
+    """Signals after which this rank's node leaves, and others go on."""
     file: Path | None = None
     """File whose existence asks for a stop: for those who cannot send a signal, such as a batch script elsewhere."""
     has_newcomers: Callable[[], bool] = lambda: False
-    """Whether other nodes wait for a place, for which ranks stop and go on together with them."""
-    goes_on: bool = False
-    """Whether nobody asked for more than that."""
+    """Whether other nodes wait for a place."""
     held_at: Position | None = None
     """The event that this rank had begun when it heard of a request; None: of none yet."""
     last: Position | None = None
@@ -56,18 +70,23 @@ class StopRequest:
     def watch(self, file: Path) -> None:
         """Take a file's existence for a request: before any event if it is there already, else as the heartbeat sees
         it."""
-        self.file, self.is_heard = file, self.is_heard or file.exists()
+        self.file = file
+        if file.exists():
+            self.ask(Ask.stop)
 
     def renew(self) -> None:
-        """Begin anew, with other ranks; a signal that has come still counts."""
-        self.is_heard, self.goes_on, self.held_at, self.last, self._begun = (
-            self.is_signalled,
-            False,
-            None,
-            None,
-            BEFORE_ALL,
-        )
+        """Begin anew, with other ranks; what this one was asked for still counts."""
+        self.held_at, self.last, self._begun = None, None, BEFORE_ALL
+        self.heard, self.is_heard = Ask.nothing, self.own > Ask.nothing
         self.stirred.clear()
+
+    def ask(self, what: Ask) -> None:
+        """This rank itself is asked."""
+        self.own, self.is_heard = max(self.own, what), True
+
+    def hear(self, what: Ask) -> None:
+        """Another rank or node asks."""
+        self.heard, self.is_heard = max(self.heard, what), True
 
     def enter(self, round_number: int) -> None:
         """A round begins, of which updates may be taken before its first event."""
@@ -111,15 +130,27 @@ class StopRequest:
     def wait_for_signal(self, seconds: float) -> None:
         """Wait until this process gets a signal, but no longer than `seconds`."""
         deadline = time.monotonic() + seconds
-        while not self.is_signalled and time.monotonic() < deadline:
+        while self.own is Ask.nothing and time.monotonic() < deadline:
             time.sleep(0.1)
 
     @property
     def requested(self) -> bool:
-        if self.is_heard or (self.file is not None and self.file.exists()):
-            return True
-        self.goes_on = self.has_newcomers()
-        return self.goes_on
+        """Whether any rank is asked for anything, as far as this one can see."""
+        if self.file is not None and self.own is not Ask.stop and self.file.exists():
+            self.ask(Ask.stop)
+        if not self.is_heard and self.has_newcomers():
+            self.hear(Ask.newcomers)
+        return self.is_heard
+
+    @property
+    def asked(self) -> Ask:
+        """What ranks stop for, as far as this one knows."""
+        return max(self.own, self.heard)
+
+    @property
+    def ends_with_round(self) -> bool:
+        """Whether all ranks end after the round, rather than within it."""
+        return self.last is not None and self.last[1] == AT_THE_END
 
 
 def heeded(signals: Sequence[signal.Signals]) -> list[signal.Signals]:
@@ -175,7 +206,7 @@ def stop_on_signals(
     def note(signum: int, frame: object) -> None:
         if not is_meant():
             os._exit(EXIT_STOPPED)
-        request.is_signalled = request.is_heard = True
+        request.ask(Ask.leave if signum in request.leaves_at else Ask.stop)
 
     with handling(signals, note):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)

@@ -36,23 +36,28 @@ from adloco_dist.terminal import report_error
 from adloco_dist.text import first_line
 
 ASK = signal.SIGUSR1
-"""Asks a rank to stop. It silently ends a rank that does not listen yet."""
+"""Asks a rank to stop. It silently ends a rank that does not listen yet, as the next one does."""
+ASK_TO_LEAVE = signal.SIGUSR2
+"""Asks it to leave the run to other nodes."""
 END_SECONDS = 30
 """How long an agent whose ranks have ended waits for the agents of other nodes: all ranks end together."""
 
 
-def start_ranks(rendezvous: Rendezvous, num_ranks: int, arguments: Sequence[str], can_stop: bool = True) -> NoReturn:
+def start_ranks(
+    rendezvous: Rendezvous, num_ranks: int, arguments: Sequence[str], can_stop: bool = True, can_leave: bool = False
+) -> NoReturn:
     """Run the interpreter with `arguments` as every rank of this node, until all nodes are done, and end as they did.
 
     Args:
         can_stop: ranks that are asked to stop write a checkpoint first; others are ended at once.
+        can_leave: ranks of other nodes go on without this one, unless somebody at its terminal wants an end.
     """
     # What failed is reported below, in one line, which the records of the agent's own loggers would bury.
     for name in [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     if rendezvous.num_nodes > 1:
         watch_rendezvous(rendezvous)
-    stopping = _Stopping(can_stop)
+    stopping = _Stopping(can_stop, can_leave)
     act_on_signals((*STOP_SIGNALS, signal.SIGQUIT), stopping.act)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // num_ranks)))
     if rendezvous.max_restarts > 0:
@@ -138,6 +143,7 @@ class _Stopping:
     """What the driver does with signals."""
 
     can_stop: bool
+    can_leave: bool = False
     is_requested: bool = False
     is_immediate: bool = False
 
@@ -146,22 +152,24 @@ class _Stopping:
         is_second = self.is_requested and number == signal.SIGINT
         self.is_immediate |= is_second or number == signal.SIGQUIT or not self.can_stop
         is_first, self.is_requested = not self.is_requested, True
-        ranks = psutil.Process().children()
+        ranks, is_leave = psutil.Process().children(), self.can_leave and number != signal.SIGINT
+        ask = ASK_TO_LEAVE if is_leave else ASK
         for rank in ranks:
             with suppress(psutil.NoSuchProcess):
-                rank.send_signal(signal.SIGKILL if self.is_immediate else ASK)
+                rank.send_signal(signal.SIGKILL if self.is_immediate else ask)
         if not ranks:  # still waiting for other nodes
             report_error("stopped: no rank was running")
             end_driver(EXIT_STOPPED)
         if is_first and not self.is_immediate:
-            report_error("stopping: a checkpoint is written (Ctrl-C again: stop at once, without)")
+            rest = "; other nodes go on" if is_leave else ""
+            report_error(f"stopping: a checkpoint is written{rest} (Ctrl-C again: stop at once, without)")
 
     def explains(self, failures: Mapping[int, ProcessFailure]) -> bool:
         """Whether ranks ended because they were asked to, which is reported."""
         if self.is_immediate:
             report_error("stopped at once, without a checkpoint" if self.can_stop else "stopped")
             return True
-        is_early = self.is_requested and any(failure.exitcode == -ASK for failure in failures.values())
+        is_early = self.is_requested and any(failure.exitcode in (-ASK, -ASK_TO_LEAVE) for failure in failures.values())
         if is_early:
             report_error("stopped before training began")
         return is_early

@@ -117,7 +117,7 @@ def _as_driver(options: argparse.Namespace, parts: Parts) -> int:
     if meeting := rendezvous.meeting:
         meeting.to_environment()
         rendezvous = Rendezvous(max_restarts=rendezvous.max_restarts)  # of this node's ranks alone
-    return start_ranks(rendezvous, num_ranks, (*parts.command, *options.overrides))
+    return start_ranks(rendezvous, num_ranks, (*parts.command, *options.overrides), can_leave=meeting is not None)
 
 
 def _arithmetic(settings: Settings) -> str:

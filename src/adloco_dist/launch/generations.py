@@ -4,6 +4,8 @@ import gc
 import logging
 import os
 import platform
+import signal
+import time
 from dataclasses import replace
 
 import psutil
@@ -19,12 +21,15 @@ from adloco_dist.cluster.signals import STOP_SIGNALS, StopRequest, stop_on_signa
 from adloco_dist.config import Settings, SettingsError
 from adloco_dist.launch.job import Job, World
 from adloco_dist.launch.launchers import speaks_for_node
-from adloco_dist.launch.run import Run, report_line
+from adloco_dist.launch.run import Manner, Run, report_line
 from adloco_dist.setup.agreement import facts_of_node
+from adloco_dist.setup.journal import Change
 from adloco_dist.terminal import report_error, reported_wait
 
 log = logging.getLogger(__name__)
 HERE = platform.node()
+LEAVING = (signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP)
+"""What tells a rank that its node leaves: the driver (launch/agent.py), or whoever ends single processes."""
 
 
 class Generation(World):
@@ -34,31 +39,29 @@ class Generation(World):
         left: what this rank is left with of the generation before, until all have it; None: nothing.
     """
 
-    goes_on = True
-
-    def __init__(self, node: Node, settings: Settings, left: Left | None, is_fitted: bool) -> None:
+    def __init__(
+        self, node: Node, settings: Settings, left: Left | None, is_fitted: bool, change: Change | None
+    ) -> None:
         place, store = node.next()
         if node.change and place.local_rank == 0:
             report_error(node.change)
         super().__init__(place, store, node.contact)
         self._node, self._settings, self.left, self._number = node, settings, left, node.generation
-        self.is_fitted = is_fitted
+        self.manner = Manner(is_fitted, goes_on=True, change=change)
 
     def is_asked(self) -> bool:
-        """Whether SIGTERM is more than the agent's answer to the failure of another rank of this node."""
-        ranks = psutil.Process(os.getppid()).children()
-        return sum(rank.status() != psutil.STATUS_ZOMBIE for rank in ranks) >= self.place.local_world_size
+        return is_asked(self.place)
 
     def begin(self, runtime: Runtime) -> None:
         runtime.heartbeat.enter("seeing what is left")
-        salvage(runtime, self._settings, self.left, report_line(runtime), self.is_fitted)
+        salvage(runtime, self._settings, self.left, report_line(runtime), self.manner.is_fitted)
         self.left = None  # before another pool takes its place
 
     def hold(self, run: Run) -> None:
         super().hold(run)
         has_begun = run.resume_point is not None and run.resume_point.state.has_begun
         seats = {seat for ranks in run.inputs.layout.rank_sets for seat in ranks}
-        self._node.has_idle = self.is_fitted and has_begun and len(seats) < run.pool.runtime.num_seats
+        self._node.has_idle = self.manner.is_fitted and has_begun and len(seats) < run.pool.runtime.num_seats
 
     def rest(self) -> None:
         self._node.rest()
@@ -69,6 +72,12 @@ class Generation(World):
         if self.left or run is None or run.pool.standing is None:
             return self.left
         return Left(run.pool, run.journal, run.directory, number, self.place.rank == 0)
+
+
+def is_asked(place: Place) -> bool:
+    """Whether SIGTERM is more than the agent's answer to the failure of another rank of this node."""
+    ranks = psutil.Process(os.getppid()).children()
+    return sum(rank.status() != psutil.STATUS_ZOMBIE for rank in ranks) >= place.local_world_size
 
 
 def train_with_who_is_there(job: Job, meeting: Meeting, place: Place, local: Store) -> bool:
@@ -84,30 +93,42 @@ def train_with_who_is_there(job: Job, meeting: Meeting, place: Place, local: Sto
     """
     if job.error:
         raise job.error
-    settings, stop = job.settings, StopRequest()
+    settings, stop = job.settings, StopRequest(leaves_at=LEAVING)
     job = replace(job, splits=job.parts.splits(settings))  # before others have to wait for it
     assert job.splits
     facts = {"--rdzv-id": meeting.run, **facts_of_node(settings, job.splits)}
     node = Node(meeting, place, local, facts, settings.cluster.silence_seconds)
-    stop.has_newcomers, left = node.has_newcomers, None
+    stop.has_newcomers = node.has_newcomers
+    left = change = None
     is_free = settings.pool.workers_per_trainer is None and not settings.algorithm.is_data_parallel
     is_fitted = is_free and job.splits.train.num_sequences is not None
     try:
-        with stop_on_signals(stop, STOP_SIGNALS):
+        others = [number for number in STOP_SIGNALS if number != signal.SIGTERM]
+        with stop_on_signals(stop, others), stop_on_signals(stop, [signal.SIGTERM], lambda: is_asked(place)):
             while True:
                 with reported_wait(node.in_words, speaks_for_node()):
-                    world = Generation(node, settings, left, is_fitted)
+                    world = Generation(node, settings, left, is_fitted, change)
                 stop.renew()
                 is_interrupted = _work(job, world, stop, node.has_new)
-                if is_interrupted is not None and not (is_interrupted and stop.goes_on):
+                if is_interrupted is not None and not world.stays:
                     return is_interrupted
-                left = None if is_interrupted else world.end()
+                # Of a round that is over all is in the checkpoint, from which a number of workers begins the next one.
+                is_within = is_interrupted is None or (is_fitted and not stop.ends_with_round)
+                left = world.end() if is_within else None
+                change = Change(_why(node, stop if is_interrupted else None), time.monotonic())
                 world.logs.close()
                 del world
                 forget_groups()
                 gc.collect()  # what was on the device
     finally:
         node.leave()
+
+
+def _why(node: Node, stop: StopRequest | None) -> str:
+    """Why a generation is over, which was asked to `stop`; None: it was not."""
+    if stop:
+        return "newcomers" if stop.ends_with_round else "a node left"
+    return node.contact.lost or "newcomers could not take part"
 
 
 def _work(job: Job, world: Generation, stop: StopRequest, has_new: bool) -> bool | None:

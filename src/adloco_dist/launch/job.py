@@ -10,13 +10,13 @@ from torch.distributed.distributed_c10d import Store
 
 from adloco_dist.cluster.contact import FIXED, Contact
 from adloco_dist.cluster.runtime import Place, Runtime, started
-from adloco_dist.cluster.signals import STOP_SIGNALS, StopRequest, stop_on_signals
+from adloco_dist.cluster.signals import STOP_SIGNALS, Ask, StopRequest, stop_on_signals
 from adloco_dist.config import Settings, SettingsError, Unfinished
 from adloco_dist.config.without_effect import without_effect
 from adloco_dist.data.protocols import Splits
 from adloco_dist.launch.launchers import max_restarts
 from adloco_dist.launch.rendezvous import check_restarts
-from adloco_dist.launch.run import Run, report_line
+from adloco_dist.launch.run import Manner, Run, report_line
 from adloco_dist.policy.plan import INTERRUPTED
 from adloco_dist.run.directory import is_finished
 from adloco_dist.setup.agreement import compare_settings, survey_cluster
@@ -33,12 +33,13 @@ class World:
         contact: does what is to be done when a rank is lost.
         logs: closes this rank's log.
         run: the run, once it is open.
-        is_fitted: whether there are as many workers as ranks, however many these are now.
-        goes_on: whether it does so when ranks are lost, with what is left.
+        manner: how it goes on where ranks come and go.
+        stays: whether this rank's node goes on with others after an interruption.
     """
 
     run: Run | None = None
-    is_fitted = goes_on = False
+    manner = Manner()
+    stays = False
 
     def __init__(self, place: Place, store: Store, contact: Contact = FIXED) -> None:
         self.place, self.store, self.contact, self.logs = place, store, contact, ExitStack()
@@ -99,15 +100,16 @@ class Job:
                 report_line(runtime)(line)
             else:
                 world.begin(runtime)
-                opened = (stack, world.logs, notes, self.splits, world.is_fitted, world.goes_on)
-                run = Run(settings, runtime, self.parts, *opened)
+                run = Run(settings, runtime, self.parts, stack, world.logs, notes, self.splits, world.manner)
                 world.hold(run)
                 outcome = run.train(stop)
-                if outcome.stop == INTERRUPTED and stop.goes_on:
-                    run.pause()
+                is_interrupted = outcome.stop == INTERRUPTED
+                staying = _staying(runtime, stop) if is_interrupted and world.manner.goes_on else set[int]()
+                world.stays = runtime.nodes[runtime.rank] in staying
+                if staying:
+                    run.hand_over(None if world.stays else outcome, world.place)
                 else:
                     run.close(outcome, world.place)
-                is_interrupted = outcome.stop == INTERRUPTED
             # Before any rank ends: torchrun ends the others as soon as one exits with another code than 0, and with
             # rank 0 goes the store, without which a heartbeat would take its own rank for failed.
             runtime.control.exchange({})
@@ -115,3 +117,11 @@ class Job:
             world.rest()
             runtime.control.exchange({})
         return is_interrupted
+
+
+def _staying(runtime: Runtime, stop: StopRequest) -> set[int]:
+    """The nodes that go on after an interruption: all but those who leave, and none if somebody wants a stop.
+    Collective."""
+    asks = [Ask(reply["ask"]) for reply in runtime.control.exchange({"ask": stop.own})]
+    leaving = {node for node, ask in zip(runtime.nodes, asks, strict=True) if ask is Ask.leave}
+    return set() if Ask.stop in asks else set(runtime.nodes) - leaving

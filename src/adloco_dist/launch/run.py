@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from adloco_dist.setup.agreement import (
     with_known_budget,
 )
 from adloco_dist.setup.building import build_module
-from adloco_dist.setup.journal import open_journal, print_note
+from adloco_dist.setup.journal import Change, open_journal, print_note
 from adloco_dist.setup.parts import Parts
 from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
 from adloco_dist.terminal import reported_wait, show, to_type
@@ -54,6 +55,18 @@ class NonfiniteError(RuntimeError):
     """Training comes to nothing: workers were not finite in too many rounds, or no trainer's loss is in the end."""
 
 
+@dataclass(frozen=True)
+class Manner:
+    """How a run goes on where ranks come and go."""
+
+    is_fitted: bool = False
+    """Whether there are as many workers as ranks, also where there were others before."""
+    goes_on: bool = False
+    """Whether ranks that have lost others go on with what is left."""
+    change: Change | None = None
+    """After which it goes on; None: it begins, or resumes in new processes."""
+
+
 class Run:
     """A run as this rank has it open: its share of the pool, and where its records and checkpoints go."""
 
@@ -66,8 +79,7 @@ class Run:
         logs: ExitStack,
         notes: Sequence[str],
         splits: Splits | None = None,
-        is_fitted: bool = False,
-        goes_on: bool = False,
+        manner: Manner = Manner(),
     ) -> None:
         """Find where the run resumes or begins, set up the pool, and make or take the run directory. Collective.
 
@@ -76,8 +88,6 @@ class Run:
             logs: closes the log, which an error is to be written to.
             notes: lines about the settings for the user.
             splits: the data; None: they are read now.
-            is_fitted: whether there are as many workers as ranks, also where there were others before.
-            goes_on: whether ranks that have lost others go on with what is left.
 
         Raises:
             SettingsError: on all ranks, when one of them finds a mistake; nothing was written then.
@@ -88,7 +98,7 @@ class Run:
             environments, links = survey_cluster(runtime, settings)
             runtime.heartbeat.enter("looking for a checkpoint")
             self.resume_point = stack.enter_context(
-                resumed(runtime, settings, report_line(runtime), is_fitted, goes_on)
+                resumed(runtime, settings, report_line(runtime), manner.is_fitted, manner.goes_on)
             )
             self.pool, self.inputs = _set_up_pool(runtime, settings, parts, self.resume_point, links, splits)
         listener, is_resumed = None, self.resume_point is not None
@@ -107,7 +117,9 @@ class Run:
         for line in notes if runtime.rank == 0 else ():
             print_note(line)
         (self.directory / STOP_FILE).unlink(missing_ok=True)  # what stopped the run before it resumes now
-        self.journal = open_journal(self.pool, self.inputs, taken, environments, links, self.resume_point)
+        self.journal = open_journal(
+            self.pool, self.inputs, taken, environments, links, self.resume_point, manner.change
+        )
         stack.callback(self.journal.close)  # where nothing else has closed it
         report = self.journal.report_line
         if address := stack.enter_context(shown_live(self.directory, listener)):
@@ -142,9 +154,15 @@ class Run:
             raise
         return outcome
 
-    def pause(self) -> None:
-        """Leave the run directory to the next generation of ranks, which goes on at once."""
+    def hand_over(self, left: Outcome | None, place: Place) -> None:
+        """Leave the run directory to the next generation of ranks, which goes on at once; `left` is where this rank's
+        node leaves it, None: it does not."""
         self.journal.close()
+        if left:
+            line = f"left in round {left.plan.round + 1}: the others go on, and the same command takes part again"
+            log.info("%s", line)
+            if place.local_rank == 0:
+                show(line, self.terminal)
 
     def close(self, outcome: Outcome, place: Place) -> None:
         """Write what a run that has come to an end leaves, and report it; collective where a model is saved."""

@@ -113,17 +113,21 @@ def _ranks(source: Source) -> Table:
 
 
 def _restarts(source: Source) -> Table:
+    """Every time that the run went on with new processes, or its living ones with other nodes."""
+    head = ("started", "in round", "ranks", "hosts", "lost", "new", "why", "paused", "from checkpoint")
     rows = [
         (
             str(start.get("started", "")),
-            str(start.get("checkpoint", "")),
+            str(start.get("round", "")),
             str(start.get("world_size", "")),
-            ", ".join(dict.fromkeys(map(str, start.get("hosts", [])))),
-            ", ".join(map(str, start.get("lost_hosts", []))),
+            *(", ".join(dict.fromkeys(map(str, start.get(f"{which}hosts", [])))) for which in ("", "lost_", "new_")),
+            one_line(str(start.get("why", ""))),
+            "" if (seconds := start.get("paused_seconds")) is None else f"{seconds:.1f} s",
+            str(start.get("checkpoint", "")),
         )
         for start in source.facts.get("resumed", [])
     ]
-    return Table("Restarts", ("started", "from checkpoint", "ranks", "hosts", "lost"), rows)
+    return Table("Restarts, and nodes that came and went", head, rows)
 
 
 def _notes(source: Source) -> Table:

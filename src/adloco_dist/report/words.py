@@ -169,10 +169,15 @@ def _communication(history: History) -> tuple[float, float, float]:
 
 
 def _incidents(source: Source) -> Iterator[str]:
-    if resumed := source.facts.get("resumed", []):
+    starts = source.facts.get("resumed", [])
+    if resumed := [start for start in starts if not start.get("why")]:
         lost = dict.fromkeys(host for start in resumed for host in start.get("lost_hosts", []))
         without = f", without {', '.join(lost)}, which had been lost" if lost else ""
         yield f"The run was resumed {counted(len(resumed), 'time')}{without}."
+    if changes := [start for start in starts if start.get("why")]:
+        paused = sum(start.get("paused_seconds") or 0.0 for start in changes)
+        times, spent = counted(len(changes), "time"), duration(paused)
+        yield f"Nodes came or went {times}; those who stayed paused for {spent} in all, which no axis counts."
     if left_out := sum(bool(row.nonfinite_workers) for row in source.history.told):
         rounds = counted(left_out, "round")
         yield f"Workers that were not finite were left out of averages in {rounds} of a trainer."

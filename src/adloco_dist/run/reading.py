@@ -50,12 +50,29 @@ class CorpusFacts(TypedDict):
     digest: str
 
 
+class Start(TypedDict):
+    """How a run went on: in new processes, or in its living ones with other nodes."""
+
+    started: str
+    checkpoint: str
+    world_size: int
+    hosts: NotRequired[list[str]]
+    lost_hosts: NotRequired[list[str]]
+    new_hosts: NotRequired[list[str]]
+    round: NotRequired[int]
+    why: NotRequired[str]
+    """What became of the nodes; empty: processes are new."""
+    paused_seconds: NotRequired[float | None]
+    """How long nobody trained."""
+
+
 class RunFacts(TypedDict):
     """run.json, as far as anybody reads it."""
 
     settings: dict[str, Any]
     cluster: NotRequired[dict[str, Any]]
     corpus: CorpusFacts
+    resumed: NotRequired[list[Start]]
     result: Result | None
     """null: it has not ended."""
 

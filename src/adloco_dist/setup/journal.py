@@ -5,8 +5,9 @@ import os
 import platform
 import shlex
 import sys
+import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -41,6 +42,15 @@ MIN_WIDTH = 80
 """Minimum width of a line in a file, in characters, whatever COLUMNS says."""
 
 
+@dataclass(frozen=True)
+class Change:
+    """Of the nodes of a run, whose processes live on."""
+
+    why: str
+    since: float
+    """When nobody trained any more, by this process' `time.monotonic()`."""
+
+
 def print_note(line: str) -> None:
     """Show the user what belongs to no record, before there is a display."""
     report_line(f"note: {line}")
@@ -54,10 +64,12 @@ def open_journal(
     environments: Sequence[Environment],
     links: Sequence[Link],
     resume_point: ResumePoint | None,
+    change: Change | None = None,
 ) -> Journal:
     """Rank 0's files, tracking and display, which shows the lines that are reported; elsewhere no sinks, and the log.
 
-    `taken` is the run directory, on rank 0; `resume_point` where the run resumes, None: it begins.
+    `taken` is the run directory, on rank 0; `resume_point` where the run resumes, None: it begins; `change` why, None:
+    its processes are new.
     """
     if taken is None:
         return Journal(report_line=log.info)
@@ -67,7 +79,8 @@ def open_journal(
     if resume_point:
         restore_records(taken.path, resume_point)
         earlier, seconds = dict(resume_point.state.journal), resume_point.state.seconds
-        facts["resumed"] = [*earlier.get("resumed", []), _start(resume_point, pool.runtime, earlier.get("hosts", []))]
+        start = _start(resume_point, pool.runtime, earlier.get("hosts", []), change)
+        facts["resumed"] = [*earlier.get("resumed", []), start]
         facts["started"] = earlier.get("started", facts["started"])
     run_file = RunFile(taken.path, facts, earlier or None)
     metrics_file = MetricsFile(taken.path, earlier.get("metrics_bytes", 0))
@@ -139,14 +152,20 @@ def restore_records(directory: Path, resume_point: ResumePoint) -> None:
         print_note(f"{line}: older records are lost")
 
 
-def _start(resume_point: ResumePoint, runtime: Runtime, earlier_hosts: Sequence[str]) -> dict[str, Any]:
-    """Describe a start that resumes the run: from where, when, and on what."""
+def _start(
+    resume_point: ResumePoint, runtime: Runtime, earlier_hosts: Sequence[str], change: Change | None
+) -> dict[str, Any]:
+    """Describe a start that resumes the run: from where, when, on what, and why."""
     return {
         "checkpoint": resume_point.reader.name,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "round": resume_point.state.plan.round + 1,
+        "why": change.why if change else "",
+        "paused_seconds": round(time.monotonic() - change.since, 3) if change else None,
         "world_size": runtime.world_size,
         "hosts": runtime.hosts,
         "lost_hosts": sorted(set(earlier_hosts) - set(runtime.hosts)),
+        "new_hosts": sorted(set(runtime.hosts) - set(earlier_hosts)) if earlier_hosts else [],
     }
 
 

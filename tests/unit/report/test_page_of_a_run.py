@@ -100,6 +100,25 @@ def test_a_run_that_goes_on_is_told_in_the_present(tmp_path: Path) -> None:
     assert not [word for word in ("went", "was", "decided", "at last") if f" {word} " in told]
 
 
+def test_restarts_and_nodes_that_came_and_went(tmp_path: Path) -> None:
+    start = {"started": "2026-01-31T12:10:00+00:00", "checkpoint": "0000001", "world_size": 2, "hosts": ["one", "two"]}
+    restart = start | {"lost_hosts": ["three"]}  # of a version that recorded no more
+    left = start | {"round": 2, "why": "node 10.0.0.3: its process has ended", "paused_seconds": 1.25}
+    came = start | {"round": 3, "why": "newcomers", "paused_seconds": 0.75, "new_hosts": ["three"], "lost_hosts": []}
+    rows = [*before_training(0), row(1), row(2)]
+    shown = page(tmp_path, rows, ends=result(), facts={"resumed": [restart, left, came]})
+    assert "The run was resumed 1 time, without three, which had been lost." in shown.sentences
+    assert (
+        "Nodes came or went 2 times; those who stayed paused for 2 s in all, which no axis counts." in shown.sentences
+    )
+    (table,) = [table for section in shown.sections for table in section.tables if table.title.startswith("Restarts")]
+    assert [tuple(cells[1:8]) for cells in table.rows] == [
+        ("", "2", "one, two", "three", "", "", ""),
+        ("2", "2", "one, two", "", "", "node 10.0.0.3: its process has ended", "1.2 s"),
+        ("3", "2", "one, two", "", "three", "newcomers", "0.8 s"),
+    ]
+
+
 def test_a_constant_one_is_no_figure(tmp_path: Path) -> None:
     assert "passes" not in figures(page(tmp_path / "whole", [row(1), row(2)]))
     assert "passes" in figures(page(tmp_path / "cut", [row(1), row(2, passes=3)]))
