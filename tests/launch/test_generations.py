@@ -168,6 +168,23 @@ def test_who_is_told_to_leave_does_so_and_the_others_lose_nothing(tmp_path: Path
     assert all(start["paused_seconds"] > 0 for start in run["resumed"])
 
 
+def test_who_joins_has_the_settings_of_the_run(tmp_path: Path) -> None:
+    """But for those of its machine."""
+    with training(tmp_path, "a", "1:2", 1, "data.validation_fraction=0.1") as nodes:
+        python, *command = train_command("--join", f"localhost:{nodes.port}", "--nproc-per-node", "1")
+        (tmp_path / "b").mkdir()
+        with (tmp_path / "b" / "output").open("a") as output:
+            nodes.drivers["b"] = subprocess.Popen(
+                [python, *command, "cluster.memory_bytes=4000000000"],
+                cwd=tmp_path / "b", env=environment(), stdout=output, stderr=subprocess.STDOUT, text=True,
+            )  # fmt: skip
+        nodes.wait_for("a", "training goes on with 2 nodes")
+        nodes.wait_for_rounds(2)
+        assert nodes.stop() == [75, 75], nodes.everything()
+        assert f"joining the run at localhost:{nodes.port}: " in nodes.output("b")
+        assert (tmp_path / "b" / "run" / "checkpoints").exists()
+
+
 def test_who_brings_other_settings_or_data_is_refused_and_harms_nobody(tmp_path: Path) -> None:
     with training(tmp_path, "a", "1:3") as nodes:
         nodes.start("b", "inner.lr=0.1")

@@ -37,6 +37,9 @@ def test_a_mistake_ends_the_driver_with_its_line(tmp_path: Path) -> None:
         (["--nproc-per-node", "2", "pool.ranks_per_worker=4"], ["pool.ranks_per_worker=4: 2 ranks", "start 4, or"]),
         (["--dry-run", "--nproc-per-node", "8", "pool.ranks_per_worker=3"], ["8 ranks are no multiple of it; start 9"]),
         (["--rdzv-endpoint", "localhost:1"], ["--rdzv-endpoint=localhost:1: has no effect on one node"]),
+        (["--join", "localhost:1"], ["--join=localhost:1: no run can be joined there", "Connection refused"]),
+        (["--join", "nowhere"], ["--join=nowhere: no run can be joined there", "'nowhere' is no HOST:PORT"]),
+        (["--join", "localhost:1", "--nnodes", "2"], ["--nnodes=2: has no effect with --join"]),
         (["--join-timeout", "0"], ["--join-timeout=0: must be from 1 to"]),
         (
             ["--nnodes", "2", "--rdzv-endpoint", "localhost:1", "--master-port", "5"],

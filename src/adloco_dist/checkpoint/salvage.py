@@ -211,5 +211,6 @@ def _records(
     if before is None:
         return {}, {}
     reader, state = before
+    report_line(f"the records of rounds after {state.plan.round} are lost with the node that kept them")
     content = reader.records() if runtime.rank == recovery.furthest else None
     return {RECORDS_FILE: content} if content is not None else {}, state.journal

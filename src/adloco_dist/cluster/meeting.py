@@ -10,6 +10,18 @@ MEETING = "ADLOCO_MEETING"
 
 
 @dataclass(frozen=True)
+class Terms:
+    """What somebody who takes part in a run from the middle of it needs to know, beside where it is."""
+
+    least: int
+    most: int
+    run: str
+    max_restarts: int
+    overrides: Sequence[str]
+    """Settings, as they were typed."""
+
+
+@dataclass(frozen=True)
 class Meeting:
     """How nodes find each other, as their drivers tell their ranks."""
 

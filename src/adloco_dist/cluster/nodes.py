@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch.distributed.distributed_c10d import Store
 from adloco_dist.averaging.checks import is_of_another
 from adloco_dist.cluster.contact import BreakableContact
 from adloco_dist.cluster.heartbeat import patient_client
-from adloco_dist.cluster.meeting import Meeting
+from adloco_dist.cluster.meeting import Meeting, Terms
 from adloco_dist.cluster.runtime import STORE_SECONDS, Place
 from adloco_dist.config import SettingsError
 from adloco_dist.members.calls import address_towards, split
@@ -56,17 +57,24 @@ class Node:
     has_idle = has_new = False
 
     def __init__(
-        self, meeting: Meeting, place: Place, local: Store, facts: Mapping[str, str], silence_seconds: float
+        self,
+        meeting: Meeting,
+        place: Place,
+        local: Store,
+        facts: Mapping[str, str],
+        terms: Terms,
+        silence_seconds: float,
     ) -> None:
         """
         Args:
             place: this process', as torchrun says, among those of the node.
             local: the store that these share.
             facts: what all nodes have to have in common.
+            terms: what is told to nodes that want to take part.
             silence_seconds: a node that was not heard of for so long is lost.
         """
         self._meeting, self._here, self._local = meeting, place, patient_client(local)
-        self._facts, self._silence = facts, silence_seconds
+        self._facts, self._terms, self._silence = facts, terms, silence_seconds
         self._number = 0
         """Of the generation, as this node counts them."""
         self._seat: Seat | None = None
@@ -167,6 +175,7 @@ class Node:
         facts, silence, most = self._facts, self._silence, meeting.most
         own_host = meeting.own_host and split(_reachable(f"{meeting.own_host}:0", None))[0]
         seat = Seat(addresses, None, facts, silence, most, most=most, is_one=True, own_host=own_host)
+        seat.roll.terms = asdict(self._terms)
         seat.deadline, seat.wait_seconds = time.monotonic() + meeting.seconds, meeting.seconds
         last_call = threading.Timer(LAST_CALL_SECONDS, setattr, (seat, "least", meeting.least))
         last_call.daemon = True

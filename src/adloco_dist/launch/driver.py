@@ -15,6 +15,7 @@ from adloco_dist.config.compose import to_yaml
 from adloco_dist.config.without_effect import without_effect
 from adloco_dist.data.hub import prefer_cache_without_hub
 from adloco_dist.launch.exit_codes import ends_reported
+from adloco_dist.launch.joining import as_joined
 from adloco_dist.launch.launchers import refuse_other_launchers, speaks_for_node
 from adloco_dist.launch.rendezvous import (
     OF_SEVERAL_NODES,
@@ -79,6 +80,7 @@ def _as_rank(options: argparse.Namespace, arguments: Sequence[str], parts: Parts
 
 def _as_driver(options: argparse.Namespace, parts: Parts) -> int:
     """Do what was asked; return the exit code. What needs torch is imported as late as possible."""
+    options = as_joined(options)
     unused, where = (NOT_OF_SWEEPS, "with") if options.multirun else (ONLY_OF_SWEEPS, "without")
     refuse_options(options, unused, f"{where} -m; leave it out")
     # What failed is reported in one line; torch's warnings about it, with addresses of its code, would bury it.
@@ -147,6 +149,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=1, metavar="J", help="with -m: runs at one time on this machine")
     parser.add_argument("--redo", action="store_true", help="with -m: run finished ones again (the old are kept)")
     add_torchrun_options(parser)
+    parser.add_argument("--join", metavar="HOST:PORT", help="take part in the run whose nodes meet there, as it is set")
     parser.add_argument("--dry-run", action="store_true", help="print layout, memory and traffic; train nothing")
     parser.add_argument("--print-config", action="store_true", help="print all settings as YAML; train nothing")
     return parser

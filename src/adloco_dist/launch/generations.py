@@ -14,13 +14,13 @@ from torch.distributed.distributed_c10d import Store
 from adloco_dist.averaging.checks import is_of_another
 from adloco_dist.checkpoint.salvage import Left, salvage
 from adloco_dist.cluster.failures import LostContactError, PeerFailedError, failed
-from adloco_dist.cluster.meeting import Meeting
+from adloco_dist.cluster.meeting import Meeting, Terms
 from adloco_dist.cluster.nodes import Node
 from adloco_dist.cluster.runtime import Place, Runtime, forget_groups
 from adloco_dist.cluster.signals import STOP_SIGNALS, StopRequest, stop_on_signals
 from adloco_dist.config import Settings, SettingsError
 from adloco_dist.launch.job import Job, World
-from adloco_dist.launch.launchers import speaks_for_node
+from adloco_dist.launch.launchers import max_restarts, speaks_for_node
 from adloco_dist.launch.run import Manner, Run, report_line
 from adloco_dist.setup.agreement import facts_of_node
 from adloco_dist.setup.journal import Change
@@ -97,7 +97,8 @@ def train_with_who_is_there(job: Job, meeting: Meeting, place: Place, local: Sto
     job = replace(job, splits=job.parts.splits(settings))  # before others have to wait for it
     assert job.splits
     facts = {"--rdzv-id": meeting.run, **facts_of_node(settings, job.splits)}
-    node = Node(meeting, place, local, facts, settings.cluster.silence_seconds)
+    terms = Terms(meeting.least, meeting.most, meeting.run, max_restarts(), job.overrides)
+    node = Node(meeting, place, local, facts, terms, settings.cluster.silence_seconds)
     stop.has_newcomers = node.has_newcomers
     left = change = None
     is_free = settings.pool.workers_per_trainer is None and not settings.algorithm.is_data_parallel

@@ -74,6 +74,8 @@ class Roll:
     facts: Mapping[str, str]
     """What members have to have in common."""
     clock: Clock
+    terms: Mapping[str, Any] | None = None
+    """What is told to those who want to take part; None: nothing is known yet."""
     generation: Generation | None = None
     is_over: bool = False
     has_left: bool = False
@@ -99,6 +101,8 @@ class Roll:
     def answer(self, message: Message) -> Message:
         """What this member answers; each message has an "ask", and who sends it, "by"."""
         by, of_this = message["by"], self.generation is not None and message.get("generation") == self.generation.name
+        if message["ask"] == "terms":
+            return {"terms": self.terms and dict(self.terms)}
         if self.generation and by not in self.generation.members:
             self.met.pop(by, None)
             self.met[by] = None

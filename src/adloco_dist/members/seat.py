@@ -70,8 +70,9 @@ class Seat:
         self._word = secrets.token_hex(4)
         """Of this process."""
         self.roll, self.lock = Roll(facts, time.monotonic), threading.Condition()
-        own_place = f"{own_host or (address_towards(split(meet[0])[0]) if meet else None) or LOOPBACK}:0"
-        places = [listen] if listen else [*meet, own_place]
+        own = own_host or (address_towards(split(meet[0])[0]) if meet else None) or LOOPBACK
+        ports = [*{port for _, port in map(split, meet)}, 0]  # where others may guess it, if that can be
+        places = [listen] if listen else list(dict.fromkeys([*meet, *(f"{own}:{port}" for port in ports)]))
         self._server, self._taken = serve(places, self._answer)
         """The latter is what a line about a wait says of the addresses that other processes of this machine have."""
         self.address = self._server.address
