@@ -5,6 +5,8 @@ The JSON itself is Python's, in which infinities survive.
 
 import json
 import math
+import threading
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,6 +14,7 @@ import msgspec
 T = TypeVar("T")
 Json = dict[str, Any]
 """An object of JSON."""
+_looking = threading.Lock()
 
 
 def encode(value: Any) -> Any:
@@ -26,7 +29,15 @@ def decode(kind: type[T], message: object) -> T:
     An integer is taken for a float unless it is too large for one; nothing else is converted. Fields that the type does
     not have are ignored.
     """
+    _look_at(kind)
     return msgspec.convert(message, kind, str_keys=True)
+
+
+@cache
+def _look_at(kind: Any) -> None:
+    """Let msgspec see what a type has, once: two threads that do so with one dataclass crash the process (0.22)."""
+    with _looking:
+        msgspec.json.Decoder(kind)
 
 
 def strict_json(value: Any) -> Any:

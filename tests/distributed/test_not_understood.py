@@ -136,7 +136,7 @@ def test_checkpoints_of_another_release_are_refused_where_there_is_no_other(ende
     lines = run_ranks(train, [0, 0], str(tmp_path / "run"))
     assert lines[0] == lines[1]
     assert lines[0].startswith("error: run.directory=")
-    assert "its checkpoint is of version 5; this release reads version 7; resume with the release" in lines[0]
+    assert "its checkpoint is of version 5; this release reads version 8; resume with the release" in lines[0]
 
 
 def test_checkpoints_that_are_no_directory(tmp_path: Path) -> None:

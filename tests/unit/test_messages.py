@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,3 +61,26 @@ def test_another_type_is_refused_by_the_name_of_its_field(message: Any, name: st
     with pytest.raises(ValueError, match=name) as caught:
         decode(Outer, message)
     assert "\n" not in str(caught.value)
+
+
+THREADS = """
+import dataclasses, sys, threading
+from adloco_dist.messages import decode
+sys.setswitchinterval(1e-6)
+for number in range(1000):
+    inner = dataclasses.make_dataclass(f"Inner{number}", [("numbers", dict[str, int])])
+    outer = dataclasses.make_dataclass(f"Outer{number}", [(f"field{place}", inner | None, None) for place in range(8)])
+    together = threading.Barrier(4)
+    def read():
+        together.wait()
+        decode(outer, {"field0": {"numbers": {"one": 1}}})
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+"""
+
+
+def test_threads_may_be_the_first_to_read_a_type_together() -> None:
+    """With msgspec 0.22 alone, they crash within a few hundred types."""
+    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

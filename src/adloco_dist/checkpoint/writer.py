@@ -14,6 +14,7 @@ import torch
 from torch.distributed.distributed_c10d import Store
 from torch.profiler import record_function
 
+from adloco_dist.averaging.checks import is_of_another
 from adloco_dist.checkpoint.files import (
     RECORDS_FILE,
     STATE_FILE,
@@ -38,7 +39,7 @@ from adloco_dist.pool.worker import leaves_of, moment_entries, own_entries
 from adloco_dist.run.journal import Journal
 from adloco_dist.run.manifest import MANIFEST_FILE, Part, write_content, write_manifest
 from adloco_dist.run.rows import METRICS_FILE
-from adloco_dist.text import reason
+from adloco_dist.text import first_line, reason
 
 log = logging.getLogger(__name__)
 COPY_SHARE = 0.25
@@ -228,8 +229,9 @@ class CheckpointWriter:
             self._store.set(_key(checkpoint_id, self.domains.rank), json.dumps(report))
             if self.domains.rank == 0:
                 self._conclude(checkpoint_id, folder)
-        except Exception:  # the store is gone, and the run with it; or worse, which the log shows
-            log.exception("checkpoint %s", checkpoint_id.name)
+        except Exception as error:  # the store is gone, or worse
+            is_gone = isinstance(error, RuntimeError) and is_of_another(error)
+            log.error("checkpoint %s: %s", checkpoint_id.name, first_line(error), exc_info=None if is_gone else error)
 
     def _conclude(self, checkpoint_id: CheckpointId, folder: Path) -> None:
         """Write the manifest on all volumes, or report why there is none."""

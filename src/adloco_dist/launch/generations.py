@@ -24,6 +24,7 @@ from adloco_dist.launch.launchers import max_restarts, speaks_for_node
 from adloco_dist.launch.run import Manner, Run, report_line
 from adloco_dist.setup.agreement import facts_of_node
 from adloco_dist.setup.journal import Change
+from adloco_dist.setup.parts import Task
 from adloco_dist.terminal import report_error, reported_wait
 
 log = logging.getLogger(__name__)
@@ -94,15 +95,15 @@ def train_with_who_is_there(job: Job, meeting: Meeting, place: Place, local: Sto
     if job.error:
         raise job.error
     settings, stop = job.settings, StopRequest(leaves_at=LEAVING)
-    job = replace(job, splits=job.parts.splits(settings))  # before others have to wait for it
-    assert job.splits
-    facts = {"--rdzv-id": meeting.run, **facts_of_node(settings, job.splits)}
+    task = Task.of(job.parts, settings, reads_weights=place.local_rank == 0)  # before others have to wait for it
+    job = replace(job, task=task)
+    facts = {"--rdzv-id": meeting.run, **facts_of_node(settings, task.splits)}
     terms = Terms(meeting.least, meeting.most, meeting.run, max_restarts(), job.overrides)
     node = Node(meeting, place, local, facts, terms, settings.cluster.silence_seconds)
     stop.has_newcomers = node.has_newcomers
     left = change = None
     is_free = settings.pool.workers_per_trainer is None and not settings.algorithm.is_data_parallel
-    is_fitted = is_free and job.splits.train.num_sequences is not None
+    is_fitted = is_free and task.splits.train.num_sequences is not None
     try:
         others = [number for number in STOP_SIGNALS if number != signal.SIGTERM]
         with stop_on_signals(stop, others), stop_on_signals(stop, [signal.SIGTERM], lambda: is_asked(place)):

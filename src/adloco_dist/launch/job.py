@@ -13,7 +13,6 @@ from adloco_dist.cluster.runtime import Place, Runtime, started
 from adloco_dist.cluster.signals import STOP_SIGNALS, Ask, StopRequest, stop_on_signals
 from adloco_dist.config import Settings, SettingsError, Unfinished
 from adloco_dist.config.without_effect import without_effect
-from adloco_dist.data.protocols import Splits
 from adloco_dist.launch.launchers import max_restarts
 from adloco_dist.launch.rendezvous import check_restarts
 from adloco_dist.launch.run import Manner, Run, report_line
@@ -21,7 +20,7 @@ from adloco_dist.policy.plan import INTERRUPTED
 from adloco_dist.run.directory import is_finished
 from adloco_dist.setup.agreement import compare_settings, survey_cluster
 from adloco_dist.setup.dry_run import print_dry_run
-from adloco_dist.setup.parts import Parts
+from adloco_dist.setup.parts import Parts, Task
 
 
 class World:
@@ -69,8 +68,8 @@ class Job:
     overrides: Sequence[str]
     dry_run: bool
     parts: Parts
-    splits: Splits | None = None
-    """The data; None: they are read once the ranks have met."""
+    task: Task | None = None
+    """What is computed on which data; None: it is read once the ranks have met."""
 
     def work(self, world: World, stop: StopRequest) -> bool:
         """Train with the ranks of a world, or show what would be trained; whether it was interrupted. Collective."""
@@ -100,7 +99,7 @@ class Job:
                 report_line(runtime)(line)
             else:
                 world.begin(runtime)
-                run = Run(settings, runtime, self.parts, stack, world.logs, notes, self.splits, world.manner)
+                run = Run(settings, runtime, self.parts, stack, world.logs, notes, self.task, world.manner)
                 world.hold(run)
                 outcome = run.train(stop)
                 is_interrupted = outcome.stop == INTERRUPTED

@@ -19,7 +19,6 @@ from adloco_dist.cluster.environment import Link
 from adloco_dist.cluster.runtime import Place, Runtime
 from adloco_dist.cluster.signals import StopRequest
 from adloco_dist.config import Settings
-from adloco_dist.data.protocols import Splits
 from adloco_dist.launch.launchers import max_restarts
 from adloco_dist.policy.evaluation import in_order, in_words
 from adloco_dist.policy.plan import INTERRUPTED, NONFINITE, PlanInputs, RoundPlan
@@ -39,7 +38,7 @@ from adloco_dist.setup.agreement import (
 )
 from adloco_dist.setup.building import build_module
 from adloco_dist.setup.journal import Change, open_journal, print_note
-from adloco_dist.setup.parts import Parts
+from adloco_dist.setup.parts import Parts, Task
 from adloco_dist.setup.placement import find_plan_inputs, set_up_pool
 from adloco_dist.terminal import reported_wait, show, to_type
 from adloco_dist.train import Outcome, train
@@ -78,7 +77,7 @@ class Run:
         stack: ExitStack,
         logs: ExitStack,
         notes: Sequence[str],
-        splits: Splits | None = None,
+        task: Task | None = None,
         manner: Manner = Manner(),
     ) -> None:
         """Find where the run resumes or begins, set up the pool, and make or take the run directory. Collective.
@@ -87,7 +86,7 @@ class Run:
             stack: closes what stays open during training.
             logs: closes the log, which an error is to be written to.
             notes: lines about the settings for the user.
-            splits: the data; None: they are read now.
+            task: what is computed on which data; None: it is read now.
 
         Raises:
             SettingsError: on all ranks, when one of them finds a mistake; nothing was written then.
@@ -100,7 +99,7 @@ class Run:
             self.resume_point = stack.enter_context(
                 resumed(runtime, settings, report_line(runtime), manner.is_fitted, manner.goes_on)
             )
-            self.pool, self.inputs = _set_up_pool(runtime, settings, parts, self.resume_point, links, splits)
+            self.pool, self.inputs = _set_up_pool(runtime, settings, parts, self.resume_point, links, task)
         listener, is_resumed = None, self.resume_point is not None
         with control.agreed():
             if runtime.rank == 0 and settings.run.watch_address is not None:
@@ -222,12 +221,12 @@ def _set_up_pool(
     parts: Parts,
     resume_point: ResumePoint | None,
     links: Sequence[Link],
-    splits: Splits | None,
+    task: Task | None,
 ) -> tuple[LocalPool, PlanInputs]:
     """This rank's share of the pool, as it begins or as the checkpoint has it."""
     runtime.heartbeat.enter("reading the corpus")
     state = resume_point and resume_point.state
-    layout, splits, objective, trajectory = prepare(settings, runtime, parts, state, splits)
+    layout, splits, objective, trajectory = prepare(settings, runtime, parts, state, task)
     if settings.budget_amount.unit == "epochs":
         epochs, settings = settings.budget, with_known_budget(settings, splits)
         if runtime.rank == 0:

@@ -21,7 +21,7 @@ from adloco_dist.pool.capacity import available_bytes, state_bytes
 from adloco_dist.run.directory import RunDirectory, existing_part, open_directory
 from adloco_dist.run.reading import read_plans, read_run, read_trajectory, settings_of
 from adloco_dist.run.tracking import check_trackers
-from adloco_dist.setup.parts import Parts
+from adloco_dist.setup.parts import Parts, Task
 from adloco_dist.text import counted, first_difference, values_by_rank
 
 OF_THE_NODE = {"batching.capacity", "cluster.interface", "cluster.memory_bytes", "cluster.threads_per_rank"}
@@ -69,12 +69,12 @@ def _refuse_difference(members: list[dict[str, str]]) -> None:
 
 
 def prepare(
-    settings: Settings, runtime: Runtime, parts: Parts, resumed: RunState | None = None, splits: Splits | None = None
+    settings: Settings, runtime: Runtime, parts: Parts, resumed: RunState | None = None, task: Task | None = None
 ) -> tuple[Layout, Splits, Objective, Trajectory]:
     """Everything that can be refused before a run exists: layout, corpus, the model's shape, batches to replay.
 
     The batches are known on rank 0 alone, which plans with them. `resumed` is where the run resumes; None: it begins.
-    `splits` are data that were read before; None: they are read now.
+    `task` is what was read before; None: it is read now.
 
     Raises:
         SettingsError: on all ranks, when one of them finds a mistake.
@@ -82,7 +82,9 @@ def prepare(
     layout = resumed.plan.layout if resumed else experiment_layout(settings, runtime.nodes)
     trajectory = Trajectory()
     with runtime.control.agreed():
-        splits = parts.splits(settings) if splits is None else splits
+        is_first_of_node = runtime.nodes.index(runtime.nodes[runtime.rank]) == runtime.rank
+        task = task or Task.of(parts, settings, reads_weights=is_first_of_node)
+        splits, objective = task.splits, task.objective
         if not resumed:
             splits.train.check_size(len(layout.trainers), layout.num_workers(0), settings.data.shards)
         is_known = settings.budget_amount.unit != "epochs" or splits.train.num_sequences is not None
@@ -92,8 +94,6 @@ def prepare(
             digests = f"digest {splits.digest[:8]}, {resumed.corpus[:8]} then"
             rule = f"{splits.source} is not what the run was trained on ({digests})"
             raise SettingsError(f"{parts.data_name(settings)}: {rule}; give it the same")
-        is_first_of_node = runtime.nodes.index(runtime.nodes[runtime.rank]) == runtime.rank
-        objective = parts.objective(settings, splits, reads_weights=is_first_of_node)
         check_memory(settings, runtime, layout, objective)
         if runtime.rank == 0:
             trajectory = examine_replay(settings, None if resumed else layout)

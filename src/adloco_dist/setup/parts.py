@@ -112,3 +112,17 @@ class OwnParts:
 
 Parts = NamedParts | OwnParts
 """Where a run's model, loss and data come from."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is computed, and on which data, as this process has read it."""
+
+    splits: "Splits"
+    objective: "Objective"
+
+    @classmethod
+    def of(cls, parts: Parts, settings: Settings, reads_weights: bool) -> "Task":
+        """What the parts make, which takes seconds; as of `NamedParts`."""
+        splits = parts.splits(settings)
+        return cls(splits, parts.objective(settings, splits, reads_weights))
