@@ -20,6 +20,7 @@ from adloco_dist.report.figures import (
     new_chart,
     over_rounds,
     rounded,
+    tips,
 )
 from adloco_dist.report.history import History, OfRanks
 from adloco_dist.run.reading import Candidate
@@ -99,7 +100,7 @@ def _with_saved(loss: Figure, history: History, saved: Candidate | None) -> Figu
     point: Point = {"saved": saved["name"], **end, "loss": saved["validation_loss"]}
     mark = new_chart().transform_filter("isValid(datum.saved)")
     mark = mark.mark_point(shape="diamond", size=POINTER, filled=True, color="#e45756", clip=False)
-    mark = mark.encode(x=over_rounds(), y="loss:Q", tooltip=["saved:N", "round:Q", "loss:Q"])
+    mark = mark.encode(x=over_rounds(), y="loss:Q", tooltip=tips("saved:N", "round:Q", "loss:Q"))
     assert loss.pointer
     curves, pointer = (part.transform_filter("!isValid(datum.saved)") for part in (loss.layers, loss.pointer))
     caption = f"{loss.caption} Diamond: what was saved, on the sequences of the result."
@@ -153,9 +154,8 @@ def _bounds(history: History) -> Figure | None:
     begins = {name: np.concatenate([[0.0], ends[:-1]]) for name, ends in history.axes.items()}
     drawn: list[Point] = []
     for trainer in history.trainers:
-        rows = history.rows_of(trainer)
-        bounded = {bound: history.places[np.intersect1d(rows, those)] for bound, those in history.bounds.items()}
-        spans = [(first, last, bound) for bound, places in bounded.items() for first, last in stretches(places)]
+        bounds = history.bounds(trainer).items()
+        spans = [(*span, bound) for bound, rows in bounds for span in stretches(history.places[rows])]
         for first, last, bound in sorted(spans):
             span = {name: float(values[first]) for name, values in begins.items()}
             span |= {f"{name}_end": float(values[last]) for name, values in history.axes.items()}
@@ -166,10 +166,10 @@ def _bounds(history: History) -> Figure | None:
     strip = new_chart(max(60, 26 * len(history.trainers))).mark_bar()
     strip = strip.encode(
         x=over_rounds(),
-        x2="round_end",
+        x2=alt.X2("round_end"),
         y=alt.Y("trainer:N", title=None, sort=None),
         color=color(names, "bound", is_filled=True),
-        tooltip=["trainer:N", "series:N", "round:Q", "round_end:Q"],
+        tooltip=tips("trainer:N", "series:N", "round:Q", "round_end:Q"),
     )
     strip = choosable(strip, {"series": names}, 1.0)
     caption = "The setting that bounded the batch, an epoch of its shard, what can be measured, or the request itself."
@@ -211,7 +211,7 @@ def bytes_sent(history: History) -> Figure | None:
         x=over_rounds(),
         y=alt.Y("sent:Q", title="bytes sent", stack=True, axis=alt.Axis(format="~s")),
         color=color(kinds, "kind", is_filled=True),
-        tooltip=["series:N", "round:Q", alt.Tooltip("sent:Q", format=".3s")],
+        tooltip=[*tips("series:N", "round:Q"), alt.Tooltip("sent:Q", format=".3s")],
     )
     area = choosable(area, {"series": kinds}, 0.8)
     return Figure("bytes", "Bytes sent by all ranks", "By kind of collective, added up.", area, drawn)
@@ -275,9 +275,9 @@ def phases(history: History) -> Figure | None:
         x=alt.X("seconds:Q", title="seconds"),
         y=alt.Y("rank:N", title=None, sort=None),
         yOffset=alt.YOffset("lane:N", sort=["spent", "beside"]),
-        order="order:Q",
+        order=alt.Order("order:Q"),
         color=alt.Color("series:N", title=None, scale=scale, legend=alt.Legend(orient="bottom", columns=4)),
-        tooltip=["rank:N", "series:N", alt.Tooltip("seconds:Q", format=",.3~f")],
+        tooltip=[*tips("rank:N", "series:N"), alt.Tooltip("seconds:Q", format=",.3~f")],
     )
     bars = choosable(bars, {"series": list(colors)}, 1.0)
     caption = "Upper bar: what each rank did. Lower bar: averages that travelled beside updates, and cost nothing."

@@ -153,7 +153,10 @@ def curve_figure(chart: Chart, curves: Sequence[Curve], series: str = "trainer")
         x=over_rounds(),
         y=alt.Y(chart.y, type="quantitative", title=chart.y, scale=scale, axis=alt.Axis(labelExpr=LABEL)),
         color=color(names, series),
-        tooltip=["series:N", *(["kind:N"] if kinds else []), "round:Q", alt.Tooltip(chart.y, type="quantitative")],
+        tooltip=[
+            *tips("series:N", *(["kind:N"] if kinds else []), "round:Q"),
+            alt.Tooltip(chart.y, type="quantitative"),
+        ],
     )
     interpolate = "step-after" if chart.is_stepped else "linear"
     line = base.mark_line(strokeWidth=1.5, strokeCap="round", interpolate=interpolate)  # a lone value is a dot
@@ -169,6 +172,11 @@ def curve_figure(chart: Chart, curves: Sequence[Curve], series: str = "trainer")
     smoothed = None if chart.is_stepped else chart.y
     layers = line.add_params(zoom)
     return Figure(chart.name, chart.title, chart.caption, layers, drawn, smoothed=smoothed, pointer=pointer)
+
+
+def tips(*fields: str) -> list[alt.Tooltip]:
+    """What stands under the pointer. (Altair takes ten milliseconds for each that is text alone.)"""
+    return [alt.Tooltip(field) for field in fields]
 
 
 def choosable(chart: alt.Chart, choices: Mapping[str, Sequence[str]], opacity: alt.Opacity | float) -> alt.Chart:

@@ -43,10 +43,10 @@ class History:
         """The trainer of every row."""
         return self.columns.trainers
 
-    @property
-    def bounds(self) -> Mapping[str, Numbers]:
-        """The rows whose batch a bound made, or REQUEST, which no bound changed."""
-        return {str(bound): column.rows for bound, column in self.grouped("bound").items()}
+    def bounds(self, trainer: int) -> Mapping[str, Numbers]:
+        """The rows of a trainer whose batch a bound made, or REQUEST, which no bound changed."""
+        rows = {str(bound): column.rows for bound, column in self.grouped("bound").items()}
+        return {bound: those[self.row_trainers[those] == trainer] for bound, those in rows.items()}
 
     @property
     def told(self) -> Sequence[TrainerRow]:

@@ -1,9 +1,14 @@
 """Vega, which draws: pictures, and the library for pages. Each takes a core for long, and never lets a thread go on."""
 
+import os
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import vl_convert
+
+from adloco_dist.run.manifest import write_content
 
 PNG_SCALE = 1.5
 """Pixels of a picture's file for each of its own."""
@@ -16,5 +21,13 @@ def picture(specification: dict[str, Any]) -> bytes:
 
 @cache
 def vega_script() -> str:
-    """The library as a script that cannot end the element that it stands in."""
-    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").replace("</script", "<\\/script")
+    """The library as a script that cannot end the element that it stands in. It is put together once for each of its
+    releases, which takes seconds, and kept in the user's cache where that can be written."""
+    cache_folder = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    path = cache_folder / "adloco_dist" / f"vega-{vl_convert.__version__}.js"
+    with suppress(OSError, UnicodeDecodeError):
+        return path.read_text(encoding="utf-8")
+    script = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").replace("</script", "<\\/script")
+    with suppress(OSError):
+        write_content(path, script.encode())
+    return script

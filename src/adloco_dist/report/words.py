@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from adloco_dist.policy.evaluation import in_words
-from adloco_dist.report.columns import REQUEST, Numbers, Values
+from adloco_dist.report.columns import REQUEST, Values
 from adloco_dist.report.history import History
 from adloco_dist.report.pool import loss_in_words, place_in_words
 from adloco_dist.report.source import Source
@@ -102,13 +102,13 @@ def _batches(source: Source) -> Iterator[str]:
             change += f", {largest:,.0f} at most"
         if len(workers) and workers[0] != workers[-1]:
             change += f" ({counted(int(workers[0]), 'worker')} at first, {int(workers[-1])} at last)"
-        yield f"{name} {change}{_why(source, rows)}."
+        yield f"{name} {change}{_why(source, trainer)}."
 
 
-def _why(source: Source, rows: Numbers) -> str:
-    """What asked for the batches, and what bounded the request in most of the rounds."""
-    history, rule = source.history, source.settings.get("batching.request", "")
-    counts = Counter({bound: len(np.intersect1d(rows, bounded)) for bound, bounded in history.bounds.items()})
+def _why(source: Source, trainer: int) -> str:
+    """What asked for a trainer's batches, and what bounded the request in most of the rounds."""
+    history, rule, rows = source.history, source.settings.get("batching.request", ""), source.history.rows_of(trainer)
+    counts = Counter({bound: len(bounded) for bound, bounded in history.bounds(trainer).items()})
     asked, noise, passes = (_known(history.values(name)[rows]) for name in ("request", "noise_scale", "passes"))
     if rule == "none":
         return "; nothing asked for others (batching.request=none)"

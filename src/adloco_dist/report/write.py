@@ -3,16 +3,14 @@
 import argparse
 import gc
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from adloco_dist.command import as_tool
 from adloco_dist.config import SettingsError
-from adloco_dist.report.one import page_of
-from adloco_dist.report.page import Page
 from adloco_dist.report.processes import helpers
-from adloco_dist.report.several import page_of_several
 from adloco_dist.report.source import Source, read_source
 from adloco_dist.report.vega import picture, vega_script
 from adloco_dist.run.manifest import write_content
@@ -20,6 +18,9 @@ from adloco_dist.run.reading import RUN_FILE
 from adloco_dist.run.rows import METRICS_FILE
 from adloco_dist.terminal import report_error, show
 from adloco_dist.text import reason
+
+if TYPE_CHECKING:
+    from adloco_dist.report.page import Page
 
 HTML_FILE, FIGURES_FOLDER = "report.html", "figures"
 
@@ -44,10 +45,9 @@ def main(arguments: list[str] | None = None) -> None:
         for source in sources:
             for problem in source.problems:
                 report_error(f"note: RUN={source.directory}: {problem}")
-        script = processes.submit(vega_script)  # while this process thinks of what to say
         default = options.runs[0] if len(options.runs) == 1 else "report"
         folder = Path(options.output or default)
-        show(str(write_page(page(sources, options.loss), folder, processes, script)))
+        show(str(write_page(page(sources, options.loss), folder, processes)))
 
 
 @contextmanager
@@ -62,8 +62,11 @@ def _without_collections() -> Iterator[None]:
             gc.enable()
 
 
-def page(sources: Sequence[Source], wanted_loss: float | None = None) -> Page:
+def page(sources: Sequence[Source], wanted_loss: float | None = None) -> "Page":
     """The page of a run, or of several."""
+    from adloco_dist.report.one import page_of  # with altair: half a second, after others have begun to read
+    from adloco_dist.report.several import page_of_several
+
     return page_of(sources[0]) if len(sources) == 1 else page_of_several(sources, wanted_loss)
 
 
@@ -81,19 +84,19 @@ def run_folders(folder: Path) -> list[Path]:
     return folders
 
 
-def write_page(page: Page, folder: Path, processes: Executor | None = None, script: Future[str] | None = None) -> Path:
-    """Write a page, and every figure as a picture beside it, with the help of `processes` that are running, of which
-    one may make Vega's `script` already; returns the page's path, or raises a SettingsError if they cannot be
-    written."""
+def write_page(page: "Page", folder: Path, processes: Executor | None = None) -> Path:
+    """Write a page, and every figure as a picture beside it, with the help of `processes` that are running; returns the
+    page's path, or raises a SettingsError if they cannot be written."""
     path, pictures = folder / HTML_FILE, folder / FIGURES_FOLDER
     try:
         pictures.mkdir(parents=True, exist_ok=True)
         with helpers(processes) as processes:
-            script = script or processes.submit(vega_script)
+            script = processes.submit(vega_script)
             drawn = {figure.name: processes.submit(picture, figure.picture()) for figure in page.figures}
+            html = page.html(script.result()).encode()
             for name, png in drawn.items():
                 (pictures / f"{name}.png").write_bytes(png.result())
-            write_content(path, page.html(script.result()).encode())
+            write_content(path, html)
     except OSError as error:
         rule = f"{HTML_FILE} and {FIGURES_FOLDER}/ cannot be written ({reason(error)}); name another folder"
         raise SettingsError(f"--output={folder}: {rule}") from error

@@ -92,7 +92,7 @@ def page_data(history: History) -> tuple[object, ...]:
         str(history.values("gradient_norm")),
         str(history.grouped("step_losses")),
         [row.notes for row in history.told if row.notes],
-        str(history.bounds),
+        str(history.grouped("bound")),
     )
 
 
