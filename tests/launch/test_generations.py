@@ -223,6 +223,22 @@ def test_too_few_nodes_give_up_in_time(tmp_path: Path) -> None:
     assert not (tmp_path / "a" / "run").exists()
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_waits_for_others_can_be_stopped(tmp_path: Path, number: signal.Signals) -> None:
+    """Before the first of them comes, and when too few are left."""
+    nodes = Nodes(tmp_path, "2:3")
+    nodes.start("a")
+    nodes.wait_for("a", "waiting at ")
+    nodes.drivers["a"].send_signal(number)
+    assert nodes.drivers["a"].wait(timeout=60) == 75, nodes.everything()
+    with training(tmp_path, "bc", "2:3") as nodes:
+        first, other = nodes.in_order()
+        nodes.drivers[other].kill()
+        nodes.wait_for(first, "waiting at ")
+        nodes.drivers[first].send_signal(number)
+        assert nodes.drivers[first].wait(timeout=60) == 75, nodes.everything()
+
+
 def test_nodes_that_come_and_go_end_together_by_their_budget(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, "2:3")
     for name in "ab":

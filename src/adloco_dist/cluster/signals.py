@@ -18,6 +18,7 @@ PR_SET_PDEATHSIG = 1
 Position = tuple[int, int]
 """A round, and the place of an event in its plan; -1: before the first."""
 BEFORE_ALL = (-1, 0)
+LOOK_SECONDS = 0.2
 AT_THE_END = 1 << 30
 """A place after all events of a round."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
@@ -58,6 +59,8 @@ class StopRequest:
     """File whose existence asks for a stop: for those who cannot send a signal, such as a batch script elsewhere."""
     has_newcomers: Callable[[], bool] = lambda: False
     """Whether other nodes wait for a place."""
+    is_lost: Callable[[], bool] = lambda: False
+    """Whether a rank is lost, without which others go on."""
     held_at: Position | None = None
     """The event that this rank had begun when it heard of a request; None: of none yet."""
     last: Position | None = None
@@ -99,7 +102,7 @@ class StopRequest:
         if self.is_heard:
             self.hold()
         with self._changed:
-            self._changed.wait_for(lambda: self.held_at is None or self.last is not None)
+            self._wait_for_agreement()
             if self.last is not None and event > self.last:
                 return False
             self._begun = event
@@ -111,8 +114,14 @@ class StopRequest:
             return False
         self.hold()
         with self._changed:
-            self._changed.wait_for(lambda: self.last is not None)
+            self._wait_for_agreement()
         return self.last is not None and event > self.last
+
+    def _wait_for_agreement(self) -> None:
+        """Wait until all ranks have said where they stand, if this one is held, or one of them is lost, which whoever
+        goes on will notice."""
+        while self.held_at is not None and self.last is None and not self.is_lost():
+            self._changed.wait(LOOK_SECONDS)
 
     def hold(self) -> None:
         """Begin no event from now on before ranks have agreed."""

@@ -39,6 +39,7 @@ ASK = signal.SIGUSR1
 """Asks a rank to stop. It silently ends a rank that does not listen yet, as the next one does."""
 ASK_TO_LEAVE = signal.SIGUSR2
 """Asks it to leave the run to other nodes."""
+WITHOUT_CHECKPOINT = "stopped: a rank ended before it had written a checkpoint; the last one counts"
 END_SECONDS = 30
 """How long an agent whose ranks have ended waits for the agents of other nodes: all ranks end together."""
 
@@ -75,7 +76,7 @@ def _followed(rendezvous: Rendezvous, num_ranks: int, arguments: tuple[str, ...]
         try:
             failures = _run_agent(rendezvous, num_ranks, arguments, Path(folder) / "agent", stopping)
         except _StoppedError:
-            report_error("stopped: a rank ended before it had written a checkpoint; the last one counts")
+            report_error(WITHOUT_CHECKPOINT)
             return EXIT_STOPPED
         except RendezvousError as error:
             return _without_rendezvous(rendezvous, error, ranks_were_up=any(notes.iterdir()))
@@ -169,10 +170,14 @@ class _Stopping:
         if self.is_immediate:
             report_error("stopped at once, without a checkpoint" if self.can_stop else "stopped")
             return True
-        is_early = self.is_requested and any(failure.exitcode in (-ASK, -ASK_TO_LEAVE) for failure in failures.values())
-        if is_early:
+        codes = {failure.exitcode for failure in failures.values()}
+        if self.is_requested and codes & {-ASK, -ASK_TO_LEAVE}:
             report_error("stopped before training began")
-        return is_early
+        elif self.is_requested and EXIT_STOPPED in codes:
+            report_error(WITHOUT_CHECKPOINT)
+        else:
+            return False
+        return True
 
 
 class _StoppedError(RuntimeError):

@@ -5,7 +5,10 @@ import logging
 import os
 import platform
 import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import psutil
@@ -17,8 +20,8 @@ from adloco_dist.cluster.failures import LostContactError, PeerFailedError, fail
 from adloco_dist.cluster.meeting import Meeting, Terms
 from adloco_dist.cluster.nodes import Node
 from adloco_dist.cluster.runtime import Place, Runtime, forget_groups
-from adloco_dist.cluster.signals import STOP_SIGNALS, StopRequest, stop_on_signals
-from adloco_dist.config import Settings, SettingsError
+from adloco_dist.cluster.signals import STOP_SIGNALS, Ask, StopRequest, stop_on_signals
+from adloco_dist.config import EXIT_STOPPED, Settings, SettingsError
 from adloco_dist.launch.job import Job, World
 from adloco_dist.launch.launchers import max_restarts, speaks_for_node
 from adloco_dist.launch.run import Manner, Run, report_line
@@ -51,7 +54,9 @@ class Generation(World):
         self.manner = Manner(is_fitted, goes_on=True, change=change)
 
     def is_asked(self) -> bool:
-        return is_asked(self.place)
+        """Whether SIGTERM is more than the agent's answer to the failure of another rank of this node."""
+        ranks = psutil.Process(os.getppid()).children()
+        return sum(rank.status() != psutil.STATUS_ZOMBIE for rank in ranks) >= self.place.local_world_size
 
     def begin(self, runtime: Runtime) -> None:
         runtime.heartbeat.enter("seeing what is left")
@@ -75,12 +80,6 @@ class Generation(World):
         return Left(run.pool, run.journal, run.directory, number, self.place.rank == 0)
 
 
-def is_asked(place: Place) -> bool:
-    """Whether SIGTERM is more than the agent's answer to the failure of another rank of this node."""
-    ranks = psutil.Process(os.getppid()).children()
-    return sum(rank.status() != psutil.STATUS_ZOMBIE for rank in ranks) >= place.local_world_size
-
-
 def train_with_who_is_there(job: Job, meeting: Meeting, place: Place, local: Store) -> bool:
     """Train, generation after generation; whether it was interrupted.
 
@@ -100,15 +99,15 @@ def train_with_who_is_there(job: Job, meeting: Meeting, place: Place, local: Sto
     facts = {"--rdzv-id": meeting.run, **facts_of_node(settings, task.splits)}
     terms = Terms(meeting.least, meeting.most, meeting.run, max_restarts(), job.overrides)
     node = Node(meeting, place, local, facts, terms, settings.cluster.silence_seconds)
-    stop.has_newcomers = node.has_newcomers
+    stop.has_newcomers, stop.is_lost = node.has_newcomers, lambda: node.contact.lost is not None
     left = change = None
     is_free = settings.pool.workers_per_trainer is None and not settings.algorithm.is_data_parallel
     is_fitted = is_free and task.splits.train.num_sequences is not None
     try:
-        others = [number for number in STOP_SIGNALS if number != signal.SIGTERM]
-        with stop_on_signals(stop, others), stop_on_signals(stop, [signal.SIGTERM], lambda: is_asked(place)):
+        # While it trains, a rank takes signals for requests. One that waits for others has nothing to write.
+        with stop_on_signals(stop, STOP_SIGNALS, is_meant=lambda: False):
             while True:
-                with reported_wait(node.in_words, speaks_for_node()):
+                with reported_wait(node.in_words, speaks_for_node()), _in_time(stop, settings.cluster.silence_seconds):
                     world = Generation(node, settings, left, is_fitted, change)
                 stop.renew()
                 is_interrupted = _work(job, world, stop, node.has_new)
@@ -124,6 +123,17 @@ def train_with_who_is_there(job: Job, meeting: Meeting, place: Place, local: Sto
                 gc.collect()  # what was on the device
     finally:
         node.leave()
+
+
+@contextmanager
+def _in_time(stop: StopRequest, seconds: float) -> Iterator[None]:
+    """End this process after so long in the block if it was asked to stop: it waits for others, who may never come."""
+    end = threading.Timer(seconds, os._exit, [EXIT_STOPPED])
+    end.daemon = True
+    if stop.own > Ask.nothing:
+        end.start()
+    yield
+    end.cancel()
 
 
 def _why(node: Node, stop: StopRequest | None) -> str:
