@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from adloco_dist.config import EXIT_STOPPED
 from chaos.nodes import PATIENCE_SECONDS, POLL_SECONDS, HangError, Job
 from helpers.hosts import Host, hosts
 
@@ -17,7 +18,7 @@ SETTINGS = (
     "algorithm.round=updates", "algorithm.updates_per_round=20", "pool.trainers=1", "pool.workers_per_trainer=null",
     "checkpoint.every=20rounds",
 )  # fmt: skip
-EVENTS = ("kill", "lose", "cut", "pause", "end")
+EVENTS = ("kill", "lose", "cut", "pause", "end", "leave")
 SECONDS = (1, 12)
 """Between two events, and as long a host is cut off or paused at least; at most three times as long."""
 
@@ -30,6 +31,7 @@ class Churn(Job):
         super().__init__(nodes, folder, *SETTINGS, *settings)
         self.random = random.Random(seed)
         self._moved_at = time.monotonic()
+        self.wrong: list[str] = []
         self.due: list[tuple[float, Host, str]] = []
         """When what happened to a host ends, and what does so."""
 
@@ -53,6 +55,11 @@ class Churn(Job):
             case "lose" | "end":
                 (host.lose if event == "lose" else host.end)()
                 self.processes.pop(host.name).wait()
+            case "leave":
+                driver = self.processes.pop(host.name)
+                driver.send_signal(signal.SIGTERM)
+                if (code := driver.wait(PATIENCE_SECONDS)) != EXIT_STOPPED:
+                    self.wrong.append(f"{host.name} left with {code}")
             case "cut":
                 host.cut()
             case _:
@@ -74,7 +81,7 @@ class Churn(Job):
 
     def wrong_ends(self) -> list[str]:
         """Wait until the run has ended, and all that happened; how hosts have ended that should have ended well."""
-        wrong = []
+        wrong = self.wrong
         while not self.has_ended() or self.due:
             self.end_due()
             rounds = self.newest_round()
@@ -109,7 +116,7 @@ class Churn(Job):
         for due, host, event in [each for each in self.due if each[0] <= now]:
             self.due.remove((due, host, event))
             match event:
-                case "lose" | "end":
+                case "lose" | "end" | "leave":
                     host.mend()
                     self.start(host)
                 case "cut":
