@@ -132,8 +132,10 @@ def _in_time(stop: StopRequest, seconds: float) -> Iterator[None]:
     end.daemon = True
     if stop.own > Ask.nothing:
         end.start()
-    yield
-    end.cancel()
+    try:
+        yield
+    finally:
+        end.cancel()
 
 
 def _why(node: Node, stop: StopRequest | None) -> str:
