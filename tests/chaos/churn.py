@@ -103,7 +103,7 @@ class Churn(Job):
 
     def final_loss(self) -> float:
         (file,) = self.results()
-        return min(one["loss"] for one in json.loads(file.read_text())["result"]["candidates"])
+        return min(one["validation_loss"] for one in json.loads(file.read_text())["result"]["candidates"])
 
     def rounds(self) -> list[int]:
         """The rounds of the records with the result."""
