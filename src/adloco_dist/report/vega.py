@@ -24,11 +24,13 @@ def picture(specification: dict[str, Any]) -> bytes:
 def vega_script() -> str:
     """The library as a script that cannot end the element that it stands in. It is put together once for each of its
     releases, which takes seconds, and kept in the user's cache where that can be written."""
-    cache_folder = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    path = cache_folder / "adloco_dist" / f"vega-{version('vl-convert-python')}.js"
-    with suppress(OSError, UnicodeDecodeError):
+    path = None
+    with suppress(OSError, UnicodeDecodeError, RuntimeError):  # the last: this user has no home
+        cache_folder = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+        path = cache_folder / "adloco_dist" / f"vega-{version('vl-convert-python')}.js"
         return path.read_text(encoding="utf-8")
     script = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").replace("</script", "<\\/script")
-    with suppress(OSError):
-        write_content(path, script.encode())
+    if path:
+        with suppress(OSError):
+            write_content(path, script.encode())
     return script
