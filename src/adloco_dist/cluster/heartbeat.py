@@ -17,7 +17,6 @@ from adloco_dist.text import first_line
 
 STOP, LAST_EVENT = "stop_requested", "last_event"
 """Keys in the store: a rank was asked to stop; the event after which all ranks do."""
-"""Value of the former: only until other nodes have a place."""
 START_SECONDS = 120.0
 """How long a rank may be silent that was never heard of: it may still be importing."""
 PATIENCE = timedelta(hours=24)

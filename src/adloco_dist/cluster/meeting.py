@@ -49,5 +49,9 @@ class Meeting:
     @property
     def wanted(self) -> str:
         """How many nodes the run needs, in words."""
-        least = "" if self.least == self.most else f"{self.least} to "
-        return f"{least}{self.most} nodes"
+        return nodes_in_words(self.least, self.most)
+
+
+def nodes_in_words(least: int, most: int) -> str:
+    """So many nodes."""
+    return f"{'' if least == most else f'{least} to '}{most} nodes"

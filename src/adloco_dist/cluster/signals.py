@@ -19,6 +19,7 @@ Position = tuple[int, int]
 """A round, and the place of an event in its plan; -1: before the first."""
 BEFORE_ALL = (-1, 0)
 LOOK_SECONDS = 0.2
+"""Between two looks whether a rank is lost."""
 AT_THE_END = 1 << 30
 """A place after all events of a round."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from adloco_dist.addresses import unresolved
-from adloco_dist.cluster.meeting import Meeting
+from adloco_dist.cluster.meeting import Meeting, nodes_in_words
 from adloco_dist.config import RunSettings, SettingsError, Unfinished, require
 from adloco_dist.config.running import MAX_SECONDS
 from adloco_dist.text import first_line
@@ -59,8 +59,7 @@ class Rendezvous:
     @property
     def wanted(self) -> str:
         """How many nodes the job needs, in words."""
-        least = "" if self.min_nodes == self.num_nodes else f"{self.min_nodes} to "
-        return f"{least}{self.num_nodes} nodes"
+        return nodes_in_words(self.min_nodes, self.num_nodes)
 
     def place(self) -> tuple[str, int]:
         """Host and port of the endpoint; raises a SettingsError where it names none, or a host that is not known
