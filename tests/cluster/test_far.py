@@ -167,7 +167,7 @@ def test_a_dry_run_counts_the_round_trips_of_an_average(tmp_path: Path) -> None:
         seconds.append(float(both[0]))
         assert "gain: the progress of 2 workers over that of one is at most " in shown
         assert all(" H " in cell or cell.strip().endswith("x") for cell in both[1:5]), both
-    assert seconds[0] < 0.1 <= seconds[1] < 0.3, "one round trip of 0.1 s, or two"
+    assert seconds[0] < 0.1 <= seconds[1] < seconds[0] + 0.2, "one round trip of 0.1 s, or two"
 
 
 def test_a_link_that_stands_still_for_a_while_costs_that_while(near: list[dict[str, Any]], tmp_path: Path) -> None:
